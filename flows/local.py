@@ -5,6 +5,7 @@ terminal.
 from __future__ import annotations
 
 import json
+import logging
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -226,7 +227,17 @@ async def _headroom(recipe: Any, episodes: int, instances: int) -> Any:
 
 
 def _run(function: Any, recipe: Recipe, *, trains: bool = True, **options: Any) -> Any:
-    progress.console.set(Console(stderr=True))
+    console, library = Console(stderr=True), logging.getLogger("agentr_core")
+    progress.console.set(console)
+    handler = progress.Warnings(console)
+    library.addHandler(handler)
+    try:
+        return _start(function, recipe, trains=trains, **options)
+    finally:
+        library.removeHandler(handler)
+
+
+def _start(function: Any, recipe: Recipe, *, trains: bool, **options: Any) -> Any:
     for note in check(recipe, trains=trains):
         progress.tell(note)
     if recipe.scale.runner == "local":

@@ -41,6 +41,20 @@ def tell(line: str) -> None:
         target.print(line, highlight=False, soft_wrap=True)
 
 
+class Warnings(logging.Handler):
+    """Shows what the library warns of, in any thread, as lines on a console: Prefect's own handlers
+    are silent in a local run.
+    """
+
+    def __init__(self, target: Console) -> None:
+        super().__init__(logging.WARNING)
+        self._target = target
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show a warning."""
+        self._target.print(record.getMessage(), highlight=False, soft_wrap=True, markup=False)
+
+
 @asynccontextmanager
 async def stage_progress(stage: str, iteration: int) -> AsyncIterator[Update]:
     """Yield a function that reports the progress of one stage, from any thread; the last report is

@@ -27,7 +27,7 @@ _OWN_S = 60.0
 """The longest wait of a thread that holds the lock itself, which would wait for itself for ever."""
 
 log = logging.getLogger(__name__)
-_told: dict[Path, float] = {}
+_last_word: dict[Path, float] = {}
 """When a wait for each database was told last, whichever thread told it."""
 _own = threading.local()
 
@@ -110,9 +110,9 @@ class Wait:
         pid = holder()
         if pid != self._holder:
             self._holder, self._since = pid, datetime.now()
-        if now - self._began < _FIRST_WORD_S or now - _told.get(self._path, -_NEXT_WORD_S) < _NEXT_WORD_S:
+        if now - self._began < _FIRST_WORD_S or now - _last_word.get(self._path, -_NEXT_WORD_S) < _NEXT_WORD_S:
             return
-        _told[self._path] = now
+        _last_word[self._path] = now
         since = f"{self._since:%H:%M:%S}"
         sentence = f"waiting for the store {self._path}, which {_who(pid)} has held since {since} at least"
         log.warning("%s; nothing is lost meanwhile", sentence)

@@ -176,13 +176,13 @@ def _catalogue(con: Any, path: Path) -> _Catalogue:
         StoreError: it has a view where we look for a table, a table where we look for a view, or
             functions or types in place of those of DuckDB, which our queries use.
     """
-    views = _view_names(next(one.sql for one in _shipped() if one.number == VIEWS))
+    names = _view_names(next(one.sql for one in _shipped() if one.number == VIEWS))
     # Where the database is not the default, nothing of it is looked up: neither its macros, which
     # come before DuckDB's functions and even operators, nor its types.
     con.execute("use memory")
     try:
         tables = con.execute(_TABLES).fetchall()
-        shown = con.execute(_VIEWS).fetchall()
+        views = con.execute(_VIEWS).fetchall()
         shadows = con.execute(_SHADOWS).fetchall()
     finally:
         con.execute("use store.main")
@@ -191,15 +191,15 @@ def _catalogue(con: Any, path: Path) -> _Catalogue:
             f"{path} has a function or type of its own in place of DuckDB's {shadows[0][0]}, which agentr does not "
             "run; drop it with the duckdb shell, or name another workspace or store"
         )
-    made = {name.lower(): sql for schema, name, sql in tables if schema == "main"}
-    seen = {name.lower(): sql for schema, name, sql in shown if schema == "main"}
-    wrong = [*(name for name in _OURS if name in seen), *(name for name in views if name in made)]
+    main_tables = {name.lower(): sql for schema, name, sql in tables if schema == "main"}
+    main_views = {name.lower(): sql for schema, name, sql in views if schema == "main"}
+    wrong = [*(name for name in _OURS if name in main_views), *(name for name in names if name in main_tables)]
     if wrong:
         raise _in_the_way(path, min(wrong))
     return _Catalogue(
-        {name: sql for name, sql in made.items() if name in _OURS},
+        {name: sql for name, sql in main_tables.items() if name in _OURS},
         # DuckDB keeps what a star leaves out in no order.
-        {name: _EXCLUDED.sub(_in_order, sql) for name, sql in seen.items() if name in views},
+        {name: _EXCLUDED.sub(_in_order, sql) for name, sql in main_views.items() if name in names},
         tuple(name for schema, name, _ in tables if schema != "main" or name.lower() not in _OURS),
     )
 
@@ -241,10 +241,10 @@ def _compare(con: Any, path: Path, current: int, catalogue: _Catalogue) -> None:
         raise _in_the_way(path, min(early))
     parts = _parts(con, frozenset(own))
     for table, (columns, rules) in own.items():
-        found, bound = parts[table]
-        odd = [name for name, facts in columns.items() if found.get(name) != facts]
-        odd += [name for name, (_, default) in found.items() if name not in columns and default is not None]
-        if odd or rules != bound:
+        present, constraints = parts[table]
+        odd = [name for name, facts in columns.items() if present.get(name) != facts]
+        odd += [name for name, (_, default) in present.items() if name not in columns and default is not None]
+        if odd or rules != constraints:
             what = f"column {min(odd)!r}" if odd else "a constraint"
             raise StoreError(
                 f"{path} has a table {table} that agentr did not make ({what} differs), and is not opened; put it "
