@@ -51,11 +51,14 @@ def store(tmp_path: Path) -> Store:
         ("=3", "override '=3' must look like section.field=value"),
         ("workspace=/dev/null", "workspace /dev/null cannot be used: /dev/null is no folder; name another one"),
         ("seed.deep=1", "seed: give a whole number"),
-        ("environment.name=dour", "there is no environment 'dour'; installed are agentgym-academia, "),
+        (
+            "environment.name=dour",
+            "there is no environment 'dour' (did you mean door?); installed are agentgym-academia, ",
+        ),
         ("environment.options.loud=1", "environment door has no option loud; it has pause"),
         ("instances.train=attic", "door has no split 'attic'"),
         ("instances.train=test", "train and test are the same split ('test')"),
-        ("model.path=nowhere", "model directory nowhere does not exist"),
+        ("model.path=nowhere", "model directory nowhere in "),
     ],
 )
 def test_a_wrong_field_is_named(refusal: Answer, recipe: Path, override: str, said: str) -> None:

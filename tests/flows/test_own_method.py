@@ -92,8 +92,8 @@ def test_its_stage_has_a_flow_that_prefect_finds_by_name() -> None:
         ("eto.phases=[dpo]", "eto: belongs to another method than recital; leave it out"),
         (
             "method=recitals",
-            "method: there is no method 'recitals'; installed are agent-r, eto, grpo, et-agent, compare, compare-runs, "
-            "base, recital",
+            "method: there is no method 'recitals' (did you mean recital?); installed are agent-r, eto, grpo, "
+            "et-agent, compare, compare-runs, base, recital",
         ),
         ("method=agent-r", "options: belongs to another method than agent-r; leave it out"),
     ],
