@@ -139,7 +139,11 @@ def merged(store: Store) -> None:
     assert -merge_stores(store, [other]).gone["text"] == 1
 
 
-@pytest.mark.parametrize("work", [compact, backed_up, merged, lambda store: prune(store, []), sizes], ids=str)
+@pytest.mark.parametrize(
+    "work",
+    [compact, backed_up, merged, lambda store: prune(store, []), sizes],
+    ids=["compact", "backup", "merge", "prune", "sizes"],
+)
 def test_what_is_somebody_elses_survives_whatever_it_is_called(
     store: Store, tmp_path: Path, work: Callable[[Store], object]
 ) -> None:
