@@ -263,8 +263,7 @@ def test_no_file_is_reached_through_a_store(store: Store, tmp_path: Path) -> Non
     assert {path.name for path in tmp_path.iterdir()} == {"a.csv", "ws"}
 
 
-@pytest.mark.parametrize("older", [False, True])
-@pytest.mark.parametrize("logged", [False, True])
+@pytest.mark.parametrize(("older", "logged"), [(False, True), (True, False)])
 def test_merging_leaves_the_other_store_to_the_byte(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, older: bool, logged: bool
 ) -> None:
