@@ -112,8 +112,7 @@ async def start(place: Workplace, *, evaluates: bool = False, collects: bool = F
     model = place.recipe.model
     if model.backend != "openai":
         check_model_directory(Path(model.path))
-    digest = identity(model)
-    checkpoint_id = fingerprint("checkpoint", digest)
+    checkpoint_id = fingerprint("checkpoint", digest := identity(model))
     config = resolved(place.recipe)
     status: Status = "evaluating" if evaluates else "collecting" if collects else "running"
     ended: datetime | None = None
