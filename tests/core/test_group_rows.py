@@ -307,13 +307,13 @@ def test_a_restored_learner_goes_on_to_the_same_weights(tiny_model_dir: Path, tm
     first = learner(tiny_model_dir)
     first.update(rows())
     for number in (1, 2, 3):
-        snapshots.save(tmp_path, number, first.state(), [])
+        snapshots.save(tmp_path, number, first.state(), [], ["a hash"] * number)
     assert len(list(tmp_path.glob("*"))) == 1
     found = snapshots.load(tmp_path)
     assert found is not None
-    assert found[0] == 3
+    assert (found.step, found.made_of) == (3, ["a hash"] * 3)
     second = learner(tiny_model_dir)
-    second.restore(found[1])
+    second.restore(found.learner)
     for _ in range(2):
         second.update(rows())
     assert all(torch.equal(weight, second.policy.model.state_dict()[name]) for name, weight in whole.items())
@@ -382,14 +382,14 @@ def test_adapters_go_on_from_a_state_and_are_the_same_for_two_processes(tiny_mod
     for _ in range(3):
         whole.update(rows())
     cut.update(rows())
-    snapshots.save(tmp_path / "states", 1, cut.state(), [])
+    snapshots.save(tmp_path / "states", 1, cut.state(), [], [])
     two = dataclasses.replace(ADAPTED, launch=LaunchConfig(num_processes=2))
     for training, exact in ((ADAPTED, True), (two, False)):
         found = snapshots.load(tmp_path / "states")
         assert found is not None
         made = Learner(tiny_model_dir, training, GrpoConfig(), updates=4, most=100, folder=tmp_path, seed=9)
         try:
-            made.restore(found[1])
+            made.restore(found.learner)
             for _ in range(2):
                 made.update(rows())
         finally:

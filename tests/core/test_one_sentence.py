@@ -77,7 +77,7 @@ def test_a_full_disk_while_a_dataset_is_written(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(pq, "write_table", half)
     with pytest.raises(DiskError) as caught:
-        dataset._write_file({"": []}, file)
+        dataset._write_file({"": []}, file, "feed")
     refused(caught, f"{file} cannot be written", "No space left")
     assert not list(file.parent.iterdir())
 
