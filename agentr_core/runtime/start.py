@@ -114,11 +114,7 @@ async def start(place: Workplace, *, evaluates: bool = False, collects: bool = F
         check_model_directory(Path(model.path))
     checkpoint_id = fingerprint("checkpoint", digest := identity(model))
     config = resolved(place.recipe)
-    status: Status = "evaluating" if evaluates else "collecting" if collects else "running"
-    ended: datetime | None = None
-    if (evaluates or collects) and (known := run_state(place.store, place.run_id)) is not None:
-        # Neither an evaluation nor a collection changes how far the run goes or how it ended.
-        status, ended, config["iterations"] = known.status, known.finished_at, known.iterations
+    status, ended, config["iterations"] = _course(place, evaluates=evaluates, collects=collects)
     now = datetime.now(UTC)
     general = [] if evaluates or collects else _general_data(place)
     # A run that is known keeps what it began with.
@@ -148,6 +144,15 @@ async def start(place: Workplace, *, evaluates: bool = False, collects: bool = F
     if iteration_state(place.store, base) is None:
         place.store.write(iteration_rows(base, run_id=place.run_id, iteration=0, checkpoint_out=checkpoint_id))
     return {"run_id": place.run_id, "checkpoint": checkpoint_id}
+
+
+def _course(place: Workplace, *, evaluates: bool, collects: bool) -> tuple[Status, datetime | None, int]:
+    """Return the status of a run that starts, when it ended, and its number of iterations."""
+    known = run_state(place.store, place.run_id)
+    # Neither an evaluation nor a collection changes how far a run goes or how it ended.
+    if known is not None and (evaluates or collects):
+        return known.status, known.finished_at, known.iterations
+    return "evaluating" if evaluates else "collecting" if collects else "running", None, place.recipe.iterations
 
 
 def check_files(place: Workplace, stage: Stage) -> None:
