@@ -268,7 +268,7 @@ def test_a_configuration_alone_is_enough_and_an_unknown_name_is_not(
     assert f"still missing: the weights of {tmp_path / 'mine'}; counted by {tmp_path / 'mine'}" in describe(
         recipe, changes
     )
-    with pytest.raises(ModelDirectoryError, match=r"nowhere does not exist; give a Hugging Face model directory"):
+    with pytest.raises(ModelDirectoryError, match=r"nowhere in .* does not exist; give a Hugging Face"):
         describe(recipe, ["models={}", "model.path=nowhere"])
 
 

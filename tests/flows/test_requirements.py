@@ -110,7 +110,7 @@ def test_a_sandbox_that_leaves_files_open_must_be_named(
     recipe = Path("deployments/recipes/reasoning-grpo-tiny.yaml")
     said = refusal(command, recipe, "-o", f"workspace={tmp_path / 'runs'}")
     assert "what holds is seccomp, where code can use your files; to run code there, name that level" in said
-    assert not (tmp_path / "runs").exists()
+    assert not (tmp_path / "runs" / "store.duckdb").exists()
 
 
 def test_a_plan_says_how_far_code_is_confined(open_files: None, tmp_path: Path) -> None:
