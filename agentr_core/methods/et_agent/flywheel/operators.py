@@ -129,10 +129,8 @@ async def corrected(case: Case) -> Draft | Unmade:
     answer = await case.consult("I1", "corrected-step", _reflect(case.config.reflector, told))
     if answer.finish_reason == "length":
         return Unmade("cut-reply", answer.text[:200])
-    # A step in tags may begin with a thought of its own, which looks like that of a reflector that
-    # thinks. Such a one thinks before its analysis, too.
-    thinks = analysis.text.lstrip().startswith("<think>")
-    step = _said(answer) if thinks else _step_in(answer, case.manner)
+    # A reflector that thinks does so before its analysis, too.
+    step = _step_in(answer, case.manner, thinks=analysis.text.lstrip().startswith("<think>"))
     return _hashed(case.manner.edited(case.parent.steps[:start], step), answer.prompt_hash)
 
 
@@ -198,9 +196,12 @@ def _ends_thinking(answer: Answer) -> bool:
     return readable(answer, tags=True) is None or (answer.thinks and "</think>" not in answer.text)
 
 
-def _step_in(answer: Answer, manner: Manner) -> str:
-    """Return the step that an answer consists of. In tags, a single thought is that of the step."""
-    if isinstance(manner, Tagged) and answer.text.count("<think>") == 1 and answer.text.count("</think>") < 2:
+def _step_in(answer: Answer, manner: Manner, *, thinks: bool) -> str:
+    """Return the step that an answer consists of. In tags, a single thought is that of the step,
+    unless its author `thinks` itself.
+    """
+    single = answer.text.count("<think>") == 1 and answer.text.count("</think>") < 2
+    if isinstance(manner, Tagged) and single and not thinks:
         return answer.text
     return readable(answer, tags=isinstance(manner, Tagged)) or ""
 
