@@ -38,7 +38,7 @@ from agentr_core.store.codec import (
 )
 from agentr_core.store.codec.ledger import Status
 from agentr_core.store.queries.iterations import count_finished_iterations, iteration_state
-from agentr_core.store.queries.runs import checkpoint_with, run_state
+from agentr_core.store.queries.runs import RunState, checkpoint_with, run_state
 from agentr_core.store.snapshot import snapshot
 from agentr_core.store.tables import Rows, merge
 
@@ -114,11 +114,12 @@ async def start(place: Workplace, *, evaluates: bool = False, collects: bool = F
         check_model_directory(Path(model.path))
     checkpoint_id = fingerprint("checkpoint", digest := identity(model))
     config = resolved(place.recipe)
-    status, ended, config["iterations"] = _course(place, evaluates=evaluates, collects=collects)
+    known = run_state(place.store, place.run_id)
+    status, ended, config["iterations"] = _course(place, known, evaluates=evaluates, collects=collects)
     now = datetime.now(UTC)
     general = [] if evaluates or collects else _general_data(place)
     # A run that is known keeps what it began with.
-    confined = {} if run_state(place.store, place.run_id) else await asyncio.to_thread(_sandboxes, place)
+    confined = {} if known else await asyncio.to_thread(_sandboxes, place)
     own = run_rows(
         place.run_id,
         recipe=place.recipe.name,
@@ -138,17 +139,18 @@ async def start(place: Workplace, *, evaluates: bool = False, collects: bool = F
         # If the run goes on from another one, its model is a checkpoint of that run.
         parent_id=checkpoint_with(place.store, digest),
     )
-    files = stage_input_rows(place.run_id, {OF_FILES: _files(place.recipe)})
-    place.store.write(merge([own, base_model, *_teacher(place), *_inputs(place, now), *general, files]))
+    inputs = [stage_input_rows(place.run_id, {OF_FILES: _files(place.recipe)}), *([] if known else _inputs(place, now))]
+    place.store.write(merge([own, base_model, *_teacher(place), *inputs, *general]))
     base = place.iteration_id(0)
     if iteration_state(place.store, base) is None:
         place.store.write(iteration_rows(base, run_id=place.run_id, iteration=0, checkpoint_out=checkpoint_id))
     return {"run_id": place.run_id, "checkpoint": checkpoint_id}
 
 
-def _course(place: Workplace, *, evaluates: bool, collects: bool) -> tuple[Status, datetime | None, int]:
+def _course(
+    place: Workplace, known: RunState | None, *, evaluates: bool, collects: bool
+) -> tuple[Status, datetime | None, int]:
     """Return the status of a run that starts, when it ended, and its number of iterations."""
-    known = run_state(place.store, place.run_id)
     # Neither an evaluation nor a collection changes how far a run goes or how it ended.
     if known is not None and (evaluates or collects):
         return known.status, known.finished_at, known.iterations
@@ -249,11 +251,11 @@ def _teacher(place: Workplace) -> list[Rows]:
 
 
 def _inputs(place: Workplace, now: datetime) -> list[Rows]:
-    """Return the rows of what decides a new run's replies; none for a run that is stored already,
-    or that takes those of a pool.
+    """Return the rows of what decides a new run's replies; none for one that takes those of a
+    pool.
     """
     recipe = place.recipe
-    if recipe.compare.pool or run_state(place.store, place.run_id) is not None:
+    if recipe.compare.pool:
         return []
     own = recipe.own_models()
     weights: dict[ModelRole, str] = {role: identity(model) for role, model in own.items() if role != "actor"}
