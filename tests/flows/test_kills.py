@@ -1,5 +1,5 @@
-"""Kills at random times, two processes that ask for the same stage at once, and a reader who keeps
-the store for minutes: all end as if nothing had been.
+"""Kills and other signals at random times, clocks that jump, two processes that ask for the same
+stage at once, and a reader who keeps the store for minutes: all end as if nothing had been.
 
 `make test-kills` and `make test-all` do 20 of each and say what came out; `make test` has one kill.
 AGENTR_TEST_READER_MINUTES is how long the reader stays.
@@ -12,17 +12,20 @@ import os
 import random
 import re
 import shutil
+import signal
+import struct
+import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from wheel import PATIENCE, kill_group, launched, started, wait_for, write_recipe
+from wheel import PATIENCE, SUPPORT, kill_group, launched, started, wait_for, write_recipe
 
 from agentr_core.runtime.start import start
 from agentr_core.store import Store
@@ -96,6 +99,10 @@ for _ in range(3):
 # A stage that was tried twice has two rows, with the tokens of both.
 TIMES = "select iteration_id, stage, part, count(*), sum(tokens) from timing group by all order by all"
 REPLIES = "select count(*) from generation"
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGSTOP)
+DAY = 24 * 3600
+JUMPS = (-400 * DAY, -3 * 3600, -1, 1, 25 * 3600, 400 * DAY)
+"""Seconds by which a clock is wrong."""
 
 
 @dataclass(frozen=True)
@@ -199,6 +206,66 @@ def test_killed_again_and_again_it_ends_as_if_nothing_had_been(number: int, site
             kill_group(process)
         where = "the report" if share is None else f"{share:.0%} of the rows"
         tell(f"run {number} killed at {where}, in {reached(site)}{', already over' if over else ''}")
+    finish(site)
+    alike(ended(site), calm)
+    tell(f"run {number}: {equal(site)}")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", range(-(-ROUNDS // KILLS)))
+def test_ended_by_any_signal_it_goes_on(number: int, site: Site, calm: Ended) -> None:
+    """As a terminal, its closing, a manager of jobs and a lid send them, to the run alone or to all
+    of its processes, and with its locks gone afterwards.
+    """
+    rng = random.Random(f"{SEED} signals {number}")
+    for share in sorted(rng.random() for _ in range(KILLS)):
+        which, everywhere, unlocked = rng.choice(SIGNALS), rng.random() < 0.5, rng.random() < 0.3
+        send = os.killpg if everywhere else os.kill
+        with started(*site.command, env=site.env) as process:
+            wait_for(process, moment(site, calm, share), site.store)
+            time.sleep(rng.uniform(0, 2))
+            with suppress(ProcessLookupError):
+                send(process.pid, which)
+                if which == signal.SIGSTOP:
+                    time.sleep(rng.uniform(1, 12))
+                    send(process.pid, signal.SIGCONT)
+                    time.sleep(rng.uniform(0, 2))
+                    os.kill(process.pid, signal.SIGTERM)
+            _, err = process.communicate(timeout=PATIENCE)
+        assert "Traceback" not in err, (which, everywhere, err)
+        if unlocked:
+            for name in (".lock", ".queue"):
+                site.store.path.with_name(site.store.path.name + name).unlink(missing_ok=True)
+        words = (
+            f"{which.name} at {share:.0%} of the rows{', to all' if everywhere else ''}, status {process.returncode}"
+        )
+        tell(f"run {number}: {words}{', locks gone' if unlocked else ''}")
+    finish(site)
+    alike(ended(site), calm)
+    tell(f"run {number}: {equal(site)}")
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="the clock is made by gcc")
+@pytest.mark.parametrize("number", range(-(-ROUNDS // (2 * KILLS))))
+def test_a_clock_that_jumps_changes_nothing(number: int, site: Site, calm: Ended, tmp_path: Path) -> None:
+    """While a run is at work, and while it lies killed."""
+    rng, clock, library = random.Random(f"{SEED} clock {number}"), tmp_path / "clock", tmp_path / "clock.so"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-O2", "-o", library, SUPPORT / "clock.c", "-ldl"], check=True)
+    env = {**site.env, "LD_PRELOAD": str(library), "CLOCK_OFFSET": str(clock)}
+    # A fork of the warm process would have the clock of that process.
+    env.pop("WARM_PROCESS", None)
+    shares = sorted(rng.random() for _ in range(KILLS))
+    for jump, kill in zip(shares[::2], shares[1::2], strict=True):
+        before, after = rng.sample(JUMPS, 2)
+        clock.write_bytes(struct.pack("=q", before))
+        with started(*site.command, env=env) as process, clock.open("r+b") as offset:
+            wait_for(process, moment(site, calm, jump), site.store)
+            offset.write(struct.pack("=q", after))
+            offset.flush()
+            wait_for(process, moment(site, calm, kill), site.store)
+            kill_group(process)
+        tell(f"run {number}: wrong by {before} s, from {jump:.0%} of the rows on by {after} s, killed at {kill:.0%}")
     finish(site)
     alike(ended(site), calm)
     tell(f"run {number}: {equal(site)}")

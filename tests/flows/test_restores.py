@@ -1,13 +1,14 @@
 """Kills, prunes and restored backups, in any order and over all methods: at the end there are the
 rows and weights of an undisturbed run, or a sentence says why not and what to do.
 
-`make test-kills` does 40 rounds and prints each, and ends 50 commands on a store in their midst;
+`make test-kills` does 40 rounds and prints each, and ends 50 commands in their midst;
 AGENTR_TEST_KILLS scales these numbers.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import re
@@ -23,11 +24,14 @@ from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 from wheel import PATIENCE, RECIPE, kill_group, sentence, started
 
 from agentr_core.errors import StoreError
 from agentr_core.store import Store
 from agentr_core.store.tables import TABLES
+from flows.cli import cli
+from flows.commands.exporting import export_folder
 from flows.commands.stores import back_up, faults, pruned
 from flows.flywheel import flywheel
 
@@ -86,6 +90,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
 }
 """What each method says beside the common recipe."""
 OF_AGENT_R = ("search", "critique", "pairs", "splice")
+CHAT = [{"role": "user", "content": "What does the sign say?"}, {"role": "assistant", "content": "Closed."}]
 TIMES = ("created_at", "finished_at", "environment_seconds", "sampling_seconds", "logprobs", "config")
 ANEW = ("run", "event", "timing", "metric", "training_step", "rl_step", "tree", "text", "answered_call", "instance")
 """Tables with times, with facts of a machine, or with more rows where there was a kill."""
@@ -203,7 +208,7 @@ def test_killed_pruned_and_restored_it_ends_as_if_nothing_had_been(
     )
 
 
-def test_commands_on_a_store_that_are_ended_at_any_moment_leave_every_row(
+def test_commands_that_are_ended_at_any_moment_leave_every_row_and_whole_files(
     sites: dict[str, Site], tmp_path: Path
 ) -> None:
     site = sites["agent-r"]
@@ -211,11 +216,26 @@ def test_commands_on_a_store_that_are_ended_at_any_moment_leave_every_row(
     store, rng, ended = site.store, random.Random(SEED), Counter[str]()
     other, before = tmp_path / "other.duckdb", everything(store)
     store.backup(other)
+    ((run,),) = store.rows("select run_id from run")
+    chat = tmp_path / "chat.jsonl"
+    chat.write_text(2000 * (json.dumps({"messages": CHAT}) + "\n"), encoding="utf-8")
+    wanted = exported(site, run, tmp_path / "wanted"), imported(chat, tmp_path / "wanted.jsonl")
     for number in range(KILLS_OF_COMMANDS):
-        file = tmp_path / f"backup-{number}.duckdb"
-        words = rng.choice([("backup", file), ("compact",), ("merge", other), ("check",), ("sizes",)])
+        file, folder, target = (tmp_path / f"{number}{ending}" for ending in (".duckdb", "", ".jsonl"))
+        words = rng.choice(
+            [
+                ("store", "backup", file),
+                ("store", "compact"),
+                ("store", "merge", other),
+                ("store", "check"),
+                ("store", "sizes"),
+                ("export", run, folder, "--format", "trl"),
+                ("import", chat, target, "--as", "general"),
+            ]
+        )
         number_of_signal = rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-        with started("store", *words, "--workspace", site.root, env=site.env) as process:
+        place = () if words[0] == "import" else ("--workspace", site.root)
+        with started(*words, *place, env=site.env) as process:
             time.sleep(rng.uniform(0.5, 4))
             over = process.poll() is not None
             process.send_signal(number_of_signal)
@@ -226,9 +246,26 @@ def test_commands_on_a_store_that_are_ended_at_any_moment_leave_every_row(
                 store.path.with_name(store.path.name + lock).unlink(missing_ok=True)
         assert everything(store) == before, (number, words)
         assert not file.exists() or everything(Store(file)) == before
+        assert not folder.exists() or files_of(folder) == wanted[0]
+        assert not target.exists() or target.read_bytes() == wanted[1]
         ended["after its end" if over else number_of_signal.name] += 1
     assert faults(site.root) == []
-    tell(f"{KILLS_OF_COMMANDS} commands on a store ended: {dict(ended)}; every row is there")
+    tell(f"{KILLS_OF_COMMANDS} commands ended: {dict(ended)}; every row is there, and no file in part")
+
+
+def exported(site: Site, run: str, folder: Path) -> dict[str, bytes]:
+    export_folder(site.root, run, folder, "trl")
+    return files_of(folder)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def imported(chat: Path, target: Path) -> bytes:
+    done = CliRunner().invoke(cli, ["import", str(chat), str(target), "--as", "general"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return target.read_bytes()
 
 
 def everything(store: Store) -> dict[str, list[tuple[Any, ...]]]:
