@@ -312,6 +312,7 @@ class Store:
                 file.write(_empty(self._migrations))
                 os.fsync(file.fileno())
             draft.replace(self.path)
+            self._known = self._file()
         except OSError as error:
             raise StoreError(
                 f"{self.path} cannot be written ({error.strerror}); free some disk space or name another workspace"

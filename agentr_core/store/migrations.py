@@ -183,12 +183,14 @@ def _catalogue(con: Any, path: Path) -> _Catalogue:
     try:
         tables = con.execute(_TABLES).fetchall()
         views = con.execute(_VIEWS).fetchall()
-        shadows = con.execute(_SHADOWS).fetchall()
+        own = con.execute(_FUNCTIONS_AND_TYPES, {"database": "store", "internal": False}).fetchall()
+        # To list those of DuckDB takes as long as all that is read here, and a store has none of its own.
+        builtin = own and con.execute(_FUNCTIONS_AND_TYPES, {"database": "system", "internal": True}).fetchall()
     finally:
         con.execute("use store.main")
-    if shadows:
+    if shadows := {*own} & {*builtin}:
         raise StoreError(
-            f"{path} has a function or type of its own in place of DuckDB's {shadows[0][0]}, which agentr does not "
+            f"{path} has a function or type of its own in place of DuckDB's {min(shadows)[0]}, which agentr does not "
             "run; drop it with the duckdb shell, or name another workspace or store"
         )
     main_tables = {name.lower(): sql for schema, name, sql in tables if schema == "main"}
@@ -287,13 +289,11 @@ def _own(current: int) -> tuple[_Catalogue, _Parts]:
 _EXCLUDED = re.compile(r"EXCLUDE \(([^()]*)\)")
 _TABLES = "select schema_name, table_name, sql from duckdb_tables() where database_name = 'store'"
 _VIEWS = "select schema_name, view_name, sql from duckdb_views() where database_name = 'store' and not internal"
-_SHADOWS = """
-with own as (
-    select lower(function_name) as name, database_name, schema_name, internal from duckdb_functions()
-    union all select lower(type_name), database_name, schema_name, internal from duckdb_types()
-)
-select name from own where database_name = 'store' and schema_name = 'main' and not internal
-    and name in (select name from own where database_name = 'system') order by name limit 1
+_FUNCTIONS_AND_TYPES = """
+select lower(function_name) from duckdb_functions() where database_name = $database and schema_name = 'main'
+    and internal = $internal
+union select lower(type_name) from duckdb_types() where database_name = $database and schema_name = 'main'
+    and internal = $internal
 """
 _CONSTRAINTS = """
 select table_name, constraint_text, constraint_column_names::varchar from duckdb_constraints()
