@@ -373,7 +373,7 @@ def _sharded(folder: Path, name: str) -> None:
     (folder / name).write_bytes(b"")
 
 
-def _other_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+def _other_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
     from safetensors.torch import load_file, save_file
 
     file = folder / "merged" / "model.safetensors"

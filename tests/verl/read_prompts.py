@@ -32,7 +32,6 @@ def export(folder: Path) -> None:
     sys.path[:0] = [str(TESTS), str(TESTS / "support")]
     import curricula
     import groups
-    from conftest import make_model_dir
 
     from agentr_core.episodes.transcript import transcript_of
     from agentr_core.methods.et_agent.stages.rollout import rollout
@@ -40,7 +39,7 @@ def export(folder: Path) -> None:
     from agentr_core.samples.rendering import load_renderer
     from flows.commands.exporting import export_folder
 
-    model = curricula.save_model(folder / "model", make_model_dir)
+    model = curricula.save_model(folder / "model", import_module("conftest").make_model_dir)
     file = curricula.write(folder, model)
     rows = [json.loads(line) for line in (folder / "questions.jsonl").read_text(encoding="utf-8").splitlines()]
     for number, row in enumerate(rows):
