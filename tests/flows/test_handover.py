@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from toy import Line
 from wheel import PATIENCE
 
 from agentr_core.errors import ConfigError, DataFileError, ModelDirectoryError, UserError
@@ -32,6 +33,7 @@ from agentr_core.runtime.experience import settled
 from agentr_core.runtime.start import begin, end, start
 from agentr_core.stages import outside
 from agentr_core.store import Store
+from agentr_core.training import is_complete
 from flows.commands.exporting import data_sources, export_folder
 from flows.local import collect_recipe, import_training, run_recipe
 from tasks import experience
@@ -355,6 +357,26 @@ def test_tables_of_generations_and_validations_are_read(workspace: Path, folder:
     assert store.rows("select step, source from rl_validation join trajectory using (trajectory_id)") == [
         (10, "validation")
     ]
+
+
+def test_weights_in_several_files_come_back_without_a_tokenizer_of_their_own(workspace: Path, folder: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    policy = AutoModelForCausalLM.from_pretrained(folder / "merged")
+    shutil.rmtree(folder / "merged")
+    policy.save_pretrained(folder / "merged", max_shard_size="20KB")
+    assert len(list((folder / "merged").glob("*.safetensors"))) > 1
+    assert "; it has no tokenizer, so the run's goes on" in taken(workspace, folder)
+    ((path,),) = store_of(workspace).rows("select path from checkpoint where iteration_id is not null")
+    assert is_complete(Path(path))
+    made = AutoModelForCausalLM.from_pretrained(path).state_dict()
+    assert all(torch.equal(made[name], value) for name, value in policy.state_dict().items())
+    assert (Path(path) / "tokenizer.json").is_file()
+
+
+def test_rollouts_of_a_world_of_turns_are_refused(folder: Path) -> None:
+    with pytest.raises(DataFileError, match=r"1.jsonl:1: episodes of line are turns, .* import its checkpoint alone"):
+        outside._check_world(Line(), outside.read_training(folder))
 
 
 def _edit(file: Path, **changes: Any) -> None:
