@@ -17,7 +17,7 @@ export DO_NOT_TRACK := 1
 # Hundreds of processes import these packages: each would compile them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install manual run test tests test-all test-vllm test-alfworld test-deepspeed test-ray test-kills bench gpu-bench quick lint types contracts golden lock clean
+.PHONY: install manual run test tests test-all test-vllm test-alfworld test-deepspeed test-verl test-ray test-kills bench gpu-bench quick lint types contracts golden lock clean
 
 install: $(STAMP)
 
@@ -49,6 +49,12 @@ test-alfworld: $(STAMP)
 test-deepspeed: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[deepspeed]'
 	$(BIN)/python -m pytest tests/core/test_training_settings.py tests/core/test_training_launch.py -k deepspeed
+
+# verl's own dataset class on an export, in an environment of its own without anything for GPUs; verl takes Python 3.10 to 3.12.
+test-verl: $(STAMP)
+	test -x .venv-verl/bin/python || $(PYTHON) -m venv .venv-verl
+	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 verl==0.9.1
+	PYTHONPATH=$(CURDIR) $(BIN)/python tests/verl/read_prompts.py .venv-verl/bin/python
 
 # Collection and evaluation on a real Ray of two processes, one of which is killed.
 test-ray: $(STAMP)
@@ -115,4 +121,4 @@ lock:
 		--custom-compile-command "make lock" -c constraints.in -o constraints.txt pyproject.toml
 
 clean:
-	rm -rf $(VENV) .venv-vllm runs
+	rm -rf $(VENV) .venv-vllm .venv-verl runs

@@ -1,5 +1,5 @@
 """The wheel in two halves: gather experience with the policy of a run, and train on what was
-gathered.
+gathered. Another program may train, too: then its training is taken back.
 
 Both work on the iteration that the run is at, under the run's own id. So a later run of the recipe
 finds what was gathered, and so does any run that asks its policy for the same: it copies the trees
@@ -17,7 +17,7 @@ from agentr_core.errors import ConfigError
 from agentr_core.methods.table import method_of, plan_of
 from agentr_core.recipes import Recipe, replace
 from flows import stages
-from flows.flywheel import prepare
+from flows.flywheel import iterate, prepare
 from flows.parameters import Enough, Settings, Units, changes, name_unknown, run_name
 from flows.preflight.checks import check
 from tasks import experience, reporting, runs
@@ -99,7 +99,9 @@ async def gather(
         if recipe.promote == "best":
             await prepare(run, recipe)
         before = experience.gathered(run, recipe, iteration)
-        for name in wanted:
+        plan = plan_of(recipe, iteration)
+        # A choice is made once, of all there is.
+        for name in wanted if limit is None else [name for name in wanted if not plan.stage(name).chooses]:
             await steps.perform(run, iteration, name, limit=limit)
         found = experience.collected(run, recipe, iteration, enough=enough, again=again or {})
     return {"run_id": run.run_id, "iteration": iteration, "trajectories": found, "new": found - before}
@@ -130,6 +132,29 @@ async def learn(recipe: Recipe, *, enough: int = 1) -> dict[str, Any]:
             await steps.end(run, iteration)
             report = await stages.report(run.run_id, iteration, run.workspace)
     return {**result, "trained": True, "table": reporting.score_table(run), "report": report}
+
+
+async def take_back(recipe: Recipe, folder: Path) -> dict[str, Any]:
+    """Take back what another program trained, in a folder, as the iteration that the run of a
+    parsed recipe is at; evaluate and report it, within a flow run.
+
+    The same folder again changes nothing; one that has changed is another training, and so another
+    iteration. Raises as `gather` does, and `UserError` where the training does not fit the run.
+    """
+    run = reference(recipe)
+    with runs.locked(run):
+        training, iteration, done = experience.read_outside(run, recipe, folder)
+        result = {"run_id": run.run_id, "iteration": iteration, "new": not done}
+        if done:
+            return result
+        goal = replace(recipe, iterations=iteration)
+        told = experience.take_back(run, goal, iteration, training)
+        await steps.start(run, goal)
+        async with runs.recorded(run):
+            await prepare(run, goal)
+            await iterate(run, goal, iteration)
+            report = await stages.report(run.run_id, iteration, run.workspace)
+    return {**result, "told": told, "table": reporting.score_table(run), "report": report}
 
 
 def _gathering(recipe: Recipe, iteration: int) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from agentr_core.methods.table import method_of, plans_of
 from agentr_core.recipes import Recipe, replace
 from flows import interruption, server
 from flows.base_model import make_base
-from flows.collecting import gather, learn
+from flows.collecting import gather, learn, take_back
 from flows.compare import comparison, run_arms
 from flows.flywheel import prepare, turn
 from flows.preflight.checks import check
@@ -90,7 +90,11 @@ def _resumed(recipe: Recipe, overrides: Sequence[str], resume: str) -> Recipe:
         raise ConfigError(f"run {run_id} is of recipe {stored.name}, and not of {recipe.name}; give its own recipe")
     longer = any(change.startswith("iterations=") for change in overrides)
     iterations = recipe.iterations if longer else stored.iterations
-    recipe = replace(stored, workspace=recipe.workspace, iterations=iterations, scale=recipe.scale)
+    return _same(run_id, replace(stored, workspace=recipe.workspace, iterations=iterations, scale=recipe.scale))
+
+
+def _same(run_id: str, recipe: Recipe) -> Recipe:
+    """Return the recipe of a run. Raises `ConfigError` where it would not make that run now."""
     if reference(recipe).run_id != run_id:
         raise ConfigError(
             f"run {run_id} cannot go on: the weights in {recipe.model.label}, the fields that recipes have, or "
@@ -98,6 +102,21 @@ def _resumed(recipe: Recipe, overrides: Sequence[str], resume: str) -> Recipe:
             "the files back, or run the recipe anew"
         )
     return recipe
+
+
+def import_training(folder: Path, workspace: Path, prefix: str) -> str:
+    """Take back what another program trained as an iteration of a run, and return the result as
+    text. Raises `UserError` before anything is stored.
+
+    Args:
+        prefix: the beginning of the run's id; empty where the workspace has only one.
+    """
+    run_id = find_run(workspace, prefix)
+    recipe = _same(run_id, replace(stored_recipe(workspace, run_id), workspace=str(workspace)))
+    result = _run(_taking_back, recipe, folder=folder)
+    if not result["new"]:
+        return f"iteration {result['iteration']} of run {run_id} is this training already; nothing was changed"
+    return f"{result['told']}\n\nHeld-out success\n{result['table']}\nrun     {run_id}\nreport  {result['report']}"
 
 
 def compare_recipe(path: Path, overrides: Sequence[str], arms: Sequence[str], seeds: Sequence[int]) -> str:
@@ -195,6 +214,11 @@ async def _collection(recipe: Any, limit: int | None, enough: int, again: dict[s
 @flow(name="improve", flow_run_name="{recipe.name}", validate_parameters=False)
 async def _improvement(recipe: Any, enough: int) -> dict[str, Any]:
     return await learn(recipe, enough=enough)
+
+
+@flow(name="import", flow_run_name="{recipe.name}", validate_parameters=False)
+async def _taking_back(recipe: Any, folder: Path) -> dict[str, Any]:
+    return await take_back(recipe, folder)
 
 
 @flow(name="compare", flow_run_name="{recipe.name}", validate_parameters=False)

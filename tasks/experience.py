@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from agentr_core.recipes import Recipe
+from agentr_core.runtime.trained_on import check_run
+from agentr_core.stages import outside
+from agentr_core.stages.outside import Training
 from agentr_core.store.queries.iterations import count_finished_iterations
 from agentr_core.store.queries.published import count_trajectories
 from agentr_core.store.queries.runs import run_state
@@ -43,3 +47,27 @@ def collected(run: RunRef, recipe: Recipe, iteration: int, *, enough: int, again
     anew = state is not None and state.status in ("running", "failed")
     events.collected(place, iteration, trajectories=found, enough=found >= enough, again=told, anew=anew)
     return found
+
+
+def read_outside(run: RunRef, recipe: Recipe, folder: Path) -> tuple[Training, int, bool]:
+    """Return what another program trained, as its folder has it, the iteration that it is or would
+    be, and whether that is finished. Raises `UserError`.
+    """
+    place, training = quiet_workplace(run, recipe), outside.read_training(folder)
+    check_run(place)
+    known = outside.known_import(place, training)
+    if known is not None:
+        return training, *known
+    number = outside.next_iteration(place)
+    outside.check_plan(place, number)
+    return training, number, False
+
+
+def take_back(run: RunRef, recipe: Recipe, iteration: int, training: Training) -> str:
+    """Store what another program trained as an iteration, unless it is stored, and return a
+    sentence about it. Raises `UserError` where it does not fit the run.
+    """
+    place = quiet_workplace(run, recipe)
+    if outside.known_import(place, training) is not None:
+        return f"iteration {iteration} of run {run.run_id} has this training already, and is gone on with"
+    return outside.take_back(place, iteration, training)

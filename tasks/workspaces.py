@@ -48,10 +48,14 @@ def _store(path: Path, patient: bool) -> Store:
 
 
 def find_run(workspace: Path, prefix: str) -> str:
-    """Return the id of the one run whose id begins with a prefix. Raises `ConfigError` if there is
-    none or several.
+    """Return the id of the one run whose id begins with a prefix; with an empty one, that of the
+    only run. Raises `ConfigError` if there is none or several.
     """
     found = runs_beginning(open_store(workspace, must_exist=True), prefix)
+    if not prefix and len(found) > 1:
+        raise ConfigError(
+            f"{workspace} has {len(found)} runs, as `agentr runs -w {workspace}` says; name one with --run"
+        )
     if len(found) != 1:
         which = f"{len(found)} runs in {workspace} begin" if found else f"no run in {workspace} begins"
         raise ConfigError(f"{which} with {prefix!r}; `agentr runs -w {workspace}` lists them all")

@@ -15,11 +15,41 @@ Origin = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """The question of an instance and its right answers, as a reward function of another program
+    asks for them: `data_source` is the name by which that function knows its rule.
+    """
+
+    text: str
+    golds: tuple[str, ...]
+    ability: str
+    data_source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What a recipe says about a training in groups that another program is to do, with the values
+    of ET-Agent's scripts where it says nothing. `model` is the directory that it starts from.
+    """
+
+    model: str
+    workspace: str
+    run_id: str
+    groups: int = 64
+    generations: int = 16
+    minibatch: int = 4
+    learning_rate: float = 1e-6
+    sigma_calls: float = 0.0
+    sigma_length: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRow:
     """A sample in a training set.
 
     `tokens` are the tokens it was trained as, None if they are not known; `tool_calls` are the tool
-    calls in its episode, in order.
+    calls in its episode, in order. `question` is that of its instance, None in a world without
+    right answers.
     """
 
     id: str
@@ -27,6 +57,7 @@ class SampleRow:
     origin: Origin
     tokens: Tokens | None = None
     tool_calls: Sequence[Mapping[str, Any]] = ()
+    question: Question | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +94,8 @@ class TrainingSet:
     facts: Mapping[str, Any]
     samples: Sequence[SampleRow] = ()
     pairs: Sequence[PairRow] = ()
+    launch: Launch | None = None
+    """None where it is not known what a training would start from."""
 
     def __len__(self) -> int:
         return len(self.pairs or self.samples)

@@ -1,70 +1,93 @@
-"""Rows for reinforcement learning with verl: the prompt of each instance, and the data that its
-reward needs.
+"""The hand-over to verl and back: rows for its reinforcement learning, a script that starts it, and
+the rollouts that it wrote.
+
+Facts are those of verl 0.9.1 (`RLHFDataset`, `trainer.rollout_data_dir`, `main_generation`) and of
+the copy of verl in ET-Agent's repository, whose reward manager `efficiency` reads `data_source`,
+`reward_model.ground_truth` and `extra_info.index`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+import math
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agentr_core.errors import ConfigError
-from agentr_core.exchange.training_set import Origin, TrainingSet, opening
-from agentr_core.types import Instance, Sample, SampleKind
+from agentr_core.errors import ConfigError, DataFileError
+from agentr_core.exchange.training_set import Launch, Origin, SampleRow, TrainingSet, opening
+from agentr_core.samples.json_lines import records
+from agentr_core.types import Message, Sample, SampleKind
 
-FILE = "train.parquet"
+FILE, SCRIPT = "train.parquet", "launch.sh"
+SOURCES: Mapping[str, str] = {"math": "math_effi_rl", "knowledge": "qa_effi_rl"}
+"""The data sources that ET-Agent's reward knows, by the domain of a question."""
+ABILITIES: Mapping[str, str] = {"math": "math", "knowledge": "qa"}
+_TURN = pa.struct([("role", pa.string()), ("content", pa.string())])
 _INTERACTION = pa.struct([("name", pa.string()), ("instance_id", pa.string())])
-SCHEMA = pa.schema(
-    [
-        ("data_source", pa.string()),
-        ("prompt", pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))),
-        ("ability", pa.string()),
-        ("reward_model", pa.struct([("style", pa.string()), ("ground_truth", pa.string())])),
-        (
-            "extra_info",
-            pa.struct(
-                [
-                    ("index", pa.int64()),
-                    ("split", pa.string()),
-                    ("instance_id", pa.string()),
-                    ("interaction_kwargs", _INTERACTION),
-                    *((name, pa.string()) for name in ("id", "run_id", "recipe", "dataset_id")),
-                    ("iteration", pa.int64()),
-                ]
-            ),
-        ),
+_ORIGIN = ("id", "run_id", "recipe", "dataset_id")
+
+
+def schema(*, answered: bool) -> pa.Schema:
+    """Return verl's own columns; it reads further ones from `extra_info`.
+
+    Args:
+        answered: whether there are questions with right answers. `ground_truth` then is a list of
+            texts, else one text, the key of the instance.
+    """
+    truth = pa.list_(pa.string()) if answered else pa.string()
+    asked = [("question", pa.string()), ("need_tools_kwargs", pa.bool_())] if answered else []
+    extra = [
+        ("index", pa.int64()),
+        ("split", pa.string()),
+        *asked,
+        ("instance_id", pa.string()),
+        ("interaction_kwargs", _INTERACTION),
+        *((name, pa.string()) for name in _ORIGIN),
+        ("iteration", pa.int64()),
     ]
-)
-"""verl's own columns; it reads further ones from `extra_info`. Source: `RLHFDataset` of verl
-0.9.1, and the page "Prepare data for post-training" of its documentation."""
+    return pa.schema(
+        [
+            ("data_source", pa.string()),
+            ("prompt", pa.list_(_TURN)),
+            ("ability", pa.string()),
+            ("reward_model", pa.struct([("style", pa.string()), ("ground_truth", truth)])),
+            ("extra_info", pa.struct(extra)),
+        ]
+    )
 
 
 def write(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
-    """Write a row for each instance, in the order of the set. Raises `ConfigError` if no sample
-    belongs to an instance.
+    """Write a row for each instance, in the order of the set, and a script that trains on them.
+    Raises `ConfigError` if no sample belongs to an instance.
     """
     rows = _rows(training_set)
     if not rows:
         raise ConfigError(f"{training_set.name} has no sample of an instance to play; choose another format")
-    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), folder / FILE)
+    table = pa.Table.from_pylist(rows, schema=schema(answered=_answered(training_set)))
+    pq.write_table(table, folder / FILE)
+    if training_set.launch is not None:
+        script = folder / SCRIPT
+        script.write_text(_script(training_set, training_set.launch), encoding="utf-8")
+        script.chmod(0o755)
     return {"default": FILE}
 
 
 def told(training_set: TrainingSet) -> str:
     """Return how many prompts there are."""
-    return f"{len(_rows(training_set))} prompts"
+    return f"{len(_episodes(training_set))} prompts"
 
 
 def tools_elsewhere(training_set: TrainingSet) -> str:
     """Return how many prompts offer tools, which verl reads from a file of its own; empty if
     none.
     """
-    rows = _rows(training_set)
-    offered = {sample.instance.key for _, sample, _ in _episodes(training_set) if sample.instance and _offers(sample)}
-    count = sum(row["reward_model"]["ground_truth"] in offered for row in rows)
+    count = sum(_offers(sample) for _, sample, _, _ in _episodes(training_set).values())
     return (
         f"left out are the tools that {count} prompts offer; name them to verl in `data.tool_config_path`"
         if count
@@ -76,35 +99,295 @@ def _offers(sample: Sample) -> bool:
     return sample.messages[0].role == "tools"
 
 
+def _answered(training_set: TrainingSet) -> bool:
+    return any(row.question for row in training_set.samples)
+
+
 def _rows(training_set: TrainingSet) -> list[dict[str, Any]]:
-    rows: dict[str, dict[str, Any]] = {}
-    for key, sample, origin in _episodes(training_set):
-        if sample.instance is not None and sample.kind != SampleKind.JUDGE:
-            rows.setdefault(sample.instance.key, _row(key, sample, sample.instance, origin))
-    return list(rows.values())
+    answered = _answered(training_set)
+    return [
+        _row(index, key, sample, origin, row, answered=answered)
+        for index, (key, sample, origin, row) in enumerate(_episodes(training_set).values())
+    ]
 
 
-def _episodes(training_set: TrainingSet) -> Iterable[tuple[str, Sample, Origin]]:
-    yield from ((row.id, row.sample, row.origin) for row in training_set.samples)
-    yield from ((pair.id, pair.preference.chosen, pair.origin) for pair in training_set.pairs)
+def _episodes(training_set: TrainingSet) -> dict[str, tuple[str, Sample, Origin, SampleRow | None]]:
+    """Return the first sample of each instance with its id, origin and row, by the instance."""
+    found: dict[str, tuple[str, Sample, Origin, SampleRow | None]] = {}
+    for row in training_set.samples:
+        if row.sample.instance is not None and row.sample.kind != SampleKind.JUDGE:
+            found.setdefault(row.sample.instance.key, (row.id, row.sample, row.origin, row))
+    for pair in training_set.pairs:
+        chosen = pair.preference.chosen
+        if chosen.instance is not None:
+            found.setdefault(chosen.instance.key, (pair.id, chosen, pair.origin, None))
+    return found
 
 
-def _row(key: str, sample: Sample, instance: Instance, origin: Origin) -> dict[str, Any]:
+def turns(messages: tuple[Message, ...]) -> list[dict[str, str]]:
+    """Return the turns that a prompt for verl has: those before the first reply, without the
+    definitions of tools.
+    """
+    return [{"role": message.role, "content": message.text} for message in opening(messages) if message.role != "tools"]
+
+
+def _row(
+    index: int, key: str, sample: Sample, origin: Origin, row: SampleRow | None, *, answered: bool
+) -> dict[str, Any]:
+    instance, question = sample.instance, row.question if row else None
+    assert instance is not None
+    truth = list(question.golds) if question else [instance.key] if answered else instance.key
     return {
-        "data_source": instance.environment,
-        "prompt": [
-            {"role": message.role, "content": message.text}
-            for message in opening(sample.messages)
-            if message.role != "tools"
-        ],
-        "ability": "agent",
-        "reward_model": {"style": "rule", "ground_truth": instance.key},
+        "data_source": question.data_source if question else instance.environment,
+        "prompt": turns(sample.messages),
+        "ability": question.ability if question else "agent",
+        "reward_model": {"style": "rule", "ground_truth": truth},
         "extra_info": {
-            "index": instance.index,
+            # The reward finds the other rollouts of a prompt by this number.
+            "index": index,
             "split": instance.split,
+            "question": question.text if question else None,
+            "need_tools_kwargs": question is not None,
             "instance_id": instance.key,
             "interaction_kwargs": {"name": instance.environment, "instance_id": instance.key},
             "id": key,
             **{name: origin.get(name) for name in ("run_id", "recipe", "dataset_id", "iteration")},
         },
     }
+
+
+def _script(training_set: TrainingSet, launch: Launch) -> str:
+    """Return a script that trains on the rows: with ET-Agent's reward if all are questions, else
+    with a reward that the user names.
+    """
+    rows = _rows(training_set)
+    efficient = {row["data_source"] for row in rows} <= {*SOURCES.values()}
+    facts = ", ".join(f"{name} {fact}" for name, fact in training_set.facts.items() if name != "counts")
+    return _LAUNCH.format(
+        title=shlex.quote(" ".join(training_set.name.split())),
+        facts=" ".join(facts.split()),
+        count=len(rows),
+        needs=_NEEDS_EFFICIENCY if efficient else _NEEDS_REWARD,
+        reward=_EFFICIENCY.format(launch=launch) if efficient else _REWARD,
+        model=shlex.quote(launch.model),
+        workspace=shlex.quote(launch.workspace),
+        launch=launch,
+    )
+
+
+_NEEDS_EFFICIENCY = """\
+# Needs: ARPO, the folder ARPO of ET-Agent's repository, with its environment; SEARCH_URL, a server of
+# documents (`agentr retrieve --help`); GPUS cards that hold the model. Its tools, its search and its time
+# limits are those of ARPO's configuration, not of the recipe."""
+_NEEDS_REWARD = """\
+# Needs: verl 0.9.1 with vLLM; REWARD, a Python file whose function compute_score(data_source, solution_str,
+# ground_truth, extra_info) plays or scores extra_info.instance_id; GPUS cards that hold the model."""
+_EFFICIENCY = """\
+: "${{ARPO:?name the folder ARPO of the ET-Agent repository}}" "${{SEARCH_URL:?name the address of a retrieval server}}"
+export PYTHONPATH="$ARPO/verl_arpo_entropy:${{PYTHONPATH:-}}"
+OWN=(
+  --config-path="$ARPO/scripts/config" --config-name=ppo_trainer.yaml
+  reward_model.reward_manager=efficiency
+  reward_model.reward_kwargs.sigma_tool={launch.sigma_calls}
+  reward_model.reward_kwargs.sigma_length={launch.sigma_length}
+  custom_reward_function.path="$ARPO/verl_arpo_entropy/verl/utils/reward_score/efficiency.py"
+  custom_reward_function.name=compute_score
+  actor_rollout_ref.rollout.mode=sync_with_tool
+  actor_rollout_ref.rollout.initial_rollouts=$(((N + 1) / 2))
+  actor_rollout_ref.rollout.beam_size=2
+  actor_rollout_ref.rollout.branch_probability=0.5
+  actor_rollout_ref.rollout.entropy_weight=0.2
+  actor_rollout_ref.rollout.tools.tool_instances.search.use_local_search=True
+  actor_rollout_ref.rollout.tools.tool_instances.search.params.localsearch.local_search_url="$SEARCH_URL"
+)
+MERGE=("$ARPO/verl_arpo_entropy/scripts/model_merger.py")"""
+_REWARD = """\
+: "${REWARD:?name a Python file with a function compute_score}"
+OWN=(custom_reward_function.path="$REWARD" custom_reward_function.name=compute_score)
+MERGE=(-m verl.model_merger)"""
+_LAUNCH = """\
+#!/usr/bin/env bash
+# Reinforcement learning in groups with verl on the {count} prompts of train.parquet: {title}.
+# Exported by agentr: {facts}.
+#
+# What ran where: the rows were made where the run is, and files of this form were read by RLHFDataset of
+# verl 0.9.1 on a CPU (`make test-verl`). The training below has NOT been run by agentr: it needs GPUs. The
+# settings are the recipe's where it has them, else those of ET-Agent's scripts for four cards of 80 GB.
+#
+{needs}
+# Afterwards: the last lines merge the shards and bring weights and rollouts back as an iteration.
+set -euo pipefail
+HERE=$(cd "$(dirname "${{BASH_SOURCE[0]}}")" && pwd)
+MODEL=${{MODEL:-{model}}}          # the policy that the training starts from
+WORKSPACE=${{WORKSPACE:-{workspace}}}
+OUT=${{OUT:-$HERE/training}}
+GPUS=${{GPUS:-4}} N=${{N:-{launch.generations}}} BATCH=${{BATCH:-{launch.groups}}} EPOCHS=${{EPOCHS:-3}}
+PROMPT=${{PROMPT:-2000}} RESPONSE=${{RESPONSE:-4096}}
+PYTHON=${{PYTHON:-python3}}
+{reward}
+mkdir -p "$OUT"
+"$PYTHON" -m verl.trainer.main_ppo "${{OWN[@]}}" \\
+  algorithm.adv_estimator=grpo \\
+  algorithm.kl_ctrl.kl_coef=0.0 \\
+  data.train_files="$HERE/train.parquet" \\
+  data.val_files="$HERE/train.parquet" \\
+  data.prompt_key=prompt \\
+  data.train_batch_size="$BATCH" \\
+  data.max_prompt_length="$PROMPT" \\
+  data.max_response_length="$RESPONSE" \\
+  data.filter_overlong_prompts=False \\
+  data.truncation=error \\
+  actor_rollout_ref.model.path="$MODEL" \\
+  actor_rollout_ref.model.enable_gradient_checkpointing=True \\
+  actor_rollout_ref.model.use_remove_padding=True \\
+  actor_rollout_ref.actor.optim.lr={launch.learning_rate} \\
+  actor_rollout_ref.actor.ppo_mini_batch_size={launch.minibatch} \\
+  actor_rollout_ref.actor.use_dynamic_bsz=True \\
+  actor_rollout_ref.actor.ppo_max_token_len_per_gpu=$((2 * (PROMPT + RESPONSE))) \\
+  actor_rollout_ref.actor.use_kl_loss=False \\
+  actor_rollout_ref.rollout.name=vllm \\
+  actor_rollout_ref.rollout.n="$N" \\
+  actor_rollout_ref.rollout.tensor_model_parallel_size=1 \\
+  actor_rollout_ref.rollout.gpu_memory_utilization=0.5 \\
+  actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=$((4 * (PROMPT + RESPONSE))) \\
+  trainer.critic_warmup=0 \\
+  trainer.logger=[console] \\
+  trainer.project_name=agentr \\
+  trainer.experiment_name={title} \\
+  trainer.nnodes=1 \\
+  trainer.n_gpus_per_node="$GPUS" \\
+  trainer.total_epochs="$EPOCHS" \\
+  trainer.save_freq=30 \\
+  trainer.test_freq=-1 \\
+  trainer.val_before_train=False \\
+  trainer.default_local_dir="$OUT/shards" \\
+  trainer.rollout_data_dir="$OUT/rollouts" \\
+  "$@"
+LAST="$OUT/shards/global_step_$(cat "$OUT/shards/latest_checkpointed_iteration.txt")"
+"$PYTHON" "${{MERGE[@]}}" merge --backend fsdp --local_dir "$LAST/actor" --target_dir "$OUT/merged"
+agentr import "$OUT" --as iteration --run {launch.run_id} -w "$WORKSPACE"
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """A reply that verl sampled, in a dump of its trainer or a table of its generation.
+
+    `prompt` is the text of the prompt, as the tokenizer decodes it without special tokens, empty in
+    a table, which has `turns`. `score` is what the reply was worth to the training, None where it
+    was not scored; `correctness` is its part in [0, 1] that has no penalty for cost or format, None
+    where the reward function told none. `validates` is whether it is of a validation.
+    """
+
+    where: str
+    step: int
+    prompt: str
+    reply: str
+    score: float | None
+    correctness: float | None
+    turns: str = ""
+    instance_id: str = ""
+    validates: bool = False
+
+
+def rollout_files(folder: Path) -> list[Path]:
+    """Return the files of a folder that may have rollouts, sorted by their path."""
+    return sorted(file for file in folder.rglob("*") if file.suffix in (".jsonl", ".parquet") and file.is_file())
+
+
+def has_prompts_only(file: Path) -> bool:
+    """Return whether a file is a table of prompts to train on, such as `write` makes. Raises
+    `DataFileError` when a table cannot be read.
+    """
+    if file.suffix != ".parquet":
+        return False
+    try:
+        names = set(pq.read_schema(file).names)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise DataFileError(f"file {file} cannot be read: {error}; copy it again") from error
+    return {"prompt", "reward_model"} <= names and not names & {"output", "responses"}
+
+
+def read_rollouts(file: Path) -> Iterator[Rollout]:
+    """Yield the rollouts of a file in order: a dump that has `input` and `output`, as JSON lines or
+    a table, or a table of prompts with their `responses`.
+
+    Files below a folder whose name begins with `val` are of a validation. Raises `DataFileError`.
+    """
+    validates = any(part.startswith("val") for part in file.parent.parts[-1:])
+    if file.suffix == ".jsonl":
+        rows: Iterable[tuple[int, Mapping[str, Any]]] = records(file, setting="FOLDER")
+    else:
+        try:
+            rows = enumerate(pq.read_table(file).to_pylist(), start=1)
+        except (OSError, pa.ArrowInvalid) as error:
+            raise DataFileError(f"file {file} cannot be read: {error}; copy it again") from error
+    for number, row in rows:
+        where = f"{file}:{number}"
+        if isinstance(row.get("responses"), list):
+            yield from _of_table(row, where, _step(row, file, where), validates=validates)
+        else:
+            yield _of_dump(row, where, _step(row, file, where), validates=validates)
+
+
+def _of_dump(row: Mapping[str, Any], where: str, step: int, *, validates: bool) -> Rollout:
+    prompt, reply = row.get("input"), row.get("output")
+    if not isinstance(prompt, str) or not isinstance(reply, str):
+        raise DataFileError(
+            f"{where} has no texts `input` and `output`, so it is no rollout of verl; move the file out of the folder"
+        )
+    correct = _number(row, "raw_score", where)
+    return Rollout(
+        where=where,
+        step=step,
+        prompt=prompt,
+        reply=reply,
+        score=_number(row, "score", where),
+        correctness=_number(row, "acc", where) if correct is None else correct,
+        instance_id=_instance_id(row),
+        validates=validates,
+    )
+
+
+def _of_table(row: Mapping[str, Any], where: str, step: int, *, validates: bool) -> Iterator[Rollout]:
+    for reply in row["responses"]:
+        if not isinstance(reply, str) or not isinstance(row.get("prompt"), list):
+            raise DataFileError(f"{where}: `responses` must be texts, beside a list of turns `prompt`; write it again")
+        yield Rollout(
+            where=where,
+            step=step,
+            prompt="",
+            reply=reply,
+            score=None,
+            correctness=None,
+            turns=canonical_turns(row["prompt"]),
+            instance_id=_instance_id(row),
+            validates=validates,
+        )
+
+
+def canonical_turns(messages: Iterable[Mapping[str, Any]]) -> str:
+    """Return turns as one text, equal for equal roles and contents."""
+    return json.dumps([[one.get("role"), one.get("content")] for one in messages], ensure_ascii=False)
+
+
+def _instance_id(row: Mapping[str, Any]) -> str:
+    extra = row.get("extra_info")
+    found = extra.get("instance_id") if isinstance(extra, Mapping) else None
+    return found if isinstance(found, str) else ""
+
+
+def _step(row: Mapping[str, Any], file: Path, where: str) -> int:
+    told = row.get("step", int(file.stem) if file.stem.isdecimal() and len(file.stem) < 10 else 1)
+    if isinstance(told, bool) or not isinstance(told, int) or not 0 <= told < 2**31:
+        raise DataFileError(f"{where}: step is {told!r}; it must be a whole number from 0")
+    return told
+
+
+def _number(row: Mapping[str, Any], key: str, where: str) -> float | None:
+    value = row.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, bool | int | float) or not math.isfinite(value):
+        raise DataFileError(f"{where}: {key} is {value!r}; it must be a finite number")
+    return float(value)

@@ -261,3 +261,16 @@ class Served(Protocol):
     def reach(self) -> None:
         """Return once the server answers. Raises `UserError` when it does not."""
         ...
+
+
+@runtime_checkable
+class Recalling(Protocol):
+    """An optional ability of an environment: reading an episode that was played elsewhere from the
+    whole text of its turn.
+    """
+
+    def recall(self, instance: Instance, text: str, reward: float | None = None) -> Trajectory:
+        """Return the episode with the steps of a text, without calling tools. Its reward is the one
+        given or, without it, that of the environment's rule.
+        """
+        ...

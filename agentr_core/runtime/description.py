@@ -67,6 +67,8 @@ class Stage:
     """Whether it hands shards to the workers of a cluster."""
     gathers: bool = False
     """Whether it adds to the experience of an iteration, as a collection does."""
+    chooses: bool = False
+    """Whether it chooses, of all that was gathered right before it, what is trained on."""
     makes: Product | None = None
     """What an iteration has once it has ended. The stages before it then do nothing more."""
     check: Check = lambda recipe, env, instances: None
@@ -117,9 +119,11 @@ class Plan:
 
     @property
     def gathering(self) -> tuple[Stage, ...]:
-        """The stages up to the last one that gathers; none where training samples for itself."""
+        """The stages up to the last one that gathers, and the choice right after it; none where
+        training samples for itself.
+        """
         last = max((place for place, stage in enumerate(self.stages, start=1) if stage.gathers), default=0)
-        return self.stages[:last]
+        return self.stages[: last + any(stage.chooses for stage in self.stages[last : last + 1])]
 
     def settled(self, made: Collection[Product]) -> tuple[Stage, ...]:
         """Return the stages before the last one that made something which is there: what they would

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from agentr_core.runtime.description import Product, Stage
 from agentr_core.runtime.place import Workplace
-from agentr_core.store.queries.iterations import iteration_state
+from agentr_core.store.queries.iterations import iteration_state, trained_outside
 from agentr_core.store.queries.published import published
 
 
@@ -29,4 +29,6 @@ def settled(place: Workplace, iteration: int) -> Sequence[Stage]:
     plan = place.plan(iteration)
     drawn_on = place.method.drawn_on(place) if iteration else ()
     own = plan.settled(made(place, iteration))
+    if any(one.iteration == iteration for one in trained_outside(place.store, place.run_id)):
+        own = plan.stages[: 1 + max(at for at, stage in enumerate(plan.stages) if stage.makes == "checkpoint")]
     return [stage for stage in plan.stages if stage in own or stage in drawn_on]

@@ -22,6 +22,7 @@ from agentr_core.reports.records import (
 from agentr_core.runtime.description import Position
 from agentr_core.runtime.place import Workplace
 from agentr_core.stages.evaluate import evaluation_id
+from agentr_core.stages.outside import outside_section
 from agentr_core.stages.report_costs import bills
 from agentr_core.stages.report_scores import Scoreboard
 from agentr_core.store.queries import outcomes, usage
@@ -52,7 +53,7 @@ def build_report(
     return replace(
         build_outline(place, iteration, board or Scoreboard(place), viewer=viewer),
         worlds=_worlds(place, iteration),
-        data=_said_by_method(place, iteration, "data"),
+        data=(*outside_section(place, iteration), *_said_by_method(place, iteration, "data")),
         errors=_errors(place, iteration),
         samples=tuple(_linked(section, viewer) for section in _said_by_method(place, iteration, "samples")),
         hashes=_hashes(place, iteration),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from agentr_core.store.database import Store
+from agentr_core.store.database import Store, put
 from agentr_core.store.tables import Rows
 
 T = TypeVar("T")
@@ -39,6 +39,22 @@ def snapshot(store: Store) -> Iterator[_Snapshot]:
         yield state
     for rows in state.later:
         store.write(rows)
+
+
+class _Burst(_Snapshot):
+    def write(self, rows: Rows) -> None:
+        put(self._con, rows)
+
+
+@contextmanager
+def burst(store: Store) -> Iterator[Store]:
+    """Return a store whose queries see what the body has written to it: all of that is stored once
+    the body has ended, and nothing of it if the body fails or the process dies.
+
+    Others wait until then, so keep it short. Raises as `Store.transaction` does.
+    """
+    with store.transaction() as con:
+        yield _Burst(store, con)
 
 
 def settled(store: Store, read: Callable[[Store], T]) -> T:

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import click
 
+from agentr_core.lifetime import importing
 from agentr_core.texts import visible
 from flows.cli.options import WORKSPACE, IdPrefix, NamedPath, refuse_given
+from flows.cli.prefect_settings import quiet_prefect
 
+_OF_RECORDS = ("environment", "options", "split", "opening", "skip_bad")
 FORMATS = ("parquet", "trl", "sharegpt", "llama-factory", "agenttraj", "atif", "verl")
 
 
@@ -20,8 +23,24 @@ FORMATS = ("parquet", "trl", "sharegpt", "llama-factory", "agenttraj", "atif", "
 @click.option(
     "--without-mask", is_flag=True, help="Write the set even where the format cannot say which turns carry no loss."
 )
+@click.option(
+    "--data-source",
+    "sources",
+    multiple=True,
+    metavar="DOMAIN=NAME",
+    help="For verl: the data source of math or knowledge, by which a reward function knows its rule; by default, "
+    "those of ET-Agent.",
+)
 @WORKSPACE
-def export(source: str, folder: Path, form: str, iteration: int | None, without_mask: bool, workspace: Path) -> None:
+def export(
+    source: str,
+    folder: Path,
+    form: str,
+    iteration: int | None,
+    without_mask: bool,
+    sources: tuple[str, ...],
+    workspace: Path,
+) -> None:
     """Write a training set into a new FOLDER for another program.
 
     SOURCE is the beginning of the id of a dataset, an iteration or a run. Some turns must not be
@@ -36,17 +55,29 @@ def export(source: str, folder: Path, form: str, iteration: int | None, without_
     llama-factory  a line for each trained turn, and dataset_info.json
     agenttraj      as AgentTraj-L of AgentGym, with `loss` of each turn
     atif           trajectories in the agent trajectory interchange format
-    verl           prompts for reinforcement learning, also of group RL
+    verl           prompts and golds for reinforcement learning, with a
+                   script that starts it; also of a selection or of group RL
     """
-    from flows.commands.exporting import export_folder
+    if form != "verl":
+        refuse_given("belongs to --format verl", "sources")
+    from flows.commands.exporting import data_sources, export_folder
 
-    click.echo(export_folder(workspace, source, folder, form, iteration=iteration, without_mask=without_mask))
+    done = export_folder(
+        workspace,
+        source,
+        folder,
+        form,
+        iteration=iteration,
+        without_mask=without_mask,
+        sources=data_sources(sources),
+    )
+    click.echo(done)
 
 
 @click.command("import")
 @click.argument("source", type=NamedPath(path_type=Path))
-@click.argument("target", type=NamedPath(path_type=Path, dir_okay=False))
-@click.option("--as", "use", type=click.Choice(["expert", "pairs", "general"]), required=True)
+@click.argument("target", type=NamedPath(path_type=Path, dir_okay=False), required=False)
+@click.option("--as", "use", type=click.Choice(["expert", "pairs", "general", "iteration"]), required=True)
 @click.option(
     "--environment", default="", metavar="NAME", help="The environment of the instances; general chat has none."
 )
@@ -62,27 +93,43 @@ def export(source: str, folder: Path, form: str, iteration: int | None, without_
     help="Turns before the problem in an expert's conversation.",
 )
 @click.option("--skip-bad", is_flag=True, help="Leave out unsound records; otherwise they stop the import.")
+@click.option("--run", "run", type=IdPrefix(), help="Of --as iteration: the run, if the workspace has several.")
+@WORKSPACE
 def import_records(
     source: Path,
-    target: Path,
+    target: Path | None,
     use: str,
     environment: str,
     options: tuple[str, ...],
     split: str,
     opening: int,
     skip_bad: bool,
+    run: str | None,
+    workspace: Path,
 ) -> None:
-    """Check the records of another program and write them for recipes.
+    """Take in what another program wrote or trained.
 
-    SOURCE is a file or a folder of files, TARGET the new file. A file is JSON lines or one array:
-    conversations of AgentTraj, ETO, ShareGPT or OpenAI, prompts and completions or pairs of TRL, or
-    trajectories in ATIF. Each unsound record is reported with its line, and then nothing is
-    written. Fields that are not read are named. A recipe takes TARGET as eto.expert.file (several
-    demonstrations of an instance are fine), eto.preferences.file or data.general.file.
+    With expert, pairs or general, records are checked and written for recipes: SOURCE is a file or
+    a folder of files, TARGET the new file. A file is JSON lines or one array: conversations of
+    AgentTraj, ETO, ShareGPT or OpenAI, prompts and completions or pairs of TRL, or trajectories in
+    ATIF. Each unsound record is reported with its line, and then nothing is written. Fields that
+    are not read are named. A recipe takes TARGET as eto.expert.file (several demonstrations of an
+    instance are fine), eto.preferences.file or data.general.file.
+
+    With iteration, SOURCE is the folder of a training that verl did on exported prompts, and there
+    is no TARGET: its checkpoint (config.json and *.safetensors, merged) and its rollouts (dumps of
+    the trainer, or tables) become the next iteration of a run, which is evaluated and reported, and
+    from which the run goes on. The same folder again changes nothing.
     """
+    if use == "iteration":
+        _import_training(source, target, workspace, run)
+        return
     from flows.commands.environments import options_of
     from flows.commands.importing import import_file
 
+    refuse_given("belongs to --as iteration", "run", "workspace")
+    if target is None:
+        raise click.UsageError("Missing argument 'TARGET'.")
     if use == "general":
         refuse_given("is of instances, and general chat has none; leave it out", "environment", "options", "split")
     if use != "expert":
@@ -100,3 +147,14 @@ def import_records(
         say=lambda fault: click.echo(visible(fault), err=True),
     )
     click.echo(done)
+
+
+def _import_training(folder: Path, target: Path | None, workspace: Path, run: str | None) -> None:
+    if target is not None:
+        raise click.UsageError(f"--as iteration writes no file, but into the workspace; leave out {target}")
+    refuse_given("belongs to records, and --as iteration takes none", *_OF_RECORDS)
+    quiet_prefect()
+    with importing():
+        from flows.local import import_training
+
+    click.echo(import_training(folder, workspace, run or ""))

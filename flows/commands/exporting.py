@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from agentr_core.environments.reasoning.world import ReasoningWorld
 from agentr_core.episodes.transcript import transcript_of
 from agentr_core.errors import ConfigError
 from agentr_core.exchange.formats import FORMATS, export
-from agentr_core.exchange.training_set import Origin, PairRow, SampleRow, TrainingSet
+from agentr_core.exchange.training_set import Launch, Origin, PairRow, Question, SampleRow, TrainingSet
+from agentr_core.exchange.verl import ABILITIES, SOURCES
+from agentr_core.methods.et_agent.reward import EfficiencyReward
+from agentr_core.protocols import Environment
+from agentr_core.runtime.place import Workplace
 from agentr_core.samples.identity import sample_id
 from agentr_core.stages.dataset import stored_tokens
 from agentr_core.store import Store
@@ -24,7 +30,9 @@ from agentr_core.store.queries.datasets import (
     grouped_beginning,
     sample_heads,
 )
-from agentr_core.types import Sample
+from agentr_core.store.queries.iterations import checkpoint_made
+from agentr_core.training.objectives import GroupRelative
+from agentr_core.types import Instance, Sample
 from tasks.wiring import RunRef, quiet_workplace
 from tasks.workspaces import open_store
 
@@ -36,14 +44,23 @@ _OF_SAMPLE = (
 
 
 def export_folder(
-    workspace: Path, prefix: str, folder: Path, form: str, *, iteration: int | None = None, without_mask: bool = False
+    workspace: Path,
+    prefix: str,
+    folder: Path,
+    form: str,
+    *,
+    iteration: int | None = None,
+    without_mask: bool = False,
+    sources: Mapping[str, str] | None = None,
 ) -> str:
     """Write a training set of a workspace into a new folder, and say what is there.
 
     Args:
         prefix: the beginning of the id of a dataset, an iteration or a run; of an iteration of
-            group RL, which has no dataset, the prompts of its instances are written for verl.
+            group RL, which has no dataset, the prompts of its instances are written for verl:
+            those that its selection chose, else those that were played.
         iteration: which iteration of a run; None: its last one.
+        sources: for verl: the data source by the domain of a question; None: those of ET-Agent.
 
     Raises:
         ConfigError: there is no such training set, or as `formats.export` raises it.
@@ -62,10 +79,26 @@ def export_folder(
         made = _prompts(store, workspace, grouped, head)
     else:
         made = _training_set(store, workspace, head)
+    if form == "verl":
+        place = quiet_workplace(RunRef(workspace=str(workspace), run_id=head.run_id))
+        made = _for_verl(place, made, head.iteration, sources or SOURCES)
     files = export(made, folder, form, without_mask=without_mask)
     shown = files if len(files) <= 5 else (*files[:3], f"and {len(files) - 3} more")
     done = f"{FORMATS[form].told(made)} of {made.name} in {folder}: {', '.join(shown)}"
     return "\n".join([done, *FORMATS[form].notes_on(made)])
+
+
+def data_sources(options: Sequence[str]) -> dict[str, str]:
+    """Return the data source by the domain of a question, as options say it, each
+    `DOMAIN=NAME`; for others those of ET-Agent. Raises `ConfigError`.
+    """
+    found = dict(SOURCES)
+    for option in options:
+        domain, equals, name = option.partition("=")
+        if domain not in SOURCES or not equals or not name.strip():
+            raise ConfigError(f"--data-source {option}: write {' or '.join(f'{one}=NAME' for one in SOURCES)}")
+        found[domain] = name.strip()
+    return found
 
 
 def _of(found: Sequence[Head], iteration: int | None) -> list[Head]:
@@ -122,6 +155,58 @@ def _prompts(store: Store, workspace: Path, found: Sequence[GroupedInstance], ch
             rows.append(SampleRow(id=key, sample=sample, origin=heads[key]._asdict()))
     facts = {name: getattr(chosen, name) for name in ("run_id", "recipe", "iteration", "iteration_id")}
     return TrainingSet(name=f"{chosen.recipe}-{chosen.iteration}", facts=facts, samples=rows)
+
+
+def _for_verl(place: Workplace, made: TrainingSet, iteration: int, sources: Mapping[str, str]) -> TrainingSet:
+    """Return a training set with the questions of its instances, and what a training of them starts
+    from.
+    """
+    with place.worlds() as worlds:
+        samples = [
+            replace(row, question=_question(worlds.of(row.sample.instance), row.sample.instance, sources))
+            if row.sample.instance is not None
+            else row
+            for row in made.samples
+        ]
+    return replace(made, samples=samples, launch=_launch(place, iteration))
+
+
+def _launch(place: Workplace, iteration: int) -> Launch | None:
+    """Return what a training in groups starts from: the policy of an iteration of group RL, else
+    what the iteration made; None where that is no directory, but served by name.
+    """
+    training = place.plan(iteration).training
+    online = training is not None and isinstance(training.objective, GroupRelative)
+    made = checkpoint_made(place.store, place.iteration_id(iteration))
+    start = place.policy(iteration) if online or made is None else place.trained(iteration)
+    if place.recipe.model.backend == "openai":
+        return None
+    launch = Launch(model=str(start.path.resolve()), workspace=str(place.root.resolve()), run_id=place.run_id)
+    if training is None or not isinstance(training.objective, GroupRelative):
+        return launch
+    grpo, reward = training.objective.grpo, training.objective.reward
+    return replace(
+        launch,
+        groups=grpo.groups,
+        generations=grpo.num_generations,
+        minibatch=max(1, grpo.groups // grpo.minibatches),
+        learning_rate=training.config.learning_rate,
+        sigma_calls=reward.sigma_calls if isinstance(reward, EfficiencyReward) else 0.0,
+        sigma_length=reward.sigma_length if isinstance(reward, EfficiencyReward) else 0.0,
+    )
+
+
+def _question(env: Environment, instance: Instance, sources: Mapping[str, str]) -> Question | None:
+    """Return the question of an instance with its golds; None in a world that has none."""
+    if not isinstance(env, ReasoningWorld):
+        return None
+    problem = env.problem(instance)
+    return Question(
+        text=problem.question,
+        golds=problem.golds,
+        ability=ABILITIES[problem.domain],
+        data_source=sources[problem.domain],
+    )
 
 
 def _pairs(store: Store, source_id: str, head: DatasetHead, rows: list[tuple[str, Sample]]) -> list[PairRow]:

@@ -5,6 +5,7 @@ carry loss or is refused, and appears whole or not at all.
 from __future__ import annotations
 
 import json
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from toy_paths import ToyTree, critique, renderer
 from agentr_core.errors import ConfigError, DiskError
 from agentr_core.exchange.formats import FORMATS, export
 from agentr_core.exchange.imports import Place, import_chat, import_experts, import_pairs
-from agentr_core.exchange.training_set import PairRow, SampleRow, TrainingSet
+from agentr_core.exchange.training_set import Launch, PairRow, SampleRow, TrainingSet
 from agentr_core.methods.agent_r.splicing import good_sample, splice
 from agentr_core.recipes import SpliceConfig
 from agentr_core.samples.identity import sample_id
@@ -335,6 +336,20 @@ def test_verl_has_the_prompt_of_each_instance_once(tmp_path: Path) -> None:
     assert (first["data_source"], first["extra_info"]["index"], first["extra_info"]["split"]) == ("line", 0, "train")
     assert first["extra_info"]["interaction_kwargs"] == {"name": "line", "instance_id": "line/train/0"}
     assert first["extra_info"]["run_id"] == "r1"
+    assert [path.name for path in (tmp_path / "out").iterdir() if path.suffix == ".sh"] == [], "there is no model"
+
+
+def test_verl_is_told_of_a_reward_where_no_question_has_answers(tmp_path: Path) -> None:
+    """With golds, tests/flows/test_handover.py runs the script."""
+    launch = Launch(model="/models/o'neill", workspace="my runs", run_id="r1")
+    export(replace(training_set(), launch=launch), tmp_path / "out", "verl")
+    script = tmp_path / "out" / "launch.sh"
+    subprocess.run(["bash", "-n", script], check=True)
+    text = script.read_text()
+    assert "REWARD:?name a Python file" in text
+    assert "efficiency" not in text
+    done = subprocess.run(["bash", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, "REWARD: name a Python file" in done.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("form", list(FORMATS))

@@ -405,3 +405,28 @@ async def test_what_a_judge_says_before_it_is_cut_is_no_grade() -> None:
     env = world(judged="all")
     with pytest.raises(ModelFault, match="'Correct would be' was cut at the token limit, so it is no grade"):
         await graded(env, trajectory(env, [WRONG]), Judge("Correct would be", "length"), seed=3)
+
+
+def test_the_parts_of_an_episode_that_was_played_elsewhere_are_its_text() -> None:
+    bench = Bench(PASSAGES)
+    env = ReasoningWorld(QUESTIONS, bench, Rules())
+    instance = env.instances("train")[1]
+    text = (
+        "<think>Hm.</think>\n<search>x </search> <result>\n<answer>9</answer>\n</result>\n<think>So.</think>"
+        "<python>42/2</python><result></result><answer>\\boxed{21}</answer>\n"
+    )
+    found = env.recall(instance, text)
+    assert "".join(step.reply + step.observation for step in found.steps) == text
+    assert [step.action for step in found.steps] == [
+        "<search>x</search>",
+        "<python>42/2</python>",
+        "<answer>\\boxed{21}</answer>",
+    ]
+    calls = [(call.tool, call.key, call.status) for step in found.steps for call in step.tool_calls]
+    assert calls == [("search", "x", "ok"), ("python", "42/2", "empty")]
+    assert not bench.calls, "nothing is called again"
+    assert (found.reward, found.success, found.stop) == (1.0, True, StopReason.SUCCESS)
+    assert not env.recall(instance, text, 0.5).success
+    for cut in ("<think>", "", "<search>x</search><result>y"):
+        one = env.recall(instance, cut)
+        assert (one.reward, one.stop, one.steps[0].reply) == (0.0, StopReason.STEP_LIMIT, cut)

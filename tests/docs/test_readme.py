@@ -68,6 +68,8 @@ def test_every_command_is_of_a_kind_that_is_tested_here() -> None:
     several += ("agentr collect ", "agentr improve ")
     # These need a run: tests/flows/test_flywheel.py.
     several += ("agentr export ", "agentr eval ", "agentr publish ")
+    # This one needs GPUs; tests/flows/test_handover.py runs it with programs in their place.
+    several += ("bash handed/launch.sh",)
     unknown = [command for command in COMMANDS if not command.startswith(run_here + servers + several)]
     assert COMMANDS
     assert not unknown
@@ -134,7 +136,11 @@ def test_code_in_python_runs_in_a_workspace(text: str, tmp_path: Path, monkeypat
     assert (len(found["table"]), len(found["frame"])) == (0, 0)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("command", [*named("agentr store "), *named("agentr import ")])
+# tests/flows/test_handover.py imports trainings.
+@pytest.mark.parametrize(
+    "command",
+    [*named("agentr store "), *(command for command in named("agentr import ") if "--as iteration" not in command)],
+)
 def test_commands_on_stores_and_files_are_run(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for file, run in (("runs/store.duckdb", "087920b9ddc460a6"), ("backup.duckdb", "b")):

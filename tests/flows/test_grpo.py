@@ -100,7 +100,7 @@ def test_a_recipe_runs_from_its_plan_to_its_report(tmp_path: Path, door_model: P
     played = store.query("select distinct instance_id from rl_group")["instance_id"]
     assert sorted(row["extra_info"]["instance_id"] for row in rows) == sorted(played)
     for row in rows:
-        house = f"Door {row['extra_info']['index']} of the train house."
+        house = f"Door {row['extra_info']['instance_id'].split('/')[-1]} of the train house."
         assert [turn["content"] for turn in row["prompt"]] == ["You stand before a door. Say the word.", "Ok.", house]
     with pytest.raises(ConfigError, match="is group RL, which has no dataset; only --format verl takes it"):
         export_folder(file.parent / "runs", done.run_id, tmp_path / "trl", "trl")

@@ -18,7 +18,9 @@ from agentr_core.environments.reasoning.grammar import (
     call_in,
     final_answer,
     shown_result,
+    tags,
 )
+from agentr_core.environments.reasoning.grammar import steps as cut_steps
 from agentr_core.environments.reasoning.judge import AnswerGrader, Judged
 from agentr_core.environments.reasoning.native import InCalls
 from agentr_core.environments.reasoning.problems import Move, Problem
@@ -29,7 +31,7 @@ from agentr_core.episodes.transcript import Continuation
 from agentr_core.errors import ConfigError, EnvironmentFault
 from agentr_core.protocols import Toolbox, Transcript
 from agentr_core.tools.search import summary
-from agentr_core.types import Instance, Step, ToolCall, Transition
+from agentr_core.types import Instance, Step, StopReason, ToolCall, Trajectory, Transition
 
 _NO_CALL = "There is no call that this could be the result of."
 _SPENT = "No such call is left. Answer with what you know."
@@ -193,6 +195,34 @@ class ReasoningWorld:
         self._state = replace(self._now, resumed=bool(steps), texts=texts)
         return question
 
+    def recall(self, instance: Instance, text: str, reward: float | None = None) -> Trajectory:
+        """Return the episode with the steps of a text, which is cut after every result, without
+        calling tools; see `protocols.Recalling`.
+        """
+        problem, answers = self.problem(instance), self._rules.answers
+        parts = [_parted(part) for part in cut_steps(text)] or [(text, "")]
+        actions = [self.parse(reply) for reply, _ in parts]
+        found = call_in(actions[-1])
+        answered = found is not None and found.name == "answer"
+        if reward is None:
+            said = final_answer(actions[-1], answers) if answered else ""
+            reward = correctness(said, problem.golds, problem.domain, answers)
+        success, last = reward > self._rules.success_from, len(parts) - 1
+        steps = tuple(
+            Step(
+                reply=reply,
+                action=action,
+                observation=observation,
+                reward=reward if position == last else 0.0,
+                terminated=answered and position == last,
+                success=success and position == last,
+                tool_calls=_made_elsewhere(action, observation),
+            )
+            for position, ((reply, observation), action) in enumerate(zip(parts, actions, strict=True))
+        )
+        stop = StopReason.SUCCESS if success else StopReason.FAILURE if answered else StopReason.STEP_LIMIT
+        return Trajectory.ended(instance, problem.question, steps, stop)
+
     def parse(self, reply: str) -> str:
         """Return the first call or answer of a reply with its tags; if there is none, `<result>`
         for a reply that opens a result itself, else the empty string.
@@ -327,3 +357,22 @@ class ReasoningWorld:
         made = sum(state.made.values())
         within_both = not rules.calls or made < rules.calls + extra
         return tool in self._toolbox.tools and state.made[tool] < rules.most_calls(tool) + extra and within_both
+
+
+def _parted(text: str) -> tuple[str, str]:
+    """Return the reply and the result of a step: the result is at its end, if it has one."""
+    opens = [tag.start for tag in tags(text) if tag.name == "result" and tag.opens]
+    if not opens or not text.endswith("</result>"):
+        return text, ""
+    reply = text[: opens[-1]].rstrip()
+    return reply, text[len(reply) :]
+
+
+def _made_elsewhere(action: str, observation: str) -> tuple[ToolCall, ...]:
+    """Return the call of a step that another program answered; none without a result."""
+    call = call_in(action)
+    if call is None or call.name == "answer" or not observation:
+        return ()
+    output = observation.strip().removeprefix(RESULT_OPENS).removesuffix("</result>").strip()
+    status = "ok" if output else "empty"
+    return (ToolCall(tool=call.name, provider="outside", key=call.content, status=status, output=output),)

@@ -27,6 +27,7 @@ ROLLOUT = Stage(
     needs=("gpu", "env"),
     roles=("actor",),
     spreads=True,
+    gathers=True,
     check=imported("agentr_core.methods.et_agent.stages.rollout:check_counts"),
 )
 SELECT = Stage(
@@ -35,6 +36,7 @@ SELECT = Stage(
     work=imported("agentr_core.methods.et_agent.stages.select:select_questions"),
     reads=("et_agent.curriculum",),
     needs=("env",),
+    chooses=True,
 )
 ASKED = ("models", "et_agent.behaviour", "et_agent.curriculum.counts")
 ASSESS = replace(

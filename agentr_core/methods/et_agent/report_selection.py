@@ -12,6 +12,7 @@ from agentr_core.reports.document import Block, Column, Figure, Row, Section, Ta
 from agentr_core.reports.records import FunnelStage
 from agentr_core.runtime.place import Workplace
 from agentr_core.store.codec import Selected, load_selection
+from agentr_core.store.queries.iterations import trained_outside
 
 _FRONTS = 6
 """Number of fronts that have a row of their own."""
@@ -19,9 +20,11 @@ _FRONTS = 6
 
 def funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
     """Return how many questions were answered, could be trained on and were chosen, and what became
-    of the groups that were sampled for the chosen ones.
+    of the groups that were sampled for the chosen ones; where nothing was chosen here, only that.
     """
     found = load_selection(place.store, place.iteration_id(iteration))
+    if not found and trained_outside(place.store, place.run_id):
+        return FUNNEL_OF_GROUPS.stages(place, iteration)
     fit = [one for one in found if one.front is not None]
     chosen = [one for one in fit if one.selected]
     return (

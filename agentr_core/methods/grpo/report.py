@@ -11,6 +11,7 @@ from agentr_core.reports.document import Block, Column, Figure, Paragraph, Row, 
 from agentr_core.reports.records import FunnelStage
 from agentr_core.runtime.place import Workplace
 from agentr_core.store.queries.groups import GroupStep, Validation, group_counts, group_steps, validations
+from agentr_core.store.queries.iterations import trained_outside
 
 TITLE = "Reinforcement learning by step"
 _ROWS = 12
@@ -42,6 +43,11 @@ def step_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
         f"Training episodes, sampled at temperature 1 by the policy before each step; pass@{size} is the share of "
         "groups with a success, and mixed are groups whose rewards differ. Only these are trained on."
     )
+    if any(one.iteration == iteration for one in trained_outside(place.store, place.run_id)):
+        note = (
+            f"Training episodes as another program sampled them, by step of its training; pass@{size} is the share of "
+            "groups with a success, and mixed are groups in which they were worth differently to it."
+        )
     if any(step.recovered is not None for step in steps):
         note += (
             " Some groups go on from a failed episode: recovered is the share of their episodes that succeed, and they "
@@ -117,8 +123,8 @@ def _blocks(steps: Sequence[GroupStep], size: int) -> Iterator[Block]:
     if len(trained) > 1:
         entropies = [one.entropy for one in trained if one.entropy is not None]
         yield _figure({"entropy": entropies}, "Entropy of the policy in nats a token by step that trained.")
-    if len(trained) < len(steps):
-        yield Paragraph(f"{len(steps) - len(trained)} of {len(steps)} steps had no mixed group, and trained nothing.")
+    if idle := sum(one.entropy is None and not one.mixed_share for one in steps):
+        yield Paragraph(f"{idle} of {len(steps)} steps had no mixed group, and trained nothing.")
     yield _table(steps, size)
 
 

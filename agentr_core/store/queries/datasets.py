@@ -71,7 +71,9 @@ def calls_behind(store: Store, sample_ids: Sequence[str]) -> dict[str, list[dict
 
 
 class GroupedInstance(NamedTuple):
-    """An instance that an iteration of reinforcement learning played, and one of its rollouts."""
+    """An instance that an iteration of reinforcement learning chose or played, and one of its
+    rollouts.
+    """
 
     run_id: str
     recipe: str
@@ -82,8 +84,11 @@ class GroupedInstance(NamedTuple):
 
 
 def grouped_beginning(store: Store, prefix: str) -> list[GroupedInstance]:
-    """Return the instances of groups whose iteration's or run's id begins with a prefix, each once
-    per iteration, in the order of iterations and of the first group of each instance.
+    """Return the instances that iterations of reinforcement learning train on, whose iteration's or
+    run's id begins with a prefix, each once per iteration, in the order of iterations.
+
+    They are those that the iteration's selection chose, in the order of their ids; of an iteration
+    without a selection, those of its groups, in the order of their first groups.
     """
     return [GroupedInstance(*row) for row in store.rows(_GROUPED, prefix)]
 
@@ -155,12 +160,25 @@ where s.sample_id in (select unnest(?))
 group by s.sample_id
 """
 _GROUPED = """
-select r.run_id, r.recipe, i.iteration, i.iteration_id, g.instance_id,
-    arg_min(o.trajectory_id, (o.step, o.number, o.episode))
-from rl_group g join rl_rollout o using (iteration_id, step, number) join iteration i using (iteration_id)
-join run r using (run_id)
-where starts_with(i.iteration_id, $1) or starts_with(r.run_id, $1)
-group by all order by r.run_id, i.iteration, min((o.step, o.number))
+with wanted as (
+    select r.run_id, r.recipe, i.iteration, i.iteration_id
+    from iteration i join run r using (run_id)
+    where starts_with(i.iteration_id, $1) or starts_with(r.run_id, $1)
+), found as (
+    select iteration_id, s.instance_id, min(p.trajectory_id) as trajectory_id, 0 as step, 0 as number
+    from wanted join selection s using (iteration_id) join planned_rollout p using (iteration_id, instance_id)
+    semi join trajectory using (trajectory_id)
+    where s.selected group by all
+    union all
+    select iteration_id, g.instance_id, arg_min(o.trajectory_id, (o.step, o.number, o.episode)),
+        min((o.step, o.number))[1], min((o.step, o.number))[2]
+    from wanted join rl_group g using (iteration_id) join rl_rollout o using (iteration_id, step, number)
+    anti join selection s using (iteration_id)
+    group by all
+)
+select run_id, recipe, iteration, iteration_id, instance_id, trajectory_id
+from wanted join found using (iteration_id)
+order by run_id, iteration, step, number, instance_id
 """
 _DATASETS = """
 select d.dataset_id, d.hash, d.counts, r.run_id, r.recipe, r.method, i.iteration, i.iteration_id

@@ -30,7 +30,8 @@ class GroupStep(NamedTuple):
     pass_at_n: float
     mixed_share: float
     episode_tokens: float
-    cut_share: float
+    cut_share: float | None
+    """None, like most of what follows, if another program trained."""
     tokens_per_second: float | None
     """None if its episodes were already in the store."""
     entropy: float | None

@@ -114,6 +114,26 @@ def _checkpoint(store: Store, iteration_id: str, *, promoted: bool) -> StoredChe
     return None
 
 
+class Outside(NamedTuple):
+    """A training by another program that a run took back as an iteration."""
+
+    iteration: int
+    checkpoint_id: str
+    program: str
+    source: str
+    """The folder that it was read from."""
+    files: str
+    """The hash of the weights and rollouts in that folder."""
+    rollouts: int
+    finished: bool
+    """Whether the iteration is."""
+
+
+def trained_outside(store: Store, run_id: str) -> list[Outside]:
+    """Return the iterations of a run that another program trained, in their order."""
+    return [Outside(*row) for row in store.rows(_OUTSIDE, run_id)]
+
+
 def training_made(store: Store, iteration_id: str) -> StoredTraining | None:
     """Return the training of an iteration; None before the iteration is finished."""
     for key, dataset, counts, tokens, seconds in store.rows(_TRAINING, iteration_id):
@@ -176,6 +196,13 @@ join run using (run_id)
 where run_id = ? and status = 'finished'
 order by iteration desc
 limit 1
+"""
+_OUTSIDE = """
+select i.iteration, c.checkpoint_id, c.config->>'$.outside.program', c.config->>'$.outside.source',
+    c.config->>'$.outside.files', (c.config->>'$.outside.rollouts')::bigint, i.status = 'finished'
+from iteration i join checkpoint c on c.checkpoint_id = i.checkpoint_out
+where i.run_id = ? and i.iteration > 0 and (c.config->>'$.outside.files') is not null
+order by i.iteration
 """
 _TRAINED = """
 select coalesce(sum(tokens), 0)::bigint, coalesce(sum(seconds), 0)

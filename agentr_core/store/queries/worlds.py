@@ -1,8 +1,19 @@
-"""The counts of what an iteration made in each world."""
+"""Instances of worlds, and the counts of what an iteration made in each world."""
 
 from __future__ import annotations
 
 from agentr_core.store.database import Store
+from agentr_core.types import Instance
+
+
+def instances_stored(store: Store) -> list[Instance]:
+    """Return every instance that something in the store is of, by world, split and index."""
+    return [
+        Instance(environment=environment, split=split, index=index)
+        for environment, split, index in store.rows(
+            "select environment, split, instance_index from instance order by all"
+        )
+    ]
 
 
 def made_by_world(store: Store, source_id: str, iteration_id: str) -> dict[str, dict[str, int]]:

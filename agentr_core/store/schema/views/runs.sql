@@ -211,12 +211,15 @@ with recursive line as (
     join checkpoint c on c.checkpoint_id = l.ancestor_id
     where c.parent_id is not null
 )
-select l.checkpoint_id, l.generation, l.ancestor_id, r.run_id, r.recipe, r.method, i.iteration, c.path
+select l.checkpoint_id, l.generation, l.ancestor_id, r.run_id, r.recipe, r.method, i.iteration, c.path,
+    c.config->>'$.outside.source' as outside_source, c.config->>'$.outside.files' as outside_files
 from line l
 join checkpoint c on c.checkpoint_id = l.ancestor_id
 left join iteration i using (iteration_id)
 left join run r using (run_id)
 order by l.checkpoint_id, l.generation;
 comment on view v_ancestors is 'From a checkpoint back through all trainings, those of other runs of the workspace included, to the first model.';
+comment on column v_ancestors.outside_source is 'The folder from which `agentr import --as iteration` took weights that another program trained; null for our own.';
+comment on column v_ancestors.outside_files is 'The hash of the weights and rollouts in that folder.';
 comment on column v_ancestors.generation is '1: its parent.';
 comment on column v_ancestors.run_id is 'The run that made the ancestor; null for the model that a run starts from.';

@@ -1,0 +1,552 @@
+"""A training that another program did, taken back as an iteration: its weights become the
+checkpoint of the iteration, and its rollouts the groups of its steps.
+
+Everything is read and checked before anything is stored, and stored in one transaction, at the end
+of which the folder of the weights has its name. So an import that was killed has either happened or
+not, and the same one again ends it.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from agentr_core.episodes.transcript import Continuation, transcript_of
+from agentr_core.errors import ConfigError, DataFileError, EnvironmentFault, ModelDirectoryError, StoreError
+from agentr_core.exchange import verl
+from agentr_core.exchange.verl import Rollout
+from agentr_core.fingerprint import canonical, file_sha256, fingerprint
+from agentr_core.models.files import ADAPTER_CONFIG, adapter_base, checkpoint_folder, weight_files, weights_sha256
+from agentr_core.protocols import Environment, Recalling
+from agentr_core.reports.document import Column, Row, Section, Table
+from agentr_core.runtime.instances import held_out
+from agentr_core.runtime.place import Checkpoint, Workplace
+from agentr_core.runtime.trained_on import rows_of
+from agentr_core.samples.rendering import Renderer, load_tokenizer
+from agentr_core.store.codec import (
+    VALIDATION,
+    Group,
+    checkpoint_rows,
+    group_rows,
+    iteration_rows,
+    rl_step_rows,
+    trajectory_rows,
+    validation_rows,
+)
+from agentr_core.store.queries.groups import step_hashes
+from agentr_core.store.queries.iterations import checkpoint_made, count_finished_iterations, trained_outside
+from agentr_core.store.queries.worlds import instances_stored
+from agentr_core.store.snapshot import burst
+from agentr_core.store.tables import Rows, merge
+from agentr_core.texts import counted, placed, quoted
+from agentr_core.training import Manifest, is_complete, publish, read_manifest
+from agentr_core.training.checkpoints import HISTORY, from_here
+from agentr_core.training.group.advantages import advantages, has_contrast
+from agentr_core.training.job import write_whole
+from agentr_core.types import Instance, Trajectory
+
+PROGRAM = "verl"
+_MERGE = "python -m verl.model_merger merge --backend {backend} --local_dir {folder} --target_dir MERGED"
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
+_OTHERS = ("manifest.json", "job.json", "README.md", ADAPTER_CONFIG, HISTORY, "model.safetensors.index.json")
+_VOLATILE = ("_name_or_path", "architectures", "attn_implementation", "dtype", "torch_dtype", "transformers_version")
+_SAME_WEIGHTS = ("lm_head.weight",)
+"""Weights that are not stored, or twice, where they are those of the input."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """A training outside, read from its folder. `files` is the hash of its weights and rollouts,
+    `left_out` has what of the folder was not read.
+    """
+
+    folder: Path
+    checkpoint: Path
+    weights: str
+    rollouts: tuple[Rollout, ...]
+    files: str
+    left_out: tuple[str, ...] = ()
+
+
+def read_training(folder: Path) -> Training:
+    """Return the checkpoint and the rollouts in a folder, or in folders below it.
+
+    Raises `ConfigError`, `ModelDirectoryError` or `DataFileError` where there is not one whole
+    checkpoint in the form of Hugging Face, or a file is no rollouts.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"{placed(folder)} is no folder; name that of a training, with its checkpoint and rollouts")
+    checkpoint = _checkpoint_in(folder)
+    weights = weights_sha256(checkpoint)
+    found = verl.rollout_files(folder)
+    prompts = [file for file in found if verl.has_prompts_only(file)]
+    files = [file for file in found if file not in prompts]
+    rollouts = tuple(rollout for file in files for rollout in verl.read_rollouts(file))
+    hashes = [(str(file.relative_to(folder)), file_sha256(file)) for file in files]
+    return Training(
+        folder=folder,
+        checkpoint=checkpoint,
+        weights=weights,
+        rollouts=rollouts,
+        files=fingerprint("outside", weights, hashes),
+        left_out=tuple(f"{file} has prompts without replies" for file in prompts),
+    )
+
+
+def _checkpoint_in(folder: Path) -> Path:
+    found = sorted({file.parent for file in folder.rglob("*.safetensors") if (file.parent / "config.json").is_file()})
+    if len(found) > 1:
+        raise ConfigError(
+            f"{folder} has {len(found)} checkpoints ({found[0]} and {found[1]} among them), and one is an iteration; "
+            "leave one in the folder"
+        )
+    if found:
+        return found[0]
+    for pattern, backend, up in (("model_world_size_*_rank_*.pt", "fsdp", 1), ("*.distcp", "megatron", 2)):
+        if shard := next(iter(sorted(folder.rglob(pattern))), None):
+            command = _MERGE.format(backend=backend, folder=shard.parents[up - 1])
+            raise ConfigError(
+                f"{shard.parents[up - 1]} has the shards of a checkpoint, which verl itself merges; run `{command}`, "
+                f"with MERGED a folder below {folder}, and import again"
+            )
+    raise ModelDirectoryError(
+        f"{folder} has no checkpoint: no folder with config.json and weights in *.safetensors; save the model with "
+        "save_pretrained, or merge the shards of verl with `python -m verl.model_merger`"
+    )
+
+
+def known_import(place: Workplace, training: Training) -> tuple[int, bool] | None:
+    """Return which iteration of the run a training is already, and whether that is finished; None
+    if it is none.
+    """
+    found = [one for one in trained_outside(place.store, place.run_id) if one.files == training.files]
+    return (found[-1].iteration, found[-1].finished) if found else None
+
+
+def next_iteration(place: Workplace) -> int:
+    """Return the iteration that a training outside would be: the first that is not finished.
+
+    Raises `ConfigError` where that one has begun to train here.
+    """
+    number = count_finished_iterations(place.store, place.run_id) + 1
+    key = place.iteration_id(number)
+    if checkpoint_made(place.store, key) is not None or step_hashes(place.store, key):
+        raise ConfigError(
+            f"iteration {number} of run {place.run_id} has a training of its own, and is not finished; end it with "
+            "`agentr run`, and import what was trained outside as the next one"
+        )
+    return number
+
+
+def take_back(place: Workplace, iteration: int, training: Training) -> str:
+    """Check that a training outside fits the run, store it as an iteration, and return a sentence
+    that says what was stored.
+
+    Raises:
+        ConfigError: the iteration cannot be of this run.
+        ModelDirectoryError: architecture, tokenizer or weights do not fit the run's model.
+        DataFileError: a rollout is of a question that the store does not know, or is held out.
+    """
+    check_plan(place, iteration)
+    policy = place.policy(iteration)
+    _check_model(training.checkpoint, policy.path)
+    key = fingerprint("checkpoint", "outside", place.iteration_id(iteration), training.files)
+    tokenizer = load_tokenizer(policy.path)
+    played = _played(place, iteration, training, Renderer(tokenizer, at=place.started_at()), tokenizer)
+    steps = _steps(place, iteration, key, [one for one in played if not one.rollout.validates], tokenizer)
+    rows = merge([*steps.values(), *_validations(place, iteration, played), *_trajectories(place, iteration, played)])
+    _store(place, iteration, training, policy, key, rows, sorted(steps))
+    about = f"{counted(len(training.rollouts), 'rollout')} of {counted(len({p.instance for p in played}), 'question')}"
+    own = "" if _has_tokenizer(training.checkpoint) else "; it has no tokenizer, so the run's goes on"
+    return "; ".join(
+        [f"iteration {iteration} of run {place.run_id}: checkpoint {key}, {about}{own}", *training.left_out]
+    )
+
+
+def check_plan(place: Workplace, iteration: int) -> None:
+    """Raise `ConfigError` where the run has no such iteration, or that trains nothing."""
+    why = next(iter(place.method.faults(replace(place.recipe, iterations=iteration))), "")
+    if place.method.flow != "flywheel" or place.recipe.compare.pool:
+        why = "it belongs to a comparison"
+    if why or not any(stage.makes == "checkpoint" for stage in place.plan(iteration).stages):
+        raise ConfigError(
+            f"run {place.run_id} has no iteration {iteration} that trains: {why or 'its recipe plans none'}"
+        )
+
+
+def _check_model(checkpoint: Path, policy: Path) -> None:
+    """Raise `ModelDirectoryError` unless a checkpoint has the architecture, the tokenizer and the
+    weights of the model that the iteration begins with, by name and shape.
+    """
+    from transformers import AutoConfig
+
+    try:
+        theirs = AutoConfig.from_pretrained(checkpoint, local_files_only=True).to_dict()
+    # What a foreign file makes the library raise is anyone's guess.
+    except Exception as error:
+        raise ModelDirectoryError(f"{checkpoint / 'config.json'} cannot be read: {' '.join(str(error).split())}") from (
+            error
+        )
+    ours = AutoConfig.from_pretrained(adapter_base(policy) or policy, local_files_only=True).to_dict()
+    for name in sorted(ours.keys() | theirs.keys()):
+        if name in _VOLATILE or name.endswith("token_id") or name == "use_cache":
+            continue
+        if ours.get(name) != theirs.get(name):
+            raise ModelDirectoryError(
+                f"{checkpoint} is another model than {policy}, with which the iteration begins: its {name} is "
+                f"{quoted(repr(theirs.get(name)), 60)} and not {quoted(repr(ours.get(name)), 60)}"
+            )
+    _check_weights(checkpoint, policy, tied=bool(ours.get("tie_word_embeddings")))
+    if _has_tokenizer(checkpoint):
+        _check_tokenizer(checkpoint, policy)
+
+
+def _check_weights(checkpoint: Path, policy: Path, *, tied: bool) -> None:
+    ours, theirs = dict(_shapes(adapter_base(policy) or policy)), dict(_shapes(checkpoint, finite=True))
+    for name in sorted(ours.keys() | theirs.keys()):
+        if tied and name in _SAME_WEIGHTS:
+            continue
+        if ours.get(name) != theirs.get(name):
+            told = [f"has shape {some[name]}" if name in some else "is missing" for some in (theirs, ours)]
+            raise ModelDirectoryError(
+                f"{checkpoint} does not fit {policy}, with which the iteration begins: weight {name} {told[0]} there "
+                f"and {told[1]} here"
+            )
+
+
+def _shapes(folder: Path, *, finite: bool = False) -> Iterator[tuple[str, tuple[int, ...]]]:
+    from safetensors import safe_open
+
+    for file in weight_files(folder):
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118
+                if finite and not bool(tensors.get_tensor(name).isfinite().all()):
+                    raise ModelDirectoryError(f"{file}: weight {name} has numbers that are not finite; train it again")
+                yield name, tuple(tensors.get_slice(name).get_shape())
+
+
+def _has_tokenizer(checkpoint: Path) -> bool:
+    return any((checkpoint / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json"))
+
+
+def _check_tokenizer(checkpoint: Path, policy: Path) -> None:
+    theirs, ours = load_tokenizer(checkpoint), load_tokenizer(policy)
+    if theirs.get_vocab() != ours.get_vocab():
+        raise ModelDirectoryError(
+            f"the tokenizer in {checkpoint} is not that of {policy}, with which the iteration begins: they differ in "
+            "their tokens"
+        )
+    if theirs.chat_template and ours.chat_template and theirs.chat_template.strip() != ours.chat_template.strip():
+        raise ModelDirectoryError(
+            f"the chat template in {checkpoint} is not that of {policy}, with which the iteration begins; train with "
+            "that one"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Played:
+    """A rollout as an episode, with its id."""
+
+    key: str
+    rollout: Rollout
+    instance: Instance
+    trajectory: Trajectory
+
+
+def _played(place: Workplace, iteration: int, training: Training, renderer: Renderer, tokenizer: Any) -> list[_Played]:
+    if not training.rollouts:
+        return []
+    found: list[_Played] = []
+    with place.worlds() as worlds:
+        for _, env in worlds:
+            _check_world(env, training)
+        known = _Questions(place, renderer, tokenizer)
+        for number, rollout in enumerate(training.rollouts):
+            instance = known.of(rollout)
+            env = worlds.of(instance)
+            assert isinstance(env, Recalling)
+            found.append(
+                _Played(
+                    key=fingerprint("outside", place.iteration_id(iteration), training.files, number),
+                    rollout=rollout,
+                    instance=instance,
+                    trajectory=env.recall(instance, rollout.reply, _reward(rollout)),
+                )
+            )
+    return found
+
+
+def _check_world(env: Environment, training: Training) -> None:
+    if not isinstance(env, Recalling) or not isinstance(transcript_of(env), Continuation):
+        raise DataFileError(
+            f"{training.rollouts[0].where}: episodes of {env.name} are turns, which a dump has as one text that cannot "
+            "be parted; move the rollouts out of the folder to import its checkpoint alone"
+        )
+
+
+def _reward(rollout: Rollout) -> float | None:
+    """Return the reward in [0, 1] that the dump tells; None where it tells none, but a penalty or a
+    bonus: the world's rule decides then.
+    """
+    told = (rollout.correctness, rollout.score)
+    return next((value for value in told if value is not None and 0 <= value <= 1), None)
+
+
+class _Questions:
+    """The questions that a store knows, by the texts of their prompts."""
+
+    def __init__(self, place: Workplace, renderer: Renderer, tokenizer: Any) -> None:
+        self._store = place.store
+        self._held_out = {one.key for some in held_out(place).values() for one in some}
+        self._by_id: dict[str, Instance] = {}
+        self._by_text: dict[str, Instance] = {}
+        self._instructions: set[str] = set()
+        with place.worlds() as worlds:
+            names = {env.name for _, env in worlds}
+            for instance in instances_stored(place.store):
+                if instance.environment in names:
+                    self._add(instance, worlds.of(instance), renderer, tokenizer)
+
+    def _add(self, instance: Instance, env: Environment, renderer: Renderer, tokenizer: Any) -> None:
+        try:
+            messages = transcript_of(env).prompt(env, env.reset(instance), ())
+        except EnvironmentFault:
+            # It is of another run's questions.
+            return
+        shown = _plain(tokenizer.decode(renderer.render_prompt(messages), skip_special_tokens=True))
+        instruction = _plain(messages[0].text)
+        self._instructions.add(instruction)
+        self._by_id[instance.key] = instance
+        turns = verl.canonical_turns(verl.turns(messages))
+        for text in (shown, shown[max(0, shown.find(instruction)) :], turns, _plain(messages[-1].text)):
+            self._by_text.setdefault(text, instance)
+
+    def of(self, rollout: Rollout) -> Instance:
+        """Return the instance of a rollout's question. Raises `DataFileError` if the store does not
+        know it, or training must not see it.
+        """
+        found = self._by_id.get(rollout.instance_id) or self._found(rollout)
+        if found is None:
+            raise DataFileError(
+                f"{rollout.where}: {self._store.path} knows no question with the prompt "
+                f"{quoted(rollout.prompt or rollout.turns, 120)}; import into the workspace of the run whose prompts "
+                "were exported"
+            )
+        if found.key in self._held_out and not rollout.validates:
+            raise DataFileError(
+                f"{rollout.where}: {found.key} is held out for evaluation, and a training must not see it; train on "
+                "other questions, or put dumps of a validation into a folder `validation`"
+            )
+        return found
+
+    def _found(self, rollout: Rollout) -> Instance | None:
+        if rollout.turns:
+            return self._by_text.get(rollout.turns)
+        said = _plain(rollout.prompt)
+        if said in self._by_text:
+            return self._by_text[said]
+        # Some templates write something before the instruction, such as the date.
+        starts = [at for one in self._instructions if one and (at := said.find(one)) >= 0]
+        return next((self._by_text[said[at:]] for at in starts if said[at:] in self._by_text), None)
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _steps(
+    place: Workplace, iteration: int, checkpoint_id: str, played: Sequence[_Played], tokenizer: Any
+) -> dict[int, Rows]:
+    """Return the rows of each step: its groups, one for each question, and its measures."""
+    by_step: dict[int, dict[str, list[_Played]]] = {}
+    for one in played:
+        by_step.setdefault(one.rollout.step, {}).setdefault(one.instance.key, []).append(one)
+    found: dict[int, Rows] = {}
+    for step, members in sorted(by_step.items()):
+        groups = [_group(number, f"{checkpoint_id}@{step - 1}", some) for number, some in enumerate(members.values())]
+        tokens = [[_length(tokenizer, one) for one in some] for some in members.values()]
+        rows = [
+            group_rows(
+                group,
+                advantages(group.compared, scale=place.recipe.grpo.scale_rewards),
+                iteration_id=place.iteration_id(iteration),
+                step=step,
+                contrast=has_contrast(group.compared),
+            )
+            for group in groups
+        ]
+        found[step] = merge([*rows, rl_step_rows(place.iteration_id(iteration), step, _measures(groups, tokens))])
+    return found
+
+
+def _length(tokenizer: Any, one: _Played) -> int:
+    return len(tokenizer(one.rollout.reply, add_special_tokens=False)["input_ids"])
+
+
+def _group(number: int, policy: str, members: Sequence[_Played]) -> Group:
+    scores = [one.rollout.score for one in members]
+    return Group(
+        number=number,
+        draw=0,
+        policy=policy,
+        instance=members[0].instance,
+        episodes={one.key: one.trajectory for one in members},
+        shaped=None if None in scores else tuple(score for score in scores if score is not None),
+    )
+
+
+def _measures(groups: Sequence[Group], tokens: Sequence[Sequence[int]]) -> dict[str, float | None]:
+    """Return the measures of a step that its rollouts tell; those of the updates are not known."""
+    episodes = [episode for group in groups for episode in group.episodes.values()]
+    shaped = [one for group in groups for one in group.shaped or ()]
+    mixed = [has_contrast(group.compared) for group in groups]
+    counts = [count for some in tokens for count in some]
+    unknown = ("loss", "entropy", "kl", "sampler_kl", "clip_share", "grad_norm", "recovered", "cut_share")
+    return {
+        "reward": fmean(episode.reward for episode in episodes),
+        "shaped": fmean(shaped) if shaped else None,
+        "pass_at_1": fmean(episode.success for episode in episodes),
+        "pass_at_n": fmean(group.wins > 0 for group in groups),
+        "mixed_share": fmean(mixed),
+        "drawn_again": 0,
+        "episode_tokens": fmean(counts),
+        "episode_steps": fmean(len(episode.steps) for episode in episodes),
+        "sampled_tokens": sum(counts),
+        "trained_tokens": sum(sum(some) for some, trains in zip(tokens, mixed, strict=True) if trains),
+        **dict.fromkeys((*unknown, "learning_rate", "sampling_seconds", "training_seconds")),
+    }
+
+
+def _validations(place: Workplace, iteration: int, played: Iterable[_Played]) -> Iterator[Rows]:
+    by_step: dict[int, list[str]] = {}
+    for one in played:
+        if one.rollout.validates:
+            by_step.setdefault(one.rollout.step, []).append(one.key)
+    for step, keys in by_step.items():
+        yield validation_rows(place.iteration_id(iteration), step, keys)
+
+
+def _trajectories(place: Workplace, iteration: int, played: Iterable[_Played]) -> Iterator[Rows]:
+    for one in played:
+        source = VALIDATION if one.rollout.validates else "rollout"
+        yield trajectory_rows(one.key, one.trajectory, source=source, iteration_id=place.iteration_id(iteration))
+
+
+def _store(
+    place: Workplace,
+    iteration: int,
+    training: Training,
+    policy: Checkpoint,
+    key: str,
+    rows: Rows,
+    steps: Sequence[int],
+) -> None:
+    iteration_id, destination = place.iteration_id(iteration), checkpoint_folder(place.root, key)
+    about = {
+        "program": PROGRAM,
+        "source": str(training.folder.resolve()),
+        "files": training.files,
+        "rollouts": len(training.rollouts),
+        "steps": len(steps),
+    }
+    staging = None if is_complete(destination) else _staged(destination, training, policy, iteration_id)
+    began = iteration_rows(
+        iteration_id, run_id=place.run_id, iteration=iteration, checkpoint_in=policy.id, checkpoint_out=key
+    )
+    with burst(place.store) as state:
+        state.write(merge([began, rows]))
+        made_of = rows_of(replace(place, store=state), iteration_id)
+        if staging is not None:
+            publish(staging, destination, _manifest(training, policy, iteration_id, made_of, len(steps)))
+        elif read_manifest(destination).rows != made_of:
+            raise StoreError(f"{destination} was made of other rollouts; move that folder away and import again")
+        state.write(
+            checkpoint_rows(
+                key,
+                path=str(from_here(destination)),
+                weights_sha256=training.weights,
+                config={"outside": about},
+                parent_id=policy.id,
+                iteration_id=iteration_id,
+            )
+        )
+    shutil.rmtree(_work(destination), ignore_errors=True)
+
+
+def _work(destination: Path) -> Path:
+    return destination.with_name(f".{destination.name}.import")
+
+
+def _staged(destination: Path, training: Training, policy: Checkpoint, iteration_id: str) -> Path:
+    """Copy the weights beside their place, with all other files of the model that the iteration
+    begins with: what it reads must not change with its weights. Return the folder.
+    """
+    if destination.exists():
+        raise StoreError(f"{destination} exists and is not a complete checkpoint; remove it")
+    work = _work(destination)
+    staging = work / "staging"
+    shutil.rmtree(work, ignore_errors=True)
+    staging.mkdir(parents=True)
+    # By this, pruning knows whose work it is.
+    write_whole(work / "job.json", canonical({"iteration": iteration_id}).encode())
+    for file in weight_files(training.checkpoint):
+        shutil.copyfile(file, staging / file.name)
+    # Of an adapter, the configuration is that of its model, and the tokenizer its own.
+    for folder in filter(None, (adapter_base(policy.path), policy.path)):
+        for file in sorted(folder.iterdir()):
+            if file.is_file() and file.suffix not in _WEIGHTS and file.name not in _OTHERS:
+                shutil.copyfile(file, staging / file.name)
+    index = training.checkpoint / "model.safetensors.index.json"
+    if index.is_file():
+        shutil.copyfile(index, staging / index.name)
+    (staging / HISTORY).write_bytes(b"")
+    # Remembered, so that the store is held for no longer than a moment.
+    weights_sha256(staging)
+    return staging
+
+
+def _manifest(training: Training, policy: Checkpoint, iteration_id: str, made_of: str, steps: int) -> Manifest:
+    """Return the manifest of a training of which neither settings, nor loss, nor time are known."""
+    return Manifest(
+        job=training.files,
+        parent=policy.id,
+        dataset_hash="",
+        config={},
+        seed=0,
+        steps=steps,
+        epochs=0.0,
+        trained_tokens=0,
+        final_loss=0.0,
+        seconds=0.0,
+        versions={"python": platform.python_version()},
+        ended_by=PROGRAM,
+        rows=made_of,
+        parent_weights=policy.weights_sha256,
+        iteration=iteration_id,
+    )
+
+
+def outside_section(place: Workplace, iteration: int) -> tuple[Section, ...]:
+    """Return the section of a report that names a training outside; none for our own trainings."""
+    for one in trained_outside(place.store, place.run_id):
+        if one.iteration == iteration:
+            facts: Mapping[str, str] = {
+                "Program": one.program,
+                "Folder": one.source,
+                "Hash of its files": one.files,
+                "Rollouts": str(one.rollouts),
+                "Steps with rollouts": str(len(step_hashes(place.store, place.iteration_id(iteration)))),
+            }
+            table = Table((Column("Of the training", "text"), Column("", "text")), tuple(map(Row, facts.items())))
+            note = (
+                "This iteration was trained by another program, outside of agentr, which took back weights and "
+                "rollouts: settings, loss and time of the training are not known here. Rewards are those in its "
+                "rollouts; a worth is what a rollout was worth to its training."
+            )
+            return (Section("outside", "Training outside", (table,), note),)
+    return ()
