@@ -18,8 +18,8 @@ from toolboxes import ran
 
 from agentr_core.environments.reasoning.made import encyclopaedia, numbers
 from agentr_core.environments.reasoning.made.universe import universe
-from agentr_core.environments.reasoning.problems import Problem, problem_of
-from agentr_core.environments.reasoning.question_sets import SHIPPED, load
+from agentr_core.environments.reasoning.problems import SOURCES, Problem, problem_of
+from agentr_core.environments.reasoning.question_sets import SHIPPED, QuestionFile, load
 from agentr_core.environments.reasoning.scoring import same_answer
 from agentr_core.errors import ConfigError, DataFileError
 
@@ -107,7 +107,9 @@ def test_a_universe_is_that_of_its_seed_and_has_no_name_twice() -> None:
 
 def write(folder: Path, name: str, rows: list[dict[str, Any]]) -> Path:
     file = folder / name
-    if file.suffix == ".parquet":
+    if file.suffix == ".json":
+        file.write_text(json.dumps(rows, indent=4, ensure_ascii=False))
+    elif file.suffix == ".parquet":
         parquet.write_table(pa.Table.from_pylist(rows), file)
     else:
         file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
@@ -152,14 +154,24 @@ def test_sets_are_read_from_what_datasets_saved(tmp_path: Path) -> None:
     ("row", "fault"),
     [
         (other(answer=[]), "answer is \\[\\]"),
-        (other(answer=4), "answer is 4"),
+        (other(answer=float("nan")), "answer is nan"),
+        (other(answer=["4", None]), "answer is None"),
+        (other(answer={"value": "4"}), "answer is {'value': '4'}"),
+        (other(id=" "), "id is ' '"),
         (other(question=" "), "question is ' '"),
         (other(domain="physics"), "domain is 'physics'"),
         (other(depth="2"), "depth is '2'"),
-        (other(source=None), "source is None"),
+        (other(source=None), "the row has no source; name that of its file in the recipe"),
+        (other(source=" "), "source is ' '"),
+        (other(source="mine"), "whether questions of 'mine' are mathematics or knowledge; .*: {mine: knowledge}"),
+        (other(options=["3"]), "options are \\['3'\\]; give a list of 2 to 26 texts"),
+        (other(options=["3", "5"]), "answer is '4' beside 2 options"),
+        (other(options=["3", "4"], answer=1), "answer is 1 beside 2 options"),
+        (other(options=["3", "4"], answer="A", answer_index=1), "answer is 'A' beside 2 options"),
+        (other(options=["4", "4"]), "answer is '4' beside 2 options"),
         (other(solution=[{"thought": "x", "tool": "python", "query": "1"}]), "the last one nothing"),
         (other(solution=[{"thought": "x", "tool": "saw", "query": "1"}, {"thought": "y"}]), "calls search or python"),
-        (other(solution="print"), "solution must be a list"),
+        (other(solution=[{"thought": "x"}, "y"]), "solution must be a list"),
         (other(question="\ud800"), "half a surrogate pair"),
     ],
 )
@@ -178,16 +190,185 @@ def test_a_set_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataFileError, match="split is None"):
         load((str(write(tmp_path, "x.jsonl", [ROW])),))
     with pytest.raises(DataFileError, match="id 'a' stands at"):
-        load((str(write(tmp_path, "y.jsonl", [other(split="train"), other(split="test")])),))
+        load((str(write(tmp_path, "y.jsonl", [other(split="train"), other(split="train")])),))
+    with pytest.raises(ConfigError, match="names numbers twice"):
+        load(("numbers", "numbers"))
+    with pytest.raises(ConfigError, match="domains: no question has the source hops; leave it out"):
+        load(("numbers",), (("hops", "math"),))
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("\n")
+    with pytest.raises(DataFileError, match=r"empty\.jsonl has no question"):
+        load((str(empty),))
     tmp_path.joinpath("z.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(DataFileError, match="cannot be read"):
         load((str(tmp_path / "z.parquet"),))
 
 
 def test_the_domain_follows_from_the_source_where_a_row_tells_none() -> None:
-    assert [problem_of(other(source=name), "").domain for name in ("DAPO", "aime", "2wiki")] == [
-        "math",
-        "math",
-        "knowledge",
-    ]
+    for domain, names in SOURCES.items():
+        assert {problem_of(other(source=name), "").domain for name in names} == {domain}, domain
+    told = {name: problem_of(other(source=name), "").domain for name in ("DAPO", "Numina_CoT", "MATH-500", "HotpotQA")}
+    assert told == {"DAPO": "math", "Numina_CoT": "math", "MATH-500": "math", "HotpotQA": "knowledge"}
     assert problem_of(other(source="2wiki", domain="math"), "").domain == "math"
+    assert problem_of(other(source="Mine"), "", domains={"mine": "knowledge"}).domain == "knowledge"
+    # A recipe may also see a known source otherwise.
+    assert problem_of(other(source="hle"), "", domains={"hle": "math"}).domain == "math"
+
+
+WALK = {"id": 7, "problem": "How far?", "question": "How far?", "answer": "9", "solution": "It is $9$.", "url": "u"}
+REINFORCED: dict[str, Any] = {
+    "data_source": "qa_effi_rl",
+    "prompt": [{"content": "Think.", "role": "system"}, {"content": "Who built it?", "role": "user"}],
+    "ability": "qa",
+    "reward_model": {"ground_truth": ["Ann", "Ann Lee"], "style": "rule"},
+    "extra_info": {"index": 3, "need_tools_kwargs": True, "question": "Who built it?", "split": "valid"},
+    "metadata": None,
+}
+CHOICE = {
+    "ID": 5,
+    "Split": "Test",
+    "Domain": "Systems",
+    "Format": "Multiple-choice",
+    "Question": "Which?",
+    "Answer": "B",
+}
+OPTIONS = {"A": "a queue", "B": "a stack", "C": "a tree", "D": "a heap"}
+LISTED = "Which gap?\n Choices:\n(A) 1 eV\n(B) 10 eV\n\n(C) 2 eV\n"
+FORMS: list[tuple[str, dict[str, Any], tuple[str, ...], str]] = [
+    ("aime24", WALK, ("9",), "7"),
+    ("aime25", {"problem": "How many?", "answer": 70, "id": "0"}, ("70",), "0"),
+    ("amc23", {"id": 0, "question": "Where?", "answer": "27", "url": "u"}, ("27",), "0"),
+    (
+        "gsm8k",
+        {"question": "How much?", "answer": "She has 2 * 9 = <<2*9=18>>18.\n#### 1,018", "idx": 0},
+        ("1018",),
+        "0",
+    ),
+    ("math500", {"question": "What is x?", "answer": "\\frac{1}{2}"}, ("\\frac{1}{2}",), ""),
+    ("minerva_math", {"problem": "Mass?", "solution": "So \\boxed{3}, or\n\\boxed{1/2}."}, ("1/2",), ""),
+    ("svamp", {"Body": "Ann has 3.", "Question": "How many?", "Answer": 3.0}, ("3",), ""),
+    ("mawps", {"input": "3 + 0.5?", "target": 3.5}, ("3.5",), ""),
+    ("carp_en", {"content": "2 + 2?", "answer": ["4", 4]}, ("4",), ""),
+    (
+        "olympiadbench",
+        {
+            "id": 16,
+            "context": None,
+            "question": "All n?",
+            "solution": ["So."],
+            "final_answer": ["$2$", "$3$"],
+            "unit": None,
+        },
+        ("$2$, $3$",),
+        "16",
+    ),
+    ("2wiki", {"question": "Where?", "answer": ["New York", "NYC"]}, ("New York", "NYC"), ""),
+    ("webwalker", {"question": "何时", "answer": "10月27日"}, ("10月27日",), ""),
+    ("gaia", {"id": 1, "task_id": "17b5", "Question": "Which zip?", "answer": "34689", "Level": 2}, ("34689",), "1"),
+    ("nq", {"id": "t1", "question": "Who?", "golden_answers": ["Ann"], "metadata": {}}, ("Ann",), "t1"),
+    (
+        "musique",
+        {"id": "m", "question": "Who?", "answer": "Ann", "answer_aliases": ["Ann Lee"]},
+        ("Ann", "Ann Lee"),
+        "m",
+    ),
+    ("csbench", {**CHOICE, "Format": "Assertion", "Answer": True}, ("True",), "5"),
+    ("csbench", CHOICE | OPTIONS, ("B", "a stack"), "5"),
+    (
+        "mmlu-pro",
+        {"question_id": 70, "question": "?", "options": ["x", "y"], "answer": "A", "answer_index": 0},
+        ("A", "x"),
+        "70",
+    ),
+    ("gpqa", {"question": LISTED, "answer": ["(B)", "10 eV"]}, ("B", "10 eV"), ""),
+    ("qa_effi_rl", REINFORCED, ("Ann", "Ann Lee"), "3"),
+    ("math_dapo", {**REINFORCED, "data_source": "math_dapo", "reward_model": {"ground_truth": "34"}}, ("34",), "3"),
+    ("nq", {**REINFORCED, "reward_model": {"ground_truth": {"target": ["Ann"]}}}, ("Ann",), "3"),
+    ("numina-cot", {"id": 4, "question": "2 + 2?", "answer": "4", "source": "elsewhere"}, ("4",), "4"),
+]
+"""Rows as the files of ET-Agent have them, as the loaders in its code read them, and those of the
+corpora that it trains on: source, row, answers, and the row's own id.
+"""
+
+
+@pytest.mark.parametrize(("source", "row", "golds", "own"), FORMS)
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".parquet"])
+def test_the_files_of_the_authors_are_read(
+    tmp_path: Path, source: str, row: dict[str, Any], golds: tuple[str, ...], own: str, suffix: str
+) -> None:
+    if suffix == ".parquet":
+        # A column has one type, and its objects have a field.
+        row = {name: value for name, value in row.items() if value != {} and value != ["4", 4]} | {
+            "answer": golds[0] if row.get("answer") == ["4", 4] else row.get("answer")
+        }
+    file = write(tmp_path, f"test{suffix}", [row])
+    ((problem,),) = load((QuestionFile(path=str(file), source=source, split="test"),)).values()
+    assert (problem.golds, problem.source) == (golds, source)
+    assert problem.domain == ("math" if source in SOURCES["math"] else "knowledge")
+    assert problem.id == own or (not own and problem.id.startswith(f"{source}-"))
+
+
+def test_a_folder_is_a_set_as_the_authors_lay_theirs_out(tmp_path: Path) -> None:
+    for source in ("aime24", "amc23", "2wiki", "shards"):
+        (tmp_path / source).mkdir()
+    write(tmp_path / "aime24", "test.jsonl", [{"id": 0, "question": "1?", "answer": "1"}])
+    (tmp_path / "amc23" / "test.json").write_text(json.dumps([{"id": 0, "question": "2?", "answer": 2}], indent=4))
+    write(tmp_path / "2wiki", "test.jsonl", [{"question": "3?", "answer": ["3"]}] * 2)
+    for part in range(2):
+        write(tmp_path / "shards", f"test-0000{part}-of-00002.parquet", [{"question": f"{part}?", "answer": "5"}])
+    sets = [QuestionFile(path=str(tmp_path / name), source=name) for name in ("aime24", "amc23", "2wiki")]
+    found = load((*sets, QuestionFile(path=str(tmp_path / "shards"), source="simpleqa", split="other")))
+    assert [problem.id[:8] for problem in found["test"]] == ["0", "0", *["2wiki-" + found["test"][2].id[6:8]] * 2]
+    assert found["test"][3].id == f"{found['test'][2].id}-2"
+    assert len(found["other"]) == 2
+    write(tmp_path / "amc23", "test.jsonl", [{"id": 0, "question": "2?", "answer": 2}])
+    with pytest.raises(ConfigError, match=r"amc23 has test\.json and test\.jsonl, all of split test; name one of them"):
+        load((sets[1],))
+
+
+def test_an_id_that_is_made_stays_when_a_file_is_cut_or_reordered(tmp_path: Path) -> None:
+    rows = [{"question": f"{number}?", "answer": str(number)} for number in range(3)]
+
+    def ids(name: str, rows: list[dict[str, Any]]) -> list[str]:
+        file = QuestionFile(path=str(write(tmp_path, name, rows)), source="nq", split="test")
+        return [problem.id for problem in load((file,))["test"]]
+
+    whole = ids("whole.jsonl", rows)
+    assert len(set(whole)) == 3
+    assert ids("part.jsonl", rows[:0:-1]) == whole[:0:-1]
+
+
+def test_rows_of_reinforcement_learning_name_their_split(tmp_path: Path) -> None:
+    file = write(tmp_path, "valid.parquet", [REINFORCED])
+    assert list(load((str(file),))) == ["valid"]
+    unknown = {**REINFORCED, "data_source": "ours", "ability": "math"}
+    (problem,) = load((str(write(tmp_path, "train.parquet", [unknown])),))["valid"]
+    assert (problem.domain, problem.question) == ("math", "Who built it?")
+    unknown = {**unknown, "extra_info": {"index": 3}}
+    assert problem_of(unknown, "").question == "Who built it?"
+
+
+def test_options_are_shown_and_a_letter_or_a_text_is_right() -> None:
+    problem = problem_of(other(options=["1/2", "0.25", "a third", "both A and B"], answer="0.25", source="hle"), "")
+    assert problem.question == "2 + 2?\n\nA. 1/2\nB. 0.25\nC. a third\nD. both A and B"
+    right = [
+        "B",
+        "b",
+        "(B)",
+        "B.",
+        "[B]",
+        "B. 0.25",
+        "(B) 0.25",
+        "Option B",
+        "The answer is B",
+        "0.25",
+        r"\frac14",
+        "B) 1/4",
+    ]
+    assert {said: problem.correctness(said) for said in right} == dict.fromkeys(right, 1.0)
+    wrong = ["A", "B. 1/2", "A, B", "AB", "E", "", "a third", "both A and B", "0.5", "beta", "not B", "the half"]
+    assert {said: problem.correctness(said) for said in wrong} == dict.fromkeys(wrong, 0.0)
+    lettered = problem_of(other(options=["E. coli", "c", "B"], answer="c", source="hle"), "")
+    assert [lettered.correctness(said) for said in ("c", "B", "C", "E. coli")] == [1, 1, 0, 0]
+    # Options that the question lists itself are not shown twice.
+    assert problem_of({"question": LISTED, "answer": ["(B)", "10 eV"], "source": "gpqa"}, "").question == LISTED

@@ -9,7 +9,8 @@ from agentr_core.data_files import data_path
 from agentr_core.environments.reasoning.grammar import Answers
 from agentr_core.environments.reasoning.judge import Judged
 from agentr_core.environments.reasoning.open_tools import Searched, ToolSettings, open_tools
-from agentr_core.environments.reasoning.question_sets import SHIPPED, load, place_of
+from agentr_core.environments.reasoning.question_sets import SHIPPED, QuestionFile, load, place_of, question_file
+from agentr_core.environments.reasoning.scoring import Domain
 from agentr_core.environments.reasoning.world import ReasoningWorld, Rules
 from agentr_core.protocols import Kept
 from agentr_core.tools.search import Serper
@@ -19,7 +20,8 @@ class Reasoning(ReasoningWorld):
     """Questions from sets, answered by thinking, searching and calculating.
 
     Args:
-        questions: sets, as `question_sets.load` takes them.
+        questions, domains: sets, and the domains of further sources, as `question_sets.load` takes
+            them.
         tools, searched, search_url, corpus, cache_dir, web_url, search_api_key, top_k,
             document_chars, search_timeout_s, search_answer_mib, sandbox, python_timeout_s: see
             `ToolSettings`.
@@ -39,7 +41,8 @@ class Reasoning(ReasoningWorld):
     def __init__(
         self,
         *,
-        questions: Sequence[str] = SHIPPED,
+        questions: Sequence[str | QuestionFile] = SHIPPED,
+        domains: Mapping[str, Domain] | None = None,
         tools: Sequence[str] = ("search", "python"),
         searched: Searched = "corpus",
         search_url: str = "",
@@ -95,7 +98,8 @@ class Reasoning(ReasoningWorld):
             answers=answers,
         )
         self._reach, self._sandbox = opened.reach, opened.sandbox
-        super().__init__(load(tuple(questions)), opened.toolbox, rules)
+        files = tuple(map(question_file, questions))
+        super().__init__(load(files, tuple((domains or {}).items())), opened.toolbox, rules)
 
     @staticmethod
     def variables_of(options: Mapping[str, Any]) -> dict[str, str]:
@@ -109,7 +113,8 @@ class Reasoning(ReasoningWorld):
     @staticmethod
     def files_of(options: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the question sets, and the corpus if it is searched in this process."""
-        sets = [str(place_of(name)) if name in SHIPPED else name for name in options.get("questions", SHIPPED)]
+        named = [question_file(entry).path for entry in options.get("questions", SHIPPED)]
+        sets = [str(place_of(name)) if name in SHIPPED else name for name in named]
         searches = "search" in options.get("tools", ("search",))
         elsewhere = options.get("search_url") or options.get("searched") == "web"
         own = options.get("corpus", "")

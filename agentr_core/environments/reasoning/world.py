@@ -24,7 +24,6 @@ from agentr_core.environments.reasoning.native import InCalls
 from agentr_core.environments.reasoning.problems import Move, Problem
 from agentr_core.environments.reasoning.prompt import instruction
 from agentr_core.environments.reasoning.question_sets import QuestionSet
-from agentr_core.environments.reasoning.scoring import correctness
 from agentr_core.episodes.transcript import Continuation
 from agentr_core.errors import ConfigError, EnvironmentFault
 from agentr_core.protocols import Toolbox, Transcript
@@ -299,7 +298,7 @@ class ReasoningWorld:
     def _answered(self, action: str) -> Transition:
         problem = self._now.problem
         answers = self._rules.answers
-        reward = correctness(final_answer(action, answers), problem.golds, problem.domain, answers)
+        reward = problem.correctness(final_answer(action, answers), answers)
         success = reward > self._rules.success_from
         return Transition("", reward, True, False, {"success": success, "valid": True})
 
