@@ -8,18 +8,12 @@ import asyncio
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from asgi import running
+from authors_files import web
 from searching import QUESTIONS, counting, play
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 from wheel import PATIENCE, environment, launched, wait_for
 
 from agentr_core.environments import registry
@@ -115,19 +109,6 @@ def test_a_variable_names_the_server_only_where_a_recipe_does_not_say_what_is_se
     world = registry.make("reasoning", {**options, "corpus": str(corpus)}, variables)
     world.reset(world.instances("train")[0])
     assert "by the sea" in world.step("<search>Ada</search>").observation
-
-
-@contextmanager
-def web() -> Iterator[tuple[str, list[str]]]:
-    """Serve a web search that finds one page; lend its address and the queries that it got."""
-    asked: list[str] = []
-
-    async def answer(request: Request) -> Response:
-        asked.append((await request.json())["q"])
-        return JSONResponse({"organic": [{"title": "A page", "link": "http://a.example", "snippet": "found outside"}]})
-
-    with running(Starlette(routes=[Route("/search", answer, methods=["POST"])])) as url:
-        yield url, asked
 
 
 def sets_of(folder: Path, *sources: str) -> list[dict[str, str]]:

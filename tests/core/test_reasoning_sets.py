@@ -9,9 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as parquet
 import pytest
+from authors_files import FORMS, LISTED, REINFORCED, in_parquet, write_rows
 from datasets import Dataset, DatasetDict
 from readme import ROOT
 from toolboxes import ran
@@ -105,28 +104,17 @@ def test_a_universe_is_that_of_its_seed_and_has_no_name_twice() -> None:
         list(islice(encyclopaedia.problems(one, list(one)[:1], hops=[1], seed=1, prefix="q"), 50))
 
 
-def write(folder: Path, name: str, rows: list[dict[str, Any]]) -> Path:
-    file = folder / name
-    if file.suffix == ".json":
-        file.write_text(json.dumps(rows, indent=4, ensure_ascii=False))
-    elif file.suffix == ".parquet":
-        parquet.write_table(pa.Table.from_pylist(rows), file)
-    else:
-        file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return file
-
-
 def other(**changes: object) -> dict[str, Any]:
     return {**ROW, **changes}
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_sets_are_read_from_files_and_folders(tmp_path: Path, suffix: str) -> None:
-    alone = write(tmp_path, f"alone{suffix}", [other(split="train"), other(id="b", split="test", answer="5")])
+    alone = write_rows(tmp_path, f"alone{suffix}", [other(split="train"), other(id="b", split="test", answer="5")])
     folder = tmp_path / "folder"
     folder.mkdir()
-    write(folder, f"train{suffix}", [other(id="c", source="hotpot", answer=["x", "y"], depth=2)])
-    write(folder, f"dev{suffix}", [other(id="d")])
+    write_rows(folder, f"train{suffix}", [other(id="c", source="hotpot", answer=["x", "y"], depth=2)])
+    write_rows(folder, f"dev{suffix}", [other(id="d")])
     found = load((str(alone), str(folder)))
     assert {split: [problem.id for problem in problems] for split, problems in found.items()} == {
         "train": ["a", "c"],
@@ -186,11 +174,11 @@ def test_a_set_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no questions at nowhere"):
         load(("nowhere",))
     with pytest.raises(ConfigError, match=r"type '\.csv'"):
-        load((str(write(tmp_path, "x.csv", [ROW])),))
+        load((str(write_rows(tmp_path, "x.csv", [ROW])),))
     with pytest.raises(DataFileError, match="split is None"):
-        load((str(write(tmp_path, "x.jsonl", [ROW])),))
+        load((str(write_rows(tmp_path, "x.jsonl", [ROW])),))
     with pytest.raises(DataFileError, match="id 'a' stands at"):
-        load((str(write(tmp_path, "y.jsonl", [other(split="train"), other(split="train")])),))
+        load((str(write_rows(tmp_path, "y.jsonl", [other(split="train"), other(split="train")])),))
     with pytest.raises(ConfigError, match="names numbers twice"):
         load(("numbers", "numbers"))
     with pytest.raises(ConfigError, match="domains: no question has the source hops; leave it out"):
@@ -215,93 +203,12 @@ def test_the_domain_follows_from_the_source_where_a_row_tells_none() -> None:
     assert problem_of(other(source="hle"), "", domains={"hle": "math"}).domain == "math"
 
 
-WALK = {"id": 7, "problem": "How far?", "question": "How far?", "answer": "9", "solution": "It is $9$.", "url": "u"}
-REINFORCED: dict[str, Any] = {
-    "data_source": "qa_effi_rl",
-    "prompt": [{"content": "Think.", "role": "system"}, {"content": "Who built it?", "role": "user"}],
-    "ability": "qa",
-    "reward_model": {"ground_truth": ["Ann", "Ann Lee"], "style": "rule"},
-    "extra_info": {"index": 3, "need_tools_kwargs": True, "question": "Who built it?", "split": "valid"},
-    "metadata": None,
-}
-CHOICE = {
-    "ID": 5,
-    "Split": "Test",
-    "Domain": "Systems",
-    "Format": "Multiple-choice",
-    "Question": "Which?",
-    "Answer": "B",
-}
-OPTIONS = {"A": "a queue", "B": "a stack", "C": "a tree", "D": "a heap"}
-LISTED = "Which gap?\n Choices:\n(A) 1 eV\n(B) 10 eV\n\n(C) 2 eV\n"
-FORMS: list[tuple[str, dict[str, Any], tuple[str, ...], str]] = [
-    ("aime24", WALK, ("9",), "7"),
-    ("aime25", {"problem": "How many?", "answer": 70, "id": "0"}, ("70",), "0"),
-    ("amc23", {"id": 0, "question": "Where?", "answer": "27", "url": "u"}, ("27",), "0"),
-    (
-        "gsm8k",
-        {"question": "How much?", "answer": "She has 2 * 9 = <<2*9=18>>18.\n#### 1,018", "idx": 0},
-        ("1018",),
-        "0",
-    ),
-    ("math500", {"question": "What is x?", "answer": "\\frac{1}{2}"}, ("\\frac{1}{2}",), ""),
-    ("minerva_math", {"problem": "Mass?", "solution": "So \\boxed{3}, or\n\\boxed{1/2}."}, ("1/2",), ""),
-    ("svamp", {"Body": "Ann has 3.", "Question": "How many?", "Answer": 3.0}, ("3",), ""),
-    ("mawps", {"input": "3 + 0.5?", "target": 3.5}, ("3.5",), ""),
-    ("carp_en", {"content": "2 + 2?", "answer": ["4", 4]}, ("4",), ""),
-    (
-        "olympiadbench",
-        {
-            "id": 16,
-            "context": None,
-            "question": "All n?",
-            "solution": ["So."],
-            "final_answer": ["$2$", "$3$"],
-            "unit": None,
-        },
-        ("$2$, $3$",),
-        "16",
-    ),
-    ("2wiki", {"question": "Where?", "answer": ["New York", "NYC"]}, ("New York", "NYC"), ""),
-    ("webwalker", {"question": "何时", "answer": "10月27日"}, ("10月27日",), ""),
-    ("gaia", {"id": 1, "task_id": "17b5", "Question": "Which zip?", "answer": "34689", "Level": 2}, ("34689",), "1"),
-    ("nq", {"id": "t1", "question": "Who?", "golden_answers": ["Ann"], "metadata": {}}, ("Ann",), "t1"),
-    (
-        "musique",
-        {"id": "m", "question": "Who?", "answer": "Ann", "answer_aliases": ["Ann Lee"]},
-        ("Ann", "Ann Lee"),
-        "m",
-    ),
-    ("csbench", {**CHOICE, "Format": "Assertion", "Answer": True}, ("True",), "5"),
-    ("csbench", CHOICE | OPTIONS, ("B", "a stack"), "5"),
-    (
-        "mmlu-pro",
-        {"question_id": 70, "question": "?", "options": ["x", "y"], "answer": "A", "answer_index": 0},
-        ("A", "x"),
-        "70",
-    ),
-    ("gpqa", {"question": LISTED, "answer": ["(B)", "10 eV"]}, ("B", "10 eV"), ""),
-    ("qa_effi_rl", REINFORCED, ("Ann", "Ann Lee"), "3"),
-    ("math_dapo", {**REINFORCED, "data_source": "math_dapo", "reward_model": {"ground_truth": "34"}}, ("34",), "3"),
-    ("nq", {**REINFORCED, "reward_model": {"ground_truth": {"target": ["Ann"]}}}, ("Ann",), "3"),
-    ("numina-cot", {"id": 4, "question": "2 + 2?", "answer": "4", "source": "elsewhere"}, ("4",), "4"),
-]
-"""Rows as the files of ET-Agent have them, as the loaders in its code read them, and those of the
-corpora that it trains on: source, row, answers, and the row's own id.
-"""
-
-
 @pytest.mark.parametrize(("source", "row", "golds", "own"), FORMS)
 @pytest.mark.parametrize("suffix", [".json", ".jsonl", ".parquet"])
 def test_the_files_of_the_authors_are_read(
     tmp_path: Path, source: str, row: dict[str, Any], golds: tuple[str, ...], own: str, suffix: str
 ) -> None:
-    if suffix == ".parquet":
-        # A column has one type, and its objects have a field.
-        row = {name: value for name, value in row.items() if value != {} and value != ["4", 4]} | {
-            "answer": golds[0] if row.get("answer") == ["4", 4] else row.get("answer")
-        }
-    file = write(tmp_path, f"test{suffix}", [row])
+    file = write_rows(tmp_path, f"test{suffix}", [in_parquet(row) if suffix == ".parquet" else row])
     ((problem,),) = load((QuestionFile(path=str(file), source=source, split="test"),)).values()
     assert (problem.golds, problem.source) == (golds, source)
     assert problem.domain == ("math" if source in SOURCES["math"] else "knowledge")
@@ -311,17 +218,17 @@ def test_the_files_of_the_authors_are_read(
 def test_a_folder_is_a_set_as_the_authors_lay_theirs_out(tmp_path: Path) -> None:
     for source in ("aime24", "amc23", "2wiki", "shards"):
         (tmp_path / source).mkdir()
-    write(tmp_path / "aime24", "test.jsonl", [{"id": 0, "question": "1?", "answer": "1"}])
+    write_rows(tmp_path / "aime24", "test.jsonl", [{"id": 0, "question": "1?", "answer": "1"}])
     (tmp_path / "amc23" / "test.json").write_text(json.dumps([{"id": 0, "question": "2?", "answer": 2}], indent=4))
-    write(tmp_path / "2wiki", "test.jsonl", [{"question": "3?", "answer": ["3"]}] * 2)
+    write_rows(tmp_path / "2wiki", "test.jsonl", [{"question": "3?", "answer": ["3"]}] * 2)
     for part in range(2):
-        write(tmp_path / "shards", f"test-0000{part}-of-00002.parquet", [{"question": f"{part}?", "answer": "5"}])
+        write_rows(tmp_path / "shards", f"test-0000{part}-of-00002.parquet", [{"question": f"{part}?", "answer": "5"}])
     sets = [QuestionFile(path=str(tmp_path / name), source=name) for name in ("aime24", "amc23", "2wiki")]
     found = load((*sets, QuestionFile(path=str(tmp_path / "shards"), source="simpleqa", split="other")))
     assert [problem.id[:8] for problem in found["test"]] == ["0", "0", *["2wiki-" + found["test"][2].id[6:8]] * 2]
     assert found["test"][3].id == f"{found['test'][2].id}-2"
     assert len(found["other"]) == 2
-    write(tmp_path / "amc23", "test.jsonl", [{"id": 0, "question": "2?", "answer": 2}])
+    write_rows(tmp_path / "amc23", "test.jsonl", [{"id": 0, "question": "2?", "answer": 2}])
     with pytest.raises(ConfigError, match=r"amc23 has test\.json and test\.jsonl, all of split test; name one of them"):
         load((sets[1],))
 
@@ -330,7 +237,7 @@ def test_an_id_that_is_made_stays_when_a_file_is_cut_or_reordered(tmp_path: Path
     rows = [{"question": f"{number}?", "answer": str(number)} for number in range(3)]
 
     def ids(name: str, rows: list[dict[str, Any]]) -> list[str]:
-        file = QuestionFile(path=str(write(tmp_path, name, rows)), source="nq", split="test")
+        file = QuestionFile(path=str(write_rows(tmp_path, name, rows)), source="nq", split="test")
         return [problem.id for problem in load((file,))["test"]]
 
     whole = ids("whole.jsonl", rows)
@@ -339,10 +246,10 @@ def test_an_id_that_is_made_stays_when_a_file_is_cut_or_reordered(tmp_path: Path
 
 
 def test_rows_of_reinforcement_learning_name_their_split(tmp_path: Path) -> None:
-    file = write(tmp_path, "valid.parquet", [REINFORCED])
+    file = write_rows(tmp_path, "valid.parquet", [REINFORCED])
     assert list(load((str(file),))) == ["valid"]
     unknown = {**REINFORCED, "data_source": "ours", "ability": "math"}
-    (problem,) = load((str(write(tmp_path, "train.parquet", [unknown])),))["valid"]
+    (problem,) = load((str(write_rows(tmp_path, "train.parquet", [unknown])),))["valid"]
     assert (problem.domain, problem.question) == ("math", "Who built it?")
     unknown = {**unknown, "extra_info": {"index": 3}}
     assert problem_of(unknown, "").question == "Who built it?"
