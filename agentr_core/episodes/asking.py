@@ -13,7 +13,7 @@ from agentr_core.episodes.units import phase
 from agentr_core.errors import ConfigError, IllTypedAnswer, ModelFault
 from agentr_core.fingerprint import derive_seed
 from agentr_core.protocols import Asking, Environment, Graded, Grader
-from agentr_core.types import Answer, Grade, Grading, Question, StopReason, Trajectory
+from agentr_core.types import OUT_OF_ROOM, Answer, Grade, Grading, Question, StopReason, Trajectory
 
 
 class Helper(Protocol):
@@ -43,10 +43,10 @@ async def graded(
     """Return an episode with the reward that the environment's grader gives it, and the grade.
 
     The episode stays as it is, without a grade, if there is no grader, or no end to grade: no step,
-    a disaster, or a conversation that no longer fitted. Raises as `grade` does.
+    a disaster, or a limit that cut it off. Raises as `grade` does.
     """
     grader = env.grader if isinstance(env, Graded) else None
-    endless = trajectory.stop in (StopReason.CONTEXT_LIMIT, StopReason.DISASTER)
+    endless = trajectory.stop in (*OUT_OF_ROOM, StopReason.DISASTER)
     if grader is None or endless or not trajectory.steps:
         return trajectory, None
     grading = await grade(grader, trajectory, ask, seed=seed, session=session)

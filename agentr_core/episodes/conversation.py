@@ -19,6 +19,8 @@ from agentr_core.types import Message, Step
 
 Fits = Callable[[tuple[Message, ...]], bool]
 """Returns whether a prompt leaves room for a whole reply."""
+TokensOf = Callable[[tuple[Message, ...]], int]
+"""Returns the number of tokens of a prompt."""
 
 
 def windowed(messages: tuple[Message, ...], dropped: int) -> tuple[Message, ...]:

@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 
 from agentr_core import answers
 from agentr_core.episodes.asking import Helper, no_helper
-from agentr_core.episodes.conversation import Fits
+from agentr_core.episodes.conversation import Fits, TokensOf
 from agentr_core.episodes.drawing import Ask, draw_within, read_through
 from agentr_core.episodes.replay import restore
 from agentr_core.episodes.steps import EpisodeTimer, Reply, call, led_elsewhere, step_with
-from agentr_core.episodes.transcript import ask_next
+from agentr_core.episodes.transcript import ask_next, transcript_of
 from agentr_core.episodes.units import phase
 from agentr_core.errors import ConfigError, DataFault, PromptTooLong
 from agentr_core.fingerprint import derive_seed
 from agentr_core.protocols import Environment, Relaying, Stateful, Undelivered
-from agentr_core.types import Instance, Request, Sampling, Step, StopReason, Trajectory
+from agentr_core.types import (
+    NO_LIMITS,
+    Answer,
+    EpisodeLimits,
+    Generation,
+    Instance,
+    Message,
+    Question,
+    Request,
+    Sampling,
+    Step,
+    StopReason,
+    Trajectory,
+)
 
 _UNDELIVERED = 100
 """Replies of an episode that may be lost on their way to an agent outside before it is given up."""
+T = TypeVar("T")
 
 
 async def episode(
@@ -38,6 +54,8 @@ async def episode(
     on_reply: Callable[[Reply], None] | None = None,
     timer: EpisodeTimer | None = None,
     helper: Helper = no_helper,
+    limits: EpisodeLimits = NO_LIMITS,
+    tokens_of: TokensOf | None = None,
 ) -> Trajectory:
     """Return the episode the model plays after `prefix`, whose steps come first in the trajectory.
 
@@ -53,10 +71,10 @@ async def episode(
         on_reply: is called for each reply of the model once the episode is over. A reply that an
             agent outside did not get is none.
         helper: answers the questions of steps to models of other roles.
+        limits: the most tokens, those of the prefix included, and the most seconds.
+        tokens_of: counts tokens; needed if these are limited.
     """
-    timer = timer or EpisodeTimer()
-    if fits is not None and isinstance(env, Relaying):
-        raise ConfigError("context: an agent outside sends the history that it wants read; leave window out")
+    bounds, timer = _Bounds(env, limits, tokens_of, fits), timer or EpisodeTimer()
     with phase("restore" if prefix else "reset"):
         course = _Course(await call(env, timer, lambda: restore(env, instance, prefix)), prefix)
     session = f"{instance.key}#{seed}"
@@ -67,15 +85,16 @@ async def episode(
         request = ask_next(env, course.first_observation, steps, sampling, seed=drawn_with, session=session)
         state = await call(env, timer, lambda: state_of(env)) if repeats else ""
         try:
-            reply = await _reply(env, request, sample, timer, fits, helper, least=course.dropped())
+            request = bounds.within(request, course.first_observation)
+            reply = await _reply(env, request, sample, timer, bounds, helper, least=course.dropped())
         except Undelivered as lost:
             stop = course.without(lost)
             continue
-        if reply is None:
-            stop = StopReason.CONTEXT_LIMIT
-            break
+        except _CutOff as cut:
+            stop = cut.tell(env)
+            continue
         times = course.add(reply, state)
-        stop = reply.outcome.stop or (StopReason.REPEATS if 0 < repeats <= times else None)
+        stop = _end(reply, request, sampling) or (StopReason.REPEATS if 0 < repeats <= times else None)
     course.tell(on_reply)
     return Trajectory.ended(instance, course.first_observation, course.steps(), stop or StopReason.STEP_LIMIT)
 
@@ -131,32 +150,120 @@ class _Course:
                 on_reply(reply)
 
 
+class _CutOff(Exception):
+    """An episode can have no further reply; `stop` is the reason."""
+
+    def __init__(self, stop: StopReason, why: str) -> None:
+        super().__init__(why)
+        self.stop = stop
+
+    def tell(self, env: Environment) -> StopReason:
+        """Return the reason, after an agent outside was told."""
+        if isinstance(env, Relaying):
+            env.refuse(str(self))
+        return self.stop
+
+
+class _Bounds:
+    """The bounds of an episode: its window, its tokens, and its time, which begins now.
+
+    Only waiting for models is given up when the time is over: a call of the environment may go on
+    in a thread, and the next episode needs the environment.
+    """
+
+    def __init__(self, env: Environment, limits: EpisodeLimits, tokens_of: TokensOf | None, fits: Fits | None) -> None:
+        if isinstance(env, Relaying) and fits is not None:
+            raise ConfigError("context: an agent outside sends the history that it wants read; leave window out")
+        if isinstance(env, Relaying) and limits.tokens:
+            raise ConfigError("max_episode_tokens: an agent outside has conversations of its own; leave it out")
+        self.fits = fits
+        self._env, self._limits, self._tokens_of = env, limits, tokens_of
+        self._ends = asyncio.get_running_loop().time() + limits.seconds if limits.seconds else None
+        self._opening: int | None = None
+
+    def within(self, request: Request, first_observation: str) -> Request:
+        """Return a request for a reply with no more tokens than are left. Raises `_CutOff` if none
+        are, or the time is over.
+        """
+        self._check_time()
+        if not self._limits.tokens:
+            return request
+        if self._opening is None:
+            self._opening = self._count(transcript_of(self._env).prompt(self._env, first_observation, ()))
+        left = self._limits.tokens - (self._count(request.messages) - self._opening)
+        if left < 1:
+            raise _CutOff(StopReason.TOKEN_LIMIT, f"the episode has had its {self._limits.tokens:,} tokens")
+        sampling = request.sampling
+        return replace(request, sampling=replace(sampling, max_new_tokens=min(left, sampling.max_new_tokens)))
+
+    def sampling(self, sample: Ask) -> Ask:
+        """Return a sampler that raises `_CutOff` when the time is over."""
+
+        async def in_time(request: Request) -> list[Generation]:
+            return await self._in_time(sample(request))
+
+        return in_time
+
+    def helping(self, helper: Helper) -> Helper:
+        """Return a helper that raises `_CutOff` when the time is over."""
+
+        async def in_time(question: Question, *, seed: int, session: str) -> Answer:
+            return await self._in_time(helper(question, seed=seed, session=session))
+
+        return in_time
+
+    async def _in_time(self, work: Awaitable[T]) -> T:
+        try:
+            async with asyncio.timeout_at(self._ends) as waiting:
+                return await work
+        except TimeoutError:
+            if waiting.expired():
+                self._check_time()
+            raise
+
+    def _check_time(self) -> None:
+        if self._ends is not None and asyncio.get_running_loop().time() >= self._ends:
+            raise _CutOff(StopReason.TIME_LIMIT, f"the episode has had its {self._limits.seconds:g} seconds")
+
+    def _count(self, messages: tuple[Message, ...]) -> int:
+        if self._tokens_of is None:
+            raise ConfigError("max_episode_tokens: nothing counts the tokens here; leave it out")
+        return self._tokens_of(messages)
+
+
+def _end(reply: Reply, request: Request, sampling: Sampling) -> StopReason | None:
+    """Return how a reply ends the episode, if it does. What fails because it was cut at the last
+    token of the episode ends by that limit.
+    """
+    stop, capped = reply.outcome.stop, request.sampling.max_new_tokens < sampling.max_new_tokens
+    cut = capped and reply.generation.finish_reason == "length"
+    return StopReason.TOKEN_LIMIT if cut and stop is StopReason.FAILURE else stop
+
+
 async def _reply(
     env: Environment,
     request: Request,
     sample: Ask,
     timer: EpisodeTimer,
-    fits: Fits | None,
+    bounds: _Bounds,
     helper: Helper,
     *,
     least: int,
-) -> Reply | None:
-    """Return the reply to a request with its outcome; None if there is no room for a reply.
+) -> Reply:
+    """Return the reply to a request with its outcome. Raises `_CutOff` if there is no room for one.
 
     `least` is how many exchanges were left out for the previous reply.
     """
     try:
-        replies, dropped = await draw_within(sample, request, timer, fits, least=least)
+        replies, dropped = await draw_within(bounds.sampling(sample), request, timer, bounds.fits, least=least)
     except PromptTooLong as error:
-        if isinstance(env, Relaying):
-            env.refuse(str(error))
-        return None
+        raise _CutOff(StopReason.CONTEXT_LIMIT, str(error)) from None
     except DataFault as error:
         if not isinstance(env, Relaying):
             raise
         # The conversation is the agent's own: it is told, and may go on with another.
         await call(env, timer, partial(env.decline, str(error)))
-    led_to = await step_with(env, timer, replies[0], helper, seed=request.seed, session=request.session)
+    led_to = await step_with(env, timer, replies[0], bounds.helping(helper), seed=request.seed, session=request.session)
     return Reply(seed=request.seed, generation=replies[0], outcome=read_through(led_to, dropped))
 
 

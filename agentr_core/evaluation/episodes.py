@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from agentr_core import answers
 from agentr_core.episodes.asking import Helper, graded, no_helper
-from agentr_core.episodes.conversation import Fits
+from agentr_core.episodes.conversation import Fits, TokensOf
 from agentr_core.episodes.drawing import Ask
 from agentr_core.episodes.rollout import episode
 from agentr_core.episodes.shared import SharedEnvironments
@@ -16,7 +16,7 @@ from agentr_core.episodes.units import UnitError, run_all
 from agentr_core.fingerprint import derive_seed
 from agentr_core.protocols import Environment
 from agentr_core.recipes import ErrorsConfig
-from agentr_core.types import Grading, Instance, Sampling, Step, Trajectory
+from agentr_core.types import NO_LIMITS, EpisodeLimits, Grading, Instance, Sampling, Step, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +87,9 @@ class Player:
     fits: Fits | None = None
     """If given, a conversation that does not fit is read through a window."""
     helper: Helper = no_helper
+    limits: EpisodeLimits = NO_LIMITS
+    tokens_of: TokensOf | None = None
+    """Counts the tokens of a prompt; see `rollout.episode`."""
     ungraded: dict[str, EpisodeResult] = field(default_factory=dict)
     """Episodes that were played and have no grade yet, by key: these are not played again, only
     graded.
@@ -118,6 +121,8 @@ class Player:
             on_reply=replies.append,
             timer=timer,
             helper=self.helper,
+            limits=self.limits,
+            tokens_of=self.tokens_of,
         )
         return EpisodeResult(
             plan=plan,

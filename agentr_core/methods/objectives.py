@@ -63,7 +63,7 @@ def acting_in_groups(recipe: Recipe) -> Acting:
     """Return how the policy acts in the episodes of group RL."""
     grpo = recipe.grpo
     sampling = grpo.sampling(temperature=1.0, max_new_tokens=grpo.max_new_tokens)
-    return Acting(sampling=sampling, max_steps=grpo.max_steps, repeats=grpo.repeats)
+    return Acting(sampling=sampling, max_steps=grpo.max_steps, repeats=grpo.repeats, limits=grpo.limits)
 
 
 def swapping_faults(recipe: Recipe) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from agentr_core.recipes.curriculum import CurriculumConfig
 from agentr_core.recipes.fields import Count, Natural, Temperature, record
-from agentr_core.recipes.sampling import DrawingConfig, SamplingFields, TopP
+from agentr_core.recipes.sampling import DrawingConfig, EpisodeFields, SamplingFields, TopP
 
 Calibration = Literal["rft", "rl"]
 """What an iteration does: a flywheel and supervised training on the trajectories it made, or
@@ -27,7 +27,7 @@ review at the end.
 
 
 @record
-class FlywheelConfig(SamplingFields):
+class FlywheelConfig(SamplingFields, EpisodeFields):
     """How a question's trajectories are varied, round by round. Grading is the world's."""
 
     fresh: Count = 1

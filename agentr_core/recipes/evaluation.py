@@ -9,7 +9,7 @@ from pydantic import Field
 
 from agentr_core.fingerprint import later
 from agentr_core.recipes.fields import Count, Natural, Repeats, Temperature, record
-from agentr_core.recipes.sampling import SamplingFields
+from agentr_core.recipes.sampling import EpisodeFields, SamplingFields
 
 TEST, REVISION = "test", "revision_test"
 """The names of the evaluations that every recipe has; further sets have other names."""
@@ -56,7 +56,7 @@ class EvaluationSetConfig(SamplingFields):
 
 
 @record
-class EvaluationConfig(SamplingFields):
+class EvaluationConfig(SamplingFields, EpisodeFields):
     """Held-out evaluation, greedy by default."""
 
     max_steps: Count = 100

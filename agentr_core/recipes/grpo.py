@@ -15,7 +15,7 @@ from pydantic import Field
 from agentr_core.fingerprint import later
 from agentr_core.recipes.data import DataConfig
 from agentr_core.recipes.fields import Count, Natural, Positive, Repeats, Unit, record
-from agentr_core.recipes.sampling import SamplingFields, filter_faults
+from agentr_core.recipes.sampling import EpisodeFields, SamplingFields, filter_faults
 from agentr_core.recipes.training import LaunchConfig, TrainingConfig
 
 ScaleRewards = Literal["group", "none"]
@@ -42,7 +42,7 @@ class BranchingConfig:
 
 
 @record
-class GrpoConfig(SamplingFields):
+class GrpoConfig(SamplingFields, EpisodeFields):
     """Group-relative policy optimisation. Sources: arXiv 2402.03300 (GRPO), 2503.14476 (DAPO:
     groups drawn again, token mean, higher clip), 2503.20783 (Dr. GRPO: mean only, constant).
     """

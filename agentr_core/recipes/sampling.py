@@ -8,7 +8,7 @@ from pydantic import Field
 
 from agentr_core.fingerprint import later
 from agentr_core.recipes.fields import Count, Natural, Temperature, Unit, record
-from agentr_core.types import Sampling
+from agentr_core.types import EpisodeLimits, Sampling
 
 BeyondProtocol = Literal["top_k", "min_p", "repetition_penalty"]
 """Fields that are not in OpenAI's protocol."""
@@ -55,6 +55,26 @@ class SamplingFields:
         """Return the fields that are not in OpenAI's protocol and not at their defaults."""
         plain = SamplingFields()
         return [name for name in get_args(BeyondProtocol) if getattr(self, name) != getattr(plain, name)]
+
+
+@record
+class EpisodeFields:
+    """The limits of whole episodes, in sections that play them. An episode that reaches one ends
+    without success and is not graded; the report counts these by their stop reasons.
+    """
+
+    max_episode_tokens: Natural = later(0)
+    """The most tokens of all replies of an episode together with what stands between them, such as
+    results of tools (stop reason `token_limit`): a reply may have no more than are left. 0: no
+    limit but the context. A served model without `server.tokenizer` estimates their number."""
+    max_episode_seconds: Annotated[float, Field(ge=0)] = later(0.0)
+    """The most seconds of an episode, waiting for models included (stop reason `time_limit`). A
+    reply that is not done by then is given up; a call of a tool is waited for. 0: no limit."""
+
+    @property
+    def limits(self) -> EpisodeLimits:
+        """The limits of an episode."""
+        return EpisodeLimits(tokens=self.max_episode_tokens, seconds=self.max_episode_seconds)
 
 
 class Drawn(Protocol):

@@ -69,5 +69,7 @@ def _wanted(error: Mapping[str, Any]) -> Sequence[str]:
 def _said(error: Mapping[str, Any]) -> str:
     if error["type"] == "missing":
         return "a value is missing"
+    if error["type"] == "unexpected_keyword_argument":
+        return f"there is no field {error['loc'][-1]}"
     said = error["msg"].removeprefix("Value error, ")
     return f"{said[0].lower()}{said[1:]}"

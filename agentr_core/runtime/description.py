@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from agentr_core.errors import ConfigError
 from agentr_core.recipes import ModelRole, Recipe, TrainingConfig
 from agentr_core.training.objectives import Objective
-from agentr_core.types import Sampling
+from agentr_core.types import NO_LIMITS, EpisodeLimits, Sampling
 
 if TYPE_CHECKING:
     from agentr_core.evaluation.headroom import Headroom, Prospect
@@ -162,12 +162,13 @@ class Acting:
     max_steps: int
     repeats: int = 0
     """As `evaluation.repeats`; 0: an episode that repeats itself goes on."""
+    limits: EpisodeLimits = NO_LIMITS
 
 
 def _as_evaluated(recipe: Recipe) -> Acting:
     evaluation = recipe.evaluation
     sampling = evaluation.sampling(temperature=1.0, max_new_tokens=evaluation.max_new_tokens)
-    return Acting(sampling=sampling, max_steps=evaluation.max_steps)
+    return Acting(sampling=sampling, max_steps=evaluation.max_steps, limits=evaluation.limits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,14 +12,24 @@ from agentr_core.episodes.shared import SharedEnvironments
 from agentr_core.evaluation.episodes import EpisodePlan, EpisodeResult, Player, play_all
 from agentr_core.fingerprint import fingerprint
 from agentr_core.models.samplers import Sampler
-from agentr_core.runtime.equipment import Checkpoint, Equipment, Progress, Sink, held_back, in_flight, speed, window
+from agentr_core.runtime.equipment import (
+    Checkpoint,
+    Equipment,
+    Progress,
+    Sink,
+    held_back,
+    in_flight,
+    speed,
+    tokens_in,
+    window,
+)
 from agentr_core.runtime.helpers import helpers
 from agentr_core.runtime.shards import Effort, spent
 from agentr_core.runtime.ungraded import UNGRADED, draws_of, load_ungraded, ungraded_id
 from agentr_core.store import Store
 from agentr_core.store.codec import episode_rows, trajectory_rows
 from agentr_core.store.tables import Rows
-from agentr_core.types import Sampling
+from agentr_core.types import NO_LIMITS, EpisodeLimits, Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +50,7 @@ class EpisodeShard:
     sampling: Sampling
     max_steps: int
     repeats: int = 0
+    limits: EpisodeLimits = NO_LIMITS
     source: str = "rollout"
     done: int
     total: int
@@ -95,6 +106,8 @@ class EpisodeShard:
                 repeats=self.repeats,
                 fits=window(recipe, batcher, self.sampling),
                 helper=helper,
+                limits=self.limits,
+                tokens_of=tokens_in(batcher),
                 ungraded={plan.key: self.ungraded[plan.key] for plan in self.plans if plan.key in self.ungraded},
             )
             results = await play_all(

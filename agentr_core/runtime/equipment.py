@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from agentr_core.episodes.conversation import Fits
+from agentr_core.episodes.conversation import Fits, TokensOf
 from agentr_core.episodes.drawing import Ask
 from agentr_core.episodes.units import UnitError
 from agentr_core.errors import ConfigError
@@ -149,6 +149,15 @@ def window(recipe: Recipe, sampler: Sampler, sampling: Sampling) -> Fits | None:
         return tokens + sampling.max_new_tokens <= model.context_length
 
     return fits
+
+
+def tokens_in(sampler: Sampler) -> TokensOf:
+    """Return a function that counts the tokens of a prompt for a model."""
+
+    def tokens_of(messages: tuple[Message, ...]) -> int:
+        return sampler.model.count_tokens(Request(messages=messages, sampling=Sampling(), seed=0))
+
+    return tokens_of
 
 
 def in_flight(sampler: Sampler, replies: int, *, wanted: int = 0) -> int:

@@ -20,6 +20,7 @@ from agentr_core.fingerprint import fingerprint
 from agentr_core.models.checkpoint_dir import behaviour_files_sha256, prints_date
 from agentr_core.recipes import ModelRole, Recipe
 from agentr_core.texts import placed
+from agentr_core.types import NO_LIMITS
 from agentr_core.writing import content_sha256
 
 VERSION = 1
@@ -75,8 +76,9 @@ def input_ids(
     collect = fingerprint("collect", *acting, asked["search"])
     eto = asked["eto"]
     grpo = recipe.grpo
-    # Without stop strings, ids stay what they were before stop strings became part of them.
-    limits = grpo.max_steps, grpo.max_new_tokens, grpo.repeats, *([grpo.stop] if grpo.stop else [])
+    # Without them, ids stay what they were before these became part of them.
+    more = [value for value in (grpo.stop, grpo.limits) if value not in ((), NO_LIMITS)]
+    limits = grpo.max_steps, grpo.max_new_tokens, grpo.repeats, *more
     forks = eto["preferences"]["level"], eto["preferences"]["forced_steps"]
     # Episodes that go on from the expert's steps read what the editor wrote there.
     edited = [model("editor")] if recipe.eto.expert.thoughts.enabled else []

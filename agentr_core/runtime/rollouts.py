@@ -9,7 +9,7 @@ from agentr_core.evaluation.episodes import EpisodePlan
 from agentr_core.runtime.episode_shard import EpisodeShard, rollout_id, with_ungraded
 from agentr_core.runtime.place import Workplace
 from agentr_core.store.codec import PlannedRollout, copy_rollouts, planned_rows, runs_alike
-from agentr_core.types import Sampling
+from agentr_core.types import NO_LIMITS, EpisodeLimits, Sampling
 
 
 def plan_rollouts(place: Workplace, iteration: int, wanted: Mapping[str, EpisodePlan], *, stage: str) -> None:
@@ -40,6 +40,7 @@ async def play_rollouts(
     name: str,
     sampling: Sampling,
     max_steps: int,
+    limits: EpisodeLimits = NO_LIMITS,
 ) -> int:
     """Play and store the rollouts of an iteration that are not stored yet; return their number.
 
@@ -49,6 +50,7 @@ async def play_rollouts(
         wanted: by trajectory id (`episode_shard.rollout_id`).
         name: what the episodes are for, as a word for progress lines.
         max_steps: the most replies of the policy in an episode.
+        limits: the most tokens and seconds of an episode.
 
     Raises as `shards.carry_out`.
     """
@@ -64,6 +66,7 @@ async def play_rollouts(
             plans=tuple(wanted[key] for key in missing),
             sampling=sampling,
             max_steps=max_steps,
+            limits=limits,
             done=len(wanted) - left,
             total=len(wanted) - left + len(missing),
         )

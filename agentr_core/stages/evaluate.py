@@ -27,7 +27,7 @@ from agentr_core.store.queries.evaluations import finished_evaluations
 from agentr_core.store.queries.iterations import checkpoint_promoted
 from agentr_core.store.snapshot import snapshot
 from agentr_core.store.tables import Rows, merge
-from agentr_core.types import Sampling
+from agentr_core.types import EpisodeLimits, Sampling
 
 STAGE = "evaluate"
 VERSION = 1
@@ -44,6 +44,7 @@ class Series:
     sampling: Sampling
     max_steps: int
     repeats: int
+    limits: EpisodeLimits
     config: Any
     """What the row of the evaluation stores about it: a record."""
 
@@ -141,6 +142,7 @@ def _series(place: Workplace, iteration: int, name: str, split: str, plans: tupl
         sampling=drawn.sampling(temperature=drawn.temperature, max_new_tokens=config.max_new_tokens),
         max_steps=config.revision_test.max_steps if name == REVISION else config.max_steps,
         repeats=config.repeats,
+        limits=config.limits,
         config=drawn,
     )
 
@@ -238,6 +240,7 @@ def _missing(place: Workplace, iteration: int, one: Series, checkpoint: Checkpoi
         sampling=one.sampling,
         max_steps=one.max_steps,
         repeats=one.repeats,
+        limits=one.limits,
         done=len(one.plans) - len(left),
         total=len(one.plans),
     )

@@ -26,7 +26,7 @@ from agentr_core.stages.evaluate import Series, keep_measures, play_evaluations
 from agentr_core.stages.lost_episodes import counted_episodes
 from agentr_core.stages.measures import Measures, by_instance, measure, measure_rows
 from agentr_core.store.codec.trajectories import Episode
-from agentr_core.types import Instance
+from agentr_core.types import NO_LIMITS, Instance
 
 STAGE = "headroom"
 VERSION = 1
@@ -112,11 +112,14 @@ def _series(
     tokens = evaluation.max_new_tokens if held_out else acting.sampling.max_new_tokens
     sampled = replace(acting.sampling, max_new_tokens=tokens)
     steps = evaluation.max_steps if held_out else acting.max_steps
+    limits = evaluation.limits if held_out else acting.limits
     seed = derive_seed(place.recipe.seed, STAGE, name)
 
     def series(name: str, number: int, temperature: float, repeats: int) -> Series:
         sampling = replace(sampled, temperature=temperature)
         asked = {"sampling": sampling, "max_steps": steps, "repeats": repeats}
+        if limits != NO_LIMITS:
+            asked |= {"limits": limits}
         return Series(
             evaluation_id=fingerprint(STAGE, VERSION, place.iteration_id(0), name, asked),
             name=name,
@@ -125,6 +128,7 @@ def _series(
             sampling=sampling,
             max_steps=steps,
             repeats=repeats,
+            limits=limits,
             config=asked,
         )
 

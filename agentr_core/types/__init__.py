@@ -21,7 +21,10 @@ arm         a way of learning: what it takes from the pool, and how it trains on
 
 from agentr_core.types.conversation import FinishReason, Message, Role, Span, grown_turn
 from agentr_core.types.episodes import (
+    NO_LIMITS,
+    OUT_OF_ROOM,
     Derivation,
+    EpisodeLimits,
     Grade,
     Grading,
     Instance,
@@ -36,9 +39,12 @@ from agentr_core.types.samples import Preference, PreferenceCase, Provenance, Re
 from agentr_core.types.trees import Critique, Judgement, Node, Path, PathPair, StepVerdict, Tree, Verdict
 
 __all__ = [
+    "NO_LIMITS",
+    "OUT_OF_ROOM",
     "Answer",
     "Critique",
     "Derivation",
+    "EpisodeLimits",
     "FinishReason",
     "Generation",
     "Grade",

@@ -29,6 +29,25 @@ class StopReason(StrEnum):
     """The model gave the same reply in the same state so often that the episode was ended; it
     counts as failed.
     """
+    TOKEN_LIMIT = "token_limit"
+    """The episode used up its tokens, `max_episode_tokens`."""
+    TIME_LIMIT = "time_limit"
+    """The episode used up its time, `max_episode_seconds`."""
+
+
+OUT_OF_ROOM = frozenset({StopReason.CONTEXT_LIMIT, StopReason.TOKEN_LIMIT, StopReason.TIME_LIMIT})
+"""The reasons for which an episode is cut off, so that it has no end that could be graded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeLimits:
+    """The most tokens and seconds of a whole episode, as the fields of recipes say; 0: no limit."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+NO_LIMITS = EpisodeLimits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

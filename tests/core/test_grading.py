@@ -33,6 +33,7 @@ from agentr_core.store import Store
 from agentr_core.store.codec import TreeHead, growth_rows, load_trajectories, load_trees, trajectory_rows
 from agentr_core.store.codec import tree_rows as rows_of_tree
 from agentr_core.types import (
+    OUT_OF_ROOM,
     Answer,
     Critique,
     Grade,
@@ -175,8 +176,9 @@ async def test_a_rule_decides_without_a_model_and_a_model_where_there_is_none() 
 async def test_what_has_no_end_to_grade_keeps_its_reward() -> None:
     judge = Judge()
     fallen = await run(Exam(), ["jump"])
-    cut = replace(await run(Exam(), ["look"]), stop=StopReason.CONTEXT_LIMIT)
-    for trajectory in (fallen, cut, replace(cut, steps=())):
+    looked = await run(Exam(), ["look"])
+    cut = [replace(looked, stop=stop) for stop in sorted(OUT_OF_ROOM)]
+    for trajectory in (fallen, *cut, replace(looked, steps=())):
         assert await graded(Exam(), trajectory, judge, seed=1) == (trajectory, None)
     plain = await run(Line(), ["look"])
     assert await graded(Line(), plain, judge, seed=1) == (plain, None)

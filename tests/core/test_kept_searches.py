@@ -5,11 +5,14 @@ one asks nothing twice, and no error is kept.
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+from authors_files import web
 from searching import QUESTIONS, counting, play
 from wheel import PATIENCE, environment, launched, wait_for
 
@@ -106,6 +109,78 @@ def test_a_variable_names_the_server_only_where_a_recipe_does_not_say_what_is_se
     world = registry.make("reasoning", {**options, "corpus": str(corpus)}, variables)
     world.reset(world.instances("train")[0])
     assert "by the sea" in world.step("<search>Ada</search>").observation
+
+
+def sets_of(folder: Path, *sources: str) -> list[dict[str, str]]:
+    """Return a question set for each source, a question each."""
+    rows = {source: folder / f"{source}.jsonl" for source in sources}
+    for source, file in rows.items():
+        file.write_text(json.dumps({"question": f"Who is Ada of {source}?", "answer": "Ada"}) + "\n")
+    return [{"path": str(file), "source": source, "split": "test"} for source, file in rows.items()]
+
+
+def test_one_run_searches_the_web_for_some_sources_a_server_and_corpora_for_others(tmp_path: Path) -> None:
+    kept, corpus = AnsweredCalls(Store(tmp_path / "store.duckdb")), tmp_path / "corpus.jsonl"
+    corpus.write_text('{"id": "a", "title": "Ada", "contents": "Ada is in a file."}\n')
+    with counting() as server, web() as (web_url, asked):
+        options: dict[str, Any] = {
+            "questions": sets_of(tmp_path, "aime24", "2wiki", "hotpotqa", "nq"),
+            "tools": ["search"],
+            "cache_dir": str(tmp_path / "cache"),
+            "search_url": server.url,
+            "web_url": web_url,
+            "search_by_source": {
+                "AIME-24": {"searched": "web", "top_k": 1},
+                "2wiki": {"corpus": str(corpus)},
+                "hotpotqa": {"document_chars": 8},
+            },
+        }
+        assert registry.files_of("reasoning", options).keys() == {
+            *(str(tmp_path / f"{source}.jsonl") for source in ("aime24", "2wiki", "hotpotqa", "nq")),
+            str(corpus),
+        }
+        with pytest.raises(ConfigError, match="web search needs the key"):
+            registry.make("reasoning", options)
+        world = registry.make("reasoning", options, {"SERPER_API_KEY": "k"})
+        assert isinstance(world, Reasoning)
+        world.reach()
+        world.keep_answers(kept)
+        calls = []
+        for instance in world.instances("test"):
+            world.reset(instance)
+            calls += world.step("<search>Ada</search>").info["tool_calls"]
+    assert [(call.provider, call.output) for call in calls] == [
+        ("serper", "A page\nfound outside"),
+        ("bm25", "Ada\nAda is in a file."),
+        ("server", "Ada\nA..."),
+        ("server", "Ada\nAda lives by the sea."),
+    ]
+    assert (asked, server.queries) == (["ada"], ["ada", "ada"])
+    assert len(kept.identities()) == 3, "what servers answered is kept, each by itself"
+
+
+def test_a_search_by_source_that_cannot_be_is_told(tmp_path: Path) -> None:
+    sets = sets_of(tmp_path, "aime24", "2wiki")
+
+    def made(**options: Any) -> Reasoning:
+        world = registry.make("reasoning", {"questions": sets, "cache_dir": str(tmp_path), **options})
+        assert isinstance(world, Reasoning)
+        return world
+
+    with pytest.raises(ConfigError, match="no question has the source nq; there are aime24, 2wiki"):
+        made(search_by_source={"nq": {"searched": "web"}})
+    with pytest.raises(ConfigError, match="names aime24 twice"):
+        made(search_by_source={"aime24": {"top_k": 1}, "AIME24": {"top_k": 2}})
+    with pytest.raises(ConfigError, match="search is not among environment"):
+        made(tools=["python"], search_by_source={"aime24": {"top_k": 1}})
+    with pytest.raises(ConfigError, match="search_by_source: there is no field python_timeout_s"):
+        made(search_by_source={"aime24": {"python_timeout_s": 1}})
+    with pytest.raises(ConfigError, match=r"search_by_source\.aime24: .* one thing is searched"):
+        made(tools=["search"], search_by_source={"aime24": {"searched": "web", "search_url": "http://there"}})
+    # What no question searches is not opened.
+    both = {name: {"corpus": str(tmp_path / "corpus.jsonl")} for name in ("aime24", "2wiki")}
+    tmp_path.joinpath("corpus.jsonl").write_text('{"id": "a", "contents": "Ada."}\n')
+    made(tools=["search"], search_url="http://127.0.0.1:9", search_by_source=both).reach()
 
 
 def test_the_web_needs_a_key_and_no_error_shows_it() -> None:

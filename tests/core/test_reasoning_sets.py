@@ -9,17 +9,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as parquet
 import pytest
+from authors_files import FORMS, LISTED, REINFORCED, in_parquet, write_rows
 from datasets import Dataset, DatasetDict
 from readme import ROOT
 from toolboxes import ran
 
 from agentr_core.environments.reasoning.made import encyclopaedia, numbers
 from agentr_core.environments.reasoning.made.universe import universe
-from agentr_core.environments.reasoning.problems import Problem, problem_of
-from agentr_core.environments.reasoning.question_sets import SHIPPED, load
+from agentr_core.environments.reasoning.problems import SOURCES, Problem, problem_of
+from agentr_core.environments.reasoning.question_sets import SHIPPED, QuestionFile, load
 from agentr_core.environments.reasoning.scoring import same_answer
 from agentr_core.errors import ConfigError, DataFileError
 
@@ -105,26 +104,17 @@ def test_a_universe_is_that_of_its_seed_and_has_no_name_twice() -> None:
         list(islice(encyclopaedia.problems(one, list(one)[:1], hops=[1], seed=1, prefix="q"), 50))
 
 
-def write(folder: Path, name: str, rows: list[dict[str, Any]]) -> Path:
-    file = folder / name
-    if file.suffix == ".parquet":
-        parquet.write_table(pa.Table.from_pylist(rows), file)
-    else:
-        file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return file
-
-
 def other(**changes: object) -> dict[str, Any]:
     return {**ROW, **changes}
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_sets_are_read_from_files_and_folders(tmp_path: Path, suffix: str) -> None:
-    alone = write(tmp_path, f"alone{suffix}", [other(split="train"), other(id="b", split="test", answer="5")])
+    alone = write_rows(tmp_path, f"alone{suffix}", [other(split="train"), other(id="b", split="test", answer="5")])
     folder = tmp_path / "folder"
     folder.mkdir()
-    write(folder, f"train{suffix}", [other(id="c", source="hotpot", answer=["x", "y"], depth=2)])
-    write(folder, f"dev{suffix}", [other(id="d")])
+    write_rows(folder, f"train{suffix}", [other(id="c", source="hotpot", answer=["x", "y"], depth=2)])
+    write_rows(folder, f"dev{suffix}", [other(id="d")])
     found = load((str(alone), str(folder)))
     assert {split: [problem.id for problem in problems] for split, problems in found.items()} == {
         "train": ["a", "c"],
@@ -152,14 +142,24 @@ def test_sets_are_read_from_what_datasets_saved(tmp_path: Path) -> None:
     ("row", "fault"),
     [
         (other(answer=[]), "answer is \\[\\]"),
-        (other(answer=4), "answer is 4"),
+        (other(answer=float("nan")), "answer is nan"),
+        (other(answer=["4", None]), "answer is None"),
+        (other(answer={"value": "4"}), "answer is {'value': '4'}"),
+        (other(id=" "), "id is ' '"),
         (other(question=" "), "question is ' '"),
         (other(domain="physics"), "domain is 'physics'"),
         (other(depth="2"), "depth is '2'"),
-        (other(source=None), "source is None"),
+        (other(source=None), "the row has no source; name that of its file in the recipe"),
+        (other(source=" "), "source is ' '"),
+        (other(source="mine"), "whether questions of 'mine' are mathematics or knowledge; .*: {mine: knowledge}"),
+        (other(options=["3"]), "options are \\['3'\\]; give a list of 2 to 26 texts"),
+        (other(options=["3", "5"]), "answer is '4' beside 2 options"),
+        (other(options=["3", "4"], answer=1), "answer is 1 beside 2 options"),
+        (other(options=["3", "4"], answer="A", answer_index=1), "answer is 'A' beside 2 options"),
+        (other(options=["4", "4"]), "answer is '4' beside 2 options"),
         (other(solution=[{"thought": "x", "tool": "python", "query": "1"}]), "the last one nothing"),
         (other(solution=[{"thought": "x", "tool": "saw", "query": "1"}, {"thought": "y"}]), "calls search or python"),
-        (other(solution="print"), "solution must be a list"),
+        (other(solution=[{"thought": "x"}, "y"]), "solution must be a list"),
         (other(question="\ud800"), "half a surrogate pair"),
     ],
 )
@@ -174,20 +174,108 @@ def test_a_set_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no questions at nowhere"):
         load(("nowhere",))
     with pytest.raises(ConfigError, match=r"type '\.csv'"):
-        load((str(write(tmp_path, "x.csv", [ROW])),))
+        load((str(write_rows(tmp_path, "x.csv", [ROW])),))
     with pytest.raises(DataFileError, match="split is None"):
-        load((str(write(tmp_path, "x.jsonl", [ROW])),))
+        load((str(write_rows(tmp_path, "x.jsonl", [ROW])),))
     with pytest.raises(DataFileError, match="id 'a' stands at"):
-        load((str(write(tmp_path, "y.jsonl", [other(split="train"), other(split="test")])),))
+        load((str(write_rows(tmp_path, "y.jsonl", [other(split="train"), other(split="train")])),))
+    with pytest.raises(ConfigError, match="names numbers twice"):
+        load(("numbers", "numbers"))
+    with pytest.raises(ConfigError, match="domains: no question has the source hops; leave it out"):
+        load(("numbers",), (("hops", "math"),))
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("\n")
+    with pytest.raises(DataFileError, match=r"empty\.jsonl has no question"):
+        load((str(empty),))
     tmp_path.joinpath("z.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(DataFileError, match="cannot be read"):
         load((str(tmp_path / "z.parquet"),))
 
 
 def test_the_domain_follows_from_the_source_where_a_row_tells_none() -> None:
-    assert [problem_of(other(source=name), "").domain for name in ("DAPO", "aime", "2wiki")] == [
-        "math",
-        "math",
-        "knowledge",
-    ]
+    for domain, names in SOURCES.items():
+        assert {problem_of(other(source=name), "").domain for name in names} == {domain}, domain
+    told = {name: problem_of(other(source=name), "").domain for name in ("DAPO", "Numina_CoT", "MATH-500", "HotpotQA")}
+    assert told == {"DAPO": "math", "Numina_CoT": "math", "MATH-500": "math", "HotpotQA": "knowledge"}
     assert problem_of(other(source="2wiki", domain="math"), "").domain == "math"
+    assert problem_of(other(source="Mine"), "", domains={"mine": "knowledge"}).domain == "knowledge"
+    # A recipe may also see a known source otherwise.
+    assert problem_of(other(source="hle"), "", domains={"hle": "math"}).domain == "math"
+
+
+@pytest.mark.parametrize(("source", "row", "golds", "own"), FORMS)
+@pytest.mark.parametrize("suffix", [".json", ".jsonl", ".parquet"])
+def test_the_files_of_the_authors_are_read(
+    tmp_path: Path, source: str, row: dict[str, Any], golds: tuple[str, ...], own: str, suffix: str
+) -> None:
+    file = write_rows(tmp_path, f"test{suffix}", [in_parquet(row) if suffix == ".parquet" else row])
+    ((problem,),) = load((QuestionFile(path=str(file), source=source, split="test"),)).values()
+    assert (problem.golds, problem.source) == (golds, source)
+    assert problem.domain == ("math" if source in SOURCES["math"] else "knowledge")
+    assert problem.id == own or (not own and problem.id.startswith(f"{source}-"))
+
+
+def test_a_folder_is_a_set_as_the_authors_lay_theirs_out(tmp_path: Path) -> None:
+    for source in ("aime24", "amc23", "2wiki", "shards"):
+        (tmp_path / source).mkdir()
+    write_rows(tmp_path / "aime24", "test.jsonl", [{"id": 0, "question": "1?", "answer": "1"}])
+    (tmp_path / "amc23" / "test.json").write_text(json.dumps([{"id": 0, "question": "2?", "answer": 2}], indent=4))
+    write_rows(tmp_path / "2wiki", "test.jsonl", [{"question": "3?", "answer": ["3"]}] * 2)
+    for part in range(2):
+        write_rows(tmp_path / "shards", f"test-0000{part}-of-00002.parquet", [{"question": f"{part}?", "answer": "5"}])
+    sets = [QuestionFile(path=str(tmp_path / name), source=name) for name in ("aime24", "amc23", "2wiki")]
+    found = load((*sets, QuestionFile(path=str(tmp_path / "shards"), source="simpleqa", split="other")))
+    assert [problem.id[:8] for problem in found["test"]] == ["0", "0", *["2wiki-" + found["test"][2].id[6:8]] * 2]
+    assert found["test"][3].id == f"{found['test'][2].id}-2"
+    assert len(found["other"]) == 2
+    write_rows(tmp_path / "amc23", "test.jsonl", [{"id": 0, "question": "2?", "answer": 2}])
+    with pytest.raises(ConfigError, match=r"amc23 has test\.json and test\.jsonl, all of split test; name one of them"):
+        load((sets[1],))
+
+
+def test_an_id_that_is_made_stays_when_a_file_is_cut_or_reordered(tmp_path: Path) -> None:
+    rows = [{"question": f"{number}?", "answer": str(number)} for number in range(3)]
+
+    def ids(name: str, rows: list[dict[str, Any]]) -> list[str]:
+        file = QuestionFile(path=str(write_rows(tmp_path, name, rows)), source="nq", split="test")
+        return [problem.id for problem in load((file,))["test"]]
+
+    whole = ids("whole.jsonl", rows)
+    assert len(set(whole)) == 3
+    assert ids("part.jsonl", rows[:0:-1]) == whole[:0:-1]
+
+
+def test_rows_of_reinforcement_learning_name_their_split(tmp_path: Path) -> None:
+    file = write_rows(tmp_path, "valid.parquet", [REINFORCED])
+    assert list(load((str(file),))) == ["valid"]
+    unknown = {**REINFORCED, "data_source": "ours", "ability": "math"}
+    (problem,) = load((str(write_rows(tmp_path, "train.parquet", [unknown])),))["valid"]
+    assert (problem.domain, problem.question) == ("math", "Who built it?")
+    unknown = {**unknown, "extra_info": {"index": 3}}
+    assert problem_of(unknown, "").question == "Who built it?"
+
+
+def test_options_are_shown_and_a_letter_or_a_text_is_right() -> None:
+    problem = problem_of(other(options=["1/2", "0.25", "a third", "both A and B"], answer="0.25", source="hle"), "")
+    assert problem.question == "2 + 2?\n\nA. 1/2\nB. 0.25\nC. a third\nD. both A and B"
+    right = [
+        "B",
+        "b",
+        "(B)",
+        "B.",
+        "[B]",
+        "B. 0.25",
+        "(B) 0.25",
+        "Option B",
+        "The answer is B",
+        "0.25",
+        r"\frac14",
+        "B) 1/4",
+    ]
+    assert {said: problem.correctness(said) for said in right} == dict.fromkeys(right, 1.0)
+    wrong = ["A", "B. 1/2", "A, B", "AB", "E", "", "a third", "both A and B", "0.5", "beta", "not B", "the half"]
+    assert {said: problem.correctness(said) for said in wrong} == dict.fromkeys(wrong, 0.0)
+    lettered = problem_of(other(options=["E. coli", "c", "B"], answer="c", source="hle"), "")
+    assert [lettered.correctness(said) for said in ("c", "B", "C", "E. coli")] == [1, 1, 0, 0]
+    # Options that the question lists itself are not shown twice.
+    assert problem_of({"question": LISTED, "answer": ["(B)", "10 eV"], "source": "gpqa"}, "").question == LISTED

@@ -95,3 +95,14 @@ def test_a_recipe_that_names_no_workspace_takes_that_of_the_environment(monkeypa
     assert load_recipe(file, []).workspace == "elsewhere"
     for named in ("mine", "runs"):
         assert load_recipe(file, [f"workspace={named}"]).workspace == named
+
+
+def test_limits_of_episodes_make_other_rollouts_and_evaluations_only_where_they_are_set(tiny_model_dir: Path) -> None:
+    def ids(**limits: float) -> tuple[str, str]:
+        asked = recipe("et-agent", {"model": {"path": str(tiny_model_dir)}, "grpo": limits, "evaluation": limits})
+        inputs = input_ids(asked, asked_for(asked), weights={}, files={}, prompts={}, at=datetime.now(UTC))
+        return inputs["rollout"], fingerprint(asked.evaluation)
+
+    none, tokens, seconds = ids(), ids(max_episode_tokens=4096), ids(max_episode_seconds=1200.0)
+    assert ids(max_episode_tokens=0, max_episode_seconds=0.0) == none
+    assert len({none[0], tokens[0], seconds[0]}) == len({none[1], tokens[1], seconds[1]}) == 3

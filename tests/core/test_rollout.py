@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from toy import Line, Policy, Script, instance
+from toy import Line, Policy, Script, generation, instance
 
 from agentr_core.episodes.replay import play, restore
 from agentr_core.episodes.rollout import episode
@@ -16,7 +19,17 @@ from agentr_core.episodes.units import phase_of
 from agentr_core.errors import ConfigError, EnvironmentFault, ModelFault, ReplayDiverged
 from agentr_core.methods.table import plans_of
 from agentr_core.recipes import parse
-from agentr_core.types import Sampling, Step, StopReason, Trajectory, Transition
+from agentr_core.types import (
+    EpisodeLimits,
+    Generation,
+    Message,
+    Request,
+    Sampling,
+    Step,
+    StopReason,
+    Trajectory,
+    Transition,
+)
 
 SAMPLING = Sampling()
 
@@ -94,6 +107,94 @@ async def test_a_full_context_ends_an_episode_with_its_present_reward() -> None:
     assert (len(trajectory.steps), trajectory.stop, trajectory.reward) == (3, StopReason.CONTEXT_LIMIT, 0.0)
     bare = await episode(instance(), Line(), Policy(max_messages=1), max_steps=9, sampling=SAMPLING, seed=1)
     assert (bare.steps, bare.stop, bare.reward) == ((), StopReason.CONTEXT_LIMIT, 0.0)
+
+
+def characters(messages: tuple[Message, ...]) -> int:
+    """Count a character of a conversation as a token."""
+    return sum(len(message.text) for message in messages)
+
+
+class Writing(Policy):
+    """A policy that looks on and on, and whose replies are cut where a request says."""
+
+    async def __call__(self, request: Request) -> list[Generation]:
+        self.requests.append(request)
+        text = self.reply(request, 0)
+        most = request.sampling.max_new_tokens
+        whole = generation(text[:most])
+        return [whole if len(text) <= most else replace(whole, finish_reason="length")]
+
+
+async def test_a_limit_on_all_tokens_of_an_episode_counts_what_stands_between_replies() -> None:
+    async def played(
+        tokens: int, model: Policy, *, prefix: tuple[Step, ...] = (), env: Line | None = None
+    ) -> Trajectory:
+        limits = EpisodeLimits(tokens=tokens)
+        asked: dict[str, Any] = {"max_steps": 9, "sampling": Sampling(max_new_tokens=500), "seed": 1}
+        world = env or Line()
+        return await episode(instance(), world, model, prefix=prefix, limits=limits, tokens_of=characters, **asked)
+
+    model = Writing(["look"])
+    cut = await played(90, model)
+    reply, shown = len(cut.steps[0].reply), len(cut.steps[0].observation)
+    assert [request.sampling.max_new_tokens for request in model.requests] == [
+        90 - done * (reply + shown) for done in range(len(model.requests))
+    ]
+    assert (cut.stop, cut.success, cut.steps[-1].finish_reason) == (StopReason.TOKEN_LIMIT, False, "length")
+    assert sum(len(step.reply) for step in cut.steps) + shown * (len(cut.steps) - 1) == 90
+    # What is there before counts, and an episode that ends in time ends as ever.
+    again = await played(90, Writing(["look"]), prefix=cut.steps[:2])
+    assert (len(again.steps), again.stop) == (len(cut.steps), StopReason.TOKEN_LIMIT)
+    assert (await played(90, Writing(["right"]))).stop is StopReason.SUCCESS
+    # The result of a call may reach beyond the limit; then there is no further reply.
+    over = await played(reply + 1, Writing(["look"]))
+    assert (len(over.steps), over.stop) == (1, StopReason.TOKEN_LIMIT)
+
+    class Strict(Line):
+        def step(self, action: str) -> Transition:
+            transition = super().step(action)
+            return transition if action == "look" else transition._replace(terminated=True)
+
+    strict = await played(reply + shown + 5, Writing(["look"]), env=Strict())
+    assert (len(strict.steps), strict.stop) == (2, StopReason.TOKEN_LIMIT)
+    with pytest.raises(ConfigError, match="max_episode_tokens: nothing counts"):
+        await episode(instance(), Line(), model, max_steps=9, sampling=SAMPLING, seed=1, limits=EpisodeLimits(tokens=9))
+
+
+async def test_a_limit_on_the_time_of_an_episode_gives_up_a_reply_and_waits_for_the_world() -> None:
+    async def played(seconds: float, *, slow: float = 0.0, world: Line | None = None) -> Trajectory:
+        async def sample(request: Request) -> list[Generation]:
+            if len(request.messages) > 3:
+                await asyncio.sleep(slow)
+            return await Policy(["look"])(request)
+
+        limits = EpisodeLimits(seconds=seconds)
+        env = world or Line()
+        return await episode(instance(), env, sample, max_steps=3, sampling=SAMPLING, seed=1, limits=limits)
+
+    assert (await played(0.0, slow=0.01)).stop is StopReason.STEP_LIMIT
+    assert (await played(60.0)).stop is StopReason.STEP_LIMIT
+    cut = await played(0.1, slow=60.0)
+    assert (len(cut.steps), cut.stop, cut.success, cut.reward) == (1, StopReason.TIME_LIMIT, False, 0.0)
+
+    class Slow(Line):
+        def step(self, action: str) -> Transition:
+            time.sleep(0.2)
+            return super().step(action)
+
+    world = Slow(blocking=True)
+    waited = await played(0.1, world=world)
+    assert (len(waited.steps), waited.stop, world.steps) == (1, StopReason.TIME_LIMIT, 1)
+
+
+async def test_an_error_that_looks_like_the_end_of_the_time_stays_one() -> None:
+    async def sample(request: Request) -> list[Generation]:
+        raise TimeoutError("of the network")
+
+    with pytest.raises(TimeoutError, match="of the network"):
+        await episode(
+            instance(), Line(), sample, max_steps=3, sampling=SAMPLING, seed=1, limits=EpisodeLimits(seconds=60)
+        )
 
 
 async def test_a_prefix_is_replayed_and_the_model_goes_on() -> None:

@@ -28,6 +28,7 @@ from door import register
 from readme import BLOCK, MANUAL, ROOT, TUTORIAL
 from starlette.staticfiles import StaticFiles
 
+from agentr_core.environments.reasoning import problems
 from agentr_core.recipes import load, parse, resolved
 from agentr_core.types import Message, Sample, SampleKind
 from flows.cli import cli
@@ -209,6 +210,19 @@ def test_the_recipes_and_folders_of_the_methods_are_there() -> None:
         assert load(ROOT / "deployments" / "recipes" / recipe).method in text.lower()
     for folder in re.findall(r"`(agentr_core/[\w/]+)`", text):
         assert (ROOT / folder).is_dir()
+
+
+def test_the_page_of_questions_has_every_source_and_column() -> None:
+    page = text_of("questions")
+
+    def told(mark: str) -> dict[str, list[str]]:
+        part = page.partition(f"<!-- {mark} -->")[2].partition("<!-- end -->")[0]
+        return {row[0].strip("`"): re.findall(r"`([^`]+)`", row[1]) for row in table_rows(part)}
+
+    assert told("sources") == {domain: list(names) for domain, names in problems.SOURCES.items()}
+    columns = told("columns")
+    read = {"question": problems._QUESTION, "answer": problems._ANSWER, "id": problems._ID}
+    assert {what: tuple(columns[what][: len(names)]) for what, names in read.items()} == read
 
 
 def test_results_are_those_of_the_log() -> None:

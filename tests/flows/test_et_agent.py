@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from authors_files import FORMS, reinforced, web, write_forms, write_rows
 from families import FAMILY, MATH, RIVER, answers_of, begun, cast
 from turning import turn
 from wheel import PATIENCE, all_rows, launched
 
+from agentr_core.data_files import data_path
+from agentr_core.environments.reasoning.question_sets import load as load_questions
+from agentr_core.environments.reasoning.world import ReasoningWorld
 from agentr_core.errors import ConfigError
 from agentr_core.methods.et_agent.stages.evolve import evolve
 from agentr_core.methods.et_agent.stages.select_rft import select_rft
+from agentr_core.models.scripted import ScriptedModel
 from agentr_core.recipes import load
+from agentr_core.runtime.instances import held_out
 from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.start import start
+from agentr_core.stages.evaluate import evaluate
+from agentr_core.types import Message
 from flows.commands.plan import describe
 from flows.preflight.checks import check
+from tasks.wiring import load_recipe, quiet_workplace, reference
 
 pytestmark = pytest.mark.slow
 RECIPE = """\
@@ -82,6 +93,94 @@ def test_an_iteration_rft_runs_from_its_plan_to_its_report(tmp_path: Path, door_
     page = done.report.read_text(encoding="utf-8")
     assert "The flywheel by operator" in page
     assert "C0 a fresh one beside a right one" in page
+
+
+SEARCHES = ["environment.options.tools=[search]"]
+OWN_FILES = """\
+name: own-files
+method: et-agent
+iterations: 1
+environment:
+  name: reasoning
+  options:
+    top_k: 1
+    search_api_key: k
+    search_by_source: {dapo: {searched: web}, gpqa: {searched: web}}
+model: {device: cpu, dtype: float32, max_batch: 64, workers: 1}
+instances: {train_limit: 0}
+et_agent: {phases: [rft], flywheel: {fresh: 2, rounds: 0, max_steps: 4, max_new_tokens: 80}}
+training: {learning_rate: 1.0e-4, bf16: false, num_threads: 1, num_train_epochs: [1]}
+evaluation: {max_steps: 4, max_new_tokens: 80, max_episode_seconds: 600, revision_test: {enabled: false}}
+"""
+
+
+def own_files(folder: Path, web_url: str) -> Path:
+    """Write question files as the authors have them, and a recipe that trains on some of them and
+    tests on one of each form.
+    """
+    problems = load_questions(("numbers",))["train"][:6]
+    rows = [{"id": n, "question": one.question, "answer": one.golds[0]} for n, one in enumerate(problems[:3])]
+    write_rows(folder, "train.json", [{**row, "source": "dapo"} for row in rows])
+    write_rows(folder, "train.parquet", [reinforced(one.question, one.golds[0]) for one in problems[3:]])
+    recipe = yaml.safe_load(OWN_FILES) | {"workspace": f"{folder}/runs"}
+    recipe["model"]["path"] = str(data_path("models", "reasoning-tiny"))
+    recipe["environment"]["options"] |= {
+        "questions": [
+            {"path": f"{folder}/train.json", "split": "train"},
+            f"{folder}/train.parquet",
+            *write_forms(folder, "test"),
+        ],
+        "web_url": web_url,
+        "cache_dir": f"{folder}/cache",
+    }
+    file = folder / "own.yaml"
+    file.write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    return file
+
+
+def test_the_files_of_the_authors_are_planned_and_evaluated(tmp_path: Path) -> None:
+    golds: dict[str, str] = {}
+
+    def reply(messages: tuple[Message, ...], seed: int, number: int) -> str:
+        if not messages[-1].spans:
+            return "<think>?</think>\n<search>Ada</search>"
+        return f"<think>.</think>\n<answer>\\boxed{{{golds[messages[-2].text.strip()]}}}</answer>"
+
+    async def play(file: Path) -> Workplace:
+        recipe = load_recipe(file, SEARCHES)
+        place = quiet_workplace(reference(recipe), recipe)
+        await start(place)
+        with place.worlds() as worlds:
+            for instance in held_out(place)["test"]:
+                world = worlds.of(instance)
+                assert isinstance(world, ReasoningWorld)
+                golds[world.problem(instance).question.strip()] = world.problem(instance).golds[-1]
+        place = replace(place, load_model=lambda role, path: ScriptedModel(reply))
+        await evaluate(place, 0)
+        return place
+
+    with web() as (url, asked):
+        file = own_files(tmp_path, url)
+        assert f"each ends with {len(FORMS)} held-out episodes" in describe(file, SEARCHES)
+        place = asyncio.run(play(file))
+    assert place.store.rows("select reward, stop, count(*) from v_episodes group by all") == [
+        (1, "success", len(FORMS))
+    ]
+    calls = dict(place.store.rows("select provider, sum(calls) from v_tool_calls group by all"))
+    assert calls == {"bm25": len(FORMS) - 1, "serper": 1}
+    assert asked == ["ada"]
+
+
+@pytest.mark.long
+def test_the_files_of_the_authors_are_trained_on(tmp_path: Path) -> None:
+    with web() as (url, _):
+        done = asyncio.run(turn(own_files(tmp_path, url), "evaluation.max_episode_tokens=60"))
+    stops = dict(done.store.rows("select stop, count(*) from v_episodes group by all"))
+    assert sum(stops.values()) == 2 * len(FORMS)
+    assert stops["token_limit"] > 0
+    assert "token limit" in done.report.read_text(encoding="utf-8").lower()
+    assert done.store.rows("select count(*) from family") == [(6,)]
+    assert done.store.rows("select max(iteration) from v_evaluations") == [(1,)]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from agentr_core.answers import after_thoughts
 from agentr_core.environments.reasoning.grammar import Answers
 from agentr_core.environments.reasoning.problems import Problem
 from agentr_core.environments.reasoning.reading import prediction_of
-from agentr_core.environments.reasoning.scoring import correctness
 from agentr_core.environments.reasoning.verdicts import verdict
 from agentr_core.types import Grade, Instance, Message, Question, Sampling, Trajectory
 
@@ -67,7 +66,7 @@ class AnswerGrader:
         """
         problem = self._problem(trajectory.instance)
         prediction = prediction_of(trajectory, self._answers)
-        reward = correctness(prediction, problem.golds, problem.domain, self._answers)
+        reward = problem.correctness(prediction, self._answers)
         success = reward > self._success_from
         asked = self._judged == "all" or self._judged == problem.domain
         return None if prediction and asked and not success else Grade(reward=reward, success=success)
@@ -95,4 +94,4 @@ class AnswerGrader:
             return Grade(reward=1.0, success=True)
         problem = self._problem(trajectory.instance)
         prediction = prediction_of(trajectory, self._answers)
-        return Grade(reward=correctness(prediction, problem.golds, problem.domain, self._answers), success=False)
+        return Grade(reward=problem.correctness(prediction, self._answers), success=False)

@@ -8,7 +8,7 @@ import atexit
 import math
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -19,6 +19,7 @@ from agentr_core.environments.reasoning.per_process import PerProcess
 from agentr_core.environments.reasoning.toolbox import Tools, python_function
 from agentr_core.errors import ConfigError
 from agentr_core.protocols import Kept
+from agentr_core.recipes.fields import record
 from agentr_core.threads import LoopThread
 from agentr_core.tools.python.levels import STRICTEST, Level
 from agentr_core.tools.python.limits import Limits
@@ -30,6 +31,22 @@ from agentr_core.types import ToolCall
 _TOOLS = (SEARCH, PYTHON)
 Searched = Literal["corpus", "web"]
 _SEARCHED = ("corpus", "web")
+
+
+@record
+class SourceSearch:
+    """What the questions of a source search, and how; fields are those of `ToolSettings`, and None
+    is as these are for all questions. One that is named replaces corpus, server and web together.
+    """
+
+    searched: Searched | None = None
+    search_url: str | None = None
+    corpus: str | None = None
+    web_url: str | None = None
+    top_k: int | None = None
+    document_chars: int | None = None
+    search_timeout_s: float | None = None
+    search_answer_mib: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +78,12 @@ class ToolSettings:
     search_answer_mib: int = 16
     sandbox: str = STRICTEST
     python_timeout_s: float = 30.0
+
+    def of_source(self, search: SourceSearch) -> ToolSettings:
+        """Return the settings for the questions of a source."""
+        given = {name: value for name, value in vars(search).items() if value is not None}
+        plain = {"searched": "corpus", "search_url": "", "corpus": ""}
+        return replace(self, **{**(plain if plain.keys() & given.keys() else {}), **given})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +160,7 @@ def _check(settings: ToolSettings) -> None:
         )
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=64)
 def _search(settings: ToolSettings, kept: Kept | None) -> PerProcess[SearchTool]:
     return PerProcess(lambda: SearchTool(_provider(settings), once=Once(kept), document_chars=settings.document_chars))
 

@@ -1,34 +1,47 @@
-"""A question with its answer, as a row of a question set.
+"""A question with its answers, as a row of a question set.
 
-A row is a JSON object, or a row of a table with the same columns:
-
-    id        a text, unique in its set
-    question  what the model is asked
-    answer    a text, or a list of texts that are all correct
-    source    where the question comes from, such as `aime`
-    domain    `math` or `knowledge`; may be left out for the sources in `MATH_SOURCES`, which are
-              `math`, and for all others, which are `knowledge`
-    split     the split of the row, if a file holds several
-    depth     how hard it is, a whole number, such as its number of hops
-    solution  how an expert solves it: a list of {"thought", "tool", "query"}, then a last
-              {"thought"} before the answer
+A row is a JSON object, or a row of a table. `data/manual/pages/questions.md` has the columns that
+are read, and which files have which. The first of several columns for one thing is read, and a null
+is as if missing. A row of reinforcement learning in verl's form is read, too.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
-from agentr_core.environments.reasoning.grammar import CALLS
-from agentr_core.environments.reasoning.scoring import Domain
+from agentr_core.environments.reasoning.grammar import CALLS, Answers, last_box
+from agentr_core.environments.reasoning.scoring import Domain, choice, correctness
 from agentr_core.errors import DataFileError
 from agentr_core.texts import lone_surrogate
 
-MATH_SOURCES = frozenset({"openr1", "numina-tir", "numina-cot", "aime", "dapo", "still", "amc", "math500"})
-"""Sources whose questions are mathematics if the row has no domain; compared in lower case. This is
-the only place that says so.
+_GSM8K: Final = "gsm8k"
+SOURCES: Final[Mapping[Domain, tuple[str, ...]]] = {
+    "math": (
+        *("aime", "aime24", "aime25", "amc", "amc23", _GSM8K, "math", "math500", "olympiadbench"),
+        *("openr1", "numina-tir", "numina-cot", "dapo", "still"),
+        *("minerva_math", "college_math", "gaokao2023en", "tabmwp", "svamp", "asdiv", "mawps", "carp_en"),
+        *("math_effi_rl", "math_dapo"),
+    ),
+    "knowledge": (
+        *("2wiki", "bamboogle", "hotpotqa", "musique", "nq", "triviaqa", "popqa", "asearcher", "webshaper"),
+        *("webwalker", "gaia", "hle", "simpleqa", "xbench", "gpqa", "csbench", "mmlu-pro"),
+        *("hotpot", "2wikimultihopqa", "qa", "qa_effi_rl"),
+    ),
+}
+"""The sources whose domain is known, by domain: those of ET-Agent's files, and of the loaders in
+its code. Case and punctuation do not matter. This is the only place that says so.
 """
+_ABILITIES: Final[Mapping[str, Domain]] = {"math": "math", "qa": "knowledge"}
+_QUESTION: Final = ("question", "problem", "Question", "input", "content")
+_ANSWER: Final = ("answer", "Answer", "golden_answers", "target")
+_ID: Final = ("id", "ID", "question_id", "idx")
+_LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_LISTED: Final = re.compile(r"^[ \t]*\(([A-Z])\)", re.MULTILINE)
+"""Where an option begins that is written in the question, as in GPQA's files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +55,12 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A question and all its right answers; `depth` is how hard it is, if known."""
+    """A question and all its right answers; `depth` is how hard it is, if known. `id` is empty
+    where a row has none.
+
+    If there are `options` to choose from, the question shows them with letters, and the answers are
+    the letter and the text of the right one.
+    """
 
     id: str
     question: str
@@ -51,48 +69,216 @@ class Problem:
     domain: Domain
     depth: int | None = None
     solution: tuple[Move, ...] = ()
+    options: tuple[str, ...] = ()
+
+    def correctness(self, prediction: str, answers: Answers = "plain") -> float:
+        """Return the correctness of an answer in [0, 1]: that of a choice is 0 or 1, that of others
+        as `scoring.correctness` says.
+        """
+        if self.options:
+            return choice(prediction, self.options, _LETTERS.index(self.golds[0]))
+        return correctness(prediction, self.golds, self.domain, answers)
 
 
-def problem_of(row: Mapping[str, Any], where: str) -> Problem:
-    """Return the problem of a row; errors begin with `where`. Raises `DataFileError` for a row that
-    does not fit the module's description.
+def problem_of(
+    row: Mapping[str, Any], where: str, *, source: str = "", domains: Mapping[str, Domain] | None = None
+) -> Problem:
+    """Return the problem of a row; errors begin with `where`.
+
+    Args:
+        source: the source of the row, whatever it says itself; empty: as it says.
+        domains: the domains of further sources.
+
+    Raises `DataFileError` for a row that does not fit the module's description, and for a source
+    whose domain nothing says.
     """
-    source = _text(row, "source", where)
+    row = _plain_row(row, where)
+    if not source and row.get("source") is None:
+        raise DataFileError(
+            f"{where}: the row has no source; name that of its file in the recipe, as in "
+            "environment.options.questions: [{path: FILE, source: aime24}]"
+        )
+    source = source or _text(row, "source", where)
     depth = row.get("depth")
     if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int)):
         raise DataFileError(f"{where}: depth is {depth!r}; it must be a whole number, or left out")
+    question = _question(row, where)
+    golds = _golds(row, source, where)
+    options = _options(row, where)
+    if options:
+        golds = _right_option(row, golds, options, where)
+        question = f"{question}\n\n" + "\n".join(map("{}. {}".format, _LETTERS, options))
+    elif listed := _listed_options(question, golds):
+        golds, options = _right_option(row, golds[:1], listed, where), listed
     return Problem(
-        id=_text(row, "id", where),
-        question=_text(row, "question", where),
-        golds=_golds(row.get("answer"), where),
+        id=_id(row, where),
+        question=question,
+        golds=golds,
         source=source,
-        domain=_domain(row.get("domain"), source, where),
+        domain=_domain(row, source, domains or {}, where),
         depth=depth,
         solution=_solution(row.get("solution"), where),
+        options=options,
     )
 
 
-def _domain(told: Any, source: str, where: str) -> Domain:
-    if told is None:
-        return "math" if source.lower() in MATH_SOURCES else "knowledge"
+def source_key(source: str) -> str:
+    """Return the name of a source as it is compared: in lower case, without punctuation."""
+    return re.sub(r"[\W_]", "", source.lower())
+
+
+_KNOWN: Final = {source_key(name): domain for domain, names in SOURCES.items() for name in names}
+
+
+def _plain_row(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """Return a row without nulls, with the columns of the module's description."""
+    row = {key: value for key, value in row.items() if value is not None}
+    rewarded = row.get("reward_model")
+    if not isinstance(rewarded, Mapping) or "prompt" not in row:
+        return row
+    extra = row.get("extra_info")
+    extra = {key: value for key, value in extra.items() if value is not None} if isinstance(extra, Mapping) else {}
+    gold = rewarded.get("ground_truth")
+    domain = _ABILITIES.get(str(row.get("ability")).lower())
+    found = {
+        "question": extra.get("question") or _asked(row["prompt"], where),
+        "answer": gold.get("target") if isinstance(gold, Mapping) else gold,
+        "source": row.get("source", row.get("data_source")),
+        "domain": row.get("domain") or (None if source_key(str(row.get("data_source"))) in _KNOWN else domain),
+        "id": row.get("id", extra.get("index")),
+        "depth": row.get("depth"),
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _asked(prompt: Any, where: str) -> Any:
+    """Return the question of a prompt: a text, or the last turn of the user."""
+    if isinstance(prompt, list) and all(isinstance(turn, Mapping) for turn in prompt):
+        said = [turn.get("content") for turn in prompt if turn.get("role") == "user"]
+        return said[-1] if said else None
+    return prompt
+
+
+def _question(row: Mapping[str, Any], where: str) -> str:
+    name = next((name for name in _QUESTION if name in row), "question")
+    parts = [_text(row, body, where) for body in ("body", "Body") if body in row]
+    return " ".join([*parts, _text(row, name, where)])
+
+
+def _id(row: Mapping[str, Any], where: str) -> str:
+    """Return the id that a row has, or the empty string."""
+    name = next((name for name in _ID if name in row), "")
+    value = row.get(name)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    return _text(row, name, where) if name else ""
+
+
+def _domain(row: Mapping[str, Any], source: str, domains: Mapping[str, Domain], where: str) -> Domain:
+    own = row.get("domain")
+    if own is None:
+        key = source_key(source)
+        found = {source_key(name): domain for name, domain in domains.items()}.get(key) or _KNOWN.get(key)
+        if found is None:
+            raise DataFileError(
+                f"{where}: nothing says whether questions of {source!r} are mathematics or knowledge; say it, as in "
+                f"environment.options.domains: {{{source}: knowledge}}, or math; known as mathematics are "
+                f"{', '.join(SOURCES['math'])}, and as knowledge {', '.join(SOURCES['knowledge'])}"
+            )
+        return found
     for domain in get_args(Domain):
-        if told == domain:
-            found: Domain = domain
-            return found
-    raise DataFileError(f"{where}: domain is {told!r}; it is {' or '.join(get_args(Domain))}")
+        if own == domain:
+            chosen: Domain = domain
+            return chosen
+    raise DataFileError(f"{where}: domain is {own!r}; it is {' or '.join(get_args(Domain))}")
 
 
-def _golds(answer: Any, where: str) -> tuple[str, ...]:
-    golds = [answer] if isinstance(answer, str) else answer
-    if not isinstance(golds, list) or not golds or not all(isinstance(gold, str) and gold.strip() for gold in golds):
+def _golds(row: Mapping[str, Any], source: str, where: str) -> tuple[str, ...]:
+    name = next((name for name in _ANSWER if name in row), "answer")
+    answer = row.get(name)
+    if answer is None and isinstance(parts := row.get("final_answer"), list) and parts:
+        return (", ".join(_gold(part, "final_answer", where) for part in parts),)
+    if answer is None:
+        answer = row.get("final_answer")
+    if answer is None and isinstance(solution := row.get("solution"), str):
+        answer = last_box(solution)
+    if answer is None and "answer_index" in row:
+        return ()
+    if isinstance(answer, str) and source_key(source) == _GSM8K and "####" in answer:
+        answer = answer.rpartition("####")[2].strip().replace(",", "")
+    golds = answer if isinstance(answer, list) else [answer]
+    aliases = row.get("answer_aliases", [])
+    if not golds or not isinstance(aliases, list):
+        raise DataFileError(f"{where}: {name} is {answer!r}; {_WANTED}")
+    return tuple(dict.fromkeys(_gold(gold, name, where) for gold in [*golds, *aliases]))
+
+
+_WANTED: Final = "it must be a text or a number, or a list of such that are all correct"
+
+
+def _gold(answer: Any, name: str, where: str) -> str:
+    if isinstance(answer, bool | int):
+        return str(answer)
+    if isinstance(answer, float) and math.isfinite(answer):
+        return str(int(answer) if answer.is_integer() else answer)
+    if not isinstance(answer, str) or not answer.strip():
+        raise DataFileError(f"{where}: {name} is {answer!r}; {_WANTED}")
+    return _checked(answer, name, where)
+
+
+def _options(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    """Return the texts that a row has to choose from; none for other questions."""
+    options = next((row[name] for name in ("options", "choices") if row.get(name)), None)
+    if options is None:
+        letters = next((at for at, letter in enumerate(_LETTERS) if letter not in row), len(_LETTERS))
+        options = [row[letter] for letter in _LETTERS[:letters]] if letters > 1 else []
+    if not isinstance(options, list) or len(options) == 1 or len(options) > len(_LETTERS):
+        raise DataFileError(f"{where}: options are {options!r}; give a list of 2 to {len(_LETTERS)} texts")
+    return tuple(_gold(option, "options", where) for option in options)
+
+
+def _listed_options(question: str, golds: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the options that a question lists itself, each on lines after its letter in brackets;
+    none if its answer is no such letter.
+    """
+    begins = list(_LISTED.finditer(question))
+    first = next((place for place, found in reversed([*enumerate(begins)]) if found[1] == "A"), len(begins))
+    begins = begins[first:]
+    letters = "".join(found[1] for found in begins)
+    if len(begins) < 2 or letters != _LETTERS[: len(begins)] or golds[0] not in [f"({letter})" for letter in letters]:
+        return ()
+    ends = [*(found.start() for found in begins[1:]), len(question)]
+    return tuple(question[found.end() : end].strip() for found, end in zip(begins, ends, strict=True))
+
+
+def _right_option(
+    row: Mapping[str, Any], golds: tuple[str, ...], options: tuple[str, ...], where: str
+) -> tuple[str, str]:
+    """Return the letter and the text of the right option."""
+    known = dict(zip(_LETTERS, options, strict=False))
+    letters = {_option_letter(gold, known) for gold in golds}
+    if isinstance(index := row.get("answer_index"), int):
+        letters.add(_LETTERS[index] if 0 <= index < len(options) else "")
+    if len(letters) != 1 or "" in letters or isinstance(row.get("answer"), bool | int | float):
+        said = row.get("answer", row.get("Answer", index))
         raise DataFileError(
-            f"{where}: answer is {answer!r}; it must be a text, or a list of texts that are all correct"
+            f"{where}: answer is {said!r} beside {len(options)} options; it must be the letter or the text of one"
         )
-    return tuple(_checked(gold, "answer", where) for gold in golds)
+    (letter,) = letters
+    return letter, known[letter]
+
+
+def _option_letter(gold: str, known: Mapping[str, str]) -> str:
+    """Return the letter of the option that an answer names, or the empty string."""
+    letter = gold.strip().strip("().")
+    if letter in known:
+        return letter
+    named = [letter for letter, text in known.items() if text == gold]
+    return named[0] if len(named) == 1 else ""
 
 
 def _solution(moves: Any, where: str) -> tuple[Move, ...]:
-    if moves is None or moves == []:
+    if moves is None or moves == [] or isinstance(moves, str) or _texts(moves):
         return ()
     if not isinstance(moves, list) or not all(isinstance(move, Mapping) for move in moves):
         raise DataFileError(f'{where}: solution must be a list of objects with "thought", "tool" and "query"')
@@ -107,6 +293,10 @@ def _solution(moves: Any, where: str) -> tuple[Move, ...]:
     if not all(move.tool in CALLS for move in found[:-1]) or found[-1].tool:
         raise DataFileError(f"{where}: each move of a solution calls {' or '.join(CALLS)}, and the last one nothing")
     return found
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
 def _text(row: Mapping[str, Any], key: str, where: str) -> str:

@@ -6,12 +6,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agentr_core.data_files import data_path
-from agentr_core.environments.reasoning.grammar import Answers
+from agentr_core.environments.reasoning.grammar import SEARCH, Answers
 from agentr_core.environments.reasoning.judge import Judged
-from agentr_core.environments.reasoning.open_tools import Searched, ToolSettings, open_tools
-from agentr_core.environments.reasoning.question_sets import SHIPPED, load, place_of
+from agentr_core.environments.reasoning.open_tools import OpenTools, Searched, SourceSearch, ToolSettings, open_tools
+from agentr_core.environments.reasoning.problems import source_key
+from agentr_core.environments.reasoning.question_sets import (
+    SHIPPED,
+    QuestionFile,
+    QuestionSet,
+    load,
+    place_of,
+    question_file,
+)
+from agentr_core.environments.reasoning.scoring import Domain
 from agentr_core.environments.reasoning.world import ReasoningWorld, Rules
-from agentr_core.protocols import Kept
+from agentr_core.errors import ConfigError
+from agentr_core.protocols import Kept, Toolbox
 from agentr_core.tools.search import Serper
 
 
@@ -19,14 +29,17 @@ class Reasoning(ReasoningWorld):
     """Questions from sets, answered by thinking, searching and calculating.
 
     Args:
-        questions: sets, as `question_sets.load` takes them.
+        questions, domains: sets, and the domains of further sources, as `question_sets.load` takes
+            them.
         tools, searched, search_url, corpus, cache_dir, web_url, search_api_key, top_k,
             document_chars, search_timeout_s, search_answer_mib, sandbox, python_timeout_s: see
             `ToolSettings`.
+        search_by_source: what the questions of some sources search instead, by source.
         python_calls, search_calls, calls, extra_calls, spare_replies, python_chars, search_chars,
             summarised, judged, success_from, answers: see `Rules`.
 
-    Raises what `question_sets.load`, `open_tools` and `Rules` raise.
+    Raises what `question_sets.load`, `open_tools` and `Rules` raise, and `ConfigError` where
+    `search_by_source` names a source that no question has.
     """
 
     @staticmethod
@@ -39,7 +52,8 @@ class Reasoning(ReasoningWorld):
     def __init__(
         self,
         *,
-        questions: Sequence[str] = SHIPPED,
+        questions: Sequence[str | QuestionFile] = SHIPPED,
+        domains: Mapping[str, Domain] | None = None,
         tools: Sequence[str] = ("search", "python"),
         searched: Searched = "corpus",
         search_url: str = "",
@@ -51,6 +65,7 @@ class Reasoning(ReasoningWorld):
         document_chars: int = 1200,
         search_timeout_s: float = 60.0,
         search_answer_mib: int = 16,
+        search_by_source: Mapping[str, SourceSearch] | None = None,
         sandbox: str = "strictest",
         python_timeout_s: float = 30.0,
         python_calls: int = 6,
@@ -65,7 +80,7 @@ class Reasoning(ReasoningWorld):
         success_from: float = 0.8,
         answers: Answers = "plain",
     ) -> None:
-        self._settings = ToolSettings(
+        settings = ToolSettings(
             tools=tuple(tools),
             searched=searched,
             search_url=search_url,
@@ -80,7 +95,6 @@ class Reasoning(ReasoningWorld):
             sandbox=sandbox,
             python_timeout_s=python_timeout_s,
         )
-        opened = open_tools(self._settings)
         rules = Rules(
             python_calls=python_calls,
             search_calls=search_calls,
@@ -94,8 +108,12 @@ class Reasoning(ReasoningWorld):
             success_from=success_from,
             answers=answers,
         )
-        self._reach, self._sandbox = opened.reach, opened.sandbox
-        super().__init__(load(tuple(questions)), opened.toolbox, rules)
+        files = tuple(map(question_file, questions))
+        problems = load(files, tuple((domains or {}).items()))
+        self._settings = _settings_of_sources(settings, search_by_source or {}, problems)
+        self._opened = _opened(self._settings)
+        toolbox, by_source = _toolboxes(self._opened)
+        super().__init__(problems, toolbox, rules, by_source)
 
     @staticmethod
     def variables_of(options: Mapping[str, Any]) -> dict[str, str]:
@@ -108,24 +126,67 @@ class Reasoning(ReasoningWorld):
 
     @staticmethod
     def files_of(options: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the question sets, and the corpus if it is searched in this process."""
-        sets = [str(place_of(name)) if name in SHIPPED else name for name in options.get("questions", SHIPPED)]
+        """Return the question sets, and each corpus that is searched in this process."""
+        named = [question_file(entry).path for entry in options.get("questions", SHIPPED)]
+        sets = [str(place_of(name)) if name in SHIPPED else name for name in named]
         searches = "search" in options.get("tools", ("search",))
         elsewhere = options.get("search_url") or options.get("searched") == "web"
         own = options.get("corpus", "")
         shipped = searches and not own and not elsewhere
-        return (*sets, *([own] if own else [str(data_path("reasoning", "corpus.jsonl"))] if shipped else []))
+        others = [fields.get("corpus") for fields in (options.get("search_by_source") or {}).values()]
+        corpora = [own or (str(data_path("reasoning", "corpus.jsonl")) if shipped else ""), *others]
+        return (*sets, *dict.fromkeys(corpus for corpus in corpora if corpus))
 
     def keep_answers(self, kept: Kept) -> None:
         """Keep the answers of search servers; see `protocols.Keeping`."""
-        self._toolbox = open_tools(self._settings, kept).toolbox
+        self._toolbox, self._by_source = _toolboxes(_opened(self._settings, kept))
 
     def reach(self) -> None:
-        """Return once the search answers. Raises `EnvironmentFault` or `UserError` if it does
+        """Return once every search answers. Raises `EnvironmentFault` or `UserError` if one does
         not.
         """
-        self._reach()
+        for opened in self._opened.values():
+            opened.reach()
 
     def sandbox(self) -> str:
         """Return the level at which code of the model runs here; see `protocols.Sandboxed`."""
-        return self._sandbox()
+        return next(iter(self._opened.values())).sandbox()
+
+
+def _settings_of_sources(
+    settings: ToolSettings, searches: Mapping[str, Any], questions: QuestionSet
+) -> dict[str, ToolSettings]:
+    """Return the settings of the tools by `source_key`; those under the empty string are for all
+    other sources, if there are any.
+    """
+    where = "environment.options.search_by_source"
+    if searches and SEARCH not in settings.tools:
+        raise ConfigError(f"{where}: {SEARCH} is not among environment.options.tools; add it, or leave this out")
+    sources = {source_key(problem.source): problem.source for problems in questions.values() for problem in problems}
+    own: dict[str, ToolSettings] = {}
+    for source, fields in searches.items():
+        key = source_key(source)
+        if key not in sources:
+            raise ConfigError(f"{where}: no question has the source {source}; there are {', '.join(sources.values())}")
+        if key in own:
+            raise ConfigError(f"{where} names {sources[key]} twice; name each source once")
+        own[key] = settings.of_source(SourceSearch(**fields) if isinstance(fields, Mapping) else fields)
+    return ({"": settings} if sources.keys() - own.keys() else {}) | own
+
+
+def _opened(settings: Mapping[str, ToolSettings], kept: Kept | None = None) -> dict[str, OpenTools]:
+    opened: dict[str, OpenTools] = {}
+    for source, tools in settings.items():
+        try:
+            opened[source] = open_tools(tools, kept)
+        except ConfigError as error:
+            if not source:
+                raise
+            raise ConfigError(f"environment.options.search_by_source.{source}: {error}") from None
+    return opened
+
+
+def _toolboxes(opened: Mapping[str, OpenTools]) -> tuple[Toolbox, Mapping[str, Toolbox]]:
+    """Return the toolbox of most questions, and those of the sources that have their own."""
+    toolboxes = {source: tools.toolbox for source, tools in opened.items()}
+    return toolboxes.get("") or next(iter(toolboxes.values())), toolboxes

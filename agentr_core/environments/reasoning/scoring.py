@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from itertools import product
@@ -13,6 +14,11 @@ from agentr_core.environments.reasoning.latex import normal_form
 from agentr_core.environments.reasoning.words import published_words, words
 
 Domain = Literal["math", "knowledge"]
+_LETTERED = re.compile(
+    r"(?:(?:the\s+)?(?:answer|option|choice)\s*(?:is\b)?\s*:?\s*)?[(\[]?([A-Za-z])(?:[)\].:]+|(?=\s*$))\s*(.*)",
+    re.IGNORECASE | re.DOTALL,
+)
+"""The letter of an option, and what follows it, such as its text."""
 
 
 def correctness(prediction: str, golds: Sequence[str], domain: Domain, answers: Answers = "plain") -> float:
@@ -24,6 +30,14 @@ def correctness(prediction: str, golds: Sequence[str], domain: Domain, answers: 
     if domain == "math":
         return float(any(same_answer(prediction, gold, answers) for gold in golds))
     return max((word_f1(prediction, gold, answers) for gold in golds), default=0.0)
+
+
+def choice(prediction: str, options: Sequence[str], right: int) -> float:
+    """Return 1 if an answer names the right one of several options, by its letter, its text or
+    both, and no other one; otherwise 0.
+    """
+    named = _named_options(prediction.strip(), options)
+    return float(right in named and all(options[each] == options[right] for each in named))
 
 
 def same_answer(prediction: str, gold: str, answers: Answers = "plain") -> bool:
@@ -48,6 +62,33 @@ def exact_match(prediction: str, golds: Sequence[str], answers: Answers = "plain
     """Return whether a prediction has the words of a gold answer, in their order, and no others."""
     said = [each for each in _words(prediction, answers) if each]
     return any(each in _words(gold, answers) for each in said for gold in golds)
+
+
+def _named_options(prediction: str, options: Sequence[str]) -> set[int]:
+    letters = {chr(ord("A") + place): place for place in range(len(options))}
+    if prediction not in letters and (same := _where(prediction, options)):
+        return same
+    found = _LETTERED.fullmatch(prediction)
+    letter = letters.get(found[1].upper()) if found else None
+    rest = found[2] if found else ""
+    if letter is not None and not rest:
+        return {letter}
+    if named := _with_text(prediction, options):
+        return named
+    if letter is None:
+        return set()
+    named = _with_text(rest, options)
+    return {letter} if letter in named or not named else set()
+
+
+def _with_text(text: str, options: Sequence[str]) -> set[int]:
+    """Return the options that have a text, to the word or else in value."""
+    same = {place for place, option in enumerate(options) if exact_match(text, [option])}
+    return same or {place for place, option in enumerate(options) if same_value(text, option)}
+
+
+def _where(text: str, options: Sequence[str]) -> set[int]:
+    return {place for place, option in enumerate(options) if option.strip() == text}
 
 
 def _f1(said: Sequence[str], wanted: Sequence[str]) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,10 +23,9 @@ from agentr_core.environments.reasoning.grammar import (
 from agentr_core.environments.reasoning.grammar import steps as cut_steps
 from agentr_core.environments.reasoning.judge import AnswerGrader, Judged
 from agentr_core.environments.reasoning.native import InCalls
-from agentr_core.environments.reasoning.problems import Move, Problem
+from agentr_core.environments.reasoning.problems import Move, Problem, source_key
 from agentr_core.environments.reasoning.prompt import instruction
 from agentr_core.environments.reasoning.question_sets import QuestionSet
-from agentr_core.environments.reasoning.scoring import correctness
 from agentr_core.episodes.transcript import Continuation
 from agentr_core.errors import ConfigError, EnvironmentFault
 from agentr_core.protocols import Toolbox, Transcript
@@ -113,6 +112,9 @@ def replies(solution: Sequence[Move], answer: str) -> list[str]:
 class ReasoningWorld:
     """Questions with tools. The reward is the correctness of the answer, by rule; see `scoring`.
 
+    `by_source` has other toolboxes for the questions of some sources, by `problems.source_key`;
+    they have the same tools as `toolbox`.
+
     A call of a tool that is missing, or has no calls left, is answered in words and uses up a spare
     reply, as does a reply without a call or an answer.
     """
@@ -123,9 +125,16 @@ class ReasoningWorld:
     native = InCalls
     can_snapshot = True
 
-    def __init__(self, questions: QuestionSet, toolbox: Toolbox, rules: Rules) -> None:
+    def __init__(
+        self,
+        questions: QuestionSet,
+        toolbox: Toolbox,
+        rules: Rules,
+        by_source: Mapping[str, Toolbox] | None = None,
+    ) -> None:
         self._questions = questions
         self._toolbox = toolbox
+        self._by_source = by_source or {}
         self._rules = rules
         self._state: _State | None = None
         self._heard = ""
@@ -329,7 +338,7 @@ class ReasoningWorld:
     def _answered(self, action: str) -> Transition:
         problem = self._now.problem
         answers = self._rules.answers
-        reward = correctness(final_answer(action, answers), problem.golds, problem.domain, answers)
+        reward = problem.correctness(final_answer(action, answers), answers)
         success = reward > self._rules.success_from
         return Transition("", reward, True, False, {"success": success, "valid": True})
 
@@ -340,7 +349,8 @@ class ReasoningWorld:
     def _call(self, call: Call) -> ToolCall:
         if not call.content:
             return ToolCall(tool=call.name, status="empty")
-        return self._toolbox.call(call.name, call.content)
+        toolbox = self._by_source.get(source_key(self._now.problem.source), self._toolbox)
+        return toolbox.call(call.name, call.content)
 
     def _count(self, found: Call | None, *, made: bool) -> None:
         """Count a reply that is not an answer: as a call, or as a spare reply."""

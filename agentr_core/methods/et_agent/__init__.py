@@ -103,7 +103,7 @@ def _acting(recipe: Recipe) -> Acting:
     if "rft" not in recipe.et_agent.phases:
         return acting_in_groups(recipe)
     flywheel = recipe.et_agent.flywheel
-    return Acting(sampling=sampling_of(flywheel), max_steps=flywheel.max_steps)
+    return Acting(sampling=sampling_of(flywheel), max_steps=flywheel.max_steps, limits=flywheel.limits)
 
 
 def _faults(recipe: Recipe) -> list[str]:

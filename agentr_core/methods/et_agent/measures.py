@@ -22,7 +22,7 @@ from agentr_core.answers import readable
 from agentr_core.environments.reasoning.grammar import Answers
 from agentr_core.environments.reasoning.problems import Problem
 from agentr_core.environments.reasoning.reading import prediction_of
-from agentr_core.environments.reasoning.scoring import correctness, exact_match
+from agentr_core.environments.reasoning.scoring import exact_match
 from agentr_core.environments.reasoning.world import ReasoningWorld
 from agentr_core.evaluation.metrics import Estimate, clustered_share
 from agentr_core.methods.et_agent.behaviour import Attempt, attempt_of, behaviour, gains
@@ -137,7 +137,7 @@ def _scores(answered: Sequence[Answered]) -> dict[str, Estimate]:
     keys = [trajectory.instance.key for trajectory, *_ in known]
     math = [(t.instance.key, t.reward) for t, problem, _ in known if problem.domain == "math"]
     words = [
-        (t.instance.key, correctness(prediction_of(t, answers), problem.golds, problem.domain, answers))
+        (t.instance.key, problem.correctness(prediction_of(t, answers), answers))
         for t, problem, answers in known
         if problem.domain == "knowledge"
     ]
@@ -150,6 +150,6 @@ def _scores(answered: Sequence[Answered]) -> dict[str, Estimate]:
 
 def _exact(trajectory: Trajectory, problem: Problem, answers: Answers) -> bool:
     said = prediction_of(trajectory, answers)
-    if problem.domain == "math":
-        return correctness(said, problem.golds, "math", answers) == 1
+    if problem.domain == "math" or problem.options:
+        return problem.correctness(said, answers) == 1
     return exact_match(said, problem.golds, answers)

@@ -119,6 +119,7 @@ class Rollouts:
                 sampling=config.sets[name].sampling(temperature=0.0, max_new_tokens=config.max_new_tokens),
                 max_steps=config.max_steps,
                 repeats=config.repeats,
+                limits=config.limits,
                 source=VALIDATION,
                 done=len(plans) - len(missing),
                 total=len(plans),
@@ -278,6 +279,7 @@ class Rollouts:
             sampling=config.sampling(temperature=1.0, max_new_tokens=config.max_new_tokens, logprobs=True),
             max_steps=config.max_steps,
             repeats=config.repeats,
+            limits=config.limits,
             done=total - len(plans),
             total=total,
         )

@@ -132,6 +132,7 @@ class _Training:
     async def run(self) -> None:
         """Do all steps that are left, and publish the checkpoint."""
         place, job, grpo = self.rollouts.place, self.job, self.job.objective.grpo
+        most = grpo.max_steps * grpo.max_new_tokens
         job.work.root.mkdir(parents=True, exist_ok=True)
         # By this, pruning knows whose work it is.
         write_whole(job.work.job_file, canonical({"iteration": job.iteration}).encode())
@@ -141,7 +142,7 @@ class _Training:
             job.config,
             grpo,
             updates=grpo.steps * grpo.num_iterations * grpo.minibatches,
-            most=grpo.max_steps * grpo.max_new_tokens,
+            most=min(most, grpo.max_episode_tokens or most),
             folder=self.folder,
             seed=job.seed,
         )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agentr_core.episodes.asking import Helper
-from agentr_core.episodes.conversation import Fits
+from agentr_core.episodes.conversation import Fits, TokensOf
 from agentr_core.episodes.drawing import Ask
 from agentr_core.episodes.replay import restore
 from agentr_core.episodes.rollout import episode
@@ -43,6 +44,7 @@ async def carry_out(
     fits: Fits | None,
     timer: EpisodeTimer,
     helper: Helper,
+    tokens_of: TokensOf,
 ) -> DrawnTrajectory:
     """Return the trajectory that a draft becomes, not graded yet. Raises as `rollout.episode`."""
     prefix = draft.prefix
@@ -66,9 +68,14 @@ async def carry_out(
         on_reply=replies.append,
         timer=timer,
         helper=helper,
+        limits=config.limits,
+        tokens_of=tokens_of,
     )
-    draws = {
+    return DrawnTrajectory(trajectory=trajectory, draws=_draws(replies, len(prefix)))
+
+
+def _draws(replies: Sequence[Reply], first: int) -> dict[int, Draw]:
+    return {
         position: Draw(seed=reply.seed, number=0, generation=reply.generation)
-        for position, reply in enumerate(replies, start=len(prefix))
+        for position, reply in enumerate(replies, start=first)
     }
-    return DrawnTrajectory(trajectory=trajectory, draws=draws)

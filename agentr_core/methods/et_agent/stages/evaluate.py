@@ -95,6 +95,7 @@ async def _nudge(place: Workplace, iteration: int) -> None:
         sampling=sampling_of(evaluation),
         max_steps=evaluation.max_steps,
         repeats=evaluation.repeats,
+        limits=evaluation.limits,
         config=evaluation,
     )
     await play_evaluations(place, iteration, [series])

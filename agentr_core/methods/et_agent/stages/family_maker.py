@@ -24,7 +24,7 @@ from agentr_core.models.samplers import Sampler
 from agentr_core.protocols import Environment
 from agentr_core.recipes import FlywheelConfig
 from agentr_core.recipes.sampling import sampling_of
-from agentr_core.runtime.equipment import Checkpoint, Equipment, Sink, held_back, window
+from agentr_core.runtime.equipment import Checkpoint, Equipment, Sink, held_back, tokens_in, window
 from agentr_core.runtime.ungraded import UNGRADED, ungraded_id
 from agentr_core.store.codec import FLYWHEEL, derivation_rows, edit_rows, family_rows, rejection_rows, trajectory_rows
 from agentr_core.store.tables import Rows, merge
@@ -165,6 +165,7 @@ class FamilyMaker:
                 fits=window(self.equipment.recipe, self.sampler, sampling_of(self.config)),
                 timer=self.timer,
                 helper=self.helper,
+                tokens_of=tokens_in(self.sampler),
             )
         try:
             trajectory, grading = await graded(env, played.trajectory, self.helper, seed=seed)

@@ -45,6 +45,7 @@ async def rollout(place: Workplace, iteration: int) -> dict[str, Any]:
         name="rollouts",
         sampling=how.sampling,
         max_steps=how.max_steps,
+        limits=how.limits,
     )
     return {"rollouts": len(wanted), "new": new}
 

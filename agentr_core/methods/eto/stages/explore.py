@@ -83,6 +83,7 @@ async def _explore(place: Workplace, iteration: int) -> tuple[dict[str, Any], di
         name="exploration",
         sampling=how.sampling,
         max_steps=how.max_steps,
+        limits=how.limits,
     )
     played = load_trajectories(place.store, list(wanted))
     successes = {key: trajectory for key, trajectory in played.items() if trajectory.success}
