@@ -36,7 +36,7 @@ SELECT = Stage(
     reads=("et_agent.curriculum",),
     needs=("env",),
 )
-ASKED = ("models", "et_agent.behaviour", "et_agent.curriculum.counts")
+ASKED = ("models", "et_agent.behaviour", "et_agent.curriculum.counts", "et_agent.curriculum.refused_calls")
 ASSESS = replace(
     EVALUATE,
     work=imported("agentr_core.methods.et_agent.stages.evaluate:evaluate"),
@@ -70,6 +70,8 @@ def plan(recipe: Recipe, iteration: int) -> Plan:
         decay=curriculum.decay,
         counts=curriculum.counts,
         call_costs=tuple(sorted(curriculum.call_costs.items())),
+        refused_calls=curriculum.refused_calls,
+        boxed_only=curriculum.boxed_only,
     )
     return Plan(
         stages=(*STAGES, ASSESS),
@@ -121,8 +123,9 @@ def faults(recipe: Recipe) -> list[str]:
     if "rl" not in recipe.et_agent.phases:
         sections = {"grpo": recipe.grpo, "et_agent.curriculum": recipe.et_agent.curriculum}
         # Evaluations count what an episode costs, whatever trains.
-        counts = recipe.et_agent.curriculum.counts
-        plain = {"grpo": GrpoConfig(), "et_agent.curriculum": CurriculumConfig(counts=counts)}
+        counts, refused = recipe.et_agent.curriculum.counts, recipe.et_agent.curriculum.refused_calls
+        read = CurriculumConfig(counts=counts, refused_calls=refused)
+        plain = {"grpo": GrpoConfig(), "et_agent.curriculum": read}
         return [f"{name}: has no use without an iteration rl" for name, own in sections.items() if own != plain[name]]
     found = curriculum_faults(recipe.et_agent.curriculum, stage_of(recipe, recipe.iterations))
     found += [
