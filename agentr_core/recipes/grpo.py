@@ -111,7 +111,8 @@ class GrpoConfig(SamplingFields):
     """Steps between two validations, in which the policy plays each instance of
     `evaluation.development` once, greedily. 0: no validation before the iteration's evaluation."""
     save_steps: Count = 10
-    """Steps between two checkpoints of an unfinished training; the last one is kept."""
+    """Steps between two checkpoints of an unfinished training; the last one is kept to go on from.
+    `training.save_total_limit` keeps more, as models."""
 
 
 SCHEDULE = ("learning_rate", "lr_scheduler_type", "warmup_ratio")

@@ -92,6 +92,10 @@ class TrainingConfig:
     save_steps: Count = later(50)
     """Optimizer steps between two checkpoints of an unfinished training: at most this many are lost
     when it is interrupted."""
+    save_total_limit: Natural | None = later(0)
+    """How many of these checkpoints, the newest ones, stay as models of their own beside the
+    finished one: its folder with `@` and the step. 0: none; null: all. In group RL, they are those
+    of `grpo.save_steps`."""
     gradient_checkpointing: bool | None = None
     """Whether activations are computed twice to save memory; by default on a GPU only."""
     report_to: tuple[str, ...] = ()
