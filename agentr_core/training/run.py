@@ -129,7 +129,8 @@ def _rows(job: TrainingJob) -> Sequence[Any]:
     """Return the rows of the dataset, checked against the vocabulary and the context of the
     model, whose layers must be able to train on them.
     """
-    if faults := mixing_faults(job.model_dir, job.config):
+    # Each side of a pair has a row of its own.
+    if job.objective.rows == "samples" and (faults := mixing_faults(job.model_dir, job.config)):
         raise TrainingFault("; ".join(faults))
     if faults := adapter_faults(job.model_dir, job.config):
         raise ConfigError("; ".join(faults))

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from training_jobs import make_job, random_row, set_clock, write_dataset
+from training_jobs import make_job, random_row, set_clock, unread, watched, write_dataset
 from transformers import AutoModelForCausalLM
 
 from agentr_core.errors import NonFiniteLoss
 from agentr_core.models.files import weights_sha256
+from agentr_core.recipes.training import UNREAD
 from agentr_core.samples.labels import IGNORED
 from agentr_core.training import TrainingJob, TrainingStep, is_complete, read_history, read_manifest
 from agentr_core.training.checkpoints import Manifest, published_steps
@@ -325,3 +326,13 @@ def test_after_an_interruption_the_same_checkpoints_stay(tmp_path: Path, tiny_mo
     hashes = [[weights_sha256(path) for path in found.values()] for found in both]
     assert hashes[0] == hashes[1]
     assert (both[0][4] / "adapter" / "adapter_config.json").is_file()
+
+
+@PEFT_WARNING
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+def test_fine_tuning_reads_every_setting(tmp_path: Path, tiny_model_dir: Path) -> None:
+    job = make_job(tiny_model_dir, tmp_path, epochs=1.0, lora_r=4)
+    config, read = watched(job.config)
+    finish(dataclasses.replace(job, config=config))
+    assert unread(read) == set()
+    assert "sft" not in UNREAD

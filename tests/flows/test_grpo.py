@@ -20,6 +20,7 @@ import door
 import groups
 import pyarrow.parquet as pq
 import pytest
+from training_jobs import unread, watched
 from turning import turn
 from wheel import PATIENCE, all_rows, kill_group, launched
 
@@ -31,6 +32,7 @@ from agentr_core.methods.grpo.train import reinforce
 from agentr_core.models.files import weights_sha256
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.recipes import load
+from agentr_core.recipes.training import UNREAD
 from agentr_core.runtime.place import Checkpoint
 from agentr_core.runtime.start import start
 from agentr_core.runtime.trained_on import check_run
@@ -106,6 +108,17 @@ def test_a_recipe_runs_from_its_plan_to_its_report(tmp_path: Path, door_model: P
         assert [turn["content"] for turn in row["prompt"]] == ["You stand before a door. Say the word.", "Ok.", house]
     with pytest.raises(ConfigError, match="is group RL, which has no dataset; only --format verl takes it"):
         export_folder(file.parent / "runs", done.run_id, tmp_path / "trl", "trl")
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.usefixtures("door_installed")
+async def test_what_group_rl_does_not_read_is_refused(tmp_path: Path, door_model: Path) -> None:
+    place = await groups.begun(
+        groups.write(tmp_path, door_model, more="training: {lora_r: 4}\ngrpo: {steps: 2, save_steps: 1}")
+    )
+    config, read = watched(place.recipe.training)
+    await reinforce(replace(place, recipe=replace(place.recipe, training=config)), 1)
+    assert unread(read) | {"num_train_epochs", "save_steps"} == set(UNREAD["grpo"])
 
 
 @pytest.fixture(scope="module")

@@ -61,10 +61,10 @@ def stage_of(recipe: Recipe, iteration: int) -> int:
 
 def plan(recipe: Recipe, iteration: int) -> Plan:
     """Return the plan of an iteration `rl`, which has no dataset."""
-    curriculum, number = recipe.et_agent.curriculum, stage_of(recipe, iteration) - 1
+    curriculum, number = recipe.et_agent.curriculum, stage_of(recipe, iteration)
     reward = EfficiencyReward(
-        sigma_calls=curriculum.sigma_calls[number],
-        sigma_length=curriculum.sigma_length[number],
+        sigma_calls=in_iteration(curriculum.sigma_calls, number),
+        sigma_length=in_iteration(curriculum.sigma_length, number),
         amplitude=curriculum.amplitude,
         format_penalty=curriculum.format_penalty,
         decay=curriculum.decay,
@@ -137,10 +137,4 @@ def faults(recipe: Recipe) -> list[str]:
         found.append(
             "grpo.expert_share: the efficiency reward counts the tokens of all replies, and an expert's has none"
         )
-    alone = set(recipe.et_agent.phases) == {"rl"}
-    if alone and recipe.training.lr_scheduler_kwargs != _scheduled(recipe).lr_scheduler_kwargs:
-        found.append(
-            "training.lr_scheduler_kwargs: et_agent.curriculum.lr_scheduler_type replaces the schedule that they "
-            "belong to; leave them out, or name it in training.lr_scheduler_type, too"
-        )
-    return found + reinforcing_faults(recipe, alone=alone)
+    return found + reinforcing_faults(recipe, alone=set(recipe.et_agent.phases) == {"rl"})
