@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from contextlib import nullcontext
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -390,6 +391,14 @@ def test_a_setting_that_one_of_several_phases_reads_stays() -> None:
         ConfigError, match=r"training.num_train_epochs: its last number is for iteration 2 and later ones"
     ):
         parse({**both, "training": {"num_train_epochs": [3, 2]}})
+    with pytest.raises(ConfigError, match=r"eto.dpo.beta: it has more numbers than eto.phases has iterations dpo"):
+        parse({**both, "eto": {"phases": ["dpo", "sft"], "dpo": {"beta": [0.1, 0.2]}}})
+    for values, fits in (([0.1, 0.2], False), ([0.1], True)):
+        own = {"phases": ["rl", "rft"], "curriculum": {"sigma_calls": values}}
+        with (
+            nullcontext() if fits else pytest.raises(ConfigError, match=r"et_agent.curriculum.sigma_calls: it has more")
+        ):
+            parse({**both, "method": "et-agent", "et_agent": own})
     back = {"eto": {"phases": ["sft", "dpo", "sft"]}, "iterations": 3}
     assert parse({**both, **back, "training": {"num_train_epochs": [3, 1, 2]}}).num_train_epochs(3) == 2
     assert parse({**both, "iterations": 1, "training": {"num_train_epochs": [3, 2]}}).iterations == 1

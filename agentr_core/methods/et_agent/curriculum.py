@@ -14,7 +14,7 @@ from agentr_core.methods.et_agent.reward import EfficiencyReward
 from agentr_core.methods.objectives import arguments_for, reinforcing_faults, sampled_groups
 from agentr_core.recipes import GrpoConfig, Recipe, TrainingConfig
 from agentr_core.recipes.curriculum import CurriculumConfig, curriculum_faults
-from agentr_core.recipes.fields import in_iteration
+from agentr_core.recipes.fields import in_iteration, spare_numbers
 from agentr_core.recipes.grpo import SCHEDULE
 from agentr_core.runtime.description import Funnel, Plan, ReportPart, Stage, Training, imported
 from agentr_core.training.objectives import GroupRelative
@@ -128,6 +128,11 @@ def faults(recipe: Recipe) -> list[str]:
         plain = {"grpo": GrpoConfig(), "et_agent.curriculum": read}
         return [f"{name}: has no use without an iteration rl" for name, own in sections.items() if own != plain[name]]
     found = curriculum_faults(recipe.et_agent.curriculum, stage_of(recipe, recipe.iterations))
+    sigmas = ("sigma_calls", "sigma_length")
+    found += [
+        f"et_agent.curriculum.{name}: it has more numbers than et_agent.phases has iterations rl; leave the last out"
+        for name in spare_numbers(recipe.et_agent.curriculum, CurriculumConfig(), sigmas, recipe.et_agent.phases, "rl")
+    ]
     found += [
         f"grpo.{name}: section et_agent.curriculum has it for iterations rl; leave it out here"
         for name in SCHEDULE
