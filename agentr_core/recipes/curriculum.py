@@ -43,6 +43,14 @@ class CurriculumConfig:
     call_costs: dict[str, _Weight] = later(default_factory=dict)
     """The cost of a tool call in the reward, by the tool's name: for example, its seconds in
     `v_tool_calls`. A tool that is not named costs 1, as published."""
+    refused_calls: bool = later(False)
+    """Whether a call that was refused, since none was left, counts as a call in the reward and in
+    the measures of evaluations: the published code counts what is written. The selection counts
+    calls that were made, as published."""
+    boxed_only: bool = later(False)
+    """Whether only a box is an answer to the reward, as published: for knowledge the one in the
+    answer tag, for mathematics the last one of the whole text. Otherwise an answer without a box
+    is its text. In both cases it breaks the format."""
     sigma_calls: tuple[_Weight, ...] = (0.10, 0.05, 0.02)
     """How sharply calls, or steps, count. Only the first number is published."""
     sigma_length: tuple[_Weight, ...] = (0.10, 0.05, 0.02)
@@ -69,8 +77,17 @@ def curriculum_faults(curriculum: CurriculumConfig, stages: int) -> list[str]:
         "sigma_calls": curriculum.sigma_calls,
         "sigma_length": curriculum.sigma_length,
     }
-    unused = ["et_agent.curriculum.call_costs: steps have none; leave it out"]
-    return (unused if curriculum.call_costs and curriculum.counts == "steps" else []) + [
+    of_calls = {
+        "call_costs": "steps have none",
+        "refused_calls": "steps are none",
+        "boxed_only": "where steps are counted, there are no answers in boxes",
+    }
+    unused = [
+        f"et_agent.curriculum.{name}: {why}; leave it out"
+        for name, why in of_calls.items()
+        if curriculum.counts == "steps" and getattr(curriculum, name)
+    ]
+    return unused + [
         f"et_agent.curriculum.{name}: the recipe has {stages} iterations rl and {len(found)} numbers; give one for each"
         for name, found in sigmas.items()
         if len(found) < stages

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from agentr_core.fingerprint import later
-from agentr_core.recipes.fields import Count, Natural, Positive, Repeats, Temperature, Unit, record
+from agentr_core.recipes.fields import Count, Natural, Positive, Repeats, Temperature, Unit, record, spare_numbers
 from agentr_core.recipes.sampling import DrawingConfig, SamplingFields, TopP
 
 Phase = Literal["sft", "rft", "dpo"]
@@ -175,6 +175,11 @@ def eto_faults(eto: EtoConfig, *, own_trees: bool = False) -> list[str]:
         faults.append("eto.explore.samples: at temperature 0 all samples are the greedy episode; raise the temperature")
     if not eto.expert.thoughts.enabled and eto.expert.thoughts != ThoughtsConfig():
         faults.append("eto.expert.thoughts: has no use unless enabled; enable it, or leave it out")
+    numbers = ("beta", "learning_rate", "num_train_epochs")
+    faults += [
+        f"eto.dpo.{name}: it has more numbers than eto.phases has iterations dpo; leave the last out"
+        for name in spare_numbers(eto.dpo, DpoConfig(), numbers, eto.phases, "dpo")
+    ]
     faults += _preference_faults(eto, own_trees) + _dpo_faults(eto.dpo)
     return faults
 

@@ -15,7 +15,13 @@ from agentr_core.recipes.models import ModelRole, gpu_faults, model_faults, secr
 from agentr_core.recipes.recipe import ADAPTER, OPTIONAL, Recipe
 from agentr_core.recipes.served import served_sampling_faults
 from agentr_core.recipes.splicing import splice_faults
-from agentr_core.recipes.training import sharing_faults, training_faults, vllm_adapter_faults
+from agentr_core.recipes.training import (
+    UNREAD,
+    TrainingConfig,
+    sharing_faults,
+    training_faults,
+    vllm_adapter_faults,
+)
 
 
 def secrets_in(recipe: Recipe) -> list[str]:
@@ -32,7 +38,7 @@ def faults_of(recipe: Recipe) -> list[str]:
     methods and for its own.
     """
     # Methods are a layer above recipes; the table imports one only when it is asked for.
-    from agentr_core.methods.table import method_of
+    from agentr_core.methods.table import SHIPPED, method_of
 
     if faults := faults_of_method(recipe.method):
         return faults + _faults_of_models(recipe) + _faults_of_sections(recipe)
@@ -40,6 +46,8 @@ def faults_of(recipe: Recipe) -> list[str]:
     faults = _faults_of_models(recipe) if method.acts else []
     faults += _foreign_sections(recipe, method.name, method.sections)
     faults += method.faults(recipe)
+    if not faults or recipe.method in SHIPPED:
+        faults += _unread_settings(recipe)
     # The plans go through both lists.
     if not faults and method.acts and recipe.pairs.alpha and recipe.training.num_train_epochs:
         faults += _faults_of_plans(recipe)
@@ -115,6 +123,60 @@ def _faults_of_plans(recipe: Recipe) -> list[str]:
     faults = _faults_of_teacher(recipe, collects=not plans or "teacher" in roles, online="episodes" in rows)
     # Group RL divides each step by episodes. A comparison always trains on datasets.
     return faults if rows == {"episodes"} else faults + sharing_faults(recipe.training)
+
+
+def _unread_settings(recipe: Recipe) -> list[str]:
+    """Return a sentence for each setting of section `training` that none of a recipe's trainings
+    reads. A comparison's arms share theirs, and each reads what it needs.
+    """
+    trainings, plain, faults = _trainings(recipe), TrainingConfig(), []
+    for name, value in vars(recipe.training).items():
+        whys = [why_unread(name, value, training) for training in trainings]
+        if value != getattr(plain, name) and whys and all(whys):
+            faults.append(f"training.{name}: {' and '.join(dict.fromkeys(whys))}; leave it out")
+    epochs = recipe.training.num_train_epochs
+    whys = [why_unread("num_train_epochs", epochs, training) for training in trainings[len(epochs) - 1 :]]
+    # One number says nothing of a single iteration, and the default has numbers to spare.
+    if not faults and len(epochs) > 1 and epochs != plain.num_train_epochs and whys and all(whys):
+        faults.append(
+            f"training.num_train_epochs: its last number is for iteration {len(epochs)} and later ones, where "
+            f"{' and '.join(dict.fromkeys(whys))}; leave it out"
+        )
+    return faults
+
+
+def _trainings(recipe: Recipe) -> list[Any]:
+    """Return the training of each of a recipe's first iterations, after which all are alike; none
+    where a recipe has other faults by which they cannot be planned.
+    """
+    from agentr_core.methods.table import method_of, plans_of
+
+    method = method_of(recipe)
+    if not method.acts or method.flow == "compare":
+        return []
+    try:
+        return [plan.training for plan in plans_of(recipe) if plan.training is not None]
+    except IndexError:
+        # A list without a number for an iteration, which is told by itself.
+        return []
+
+
+def why_unread(name: str, value: Any, training: Any) -> str:
+    """Return why a training does not read a field of section `training`; empty if it does.
+
+    Args:
+        value: the recipe's; that of `training.config` differs where another section replaces it.
+    """
+    kind, section = training.objective.kind, training.section if training.section != "training" else "grpo"
+    if name == "start_from":
+        return "" if value != "base" or training.anew else "it goes on from the policy so far"
+    if name in UNREAD.get(kind, {}):
+        return UNREAD[kind][name]
+    if getattr(training.config, name) == value:
+        return ""
+    if name == "lr_scheduler_kwargs":
+        return f"{section}.lr_scheduler_type replaces the schedule that they belong to"
+    return f"{section}.{name} takes its place"
 
 
 def _faults_of_teacher(recipe: Recipe, *, collects: bool, online: bool) -> list[str]:

@@ -23,6 +23,17 @@ def in_iteration(values: Sequence[T], iteration: int) -> T:
     return values[min(iteration, len(values)) - 1]
 
 
+def spare_numbers(section: object, plain: object, names: Sequence[str], phases: Sequence[str], kind: str) -> list[str]:
+    """Return the fields, among some that have a number for each iteration of a kind, with more
+    numbers than a run of these phases could ever have such iterations; defaults may have.
+    """
+    ever = phases.count(kind)
+    if not ever or phases[-1] == kind:
+        return []
+    own = {name: getattr(section, name) for name in names}
+    return [name for name, values in own.items() if len(values) > ever and values != getattr(plain, name)]
+
+
 def _not_one(repeats: int) -> int:
     if repeats == 1:
         raise ValueError("1 would end every episode at its first reply; give 2 or more, or 0 for never")

@@ -16,7 +16,7 @@ from agentr_core.fingerprint import later
 from agentr_core.recipes.data import DataConfig
 from agentr_core.recipes.fields import Count, Natural, Positive, Repeats, Unit, record
 from agentr_core.recipes.sampling import EpisodeFields, SamplingFields, filter_faults
-from agentr_core.recipes.training import LaunchConfig, TrainingConfig
+from agentr_core.recipes.training import OF_TRAINER, LaunchConfig, TrainingConfig
 
 ScaleRewards = Literal["group", "none"]
 Credit = Literal["episode", "siblings"]
@@ -111,7 +111,8 @@ class GrpoConfig(SamplingFields, EpisodeFields):
     """Steps between two validations, in which the policy plays each instance of
     `evaluation.development` once, greedily. 0: no validation before the iteration's evaluation."""
     save_steps: Count = 10
-    """Steps between two checkpoints of an unfinished training; the last one is kept."""
+    """Steps between two checkpoints of an unfinished training; the last one is kept to go on from.
+    `training.save_total_limit` keeps more, as models."""
 
 
 SCHEDULE = ("learning_rate", "lr_scheduler_type", "warmup_ratio")
@@ -162,16 +163,12 @@ def online_faults(training: TrainingConfig) -> list[str]:
     ]
 
 
-_OF_TRAINER = ("optim", "fp16", "use_liger_kernel")
-"""Fields of section `training` that only the Trainer's own loop reads."""
-
-
 def unread_online(training: TrainingConfig) -> list[str]:
     """Return the settings of section `training` that a recipe with supervised training may have and
     that its group RL does not read.
     """
     plain = TrainingConfig()
-    names = [f"training.{name}" for name in _OF_TRAINER if getattr(training, name) != getattr(plain, name)]
+    names = [f"training.{name}" for name in OF_TRAINER if getattr(training, name) != getattr(plain, name)]
     if _launches_otherwise(training):
         names.append("training.launch but for num_processes")
     return names
@@ -184,27 +181,10 @@ def _launches_otherwise(training: TrainingConfig) -> bool:
 
 
 def grpo_faults(grpo: GrpoConfig, training: TrainingConfig, data: DataConfig) -> list[str]:
-    """Return what is wrong with the section `grpo` of a recipe, and which settings of other
-    sections have no use with it, one sentence each.
+    """Return what is wrong with the section `grpo` of a recipe, and which other sections have no
+    use with it, one sentence each.
     """
-    plain, faults = TrainingConfig(), group_faults(grpo)
-    unused = {
-        "num_train_epochs": "grpo.steps says how long it trains",
-        "max_tokens": "grpo.steps says how long it trains",
-        "max_seconds": "grpo.steps says how long it trains",
-        "step_tokens": "grpo.groups says how large a step is",
-        "per_device_train_batch_size": "grpo.groups says how large a step is",
-        "gradient_accumulation_steps": "grpo.micro_batch_tokens says how large a pass is",
-        **dict.fromkeys(_OF_TRAINER, "group RL has AdamW and bfloat16 of its own"),
-        "save_steps": "grpo.save_steps says when it saves",
-    }
-    faults += [
-        f"training.{name}: {why}; leave it out"
-        for name, why in unused.items()
-        if getattr(training, name) != getattr(plain, name)
-    ]
-    if training.lr_scheduler_kwargs and grpo.lr_scheduler_type not in (None, training.lr_scheduler_type):
-        faults.append("training.lr_scheduler_kwargs: grpo.lr_scheduler_type replaces the schedule that they belong to")
+    faults = group_faults(grpo)
     if _launches_otherwise(training):
         faults.append("training.launch: group RL takes num_processes alone, on this machine; leave the others out")
     if data != DataConfig():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -11,6 +13,10 @@ from agentr_core.fingerprint import later
 from agentr_core.recipes.fields import Count, Natural, Positive, Unit, record
 from agentr_core.recipes.questions_base import QuestionsConfig
 
+_OF_ADAPTERS = (
+    *("lora_alpha", "lora_dropout", "lora_target_modules", "lora_modules_to_save", "use_dora", "load_in_4bit"),
+    "publish",
+)
 VLLM_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The ranks for which vLLM makes room (`--max-lora-rank`); an adapter of another rank gets the next
 larger one.
@@ -92,6 +98,10 @@ class TrainingConfig:
     save_steps: Count = later(50)
     """Optimizer steps between two checkpoints of an unfinished training: at most this many are lost
     when it is interrupted."""
+    save_total_limit: Natural | None = later(0)
+    """How many of these checkpoints, the newest ones, stay as models of their own beside the
+    finished one: its folder with `@` and the step. 0: none; null: all. In group RL, they are those
+    of `grpo.save_steps`."""
     gradient_checkpointing: bool | None = None
     """Whether activations are computed twice to save memory; by default on a GPU only."""
     report_to: tuple[str, ...] = ()
@@ -230,17 +240,48 @@ class BaseConfig:
     """
 
 
+OF_TRAINER = ("optim", "fp16", "use_liger_kernel")
+"""Fields of section `training` that only the Trainer's own loop reads."""
+UNREAD: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "dpo": {
+            "num_train_epochs": "eto.dpo.num_train_epochs says how long it trains",
+            "step_tokens": "eto.dpo.per_device_train_batch_size says how large a step is",
+            "packing": "each side of a pair has a row of its own",
+            "use_liger_kernel": "preferences are trained without it",
+        },
+        "grpo": {
+            "num_train_epochs": "grpo.steps says how long it trains",
+            "max_tokens": "grpo.steps says how long it trains",
+            "max_seconds": "grpo.steps says how long it trains",
+            "step_tokens": "grpo.groups says how large a step is",
+            "per_device_train_batch_size": "grpo.groups says how large a step is",
+            "gradient_accumulation_steps": "grpo.micro_batch_tokens says how large a pass is",
+            **dict.fromkeys(OF_TRAINER, "group RL has AdamW and bfloat16 of its own"),
+            "save_steps": "grpo.save_steps says when it saves",
+        },
+    }
+)
+"""Fields of section `training` that a kind of objective does not read, each with the reason. Those
+that another section replaces are not among them: the plan of a training has that section's value.
+"""
+
+
 def training_faults(training: TrainingConfig) -> list[str]:
     """Return what is wrong with the section `training` of a recipe, one sentence each."""
     plain = TrainingConfig()
     faults = [
         f"training.{name}: only with LoRA, so set training.lora_r"
-        for name in ("lora_modules_to_save", "use_dora", "load_in_4bit", "publish")
+        for name in _OF_ADAPTERS
         if not training.lora_r and getattr(training, name) != getattr(plain, name)
     ]
     if training.step_tokens and training.gradient_accumulation_steps != plain.gradient_accumulation_steps:
         faults.append(
             "training.gradient_accumulation_steps: training.step_tokens says how large a step is; leave one of them out"
+        )
+    if training.max_tokens and training.num_train_epochs != plain.num_train_epochs:
+        faults.append(
+            "training.num_train_epochs: training.max_tokens says how long it trains; leave one of the two out"
         )
     if training.max_seconds and training.max_tokens:
         faults.append("training.max_seconds: training.max_tokens is a budget already; leave one of the two out")

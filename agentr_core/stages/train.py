@@ -18,7 +18,7 @@ from agentr_core.store.queries.datasets import stored_dataset
 from agentr_core.store.tables import Rows, merge
 from agentr_core.training import Manifest, TrainingJob, TrainingStep, is_complete, read_history
 from agentr_core.training import train as fine_tune
-from agentr_core.training.checkpoints import from_here
+from agentr_core.training.checkpoints import from_here, published_steps, read_manifest
 from agentr_core.training.job import Job
 from agentr_core.training.objectives import Offline, Trainable
 
@@ -101,24 +101,28 @@ def store_checkpoint(
     dataset_id: str | None = None,
 ) -> None:
     """Store the published checkpoint of a job as the one that an iteration made, with its training
-    steps and results.
+    steps and results, and those that were published after earlier steps.
 
     Args:
         settings: those of the objective.
         dataset_id: None where the data was sampled while it was trained on.
     """
     checkpoint_id, iteration_id = job.output_dir.name, place.iteration_id(iteration)
+    earlier = {path: read_manifest(path).weights_sha256 for path in published_steps(job.output_dir).values()}
     place.store.write(
         merge(
             [
-                checkpoint_rows(
-                    checkpoint_id,
-                    path=str(from_here(job.output_dir)),
-                    weights_sha256=manifest.weights_sha256,
-                    config={**vars(job.config), **settings} if settings else job.config,
-                    parent_id=job.parent,
-                    dataset_id=dataset_id,
-                    iteration_id=iteration_id,
+                *(
+                    checkpoint_rows(
+                        path.name,
+                        path=str(from_here(path)),
+                        weights_sha256=sha256,
+                        config={**vars(job.config), **settings} if settings else job.config,
+                        parent_id=job.parent,
+                        dataset_id=dataset_id,
+                        iteration_id=iteration_id,
+                    )
+                    for path, sha256 in {**earlier, job.output_dir: manifest.weights_sha256}.items()
                 ),
                 *_steps(checkpoint_id, job.output_dir),
                 metric_rows("iteration", iteration_id, "train_loss", manifest.final_loss),

@@ -5,6 +5,7 @@ says how they were made.
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,6 +117,34 @@ def publish(staging: Path, destination: Path, manifest: Manifest) -> Manifest:
     destination.parent.mkdir(parents=True, exist_ok=True)
     staging.rename(destination)
     return finished
+
+
+def publish_step(staging: Path, output_dir: Path, manifest: Manifest, *, most: int | None) -> None:
+    """Publish the weights of an unfinished training after the last step of its manifest, beside the
+    folder of the finished checkpoint, and remove earlier ones until there are at most `most`.
+
+    What an interrupted try left for that step is replaced. Raises as `publish`.
+    """
+    folder = step_folder(output_dir, manifest.steps)
+    shutil.rmtree(folder, ignore_errors=True)
+    publish(staging, folder, manifest)
+    if most is not None:
+        for old in list(published_steps(output_dir).values())[:-most]:
+            shutil.rmtree(old)
+
+
+def step_folder(output_dir: Path, step: int) -> Path:
+    """Return the folder of the weights after a step of the training that ends in `output_dir`; its
+    name is the id of that checkpoint.
+    """
+    return output_dir.with_name(f"{output_dir.name}@{step}")
+
+
+def published_steps(output_dir: Path) -> dict[int, Path]:
+    """Return the folders of the published steps of a training, by step, in order."""
+    named = {path.name.rpartition("@")[2]: path for path in output_dir.parent.glob(f"{output_dir.name}@*")}
+    found = {int(step): path for step, path in named.items() if step.isascii() and step.isdecimal()}
+    return {step: found[step] for step in sorted(found) if is_complete(found[step])}
 
 
 def from_here(path: Path) -> Path:

@@ -51,7 +51,7 @@ _PACKAGES: Final = {
 """The packages of optimizers, by a part of the optimizer's name; the first match counts."""
 
 
-_OF_PAIRS = "eto.dpo"
+OF_PAIRS = "eto.dpo"
 """The section of the recipe for preference training."""
 
 
@@ -80,7 +80,7 @@ def name_faults(config: TrainingConfig, *, section: str = "training") -> list[st
             f"training.attn_implementation: {config.attn_implementation} computes in 16 bits only; set training.bf16 "
             "or training.fp16, or choose sdpa"
         )
-    if config.use_liger_kernel and section == _OF_PAIRS:
+    if config.use_liger_kernel and section == OF_PAIRS:
         faults.append("training.use_liger_kernel: preferences are trained without it; leave it out")
     for name in config.report_to:
         if name not in INTEGRATION_TO_CALLBACK:
@@ -147,7 +147,7 @@ def gpu_memory() -> int:
 
 def _fsdp_faults(launch: LaunchConfig, section: str) -> list[str]:
     faults = []
-    if section == _OF_PAIRS:
+    if section == OF_PAIRS:
         faults.append("training.launch.fsdp: preferences are trained without it; use training.launch.deepspeed")
     if strange := sorted(set(launch.fsdp_config) - set(_FSDP)):
         faults.append(

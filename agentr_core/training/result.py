@@ -4,6 +4,7 @@ history of its steps.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 
-from agentr_core.models.files import ADAPTER_CONFIG, adapter_base
+from agentr_core.models.files import ADAPTER_CONFIG, adapter_base, read_json
 from agentr_core.training.checkpoints import ADAPTER, HISTORY, from_here
 from agentr_core.training.job import STEP, Job, TrainingStep
 from agentr_core.training.parent import merged
@@ -26,11 +27,12 @@ def write_result(
     dtype: torch.dtype,
     weights: dict[str, torch.Tensor] | None = None,
 ) -> None:
-    """Write a finished training to its staging folder, without a manifest; only the main process
-    calls this.
+    """Write the result of a training to its staging folder, without a manifest; only the main
+    process calls this.
 
     `model` is the trained model, without the wrappers of trainers. `weights` are given if it holds
-    only this process's part of them, as with ZeRO-3.
+    only this process's part of them, as with ZeRO-3, or if its training goes on: otherwise it is
+    converted to `dtype`.
     """
     staging = job.work.staging
     if staging.exists():
@@ -42,6 +44,10 @@ def write_result(
         model.to(dtype).save_pretrained(staging)
     else:
         model.save_pretrained(staging, state_dict=_cast(weights, dtype))
+        # It names the number format of the model, which is not that of these weights.
+        file = staging / "config.json"
+        stored = {**read_json(file), "dtype": str(dtype).removeprefix("torch.")}
+        file.write_text(json.dumps(stored, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     # The tokenizer and chat template are copied byte for byte: the model's input must not change
     # with its weights.
     for file in sorted(job.model_dir.iterdir()):
@@ -70,7 +76,7 @@ def _write_adapted(job: Job, model: Any, weights: dict[str, torch.Tensor] | None
 
 def _cast(weights: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Return weights in another number format; names that share a tensor still do."""
-    cast = {id(tensor): tensor.to(dtype) for tensor in weights.values()}
+    cast = {id(tensor): tensor.detach().to("cpu", dtype) for tensor in weights.values()}
     return {name: cast[id(tensor)] for name, tensor in weights.items()}
 
 

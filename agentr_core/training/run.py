@@ -11,18 +11,19 @@ from typing import Any
 
 import torch
 from accelerate.utils import broadcast_object_list
-from transformers import set_seed
+from transformers import TrainerCallback, set_seed
+from transformers.integrations.deepspeed import set_hf_deepspeed_config
 
 from agentr_core.errors import ConfigError, TrainingFault
 from agentr_core.models.cpu_memory import keep_freed_memory
 from agentr_core.training.adapters import adapter_faults
-from agentr_core.training.checkpoints import Manifest, publish
+from agentr_core.training.checkpoints import Manifest, publish, publish_step
 from agentr_core.training.cpu_threads import use_threads
 from agentr_core.training.job import JOB, TrainingJob, TrainingStep
 from agentr_core.training.packing import trained_tokens
-from agentr_core.training.parent import load_parent, text_config
+from agentr_core.training.parent import Parent, load_parent, text_config
 from agentr_core.training.plan import Plan, plan
-from agentr_core.training.planned import last_checkpoint, samples_per_step
+from agentr_core.training.planned import MarkSaved, last_checkpoint, samples_per_step
 from agentr_core.training.requirements import check_requirements
 from agentr_core.training.result import write_result
 from agentr_core.training.separation import mixing_faults
@@ -68,6 +69,7 @@ def run(job: TrainingJob, tell: Callable[[TrainingStep], None]) -> Manifest | No
     if fsdp and not hf_trainer.is_fsdp_enabled:
         raise TrainingFault("training.launch.fsdp is set, but Accelerate left FSDP out of this training")
     resume_from = last_checkpoint(job.work.checkpoints, settings)
+    _publish_steps(job, steps, hf_trainer, parent, split=zero3 or fsdp)
     hf_trainer.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
 
     ended_by = hf_trainer.ended_by
@@ -79,18 +81,56 @@ def run(job: TrainingJob, tell: Callable[[TrainingStep], None]) -> Manifest | No
         return None
     trained = hf_trainer.accelerator.unwrap_model(hf_trainer.model)
     write_result(job, trained, history, parent.dtype, weights)
-    epochs = steps.epochs * len(history) / len(steps.steps)
-    packages = (*_PACKAGES, "deepspeed") if settings.deepspeed_plugin else _PACKAGES
-    return publish(
-        job.work.staging, job.output_dir, _manifest(job, history, ended_by, epochs=epochs, packages=packages)
-    )
+    return publish(job.work.staging, job.output_dir, _manifest(job, steps, history, ended_by or job.config.ended_by))
+
+
+def _publish_steps(job: TrainingJob, steps: Plan, hf_trainer: Any, parent: Parent, *, split: bool) -> None:
+    """Have a trainer publish the weights of steps, if its job asks for that."""
+    if job.config.save_total_limit == 0:
+        return
+    # Before the mark of a whole checkpoint: what goes on from there does not publish it again.
+    marks = hf_trainer.pop_callback(MarkSaved)
+    hf_trainer.add_callback(_PublishSteps(job, steps, hf_trainer, parent, split=split))
+    hf_trainer.add_callback(marks)
+
+
+class _PublishSteps(TrainerCallback):  # type: ignore[misc]
+    """A callback that publishes the weights of each `save_steps` steps, but for the last step,
+    whose weights are the result. `split` says whether a process has only a part of them.
+    """
+
+    def __init__(self, job: TrainingJob, steps: Plan, hf_trainer: Any, parent: Parent, *, split: bool) -> None:
+        self._job, self._steps, self._trainer, self._parent, self._split = job, steps, hf_trainer, parent, split
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Publish the weights after the present step. Raises as `publish`."""
+        job, trainer = self._job, self._trainer
+        if state.global_step % job.checkpoint_every or state.global_step >= state.max_steps:
+            return
+        weights = trainer.accelerator.get_state_dict(trainer.model_wrapped) if self._split else None
+        if state.is_world_process_zero:
+            model, history = trainer.accelerator.unwrap_model(trainer.model), trainer.steps_done()
+            if weights is None and not job.config.lora_r:
+                # As they are, so that names that share a tensor still do.
+                weights = model.state_dict(keep_vars=True)
+            # Loading a model to merge adapters into draws random numbers, and so would change what
+            # is dropped out from here on.
+            with torch.random.fork_rng():
+                write_result(job, model, history, self._parent.dtype, weights)
+            manifest = _manifest(job, self._steps, history, "save_steps")
+            publish_step(job.work.staging, job.output_dir, manifest, most=job.config.save_total_limit)
+        if args.deepspeed:
+            # Merging told Transformers to load whole models.
+            set_hf_deepspeed_config(args.hf_deepspeed_config)
+        args.distributed_state.wait_for_everyone()
 
 
 def _rows(job: TrainingJob) -> Sequence[Any]:
     """Return the rows of the dataset, checked against the vocabulary and the context of the
     model, whose layers must be able to train on them.
     """
-    if faults := mixing_faults(job.model_dir, job.config):
+    # Each side of a pair has a row of its own.
+    if job.objective.rows == "samples" and (faults := mixing_faults(job.model_dir, job.config)):
         raise TrainingFault("; ".join(faults))
     if faults := adapter_faults(job.model_dir, job.config):
         raise ConfigError("; ".join(faults))
@@ -114,9 +154,9 @@ def _planned(job: TrainingJob, rows: Sequence[Any]) -> Plan:
     )
 
 
-def _manifest(
-    job: TrainingJob, history: Sequence[TrainingStep], ended_by: str, *, epochs: float, packages: Sequence[str]
-) -> Manifest:
+def _manifest(job: TrainingJob, steps: Plan, history: Sequence[TrainingStep], ended_by: str) -> Manifest:
+    launch = job.config.launch
+    packages = (*_PACKAGES, "deepspeed") if launch and launch.deepspeed else _PACKAGES
     return Manifest(
         job=job.fingerprint,
         parent=job.parent,
@@ -124,8 +164,8 @@ def _manifest(
         config=JOB.dump_python(job, mode="json")["config"],
         seed=job.seed,
         steps=len(history),
-        epochs=epochs,
-        ended_by=ended_by or job.config.ended_by,
+        epochs=steps.epochs * len(history) / len(steps.steps),
+        ended_by=ended_by,
         parent_weights=job.parent_weights,
         iteration=job.iteration,
         trained_tokens=history[-1].trained_tokens,

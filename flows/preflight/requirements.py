@@ -109,7 +109,7 @@ def training_requirements(recipe: Recipe, faults: Faults) -> None:
     """
     # Torch and PEFT take seconds to import, and an evaluation needs neither.
     from agentr_core.training.adapters import adapter_faults
-    from agentr_core.training.requirements import machine_faults, name_faults
+    from agentr_core.training.requirements import OF_PAIRS, machine_faults, name_faults
     from agentr_core.training.separation import mixing_faults
 
     found: list[str] = []
@@ -120,7 +120,9 @@ def training_requirements(recipe: Recipe, faults: Faults) -> None:
             path = Path(recipe.model.path)
             where = path if path.is_dir() else estimates.find_shape(path)
             if (where / "config.json").is_file() or (where / "adapter_config.json").is_file():
-                found += [*adapter_faults(where, config), *mixing_faults(where, config)]
+                found += adapter_faults(where, config)
+                # Each side of a pair has a row of its own.
+                found += [] if section == OF_PAIRS else mixing_faults(where, config)
     if recipe.model.backend == "vllm" and os.environ.get("AGENTR_VLLM") and any(map(_reinforces, _trained(recipe))):
         found.append(
             "AGENTR_VLLM: group RL replaces the weights after each step, and servers of `agentr models serve` may have "

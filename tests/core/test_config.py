@@ -534,8 +534,8 @@ def test_preference_training_does_not_take_the_arguments_of_another_schedule() -
     eto = TINY.with_name("textcraft-eto-tiny.yaml")
     changes = ["training.lr_scheduler_type=cosine_with_min_lr", "training.lr_scheduler_kwargs={min_lr_rate: 0.1}"]
     for own, left in (("cosine", {}), ("cosine_with_min_lr", {"min_lr_rate": 0.1})):
-        recipe = load(eto, [*changes, "eto.phases=[dpo]", f"eto.dpo.lr_scheduler_type={own}"])
-        training = plan_of(recipe, 1).training
+        recipe = load(eto, [*changes, "eto.phases=[sft, dpo]", f"eto.dpo.lr_scheduler_type={own}"])
+        training = plan_of(recipe, 2).training
         assert training is not None
         assert training.config.lr_scheduler_kwargs == left
 

@@ -7,8 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from toolboxes import Bench
 
+from agentr_core.environments import registry
+from agentr_core.environments.reasoning.problems import Problem
+from agentr_core.environments.reasoning.world import ReasoningWorld, Rules
+from agentr_core.episodes.replay import play
+from agentr_core.errors import ConfigError
+from agentr_core.methods.et_agent.behaviour import attempt_of
 from agentr_core.methods.et_agent.reward import EfficiencyReward, efficiency_rewards
+from agentr_core.methods.et_agent.stages.rollout import check_counts
 from agentr_core.recipes import load
 from agentr_core.recipes.curriculum import CurriculumConfig
 from agentr_core.training.group.advantages import advantages
@@ -91,6 +99,88 @@ def test_a_dear_tool_costs_more_than_a_cheap_one() -> None:
     assert even.rewards(group, step=1, steps=1) == [1, 1], "as published, where a call is a call"
     found = replace(even, call_costs=(("search", 3.0),)).rewards(group, step=1, steps=1)
     assert found[0] < 1 < found[1]
+
+
+QUESTIONS = (
+    Problem(id="m", question="What is 6 times 7?", golds=("42",), source="made", domain="math"),
+    Problem(id="k", question="Which river is it?", golds=("Red River",), source="made", domain="knowledge"),
+)
+WORLD = ReasoningWorld({"train": QUESTIONS}, Bench({}), Rules(search_calls=1, spare_replies=2, answers="published"))
+ASKS = "<think>a</think>\n<search>q</search>"
+
+
+def answered(*replies: str, index: int = 0) -> Trajectory:
+    """Return the episode of some replies in a world where one search is left."""
+    instance = Instance(environment="reasoning", split="train", index=index)
+    observation, outcomes = play(WORLD, instance, replies)
+    steps = tuple(replace(outcome.step, token_ids=(1,)) for outcome in outcomes)
+    return Trajectory(
+        instance=instance,
+        first_observation=observation,
+        steps=steps,
+        reward=steps[-1].reward,
+        success=steps[-1].success,
+        stop=StopReason.SUCCESS if steps[-1].success else StopReason.FAILURE,
+    )
+
+
+def test_a_call_that_was_refused_counts_if_the_recipe_says_so() -> None:
+    said = "<think>b</think>\n<answer>\\boxed{42}</answer>"
+    group = [answered(ASKS, ASKS, ASKS, said), answered(ASKS, said)]
+    made = EfficiencyReward(sigma_calls=0.5, sigma_length=0.0)
+    assert made.rewards(group, step=1, steps=1) == [1, 1], "one search each"
+    # 3 and 1 calls are 1 from their mean.
+    published = [2 / (1 + math.exp(0.5)), 2 / (1 + math.exp(-0.5))]
+    counted = replace(made, refused_calls=True)
+    assert counted.rewards(group, step=1, steps=1) == pytest.approx(published)
+    dear = replace(counted, call_costs=(("search", 2.0),)).rewards(group, step=1, steps=1)
+    assert dear == pytest.approx([2 / (1 + math.exp(1)), 2 / (1 + math.exp(-1))])
+    assert [attempt_of(one, source="s").calls for one in group] == [1, 1]
+    assert [attempt_of(one, source="s", refused=True).calls for one in group] == [3, 1]
+    unclosed = answered(ASKS, "<think>b</think>\n<search>q", said)
+    assert attempt_of(unclosed, source="s", refused=True).calls == 1, "without its end it is no call"
+
+
+@pytest.mark.parametrize(
+    ("reply", "index", "plain", "published"),
+    [
+        ("<think>b</think><answer>It is \\boxed{42}.</answer>", 0, 1, 1),
+        ("<think>b</think><answer>42</answer>", 0, 0, -1),
+        ("<think>It is \\boxed{42}.</think><answer>42</answer>", 0, 0, 0),
+        ("<think>It is \\boxed{42}.</think><answer>so it is</answer>", 0, -1, 0),
+        ("<think>It is \\boxed{41}.</think><answer>42</answer>", 0, 0, -1),
+        ("<think>It is \\boxed{42}.</think><answer>It is \\boxed{41}.</answer>", 0, 0, 0),
+        ("<think>It is \\boxed{42}.</think>", 0, -1, -1),
+        ("<think>b</think><answer>It is \\boxed{the river}.</answer>", 1, 2 / 3, 2 / 3),
+        ("<think>b</think><answer>Red River</answer>", 1, 0, -1),
+        ("<think>It is \\boxed{Red River}.</think><answer>Red River</answer>", 1, 0, -1),
+    ],
+)
+def test_an_answer_without_a_box(reply: str, index: int, plain: float, published: float) -> None:
+    made, group = EfficiencyReward(sigma_calls=0.1, sigma_length=0.1), [answered(reply, index=index)]
+    assert made.rewards(group, step=1, steps=1, env=WORLD) == pytest.approx([plain])
+    found = replace(made, boxed_only=True).rewards(group, step=1, steps=1, env=WORLD)
+    assert found == pytest.approx([published])
+
+
+def test_published_recipes_have_the_rewards_of_the_authors_code() -> None:
+    published = load(RECIPES / "reasoning-et-agent-rl.yaml").et_agent.curriculum
+    assert published.refused_calls
+    assert published.boxed_only
+    assert load(RECIPES / "reasoning-et-agent.yaml").et_agent.curriculum.refused_calls, "evaluations count calls"
+
+
+@pytest.mark.parametrize("field", ["refused_calls", "boxed_only"])
+def test_where_steps_are_counted_there_are_neither_refused_calls_nor_boxes(field: str) -> None:
+    file = RECIPES / "reasoning-et-agent-tiny.yaml"
+    with pytest.raises(ConfigError, match=rf"et_agent.curriculum.{field}: .*leave it out"):
+        load(file, [f"et_agent.curriculum.{field}=true", "et_agent.curriculum.counts=steps"])
+    recipe = load(file, ["et_agent.curriculum.boxed_only=true"])
+    check_counts(recipe, WORLD, ())
+    with pytest.raises(ConfigError, match="textcraft has no questions that are answered in a box"):
+        check_counts(recipe, registry.make("textcraft", {}), ())
+    with pytest.raises(ConfigError, match="has no use without an iteration rl"):
+        load(file, ["et_agent.phases=[rft]", "et_agent.curriculum.boxed_only=true"])
 
 
 def test_shipped_stages_train_efficiency() -> None:

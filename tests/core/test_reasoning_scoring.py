@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import re
+import string
+from collections import Counter
+from itertools import product
 from time import process_time
+from typing import Literal
 
 import pytest
 
@@ -30,6 +35,45 @@ from agentr_core.environments.reasoning.scoring import correctness, exact_match,
 )
 def test_word_f1(prediction: str, gold: str, f1: float) -> None:
     assert word_f1(prediction, gold) == pytest.approx(f1)
+
+
+YES_AND_NO = (
+    *("yes", "Yes", "YES", "Yes.", "yes!", '"yes"', "(yes)", "*yes*", "`yes`", "$yes$", " yes ", "a yes", "The yes."),
+    *("no", "No", "NO.", "no?", "'no'", "the no", "No, a", "noanswer", "NoAnswer", "no-answer", "no answer"),
+    *("yes no", "yes, yes", "yes and no", "yes/no", "yes or no", "Yes, he did.", "no, he did not", "not", "nope"),
+    *("yesterday", "Norway", "answer", "true", "1", "", "the"),
+)
+
+
+def by_their_rule(prediction: str, golds: list[str]) -> float:
+    """Return the published word F1, written from its description alone."""
+
+    def words(text: str) -> list[str]:
+        bare = "".join(sign for sign in text.lower() if sign not in string.punctuation)
+        return re.sub(r"\b(a|an|the)\b", " ", bare).split()
+
+    def one(said: list[str], wanted: list[str]) -> float:
+        whole = {"".join(said), "".join(wanted)}
+        if whole & {"yes", "no", "noanswer"}:
+            return float(len(whole) == 1)
+        shared = sum((Counter(said) & Counter(wanted)).values())
+        return 2 * shared / (len(said) + len(wanted)) if shared else 0.0
+
+    return max(one(words(prediction), words(gold)) for gold in golds)
+
+
+@pytest.mark.parametrize("answers", ["plain", "published"])
+def test_yes_and_no_are_right_or_wrong_as_a_whole(answers: Literal["plain", "published"]) -> None:
+    whole = ("yes", "no", "Yes.", "NO", "the yes", "noanswer", "No answer")
+    pairs = [(said, [gold]) for said, gold in product(YES_AND_NO, whole)]
+    pairs += [(gold, [said]) for said, gold in product(YES_AND_NO, whole) if said]
+    pairs += [(said, ["no", "Not at all", "never"]) for said in YES_AND_NO]
+    pairs += [(said, ["Yes", "indeed"]) for said in YES_AND_NO]
+    assert len(pairs) > 600
+    ours = [correctness(said, golds, "knowledge", answers) for said, golds in pairs]
+    assert ours == pytest.approx([by_their_rule(said, golds) for said, golds in pairs])
+    assert {word_f1("yes no", "yes", answers), word_f1("yes", "yes and no", answers)} == {0.0}
+    assert word_f1("no answer was found", "no answer is known", answers) == 0.5, "other answers have degrees"
 
 
 def test_exact_match() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -14,10 +15,11 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 import torch
-from training_jobs import columns, dpo_job, pairs, set_clock
+from training_jobs import columns, dpo_job, pairs, set_clock, unread, watched
 from transformers import AutoModelForCausalLM
 
 from agentr_core.errors import DataFault, NonFiniteLoss, TrainingFault
+from agentr_core.recipes.training import UNREAD
 from agentr_core.samples.labels import IGNORED
 from agentr_core.training import PreferenceLoss, TrainingJob, read_history, read_manifest
 from agentr_core.training.dpo import arguments, collate, make_trainer
@@ -297,3 +299,13 @@ def test_a_reference_without_numbers_is_told_and_not_kept(save_tiny_model: Any, 
     with pytest.raises(NonFiniteLoss, match="log-probabilities of the reference"):
         finish(job)
     assert not job.work.references.exists()
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_what_preferences_do_not_read_is_refused(tmp_path: Path, tiny_model_dir: Path) -> None:
+    job = dpo_job(tiny_model_dir, tmp_path, epochs=1.0, lora_r=4)
+    config, read = watched(job.config)
+    job = replace(job, config=config)
+    job.work.root.mkdir(parents=True)
+    run(job, lambda step: None)
+    assert unread(read) <= set(UNREAD["dpo"])

@@ -13,13 +13,15 @@ from typing import Any
 
 import pytest
 import torch
-from training_jobs import make_job, random_row, set_clock, write_dataset
+from training_jobs import make_job, random_row, set_clock, unread, watched, write_dataset
 from transformers import AutoModelForCausalLM
 
 from agentr_core.errors import NonFiniteLoss
+from agentr_core.models.files import weights_sha256
+from agentr_core.recipes.training import UNREAD
 from agentr_core.samples.labels import IGNORED
 from agentr_core.training import TrainingJob, TrainingStep, is_complete, read_history, read_manifest
-from agentr_core.training.checkpoints import Manifest
+from agentr_core.training.checkpoints import Manifest, published_steps
 from agentr_core.training.packing import TokenRow, trained_tokens
 from agentr_core.training.parent import load_parent
 from agentr_core.training.plan import plan
@@ -282,3 +284,55 @@ def test_tokenizer_and_number_format_of_the_parent_are_kept(
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         assert (job.output_dir / name).read_bytes() == (parent / name).read_bytes()
     assert AutoModelForCausalLM.from_pretrained(job.output_dir, dtype="auto").dtype == torch.bfloat16
+
+
+def test_checkpoints_of_steps_stay_as_models(tmp_path: Path, tiny_model_dir: Path) -> None:
+    plain = finish(make_job(tiny_model_dir, tmp_path, name="plain", checkpoint_every=1, bf16=True))
+    job = make_job(tiny_model_dir, tmp_path, checkpoint_every=1, bf16=True, save_total_limit=2)
+    assert finish(job).weights_sha256 == plain.weights_sha256, "what is kept changes nothing"
+
+    found = published_steps(job.output_dir)
+    assert list(found) == [4, 5], "the last step is the checkpoint itself"
+    assert not published_steps(tmp_path / "plain")
+    hashes = [weights_sha256(path) for path in (*found.values(), job.output_dir)]
+    assert len(set(hashes)) == len(hashes), "each step has weights of its own"
+    manifest = read_manifest(found[4])
+    assert (manifest.steps, manifest.ended_by, manifest.job) == (4, "save_steps", job.fingerprint)
+    assert len(read_history(found[4])) == 4
+    here, last = (AutoModelForCausalLM.from_pretrained(path, dtype="auto") for path in (found[4], job.output_dir))
+    assert here.dtype == last.dtype == AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype="auto").dtype
+    assert {file.name for file in found[4].iterdir()} == {file.name for file in job.output_dir.iterdir()}
+    assert json.loads((found[4] / "config.json").read_text()) == json.loads(
+        (job.output_dir / "config.json").read_text()
+    )
+
+
+@PEFT_WARNING
+def test_after_an_interruption_the_same_checkpoints_stay(tmp_path: Path, tiny_model_dir: Path) -> None:
+    settings: dict[str, Any] = {"checkpoint_every": 2, "save_total_limit": None, "lora_r": 4, "lora_dropout": 0.1}
+    whole = make_job(tiny_model_dir, tmp_path, name="whole", **settings)
+    plain = make_job(tiny_model_dir, tmp_path, name="plain", **(settings | {"save_total_limit": 0}))
+    cut = make_job(tiny_model_dir, tmp_path, name="cut", **settings)
+
+    def interrupt(step: TrainingStep) -> None:
+        if step.step == 5:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        finish(cut, interrupt)
+    assert finish(cut).weights_sha256 == finish(whole).weights_sha256 == finish(plain).weights_sha256
+    both = [published_steps(job.output_dir) for job in (cut, whole)]
+    assert [list(found) for found in both] == [[2, 4], [2, 4]]
+    hashes = [[weights_sha256(path) for path in found.values()] for found in both]
+    assert hashes[0] == hashes[1]
+    assert (both[0][4] / "adapter" / "adapter_config.json").is_file()
+
+
+@PEFT_WARNING
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+def test_fine_tuning_reads_every_setting(tmp_path: Path, tiny_model_dir: Path) -> None:
+    job = make_job(tiny_model_dir, tmp_path, epochs=1.0, lora_r=4)
+    config, read = watched(job.config)
+    finish(dataclasses.replace(job, config=config))
+    assert unread(read) == set()
+    assert "sft" not in UNREAD

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from contextlib import nullcontext
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +18,9 @@ from training_jobs import make_job
 from transformers import TrainingArguments
 
 from agentr_core.errors import ConfigError
+from agentr_core.methods.table import plans_of
 from agentr_core.recipes import LaunchConfig, Recipe, TrainingConfig, load, parse
+from agentr_core.recipes.training import UNREAD
 from agentr_core.training.launch import command, environment
 from agentr_core.training.parent import read_weights
 from agentr_core.training.planned import plain_arguments
@@ -281,3 +284,135 @@ def test_number_format_and_kernels_reach_the_trainer(tmp_path: Path) -> None:
 def test_the_way_of_attention_reaches_the_model(name: str, tiny_model_dir: Path) -> None:
     model, _ = read_weights(tiny_model_dir, TrainingConfig(attn_implementation=name), zero3=False)
     assert model.config._attn_implementation == name
+
+
+OTHERS: dict[str, Any] = {
+    "start_from": "base",
+    "num_train_epochs": [2.5],
+    "max_tokens": 77,
+    "max_seconds": 9.5,
+    "learning_rate": 3e-4,
+    "optim": "adamw_torch",
+    "lr_scheduler_type": "linear",
+    "lr_scheduler_kwargs": {"num_cycles": 2},
+    "warmup_ratio": 0.25,
+    "weight_decay": 0.1,
+    "max_grad_norm": 0.5,
+    "per_device_train_batch_size": 3,
+    "gradient_accumulation_steps": 5,
+    "step_tokens": 4096,
+    "packing": False,
+    "bf16": False,
+    "fp16": True,
+    "attn_implementation": "eager",
+    "use_liger_kernel": True,
+    "save_steps": 7,
+    "save_total_limit": 3,
+    "gradient_checkpointing": True,
+    "report_to": ("tensorboard",),
+    "lora_r": 8,
+    "lora_alpha": 32.0,
+    "lora_dropout": 0.1,
+    "lora_target_modules": ("q_proj",),
+    "lora_modules_to_save": ("lm_head",),
+    "use_dora": True,
+    "load_in_4bit": True,
+    "publish": "adapter",
+    "launch": LaunchConfig(num_processes=2),
+    "num_threads": 2,
+}
+"""A value other than the default for each field."""
+OF_ADAPTERS = {name for name in OTHERS if name.startswith("lora_")} | {"use_dora", "load_in_4bit", "publish"}
+PHASES: dict[str, dict[str, Any]] = {
+    "agent-r": {},
+    "agent-r in groups": {"method": "agent-r", "agent_r": {"phases": ["rl"]}},
+    "cloning": {"method": "eto", "eto": {"phases": ["sft"]}},
+    "own successes": {"method": "eto", "eto": {"phases": ["rft"], "rft": "with_expert"}},
+    "preferences": {"method": "eto", "eto": {"phases": ["dpo"]}},
+    "groups": {"method": "grpo"},
+    "groups with a schedule": {
+        "method": "grpo",
+        "grpo": {"learning_rate": 1e-5, "lr_scheduler_type": "constant", "warmup_ratio": 0.0},
+    },
+    "flywheel": {"method": "et-agent", "et_agent": {"phases": ["rft"]}},
+    "curriculum": {"method": "et-agent", "et_agent": {"phases": ["rl"]}},
+}
+REFUSED = {
+    "agent-r": set(),
+    "own successes": set(),
+    "preferences": {"learning_rate", "warmup_ratio", "max_tokens", "packing", "start_from", "num_train_epochs"},
+    "groups": {"num_train_epochs", "max_tokens", "max_seconds", "optim", "fp16", "save_steps", "lora_dropout"},
+    "groups with a schedule": {"learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_ratio"},
+    "curriculum": {"learning_rate", "lr_scheduler_type", "warmup_ratio", "start_from", "step_tokens"},
+}
+"""Some fields that a phase does not read."""
+
+
+def outcome(phase: str, name: str) -> str:
+    """Return what becomes of a value of a field in a recipe of one phase: `refused`, `read`,
+    `ignored`, or an error about something else.
+    """
+    value = OTHERS[name]
+    beside = {"bf16": False} if name == "fp16" else {"lora_r": 8} if name in OF_ADAPTERS else {}
+    settings = beside | {name: dataclasses.asdict(value) if name == "launch" else value}
+    try:
+        made = parse({"name": "t", "model": {"path": "m"}, "iterations": 1, **PHASES[phase], "training": settings})
+    except ConfigError as error:
+        return "refused" if f"training.{name}: " in str(error) else str(error)
+    (training,) = [plan.training for plan in plans_of(made) if plan.training is not None]
+    if name == "start_from":
+        return "read" if training.anew else "ignored"
+    if name == "num_train_epochs":
+        return "read" if training.num_train_epochs == value[0] else "ignored"
+    reaches = getattr(training.config, name) == value and name not in UNREAD.get(training.objective.kind, {})
+    return "read" if reaches else "ignored"
+
+
+def test_each_field_has_another_value_here() -> None:
+    plain = TrainingConfig()
+    assert set(OTHERS) == {field.name for field in dataclasses.fields(TrainingConfig)}
+    assert [name for name, value in OTHERS.items() if getattr(plain, name) == value] == []
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_setting_is_read_or_refused(phase: str) -> None:
+    found = {name: outcome(phase, name) for name in OTHERS}
+    assert set(found.values()) <= {"read", "refused"}, found
+    assert REFUSED.get(phase, set()) <= {name for name, what in found.items() if what == "refused"}
+    if REFUSED.get(phase) == set():
+        assert set(found.values()) == {"read"}
+
+
+def test_a_setting_that_one_of_several_phases_reads_stays() -> None:
+    both = {"name": "t", "model": {"path": "m"}, "method": "eto", "iterations": 2}
+    shared = {"num_train_epochs": [2.5], "learning_rate": 1e-4, "packing": False, "start_from": "base"}
+    assert parse({**both, "training": shared}).training.packing is False
+    with pytest.raises(
+        ConfigError, match=r"training.num_train_epochs: its last number is for iteration 2 and later ones"
+    ):
+        parse({**both, "training": {"num_train_epochs": [3, 2]}})
+    with pytest.raises(ConfigError, match=r"eto.dpo.beta: it has more numbers than eto.phases has iterations dpo"):
+        parse({**both, "eto": {"phases": ["dpo", "sft"], "dpo": {"beta": [0.1, 0.2]}}})
+    for values, fits in (([0.1, 0.2], False), ([0.1], True)):
+        own = {"phases": ["rl", "rft"], "curriculum": {"sigma_calls": values}}
+        with (
+            nullcontext() if fits else pytest.raises(ConfigError, match=r"et_agent.curriculum.sigma_calls: it has more")
+        ):
+            parse({**both, "method": "et-agent", "et_agent": own})
+    back = {"eto": {"phases": ["sft", "dpo", "sft"]}, "iterations": 3}
+    assert parse({**both, **back, "training": {"num_train_epochs": [3, 1, 2]}}).num_train_epochs(3) == 2
+    assert parse({**both, "iterations": 1, "training": {"num_train_epochs": [3, 2]}}).iterations == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"lora_alpha": 32.0}, "training.lora_alpha: only with LoRA, so set training.lora_r"),
+        ({"lora_dropout": 0.1}, "training.lora_dropout: only with LoRA"),
+        ({"lora_target_modules": "q_proj"}, "training.lora_target_modules: only with LoRA"),
+        ({"max_tokens": 9, "num_train_epochs": [2]}, "training.num_train_epochs: training.max_tokens says how long"),
+    ],
+)
+def test_a_setting_that_another_one_makes_useless_is_told(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        recipe(**settings)

@@ -20,6 +20,7 @@ import door
 import groups
 import pyarrow.parquet as pq
 import pytest
+from training_jobs import unread, watched
 from turning import turn
 from wheel import PATIENCE, all_rows, kill_group, launched
 
@@ -28,8 +29,10 @@ from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.grpo import rollouts, train
 from agentr_core.methods.grpo.rollouts import Rollouts
 from agentr_core.methods.grpo.train import reinforce
+from agentr_core.models.files import weights_sha256
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.recipes import load
+from agentr_core.recipes.training import UNREAD
 from agentr_core.runtime.place import Checkpoint
 from agentr_core.runtime.start import start
 from agentr_core.runtime.trained_on import check_run
@@ -39,6 +42,7 @@ from agentr_core.store.codec import load_groups
 from agentr_core.types import Generation
 from flows.commands.exporting import export_folder
 from flows.commands.plan import describe
+from flows.commands.publishing import publish_checkpoint
 from flows.preflight.checks import check
 from tasks.wiring import RunRef, quiet_workplace, reference
 
@@ -106,6 +110,17 @@ def test_a_recipe_runs_from_its_plan_to_its_report(tmp_path: Path, door_model: P
         export_folder(file.parent / "runs", done.run_id, tmp_path / "trl", "trl")
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.usefixtures("door_installed")
+async def test_what_group_rl_does_not_read_is_refused(tmp_path: Path, door_model: Path) -> None:
+    place = await groups.begun(
+        groups.write(tmp_path, door_model, more="training: {lora_r: 4}\ngrpo: {steps: 2, save_steps: 1}")
+    )
+    config, read = watched(place.recipe.training)
+    await reinforce(replace(place, recipe=replace(place.recipe, training=config)), 1)
+    assert unread(read) | {"num_train_epochs", "save_steps"} == set(UNREAD["grpo"])
+
+
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory, door_model: Path, door_installed: None) -> Path:
     """The recipe of a training that nobody disturbed."""
@@ -161,11 +176,51 @@ def whole_and_cut(folder: Path, model: Path, env: dict[str, str], *, more: str, 
 def test_adapters_come_out_the_same_after_a_kill_and_are_published_beside_a_whole_model(
     tmp_path: Path, door_model: Path, process_env: dict[str, str]
 ) -> None:
-    more = "training: {lora_r: 4, learning_rate: 1.0e-2}"
+    more = "training: {lora_r: 4, learning_rate: 1.0e-2, save_total_limit: null}"
     for file in whole_and_cut(tmp_path, door_model, process_env, more=more, killed_at=3):
-        (path,) = store_of(file).query("select path from checkpoint where parent_id is not null")["path"]
-        assert (Path(path) / "model.safetensors").is_file()
-        assert (Path(path) / "adapter" / "adapter_model.safetensors").is_file()
+        paths = store_of(file).query("select path from checkpoint where parent_id is not null order by path")["path"]
+        assert [Path(path).name[-2:] == "@2" for path in paths] == [False, True]
+        for path in paths:
+            assert (Path(path) / "model.safetensors").is_file()
+            assert (Path(path) / "adapter" / "adapter_model.safetensors").is_file()
+
+
+def test_checkpoints_of_steps_stay_are_published_and_go_with_their_run(
+    calm: Path, tmp_path: Path, door_model: Path
+) -> None:
+    file, root = (
+        groups.write(tmp_path, door_model, more="training: {save_total_limit: 1}\ngrpo: {save_steps: 1}"),
+        tmp_path / "runs",
+    )
+    asyncio.run(groups.trained(file))
+    store = store_of(file)
+    made = store.query(
+        "select checkpoint_id, parent_id, path, weights_sha256 from checkpoint where iteration_id is not null "
+        "order by checkpoint_id"
+    )
+    key, early = made["checkpoint_id"]
+    assert early == f"{key}@3", "of three before the last, the newest one"
+    assert sorted(path.name for path in (root / "checkpoints").iterdir()) == [key, early]
+    assert len(set(made["parent_id"])) == 1
+    assert made["weights_sha256"][0] == weights_of(calm)[0] != made["weights_sha256"][1]
+    assert store.query("select * from v_orphans").empty
+    (policy,) = set(store.query("select policy from rl_group where step = 4")["policy"])
+    assert policy == early, "what sampled the next step has this name"
+    asyncio.run(groups.trained(file))
+    assert len(store.query("select * from checkpoint")) == 3, "the model it began with, and these"
+
+    for prefix, folder, at in ((early, tmp_path / "early", 1), (key[:8], tmp_path / "last", 0)):
+        publish_checkpoint(root, prefix, folder, base_model="", licence="")
+        assert weights_sha256(folder) == made["weights_sha256"][at]
+    with pytest.raises(ConfigError, match=r"no checkpoints in .* begin with"):
+        publish_checkpoint(root, f"{key}@2", tmp_path / "none", base_model="", licence="")
+    again = groups.write(tmp_path / "again", door_model, more=f"model: {{path: {made['path'][1]}}}")
+    recipe = load(again, [f"workspace={root}"])
+    asyncio.run(start(quiet_workplace(reference(recipe), recipe)))
+    begun = store.query("select parent_id from checkpoint where iteration_id is null order by created_at")["parent_id"]
+    assert begun.tolist()[-1] == early, "a run knows what it begins with"
+    runs = store.query("select run_id from run")["run_id"].tolist()
+    assert {str(root / "checkpoints" / name) for name in (key, early)} <= set(prune(store, runs).unnamed)
 
 
 def test_killed_between_two_states_it_trains_from_the_store_to_the_same_weights(

@@ -60,7 +60,7 @@ FAULTS = [
     (["data.general={share: 0.5, file: nowhere.jsonl}"], "nowhere.jsonl"),
     (["data.general={share: 0.5, file: {folder}/chat.jsonl}"], "chat.jsonl has no conversation to train on, and 1 "),
     (["evaluation.revision_test.states=abc"], "there is no store at "),
-    (["method=eto", "eto.phases=[dpo]", "eto.preferences.against=own", "eto.explore.samples=2",
+    (["method=eto", "eto.phases=[dpo]", "eto.preferences.against=own", "eto.explore.samples=2", "training={}",
       "eto.dpo.lr_scheduler_type=cosin"],
      "eto.dpo.lr_scheduler_type 'cosin' is unknown"),
 ]  # fmt: skip

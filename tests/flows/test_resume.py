@@ -55,7 +55,8 @@ def test_eto_too_explores_and_learns_as_if_nothing_had_been(
     tmp_path: Path, door_model: Path, served_env: dict[str, str]
 ) -> None:
     foreign = [f"{section}={{}}" for section in ("search", "critique", "pairs", "splice")]
-    changes = [word for change in ("method=eto", f"eto={ETO}", *foreign) for word in ("-o", change)]
+    own = ("method=eto", f"eto={ETO}", "training={bf16: false, num_threads: 1}")
+    changes = [word for change in (*own, *foreign) for word in ("-o", change)]
     recipe = write_recipe(tmp_path, door_model, workspace="rough")
     command: tuple[str | Path, ...] = ("run", recipe, *PAUSE, *changes)
     rough, rng = Store(tmp_path / "rough" / "store.duckdb"), random.Random(SEED)

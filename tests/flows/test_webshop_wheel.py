@@ -57,7 +57,13 @@ def test_the_quick_recipe_runs_to_its_report(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.long
 def test_the_preference_iteration_of_eto_runs_to_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    short = ("iterations=1", "eto.phases=[dpo]", "eto.explore.max_steps=2", "eto.explore.max_new_tokens=8")
+    short = (
+        "iterations=1",
+        "training={}",
+        "eto.phases=[dpo]",
+        "eto.explore.max_steps=2",
+        "eto.explore.max_new_tokens=8",
+    )
     store = run("webshop-eto-quick", tmp_path, *short)
 
     assert store.query("select status from run")["status"].tolist() == ["finished"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -85,6 +87,34 @@ def dpo_job(model_dir: Path, folder: Path, *, loss: PreferenceLoss | None = None
     plain: dict[str, Any] = {"per_device_train_batch_size": 2, "warmup_ratio": 0.0, "lr_scheduler_type": "constant"}
     job = make_job(model_dir, folder, **(plain | settings))
     return replace(job, dataset_file=file, objective=Preference(preference=loss or PreferenceLoss(beta=0.1)))
+
+
+ASKED_EARLIER = {"start_from", "num_train_epochs", "save_steps"}
+"""Fields of section `training` that whoever makes a job reads."""
+_CHECKS = ("agentr_core/recipes/", "agentr_core/fingerprint", "agentr_core/training/requirements")
+
+
+def watched(config: TrainingConfig) -> tuple[TrainingConfig, set[str]]:
+    """Return settings, and the set of those fields that the package has read of them, which grows;
+    checks and fingerprints, which read all, do not count.
+    """
+    names, read = {field.name for field in dataclasses.fields(TrainingConfig)}, set[str]()
+
+    class Watched(TrainingConfig):
+        def __getattribute__(self, name: str) -> Any:
+            file = sys._getframe(1).f_code.co_filename.replace("\\", "/")
+            if name in names and "agentr_core/" in file and not any(part in file for part in _CHECKS):
+                read.add(name)
+            if name == "num_processes":
+                read.add("launch")
+            return super().__getattribute__(name)
+
+    return Watched(**vars(config)), read
+
+
+def unread(reads: set[str]) -> set[str]:
+    """Return the fields of section `training` that a training has not read."""
+    return {field.name for field in dataclasses.fields(TrainingConfig)} - reads - ASKED_EARLIER
 
 
 def set_clock(patch: pytest.MonkeyPatch) -> None:

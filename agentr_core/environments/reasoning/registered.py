@@ -44,10 +44,11 @@ class Reasoning(ReasoningWorld):
 
     @staticmethod
     def version_of(options: Mapping[str, Any]) -> int:
-        """Return 3: since version 2 code that failed is reported in another way, since version 3
-        answers are compared by what they mean, and search finds documents in any script.
+        """Return 4: since version 2 code that failed is reported in another way, since version 3
+        answers are compared by what they mean, and search finds documents in any script, since
+        version 4 yes and no are right or wrong as a whole.
         """
-        return 3
+        return 4
 
     def __init__(
         self,

@@ -20,6 +20,9 @@ _LETTERED = re.compile(
 )
 """The letter of an option, and what follows it, such as its text."""
 
+_WHOLE = frozenset({"yes", "no", "noanswer"})
+"""Answers that are right or wrong as a whole: part of one is another answer."""
+
 
 def correctness(prediction: str, golds: Sequence[str], domain: Domain, answers: Answers = "plain") -> float:
     """Return the correctness of a prediction in [0, 1]: 0 or 1 for mathematics, for knowledge the
@@ -53,8 +56,14 @@ def word_f1(prediction: str, gold: str, answers: Answers = "plain") -> float:
     """Return the F1 of the words of a prediction and a gold answer, each counted as often as it
     occurs; 0 if either has no words. Where a hyphen may join or part words, the better counts.
 
-    Source: SQuAD (arXiv 1606.05250).
+    If either is yes, no or "noanswer" and no more, it is 1 where both are the same, otherwise 0.
+
+    Sources: SQuAD (arXiv 1606.05250); for yes and no, HotpotQA (arXiv 1809.09600), as in the
+    published code of ET-Agent.
     """
+    forms = {"".join(published_words(text)) for text in (prediction, gold)}
+    if forms & _WHOLE:
+        return float(len(forms) == 1)
     return max(_f1(said, wanted) for said, wanted in product(_words(prediction, answers), _words(gold, answers)))
 
 

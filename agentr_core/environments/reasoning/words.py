@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
+from string import punctuation
 
 _ARTICLES = frozenset({"a", "an", "the"})
 _LATIN = str.maketrans(
@@ -48,13 +49,13 @@ _SIGN = re.compile(rf"(?P<meant>{_MEANT})|(?P<dropped>'|\.(?!\d))|[^\w\s]|_")
 
 
 def published_words(text: str) -> list[str]:
-    """Return the words of a text in lower case, without punctuation and articles. A text that has
-    nothing else, such as the choice `A`, keeps them.
+    """Return the words of a text in lower case, without punctuation, the signs of ASCII and
+    articles. A text that has nothing else, such as the choice `A`, keeps them.
 
     Source: SQuAD (arXiv 1606.05250), and the published code of ET-Agent.
     """
     plain = unicodedata.normalize("NFKC", text).lower()
-    bare = "".join(character for character in plain if not unicodedata.category(character).startswith("P"))
+    bare = "".join(sign for sign in plain if sign not in punctuation and unicodedata.category(sign)[0] != "P")
     found = bare.split() or plain.split()
     return [word for word in found if word not in _ARTICLES] or found
 

@@ -74,8 +74,9 @@ class Behaviour:
     nudged_right: Estimate
 
 
-def attempt_of(trajectory: Trajectory, *, source: str, counts: Counts = "calls") -> Attempt:
-    """Return an episode as an attempt, without the results of votes and nudges.
+def attempt_of(trajectory: Trajectory, *, source: str, counts: Counts = "calls", refused: bool = False) -> Attempt:
+    """Return an episode as an attempt, without the results of votes and nudges. With `refused`, its
+    calls are also those that it was refused.
 
     Where steps are counted in place of calls, a step that the environment refused counts as failed,
     and one that recurs with the same observation as redundant.
@@ -88,7 +89,7 @@ def attempt_of(trajectory: Trajectory, *, source: str, counts: Counts = "calls")
         question=trajectory.instance.key,
         source=source,
         score=trajectory.reward,
-        calls=cost(trajectory, counts),
+        calls=cost(trajectory, counts, refused=refused),
         failed=failed,
         redundant=redundant,
         reasoning_tokens=reasoning_tokens(trajectory),

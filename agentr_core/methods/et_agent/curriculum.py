@@ -14,7 +14,7 @@ from agentr_core.methods.et_agent.reward import EfficiencyReward
 from agentr_core.methods.objectives import arguments_for, reinforcing_faults, sampled_groups
 from agentr_core.recipes import GrpoConfig, Recipe, TrainingConfig
 from agentr_core.recipes.curriculum import CurriculumConfig, curriculum_faults
-from agentr_core.recipes.fields import in_iteration
+from agentr_core.recipes.fields import in_iteration, spare_numbers
 from agentr_core.recipes.grpo import SCHEDULE
 from agentr_core.runtime.description import Funnel, Plan, ReportPart, Stage, Training, imported
 from agentr_core.training.objectives import GroupRelative
@@ -38,7 +38,7 @@ SELECT = Stage(
     needs=("env",),
     chooses=True,
 )
-ASKED = ("models", "et_agent.behaviour", "et_agent.curriculum.counts")
+ASKED = ("models", "et_agent.behaviour", "et_agent.curriculum.counts", "et_agent.curriculum.refused_calls")
 ASSESS = replace(
     EVALUATE,
     work=imported("agentr_core.methods.et_agent.stages.evaluate:evaluate"),
@@ -63,15 +63,17 @@ def stage_of(recipe: Recipe, iteration: int) -> int:
 
 def plan(recipe: Recipe, iteration: int) -> Plan:
     """Return the plan of an iteration `rl`, which has no dataset."""
-    curriculum, number = recipe.et_agent.curriculum, stage_of(recipe, iteration) - 1
+    curriculum, number = recipe.et_agent.curriculum, stage_of(recipe, iteration)
     reward = EfficiencyReward(
-        sigma_calls=curriculum.sigma_calls[number],
-        sigma_length=curriculum.sigma_length[number],
+        sigma_calls=in_iteration(curriculum.sigma_calls, number),
+        sigma_length=in_iteration(curriculum.sigma_length, number),
         amplitude=curriculum.amplitude,
         format_penalty=curriculum.format_penalty,
         decay=curriculum.decay,
         counts=curriculum.counts,
         call_costs=tuple(sorted(curriculum.call_costs.items())),
+        refused_calls=curriculum.refused_calls,
+        boxed_only=curriculum.boxed_only,
     )
     return Plan(
         stages=(*STAGES, ASSESS),
@@ -123,10 +125,16 @@ def faults(recipe: Recipe) -> list[str]:
     if "rl" not in recipe.et_agent.phases:
         sections = {"grpo": recipe.grpo, "et_agent.curriculum": recipe.et_agent.curriculum}
         # Evaluations count what an episode costs, whatever trains.
-        counts = recipe.et_agent.curriculum.counts
-        plain = {"grpo": GrpoConfig(), "et_agent.curriculum": CurriculumConfig(counts=counts)}
+        counts, refused = recipe.et_agent.curriculum.counts, recipe.et_agent.curriculum.refused_calls
+        read = CurriculumConfig(counts=counts, refused_calls=refused)
+        plain = {"grpo": GrpoConfig(), "et_agent.curriculum": read}
         return [f"{name}: has no use without an iteration rl" for name, own in sections.items() if own != plain[name]]
     found = curriculum_faults(recipe.et_agent.curriculum, stage_of(recipe, recipe.iterations))
+    sigmas = ("sigma_calls", "sigma_length")
+    found += [
+        f"et_agent.curriculum.{name}: it has more numbers than et_agent.phases has iterations rl; leave the last out"
+        for name in spare_numbers(recipe.et_agent.curriculum, CurriculumConfig(), sigmas, recipe.et_agent.phases, "rl")
+    ]
     found += [
         f"grpo.{name}: section et_agent.curriculum has it for iterations rl; leave it out here"
         for name in SCHEDULE
@@ -136,10 +144,4 @@ def faults(recipe: Recipe) -> list[str]:
         found.append(
             "grpo.expert_share: the efficiency reward counts the tokens of all replies, and an expert's has none"
         )
-    alone = set(recipe.et_agent.phases) == {"rl"}
-    if alone and recipe.training.lr_scheduler_kwargs != _scheduled(recipe).lr_scheduler_kwargs:
-        found.append(
-            "training.lr_scheduler_kwargs: et_agent.curriculum.lr_scheduler_type replaces the schedule that they "
-            "belong to; leave them out, or name it in training.lr_scheduler_type, too"
-        )
-    return found + reinforcing_faults(recipe, alone=alone)
+    return found + reinforcing_faults(recipe, alone=set(recipe.et_agent.phases) == {"rl"})

@@ -112,14 +112,14 @@ def answers_of(place: Workplace, trajectories: Sequence[Trajectory]) -> list[Ans
     """Return episodes with the questions that they answer; an episode without a question has its
     world as source.
     """
-    counts = place.recipe.et_agent.curriculum.counts
+    curriculum = place.recipe.et_agent.curriculum
     found = []
     with place.worlds() as worlds:
         for trajectory in trajectories:
             env = worlds.of(trajectory.instance)
             problem = env.problem(trajectory.instance) if isinstance(env, ReasoningWorld) else None
             source = trajectory.instance.environment if problem is None else problem.source
-            attempt = attempt_of(trajectory, source=source, counts=counts)
+            attempt = attempt_of(trajectory, source=source, counts=curriculum.counts, refused=curriculum.refused_calls)
             answers = env.answers if isinstance(env, ReasoningWorld) else "plain"
             found.append(Answered(attempt=attempt, trajectory=trajectory, problem=problem, answers=answers))
     return found

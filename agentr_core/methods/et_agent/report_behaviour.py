@@ -48,12 +48,14 @@ def behaviour_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
     known = {number: measures for number, measures in found.items() if "efficiency" in measures}
     if not known:
         return ()
-    counts = place.recipe.et_agent.curriculum.counts
+    curriculum = place.recipe.et_agent.curriculum
+    counts = curriculum.counts
     note = (
         "Means with 95% intervals, clustered by question. P is the mean reward, efficiency the mean of reward / "
         f"{counts} (reward / 1 where there are none), successful execution that of reward / (1 + failed {counts}). "
         f"With t {counts} on average, tool productivity is 100 P t / (t + 0.1). All are defined in "
         "agentr_core/methods/et_agent/behaviour.py."
+        + (" Calls are also those that were refused, since none was left." if curriculum.refused_calls else "")
     )
     return (Section("behaviour", "Behaviour", tuple(_blocks(known, iteration)), note),)
 

@@ -16,10 +16,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from agentr_core.environments.reasoning.reading import is_answered, reasoning_tokens
+from agentr_core.environments.reasoning.grammar import last_box
+from agentr_core.environments.reasoning.reading import is_answered, reasoning_tokens, text_of
+from agentr_core.environments.reasoning.scoring import correctness
+from agentr_core.environments.reasoning.world import ReasoningWorld
 from agentr_core.errors import DataFault
 from agentr_core.fingerprint import later
 from agentr_core.methods.et_agent.costs import weighed_cost, well_formed
+from agentr_core.protocols import Environment
 from agentr_core.recipes.curriculum import Counts
 from agentr_core.types import Trajectory
 
@@ -47,11 +51,15 @@ class EfficiencyReward:
     counts: Counts = "calls"
     call_costs: tuple[tuple[str, float], ...] = later(())
     """The cost of a call, by the name of its tool; 1 for tools that are not named."""
+    refused_calls: bool = later(False)
+    boxed_only: bool = later(False)
 
-    def rewards(self, group: Sequence[Trajectory], *, step: int, steps: int) -> list[float]:
+    def rewards(
+        self, group: Sequence[Trajectory], *, step: int, steps: int, env: Environment | None = None
+    ) -> list[float]:
         """Return the reward of each episode of a group in a step, counted from 1, of a stage; its
         present reward is its correctness. Where calls are counted, an episode that does not end
-        with an answer tag is wrong.
+        with an answer tag is wrong. With `boxed_only`, `env` knows the right answers.
 
         Raises `DataFault` for an episode without token ids, whose length is not known, and
         `ValueError` for a step outside the stage.
@@ -67,10 +75,11 @@ class EfficiencyReward:
                 "is not known; sample from a model that gives them"
             )
         return efficiency_rewards(
-            # An evaluation takes a box among the thoughts for an answer; trained on that, a policy
-            # would learn to guess there and never to answer.
-            [episode.reward if self.counts == "steps" or is_answered(episode) else 0.0 for episode in group],
-            [weighed_cost(episode, self.counts, dict(self.call_costs)) for episode in group],
+            [self._correctness(episode, env) for episode in group],
+            [
+                weighed_cost(episode, self.counts, dict(self.call_costs), refused=self.refused_calls)
+                for episode in group
+            ],
             known,
             [well_formed(episode, self.counts) for episode in group],
             sigma_calls=self.sigma_calls * share,
@@ -78,6 +87,19 @@ class EfficiencyReward:
             amplitude=self.amplitude,
             format_penalty=self.format_penalty,
         )
+
+    def _correctness(self, episode: Trajectory, env: Environment | None) -> float:
+        if self.counts == "steps":
+            return episode.reward
+        # An evaluation takes a box among the thoughts for an answer; trained on that, a policy
+        # would learn to guess there and never to answer.
+        if not is_answered(episode):
+            return 0.0
+        if not self.boxed_only or last_box(episode.steps[-1].action) is not None:
+            return episode.reward
+        if not isinstance(env, ReasoningWorld) or (problem := env.problem(episode.instance)).domain == "knowledge":
+            return 0.0
+        return correctness(last_box(text_of(episode)) or "", problem.golds, "math", env.answers)
 
 
 def efficiency_rewards(

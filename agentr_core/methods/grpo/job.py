@@ -15,6 +15,7 @@ from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.models.files import SHARED_MEMORY, adapter_base, checkpoint_folder, shared_name, weight_files
 from agentr_core.runtime.place import Workplace
 from agentr_core.training import Manifest, TrainingStep, publish
+from agentr_core.training.checkpoints import publish_step
 from agentr_core.training.group.policy import Policy
 from agentr_core.training.job import OnlineJob
 from agentr_core.training.objectives import GroupRelative
@@ -64,26 +65,40 @@ def publish_policy(
         config: the section `training` of the recipe as plain data.
     """
     write_result(job, policy.model, history, policy.dtype)
-    publish(
-        job.work.staging,
-        job.output_dir,
-        Manifest(
-            job=job.fingerprint,
-            parent=job.parent,
-            dataset_hash="",
-            config=config,
-            seed=job.seed,
-            steps=len(history),
-            epochs=float(job.objective.grpo.num_iterations),
-            trained_tokens=history[-1].trained_tokens,
-            final_loss=history[-1].loss,
-            seconds=history[-1].seconds,
-            ended_by="steps",
-            rows=rows,
-            parent_weights=job.parent_weights,
-            iteration=job.iteration,
-            versions={"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
-        ),
+    publish(job.work.staging, job.output_dir, _manifest(job, history, "steps", rows, config))
+
+
+def publish_policy_step(
+    job: OnlineJob, policy: Policy, history: list[TrainingStep], rows: str, config: dict[str, Any]
+) -> None:
+    """Publish a policy whose training goes on, after the last step of its history. Arguments are
+    those of `publish_policy`.
+    """
+    weights = None if job.config.lora_r else policy.model.state_dict(keep_vars=True)
+    write_result(job, policy.model, history, policy.dtype, weights)
+    manifest = _manifest(job, history, "save_steps", rows, config)
+    publish_step(job.work.staging, job.output_dir, manifest, most=job.config.save_total_limit)
+
+
+def _manifest(
+    job: OnlineJob, history: list[TrainingStep], ended_by: str, rows: str, config: dict[str, Any]
+) -> Manifest:
+    return Manifest(
+        job=job.fingerprint,
+        parent=job.parent,
+        dataset_hash="",
+        config=config,
+        seed=job.seed,
+        steps=len(history),
+        epochs=float(job.objective.grpo.num_iterations),
+        trained_tokens=history[-1].trained_tokens,
+        final_loss=history[-1].loss,
+        seconds=history[-1].seconds,
+        ended_by=ended_by,
+        rows=rows,
+        parent_weights=job.parent_weights,
+        iteration=job.iteration,
+        versions={"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
     )
 
 

@@ -91,7 +91,7 @@ class Rollouts:
             led = self._led(step, draw, missing, known, drawn)
             chosen = self._choose(step, draw, missing - len(led), known, drawn | {instance.key for instance in led})
             families = await self._families(step, draw, chosen, led, worlds)
-            more, took = await self._round(step, draw, policy, families, first=len(groups))
+            more, took = await self._round(step, draw, policy, families, worlds, first=len(groups))
             groups += more
             effort += took
         return groups, effort
@@ -179,7 +179,7 @@ class Rollouts:
         )
 
     async def _round(
-        self, step: int, draw: int, policy: Checkpoint, families: Sequence[Family], *, first: int
+        self, step: int, draw: int, policy: Checkpoint, families: Sequence[Family], worlds: Worlds, *, first: int
     ) -> tuple[list[Group], Effort]:
         config = self.place.recipe.grpo
         effort = Effort()
@@ -198,7 +198,7 @@ class Rollouts:
                         led=family.beginning.operator == "continuation",
                         episodes=family.episodes,
                         given=family.given,
-                        shaped=self._shaped(step, list(family.episodes.values())),
+                        shaped=self._shaped(step, list(family.episodes.values()), worlds),
                     )
                 )
         return groups, effort
@@ -240,10 +240,11 @@ class Rollouts:
                 found[instance.key] = beginning(key, played, seed=seed, operator="continuation")
         return found
 
-    def _shaped(self, step: int, episodes: Sequence[Trajectory]) -> tuple[float, ...] | None:
+    def _shaped(self, step: int, episodes: Sequence[Trajectory], worlds: Worlds) -> tuple[float, ...] | None:
         if self.reward is None:
             return None
-        return tuple(self.reward.rewards(episodes, step=step, steps=self.place.recipe.grpo.steps))
+        env, steps = worlds.of(episodes[0].instance), self.place.recipe.grpo.steps
+        return tuple(self.reward.rewards(episodes, step=step, steps=steps, env=env))
 
     def _seed(self, step: int, instance: Instance, number: int) -> int:
         return derive_seed(self.place.recipe.seed, "rollout", self.iteration, step, instance.key, number)

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from agentr_core.episodes.transcript import conversations
 from agentr_core.errors import ConfigError, TrainingFault
 from agentr_core.fingerprint import canonical, derive_seed
 from agentr_core.methods.grpo.curriculum import PastRewards, past_rewards
-from agentr_core.methods.grpo.job import job_of, publish_policy, shared_folder
+from agentr_core.methods.grpo.job import job_of, publish_policy, publish_policy_step, shared_folder
 from agentr_core.methods.grpo.measures import check_answers, measures, untrained
 from agentr_core.methods.grpo.rollouts import STAGE, Rollouts
 from agentr_core.protocols import Reloading
@@ -155,12 +155,25 @@ class _Training:
                         measured |= await self._validate(step, learner)
                     tell(step, measured)
                     if step % grpo.save_steps == 0 and step < grpo.steps:
-                        snapshots.save(job.work.checkpoints, step, learner.state(), self.history, self._made_of(step))
-            config = resolved(replace(place.recipe, training=job.config))["training"]
-            rows = rows_of(place, job.iteration)
-            await asyncio.to_thread(publish_policy, job, learner.policy, self.history, rows, config)
+                        await self._save(step, learner)
+            await self._publish(publish_policy, learner)
         finally:
             await asyncio.to_thread(learner.close)
+
+    async def _save(self, step: int, learner: Learner) -> None:
+        """Save the state after a step, and publish its weights if the recipe asks for that: first,
+        since what goes on from the state does not publish them again.
+        """
+        job = self.job
+        if job.config.save_total_limit != 0:
+            await self._publish(publish_policy_step, learner)
+        snapshots.save(job.work.checkpoints, step, learner.state(), self.history, self._made_of(step))
+
+    async def _publish(self, publishes: Callable[..., None], learner: Learner) -> None:
+        place, job = self.rollouts.place, self.job
+        config = resolved(replace(place.recipe, training=job.config))["training"]
+        rows = rows_of(place, job.iteration)
+        await asyncio.to_thread(publishes, job, learner.policy, self.history, rows, config)
 
     def _resume(self, learner: Learner) -> int:
         """Go on from the last saved state, and return its step; 0 if there is none, or if the store

@@ -39,13 +39,15 @@ class CheckpointMade:
 
 def checkpoints_beginning(store: Store, prefix: str) -> list[CheckpointMade]:
     """Return the checkpoints whose id begins with a prefix, by id; models that runs begin with are
-    left out.
+    left out. Those of a step of a training are named with the step, as in `ab12@30`.
     """
+    head, at, step = prefix.partition("@")
     rows = store.rows(
         "select c.checkpoint_id, c.path, c.weights_sha256, r.run_id, i.iteration, r.config from checkpoint c "
         "join iteration i using (iteration_id) join run r using (run_id) "
-        "where starts_with(c.checkpoint_id, ?) order by c.checkpoint_id",
-        prefix,
+        "where starts_with(c.checkpoint_id, ?) and split_part(c.checkpoint_id, '@', 2) = ? order by c.checkpoint_id",
+        head,
+        step if at else "",
     )
     return [CheckpointMade(key, weights_now(store, key, path), *others) for key, path, *others in rows]
 

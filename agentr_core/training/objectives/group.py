@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
 from agentr_core.fingerprint import later
+from agentr_core.protocols import Environment
 from agentr_core.recipes.grpo import GrpoConfig
 from agentr_core.training.objectives.objective import Objective
 from agentr_core.types import Trajectory
@@ -17,9 +18,9 @@ class GroupReward(Protocol):
     of the id of a checkpoint.
     """
 
-    def rewards(self, group: Sequence[Trajectory], *, step: int, steps: int) -> list[float]:
-        """Return the reward to use for each episode of a group in step `step`, from 1 to
-        `steps`.
+    def rewards(self, group: Sequence[Trajectory], *, step: int, steps: int, env: Environment) -> list[float]:
+        """Return the reward to use for each episode of a group in step `step`, from 1 to `steps`;
+        `env` is the world of its instance.
         """
         ...
 

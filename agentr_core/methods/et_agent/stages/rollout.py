@@ -52,12 +52,17 @@ async def rollout(place: Workplace, iteration: int) -> dict[str, Any]:
 
 def check_counts(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
     """Raise `ConfigError` where calls are counted, and the format of tags is asked for, in a world
-    of turns, or where a tool has a cost that the world has not.
+    of turns, or where a tool has a cost that the world has not, or boxes are asked for where there
+    are no questions.
     """
     tools, costs = env.tools if isinstance(env, ReasoningWorld) else None, recipe.et_agent.curriculum.call_costs
     if tools is not None and (unknown := sorted(costs.keys() - set(tools))):
         has = " and ".join(tools) or "none"
         raise ConfigError(f"et_agent.curriculum.call_costs: {env.name} has no tool {unknown[0]}; it has {has}")
+    if recipe.et_agent.curriculum.boxed_only and tools is None:
+        raise ConfigError(
+            f"et_agent.curriculum.boxed_only: {env.name} has no questions that are answered in a box; leave it out"
+        )
     if recipe.et_agent.curriculum.counts == "calls" and not isinstance(transcript_of(env), Continuation):
         raise ConfigError(
             f"et_agent.curriculum.counts: calls are counted in one growing turn with tags; episodes of {env.name} are "
