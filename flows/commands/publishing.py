@@ -30,7 +30,7 @@ def publish_checkpoint(workspace: Path, prefix: str, folder: Path, *, base_model
     """Write a checkpoint of a workspace into a new folder and say what is there.
 
     Args:
-        prefix: the beginning of the checkpoint's id.
+        prefix: the beginning of the checkpoint's id; for that of a step, then `@` and the step.
         base_model: the name under which its parent is published; empty: the card does not mention
             it.
         licence: the identifier of a licence; empty: the card names none.
