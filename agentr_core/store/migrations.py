@@ -184,7 +184,7 @@ def _catalogue(con: Any, path: Path) -> _Catalogue:
         tables = con.execute(_TABLES).fetchall()
         views = con.execute(_VIEWS).fetchall()
         own = con.execute(_FUNCTIONS_AND_TYPES, {"database": "store", "internal": False}).fetchall()
-        # To list those of DuckDB takes as long as all that is read here, and a store has none of its own.
+        # DuckDB's are thousands, and hardly a store has any of its own.
         builtin = own and con.execute(_FUNCTIONS_AND_TYPES, {"database": "system", "internal": True}).fetchall()
     finally:
         con.execute("use store.main")

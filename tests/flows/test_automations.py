@@ -8,10 +8,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import httpx
 import pytest
 from asgi import running
-from deployed import deploy, prefect, runs_of
+from deployed import deploy, post, prefect, runs_of
 from readme import ROOT
 from servers import served, wait_for
 from starlette.types import Receive, Scope, Send
@@ -97,10 +96,10 @@ def test_a_run_that_fails_is_told_of(tmp_path: Path, process_env: dict[str, str]
         (tmp_path / "automations.yaml").write_text(told.replace(NOBODY, block), encoding="utf-8")
         prefect("automation", "create", "--from-file", str(tmp_path / "automations.yaml"), env=env)
 
-        made = httpx.post(f"{api}/deployments/{deployment['id']}/create_flow_run", json={}, timeout=60).json()
+        made = post(f"{api}/deployments/{deployment['id']}/create_flow_run", {})
         for state in ("RUNNING", "FAILED"):
             asked = {"state": {"type": state, "message": "<b>the disk is full</b>"}, "force": True}
-            httpx.post(f"{api}/flow_runs/{made['id']}/set_state", json=asked, timeout=60).raise_for_status()
+            post(f"{api}/flow_runs/{made['id']}/set_state", asked)
         deadline = time.monotonic() + PATIENCE
         while not inbox.bodies:
             assert time.monotonic() < deadline
@@ -122,5 +121,4 @@ def webhook(api: str, address: str) -> str:
         "block_schema_id": schema["id"],
         "data": {"name": "inbox", "url": address, "json_data": {"subject": "{{subject}}", "body": "{{body}}"}},
     }
-    made = httpx.post(f"{api}/block_documents/", json=document, timeout=60)
-    return str(made.raise_for_status().json()["id"])
+    return str(post(f"{api}/block_documents/", document)["id"])

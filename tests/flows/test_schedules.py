@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import httpx
 import pytest
 from asgi import running
-from deployed import deploy, prefect, runs_of
+from deployed import deploy, post, prefect, runs_of
 from readme import ROOT
 from servers import served, wait_for
 from starlette.applications import Starlette
@@ -59,7 +58,7 @@ def test_a_schedule_plans_its_runs_and_the_clock_starts_them(
             soon = datetime.now(UTC) + timedelta(seconds=8)
             daily = {"interval": 86_400, "anchor_date": soon.isoformat()}
             schedules = [{"schedule": daily, "parameters": {name: 1}} for name in ("iterations", "itertions")]
-            httpx.post(f"{api}/deployments/{own['id']}/schedules", json=schedules, timeout=60).raise_for_status()
+            post(f"{api}/deployments/{own['id']}/schedules", schedules)
 
             def ended() -> list[dict[str, Any]]:
                 runs = [run for run in runs_of(own, env) if run["state_type"] in ("COMPLETED", "FAILED", "CRASHED")]
@@ -82,7 +81,7 @@ def test_the_doctor_asks_the_scheduler(plans: bool, serving_env: dict[str, str])
         code = f"from flows import scheduler; print(scheduler.health(seconds={PATIENCE if plans else 6}))"
         with launched([sys.executable, "-c", code], env=env) as asked:
             out, err = asked.communicate(timeout=PATIENCE)
-        assert httpx.post(f"{api}/flows/filter", json={}, timeout=60).json() == [], "what it asked with is gone"
+        assert post(f"{api}/flows/filter", {}) == [], "what it asked with is gone"
     if plans:
         assert out == f"scheduler: the server at {api} plans the runs of schedules\n", err
     else:

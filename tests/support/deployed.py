@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
 
 import httpx
 from readme import ROOT
 from servers import PREFECT, wait_for
+from wheel import PATIENCE
 
 
 def prefect(*words: str, env: Mapping[str, str]) -> str:
@@ -26,8 +29,17 @@ def deploy(name: str, env: Mapping[str, str]) -> dict[str, Any]:
     return dict(found)
 
 
+def post(address: str, body: Any) -> Any:
+    """Return what a server answers; a busy one is asked again, as by the client of Prefect."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        answer = httpx.post(address, json=body, timeout=60)
+        if answer.status_code != HTTPStatus.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
+            return answer.raise_for_status().json()
+        time.sleep(1)
+
+
 def runs_of(deployment: dict[str, Any], env: Mapping[str, str]) -> list[dict[str, Any]]:
     wanted = {"deployments": {"id": {"any_": [deployment["id"]]}}}
-    answer = httpx.post(f"{env['PREFECT_API_URL']}/flow_runs/filter", json=wanted, timeout=60)
-    found: list[dict[str, Any]] = answer.raise_for_status().json()
+    found: list[dict[str, Any]] = post(f"{env['PREFECT_API_URL']}/flow_runs/filter", wanted)
     return found

@@ -215,7 +215,7 @@ class ReasoningWorld:
         answered = found is not None and found.name == "answer"
         if reward is None:
             said = final_answer(actions[-1], answers) if answered else ""
-            reward = correctness(said, problem.golds, problem.domain, answers)
+            reward = problem.correctness(said, answers)
         success, last = reward > self._rules.success_from, len(parts) - 1
         steps = tuple(
             Step(

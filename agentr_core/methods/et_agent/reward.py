@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from agentr_core.environments.reasoning.grammar import last_box
 from agentr_core.environments.reasoning.reading import is_answered, reasoning_tokens, text_of
-from agentr_core.environments.reasoning.scoring import correctness
 from agentr_core.environments.reasoning.world import ReasoningWorld
 from agentr_core.errors import DataFault
 from agentr_core.fingerprint import later
@@ -99,7 +98,7 @@ class EfficiencyReward:
             return episode.reward
         if not isinstance(env, ReasoningWorld) or (problem := env.problem(episode.instance)).domain == "knowledge":
             return 0.0
-        return correctness(last_box(text_of(episode)) or "", problem.golds, "math", env.answers)
+        return problem.correctness(last_box(text_of(episode)) or "", env.answers)
 
 
 def efficiency_rewards(
