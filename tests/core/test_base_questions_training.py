@@ -77,6 +77,7 @@ def test_one_command_makes_a_model_that_the_program_can_sample_from(made: tuple[
     assert 1 <= len(reply.token_ids) <= 8
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_a_cancelled_training_keeps_a_checkpoint_and_goes_on_to_the_same_weights(
     made: tuple[Path, list[BaseStep]], tmp_path: Path

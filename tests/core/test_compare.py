@@ -377,6 +377,7 @@ async def test_trees_that_an_arm_spliced_anew_are_settled(collected: Callable[..
     assert one.report().arms[0].trains_on == "good, pairs.alpha=[1.0]"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_every_model_goes_on_from_the_same_failures(collected: Callable[..., Site]) -> None:
     one = collected("good")

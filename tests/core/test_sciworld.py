@@ -83,6 +83,7 @@ def write_lists(folder: Path, train: Sequence[int], test: Sequence[int]) -> str:
     return str(folder)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_setting_of_eto_keeps_the_contract(tmp_path: Path) -> None:
     # The other setting is checked by `agentr env doctor`, in tests/flows/test_env_cli.py.

@@ -44,6 +44,7 @@ def measured(env: TextCraft, shapes: ModuleType) -> tuple[Measures, Measures]:
     return shapes.official(env), shapes.shaped(env)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_each_measure_lies_within_a_fifth_of_the_official_one(measured: tuple[Measures, Measures]) -> None:
     theirs, ours = measured
@@ -103,6 +104,7 @@ def test_depth_two_asks_for_parts_that_are_crafted_again(env: TextCraft) -> None
     assert 0.35 < len(again) / len(plans) < 0.65
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_general_data_is_what_its_script_writes_and_has_nothing_official(env: TextCraft) -> None:
     general = script("general")

@@ -157,6 +157,7 @@ async def test_a_corrected_training_asks_for_nothing_again_and_ends_with_the_sam
     assert report.tokens.completion == 0 < plain.tokens.completion
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_what_was_gathered_in_goes_is_a_whole_collection_and_is_taken_over(site: Make) -> None:
     trees = "select count(*) from tree where iteration_id = ? and finished"
@@ -235,6 +236,7 @@ async def test_another_chat_template_is_another_search(site: Make, tiny_model_di
     assert changed.asked == first.asked
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_what_the_other_run_lost_is_grown_and_a_third_run_copies_the_first(site: Make) -> None:
     first = site()
@@ -257,6 +259,7 @@ async def test_what_the_other_run_lost_is_grown_and_a_third_run_copies_the_first
     assert originals == [(None,)], "a copy names the tree that was grown, and no copy of it"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_a_run_of_an_earlier_version_goes_on_with_its_seeds_and_shares_nothing(site: Make) -> None:
     old = site()

@@ -62,6 +62,7 @@ async def test_a_browser_shows_the_files_and_obeys_no_text(tmp_path: Path) -> No
         assert "<title>taken" not in seen
 
 
+@pytest.mark.long
 async def test_a_bundle_of_a_run_has_no_page_of_another(tmp_path: Path) -> None:
     finish(tmp_path, OTHER, [set(), {1}])
     store = gallery.fill(tmp_path / "store.duckdb")

@@ -320,6 +320,7 @@ async def played(place: Workplace) -> Workplace:
     return place
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_one_model_stands_beside_a_model_for_each_world(site: Callable[..., Workplace]) -> None:
     off = "evaluation.revision_test.enabled=false"

@@ -223,6 +223,7 @@ def test_a_comparison_is_served_as_one(compared: Compared) -> None:
     assert deployments([compared.recipe])[0].flow_name == "compare"
 
 
+@pytest.mark.long
 def test_an_arm_that_cannot_be_made_does_not_stop_the_others(compared: Compared) -> None:
     best = "[data.use=good, 'pairs.alpha=[1.0]']"
     arms = f"compare.arms={{short: [data.use=good, data.max_length=8], best: {best}}}"

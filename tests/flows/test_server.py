@@ -121,7 +121,8 @@ def test_the_server_ends_with_a_killed_process_and_lets_its_output_go(serving_en
         assert not left
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_server_outlives_what_ends_the_whole_group(serving_env: dict[str, str], number: signal.Signals) -> None:
     """The process then ends in order, and once it has, nobody is left of its server."""
     path = os.pathsep.join(filter(None, sys.path))

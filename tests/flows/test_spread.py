@@ -84,6 +84,7 @@ def test_shards_are_done_elsewhere_and_what_may_heal_is_tried_again(recipe: Reci
     assert str(fault) == "broken"
 
 
+@pytest.mark.long
 def test_a_shard_whose_worker_dies_is_done_by_another(recipe: Recipe, tmp_path: Path) -> None:
     batches = asyncio.run(gather(recipe, Echo(texts=("a", "b"), folder=tmp_path, deadly=1).split(1)))
 
@@ -129,6 +130,7 @@ def test_a_cluster_without_workers_is_told_and_given_up(
     ]
 
 
+@pytest.mark.long
 def test_a_cluster_that_is_lost_is_told_and_may_heal(
     recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, process_env: dict[str, str]
 ) -> None:

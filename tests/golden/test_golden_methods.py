@@ -137,6 +137,7 @@ async def test_wheel(
     golden(f"{name}.txt", "\n".join([*lines, "rows", *stored(run)]) + "\n")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_comparison(
     place: Callable[[Recipe], Workplace], tmp_path: Path, golden: Callable[[str, str], None]

@@ -127,6 +127,7 @@ def test_samples_are_those_of_269e248_in_their_order(tmp_path: Path, monkeypatch
     assert make(tmp_path, ROOMY)[0] == known
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_samples_with_cut_replies_differ_by_the_ends_that_nobody_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
