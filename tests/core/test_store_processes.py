@@ -141,14 +141,14 @@ def test_many_processes_lose_nothing_and_readers_get_in(path: Path, tmp_path: Pa
     for reader in readers:
         assert reader.stdout is not None
         assert reader.stdout.readline() == "0\n"
-    writers = [start(WRITE, path, f"w{number}", 40) for number in range(4)]
+    writers = [start(WRITE, path, f"w{number}", 25) for number in range(4)]
     acknowledged = [writer.communicate() for writer in writers]
     stop.touch()
     reads = [reader.communicate() for reader in readers]
     assert [p.returncode for p in (*writers, *readers)] == [0] * 6, [*acknowledged, *reads]
     units = [f"w{number}-{line}" for number, (out, _) in enumerate(acknowledged) for line in out.split()]
     ids = [f"{unit}-{part}" for unit in units for part in range(20)]
-    assert len(ids) == 4 * 40 * 20
+    assert len(ids) == 4 * 25 * 20
     assert Store(path).missing("text", ids) == []
     for out, _ in reads:
         counts = [int(line) for line in out.split()]
