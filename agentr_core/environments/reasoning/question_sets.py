@@ -184,8 +184,9 @@ def _split(row: Mapping[str, Any], where: str) -> str:
     extra = row.get("extra_info")
     split = row.get("split") or (extra.get("split") if isinstance(extra, Mapping) else None)
     if not isinstance(split, str) or not split:
+        fault = "the row has no split" if split is None else f"split is {split!r}"
         raise DataFileError(
-            f"{where}: split is {split!r}; name that of the file in the recipe, as in {_SETTING}: "
+            f"{where}: {fault}; name that of the file in the recipe, as in {_SETTING}: "
             "[{path: FILE, split: test}], or in each row"
         )
     return split
