@@ -175,7 +175,7 @@ def test_a_set_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         load(("nowhere",))
     with pytest.raises(ConfigError, match=r"type '\.csv'"):
         load((str(write_rows(tmp_path, "x.csv", [ROW])),))
-    with pytest.raises(DataFileError, match="split is None"):
+    with pytest.raises(DataFileError, match="the row has no split"):
         load((str(write_rows(tmp_path, "x.jsonl", [ROW])),))
     with pytest.raises(DataFileError, match="id 'a' stands at"):
         load((str(write_rows(tmp_path, "y.jsonl", [other(split="train"), other(split="train")])),))
