@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from datasets import load_dataset
 from door import Door
 from huggingface_hub import ModelCard
-from readme import command
+from readme import COMMANDS, command
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from wheel import write_recipe
 
@@ -213,7 +213,7 @@ def test_the_export_for_trl_has_the_tokens_that_were_trained(turned: Turned, tmp
 
 
 def test_an_export_is_found_by_every_id_and_leads_back_to_the_store(turned: Turned, tmp_path: Path) -> None:
-    words = shlex.split(command("agentr export "))
+    words = shlex.split(next(each for each in COMMANDS if each.startswith("agentr export ")))
     ids = turned.ask("select dataset_id, iteration_id, run_id from dataset join iteration using (iteration_id)").iloc[0]
     folders = []
     for key in ids:

@@ -37,6 +37,7 @@ environment:
   name: reasoning
   options:
     questions: ["{folder}/questions.jsonl"]
+    domains: {{rivers-0: knowledge, rivers-1: knowledge}}
     corpus: "{folder}/corpus.jsonl"
     cache_dir: "{folder}/cache"
     tools: [search]
