@@ -326,6 +326,7 @@ def test_a_run_does_not_go_on_from_weights_that_its_store_does_not_account_for(c
     assert not load_groups(place.store, place.iteration_id(1), 2), "a step without all its episodes is not whole"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("door_installed")
 def test_groups_that_go_on_from_failures_are_the_same_after_a_kill(
     tmp_path: Path, door_model: Path, process_env: dict[str, str]
