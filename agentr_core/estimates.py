@@ -17,6 +17,7 @@ from agentr_core.data_files import data_path
 from agentr_core.errors import DataFileError, ModelDirectoryError
 from agentr_core.models.files import adapter_base
 from agentr_core.recipes import ModelConfig, Recipe, TrainingConfig
+from agentr_core.recipes.grpo import on_one_machine
 from agentr_core.texts import placed
 
 GIB = 1 << 30
@@ -182,12 +183,31 @@ def training(shape: Shape, config: TrainingConfig, max_length: int) -> Training:
     )
 
 
-def reinforcing(shape: Shape, recipe: Recipe) -> int:
-    """Return the bytes without which group RL cannot train on its GPU: those of a pass over the
-    fewest tokens, on one process. Long episodes need more.
+def group_training(shape: Shape, recipe: Recipe, row: int) -> Training:
+    """Return the memory that group RL needs on the GPU of each process: as `training`, with passes
+    of `row` tokens, and with the reference of `grpo.beta`.
     """
-    alone = replace(recipe.training, per_device_train_batch_size=1, launch=None)
-    return training(shape, alone, recipe.grpo.micro_batch_tokens).total
+    config = replace(on_one_machine(recipe.training), per_device_train_batch_size=1)
+    need = training(shape, config, row)
+    if not recipe.grpo.beta:
+        return need
+    # It has the format in which the policy is read, and is split as the policy is.
+    reference = shape.parameters * (shape.stored if config.lora_r and config.bf16 else 4)
+    launch = config.launch
+    if launch is None or not (launch.fsdp or launch.deepspeed.startswith("zero3")):
+        return replace(need, weights=need.weights + reference)
+    if launch.deepspeed and config.bf16:
+        reference = 2 * shape.parameters
+    if need.host:
+        return replace(need, host=need.host + reference)
+    return replace(need, weights=need.weights + reference // config.num_processes)
+
+
+def reinforcing(shape: Shape, recipe: Recipe) -> int:
+    """Return the bytes without which group RL cannot train on the GPU of each process: those of a
+    pass over the fewest tokens. Long episodes need more.
+    """
+    return group_training(shape, recipe, recipe.grpo.micro_batch_tokens).total
 
 
 def tokens(recipe: Recipe, sampled: Mapping[str, tuple[int, int]], test: int, states: int) -> list[Tokens]:

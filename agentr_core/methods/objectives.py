@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from agentr_core.errors import ConfigError
 from agentr_core.recipes import Recipe, TrainingConfig
 from agentr_core.recipes.fields import in_iteration
-from agentr_core.recipes.grpo import SCHEDULE, group_faults, grpo_faults, online_faults
+from agentr_core.recipes.grpo import SCHEDULE, group_faults, grpo_faults, on_one_machine, online_faults
 from agentr_core.runtime.description import Acting, Training
 from agentr_core.training.objectives import GroupRelative, Preference, PreferenceLoss, Supervised
+from agentr_core.training.zero import read_zero, splits_weights
 
 _PLAIN = TrainingConfig()
 _UNUSED_ONLINE: dict[str, Any] = {
@@ -45,10 +47,10 @@ def reinforced(recipe: Recipe, *, anew: bool = False) -> Training:
     """
     grpo = recipe.grpo
     own = {name: getattr(grpo, name) for name in SCHEDULE}
-    changes = {name: value for name, value in own.items() if value is not None}
+    changes: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
     schedule = changes.get("lr_scheduler_type", recipe.training.lr_scheduler_type)
     changes["lr_scheduler_kwargs"] = arguments_for(schedule, recipe.training)
-    config = replace(recipe.training, **_UNUSED_ONLINE, **changes)
+    config = replace(on_one_machine(recipe.training), **_UNUSED_ONLINE, **changes)
     return Training(objective=GroupRelative(grpo=grpo), config=config, anew=anew)
 
 
@@ -76,6 +78,8 @@ def swapping_faults(recipe: Recipe) -> list[str]:
             "model.backend: group RL replaces the weights after each step, which a server that others started does not "
             "allow; set it to vllm or transformers, and name a directory in model.path"
         )
+    if recipe.model.takes_turns and (why := _stays(recipe.training)):
+        faults.append(f"model.vllm.sleep: {why}; set training.launch.deepspeed=zero3 or training.launch.fsdp=true")
     goes_on = recipe.model.backend == "vllm" or recipe.iterations > 1
     if goes_on and recipe.training.publish == "adapter":
         faults.append(
@@ -83,6 +87,18 @@ def swapping_faults(recipe: Recipe) -> list[str]:
             "it at merged"
         )
     return faults
+
+
+def _stays(training: TrainingConfig) -> str:
+    """Return why a trainer cannot leave its GPU to a sampler; empty if it can."""
+    launch = training.launch
+    if launch is None or not launch.deepspeed:
+        return ""
+    try:
+        return "" if splits_weights(read_zero(launch.deepspeed)) else "DeepSpeed leaves the GPU under ZeRO-3 only"
+    except ConfigError:
+        # Reported by `requirements`.
+        return ""
 
 
 def reinforcing_faults(recipe: Recipe, *, alone: bool) -> list[str]:

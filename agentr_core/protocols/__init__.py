@@ -25,7 +25,7 @@ from agentr_core.protocols.abilities import (
     Undelivered,
 )
 from agentr_core.protocols.environment import Dividing, Environment, Toolbox, Transcript
-from agentr_core.protocols.model import Abandoning, Caching, ChatModel, Estimating, Reloading, Starting
+from agentr_core.protocols.model import Abandoning, Caching, ChatModel, Estimating, Reloading, Sleeping, Starting
 
 __all__ = [
     "Abandoning",
@@ -53,6 +53,7 @@ __all__ = [
     "Resuming",
     "Sandboxed",
     "Served",
+    "Sleeping",
     "Starting",
     "Stateful",
     "Toolbox",

@@ -74,6 +74,17 @@ class Reloading(Protocol):
 
 
 @runtime_checkable
+class Sleeping(Protocol):
+    """An optional ability of a model whose weights can be replaced: it leaves its GPU to others."""
+
+    async def sleep(self) -> None:
+        """Give back the memory of weights and cache once the replies under way are done. The model
+        answers again after the next `Reloading.reload`. Raises `ModelFault` if it cannot.
+        """
+        ...
+
+
+@runtime_checkable
 class Abandoning(Protocol):
     """An optional ability of a model: work under way that can be given up."""
 

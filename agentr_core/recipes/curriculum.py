@@ -64,9 +64,7 @@ class CurriculumConfig:
     format_penalty: _Weight = 1.0
     """What an invalid format subtracts from the reward."""
     learning_rate: Positive = 1e-6
-    """This field and the two below replace those of section `training`. Of `training.launch`, group
-    RL uses only `num_processes`.
-    """
+    """This field and the two below replace those of section `training`."""
     lr_scheduler_type: str = "constant"
     warmup_ratio: Unit = 0.0
 

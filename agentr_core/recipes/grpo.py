@@ -1,8 +1,7 @@
 """The section `grpo` of a recipe: reinforcement learning on groups of episodes.
 
 Names are TRL's where it has them. Section `training` has the learning rate, schedule, warm-up,
-weight decay, limit on the gradient's norm, and number of processes that share a gradient
-(`launch.num_processes`).
+weight decay, limit on the gradient's norm, and the processes that share the updates (`launch`).
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from agentr_core.fingerprint import later
 from agentr_core.recipes.data import DataConfig
 from agentr_core.recipes.fields import Count, Natural, Positive, Repeats, Unit, record
 from agentr_core.recipes.sampling import EpisodeFields, SamplingFields, filter_faults
-from agentr_core.recipes.training import OF_TRAINER, LaunchConfig, TrainingConfig
+from agentr_core.recipes.training import OF_TRAINER, TrainingConfig
 
 ScaleRewards = Literal["group", "none"]
 Credit = Literal["episode", "siblings"]
@@ -169,15 +168,19 @@ def unread_online(training: TrainingConfig) -> list[str]:
     """
     plain = TrainingConfig()
     names = [f"training.{name}" for name in OF_TRAINER if getattr(training, name) != getattr(plain, name)]
-    if _launches_otherwise(training):
-        names.append("training.launch but for num_processes")
+    if training.launch is not None and training.launch.num_machines > 1:
+        names.append("training.launch.num_machines (it trains on one machine, with its share of the processes)")
     return names
 
 
-def _launches_otherwise(training: TrainingConfig) -> bool:
-    """Return whether a launch says more than how many processes there are, on this machine."""
+def on_one_machine(training: TrainingConfig) -> TrainingConfig:
+    """Return settings with the processes of one machine, for that is where group RL trains."""
     launch = training.launch
-    return launch is not None and launch != dataclasses.replace(LaunchConfig(), num_processes=launch.num_processes)
+    if launch is None or launch.num_machines == 1:
+        return training
+    here = training.num_processes // launch.num_machines
+    alone = dataclasses.replace(launch, num_processes=here, num_machines=1, main_process_ip="", main_process_port=0)
+    return dataclasses.replace(training, launch=alone)
 
 
 def grpo_faults(grpo: GrpoConfig, training: TrainingConfig, data: DataConfig) -> list[str]:
@@ -185,8 +188,11 @@ def grpo_faults(grpo: GrpoConfig, training: TrainingConfig, data: DataConfig) ->
     use with it, one sentence each.
     """
     faults = group_faults(grpo)
-    if _launches_otherwise(training):
-        faults.append("training.launch: group RL takes num_processes alone, on this machine; leave the others out")
+    if training.launch is not None and training.launch.num_machines > 1:
+        faults.append(
+            "training.launch.num_machines: group RL trains on one machine, beside its sampler; leave it out, with "
+            "main_process_ip and main_process_port"
+        )
     if data != DataConfig():
         faults.append("data: group RL makes no dataset; leave it out")
     return faults

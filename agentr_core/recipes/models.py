@@ -106,6 +106,10 @@ class VllmConfig:
     the memory of the same ones. Not part of a run's identity."""
     gpu_memory_utilization: Unit = 0.9
     """Share of a GPU's memory that a replica takes; no effect on a CPU."""
+    sleep: bool = later(False)
+    """Whether group RL and its sampler take turns on their GPUs: vLLM gives its memory back while
+    the policy is trained, which waits in main memory while vLLM samples. The weights are read again
+    after each step in any case. Not part of a run's identity. Run on no GPU so far."""
     kv_cache_gib: Count = 1
     """Memory of each replica for keys and values on a CPU, in GiB."""
     num_threads: Count = 1
@@ -173,6 +177,11 @@ class ModelConfig:
     vllm: VllmConfig = VllmConfig()
     server: ServerConfig = ServerConfig()
     prices: PricesConfig = PricesConfig()
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether this model leaves its GPUs to group RL while that trains."""
+        return self.backend == "vllm" and self.vllm.sleep
 
     @property
     def label(self) -> str:

@@ -30,10 +30,10 @@ class LaunchConfig:
     num_processes: Count | Literal["auto"] = 1
     """Processes on all machines together, the same number on each; a process has one GPU, or shares
     the CPU. `auto`: one for each GPU of this machine; without a GPU, one for each processor, four
-    at most. Group RL shares a gradient among processes on a CPU only: with a GPU, one process
-    trains."""
+    at most."""
     num_machines: Count = 1
-    """With more than one, the others are started with `python -m agentr_core.training.join`."""
+    """With more than one, the others are started with `python -m agentr_core.training.join`. Group
+    RL trains on one machine, beside its sampler."""
     main_process_ip: str = ""
     """Address of the machine that the run is started on; needed with several machines."""
     main_process_port: Annotated[int, Field(ge=0, le=65535)] = 0
@@ -44,7 +44,7 @@ class LaunchConfig:
     """
     fsdp: bool = later(False)
     """Whether PyTorch (FSDP 2), in place of DeepSpeed, splits weights, gradients and optimizer over
-    the processes; on GPUs, for fine-tuning, not for preferences."""
+    the processes; for fine-tuning on GPUs, and for group RL, not for preferences."""
     fsdp_config: dict[str, Any] = later(default_factory=dict)
     """Settings of FSDP by the Trainer's names, such as `{cpu_offload: true}`."""
 

@@ -92,6 +92,7 @@ def asked_for(recipe: Recipe) -> dict[str, Any]:
     for section in (plain["model"], *filter(None, plain["models"].values())):
         del section["prices"], section["prefix_cache_gib"], section["workers"]
         section["vllm"].pop("gpus", None)
+        section["vllm"].pop("sleep", None)
         section.pop("worker_timeout", None)
     return plain
 

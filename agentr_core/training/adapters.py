@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from peft import PeftConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from peft.tuners.lora.layer import ParamWrapper
 from peft.tuners.tuners_utils import BaseTunerLayer
+from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentr_core.errors import ConfigError, ModelDirectoryError
@@ -60,9 +62,21 @@ def plain_faults(model: Any) -> list[str]:
     ]
 
 
-def whole_weights(model: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def whole_weights(
+    model: Any,
+    dtype: torch.dtype,
+    *,
+    gathered: Callable[[Sequence[torch.Tensor]], AbstractContextManager[None]] = lambda parameters: nullcontext(),
+    wanted: bool = True,
+) -> dict[str, torch.Tensor]:
     """Return the weights of a model, each once, on the CPU, by their names in the model without
     adapters. Plain LoRA adapters are added to them in 32 bits, as a merge adds them.
+
+    Args:
+        gathered: gives a context in which parameters are whole, if this process holds parts of
+            them that are no DTensors.
+        wanted: whether this process wants them; if not, it returns nothing, and only helps others
+            that hold parts of them.
     """
     bare = model.get_base_model() if isinstance(model, PeftModel) else model
     adapters = {name: module for name, module in bare.named_modules() if isinstance(module, LoraLayer)}
@@ -70,12 +84,22 @@ def whole_weights(model: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     with torch.no_grad():
         for name, parameter in bare.named_parameters():
             owner, _, field = name.rpartition(".base_layer.")
-            if owner in adapters and field == "weight":
-                parameter = parameter.float() + adapters[owner].get_delta_weight("default").float()
-            elif not owner and any(name.startswith(f"{place}.lora_") for place in adapters):
+            changed = owner in adapters and field == "weight"
+            if not owner and any(name.startswith(f"{place}.lora_") for place in adapters):
                 continue
-            weights[name.replace(".base_layer.", ".")] = parameter.detach().to("cpu", dtype).contiguous()
+            with gathered(list(adapters[owner].parameters()) if changed else [parameter]):
+                weight = full(parameter)
+                if changed:
+                    weight = weight.float() + full(adapters[owner].get_delta_weight("default")).float()
+                if wanted:
+                    plain = name.replace(".base_layer.", ".")
+                    weights[plain] = weight.detach().to("cpu", dtype, copy=True).contiguous()
     return weights
+
+
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor, whole if it is a DTensor, of which each process holds a part."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def adapter_faults(model_dir: Path, config: TrainingConfig) -> list[str]:

@@ -37,10 +37,11 @@ LINGER = 60.0
 """Seconds a trainer has to end by itself once its checkpoint is published."""
 TAIL = 15
 """Lines of the log in an error message."""
-_KINDS: dict[str, type[AgentrError]] = {
+KINDS: dict[str, type[AgentrError]] = {
     kind.__name__: kind
     for kind in (ConfigError, DataFault, ModelDirectoryError, NonFiniteLoss, OutOfMemory, TrainingFault)
 }
+"""The errors that a trainer reports, by their names."""
 
 Step = TypeVar("Step")
 
@@ -152,7 +153,7 @@ class TrainerProcess(Generic[Step]):
         """
         lines = log.decode("utf-8", errors="replace").splitlines()[-TAIL:]
         if fault is not None:
-            kind, message = _KINDS[fault.kind], fault.message
+            kind, message = KINDS[fault.kind], fault.message
         # A launcher reports this only in its log.
         elif exit_status == -signal.SIGKILL or any("SIGKILL" in line for line in lines):
             kind = OutOfMemory

@@ -101,8 +101,12 @@ def name_faults(config: TrainingConfig, *, section: str = "training") -> list[st
     return faults
 
 
-def machine_faults(config: TrainingConfig) -> list[str]:
-    """Return what this machine lacks for the settings, one sentence each."""
+def machine_faults(config: TrainingConfig, *, online: bool = False) -> list[str]:
+    """Return what this machine lacks for the settings, one sentence each.
+
+    Args:
+        online: whether they are those of group RL, which calls PyTorch for FSDP by itself.
+    """
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     faults = []
     if config.bf16 is True and gpus and not torch.cuda.is_bf16_supported():
@@ -124,7 +128,7 @@ def machine_faults(config: TrainingConfig) -> list[str]:
             "training.launch.deepspeed needs the package deepspeed; in the checkout, "
             "`pip install -c constraints.txt -e '.[deepspeed]'`"
         )
-    if launch.fsdp and not gpus:
+    if launch.fsdp and not gpus and not online:
         faults.append(
             "training.launch.fsdp needs CUDA devices, since Accelerate leaves it out on a CPU without a word; use "
             "training.launch.deepspeed there, or leave it out"
@@ -139,9 +143,7 @@ def machine_faults(config: TrainingConfig) -> list[str]:
 
 
 def gpu_memory() -> int:
-    """Return the bytes of memory of the first GPU, the one on which group RL trains; 0 without a
-    GPU.
-    """
+    """Return the bytes of memory of the first GPU; 0 without a GPU."""
     return int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else 0
 
 

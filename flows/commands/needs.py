@@ -9,6 +9,7 @@ from agentr_core import estimates
 from agentr_core.estimates import GIB
 from agentr_core.methods.table import method_of, plans_of
 from agentr_core.recipes import ModelConfig, ModelRole, Recipe, TrainingConfig
+from agentr_core.recipes.grpo import on_one_machine
 from agentr_core.training.objectives import GroupRelative
 
 
@@ -56,26 +57,56 @@ def sampling_advice(model: ModelConfig, need: estimates.Sampling, share: float) 
 
 
 def _of_training(recipe: Recipe, shape: estimates.Shape, gpu: float) -> list[str]:
-    config, longest = recipe.training, recipe.data.max_length
     trainings = [plan.training for plan in plans_of(recipe) if plan.training]
-    online = all(isinstance(one.objective, GroupRelative) for one in trainings)
-    if online:
+    groups = [one for one in trainings if isinstance(one.objective, GroupRelative)]
+    lines = []
+    if len(groups) < len(trainings) or not trainings:
+        config, longest = recipe.training, recipe.data.max_length
+        need = estimates.training(shape, config, longest)
+        rows = f"{config.per_device_train_batch_size} x {longest:,} tokens"
+        lines += _of_one(config, need, rows, gpu, online=False)
+    if groups:
+        config = on_one_machine(recipe.training)
         # A row is a whole episode.
-        config = replace(config, per_device_train_batch_size=1)
         longest = max(recipe.grpo.micro_batch_tokens, recipe.model.context_length or shape.context_length)
-    need = estimates.training(shape, config, longest)
+        need = estimates.group_training(shape, recipe, longest)
+        config = replace(config, per_device_train_batch_size=1)
+        lines += _of_one(config, need, f"1 x {longest:,} tokens", gpu, online=True)
+        lines += _of_both(recipe.model, config, need, gpu)
+    return lines
+
+
+def _of_one(config: TrainingConfig, need: estimates.Training, rows: str, gpu: float, *, online: bool) -> list[str]:
     kind = f"LoRA, {need.trained:,} parameters" if config.lora_r else "all weights"
     spread = f", {config.num_processes} processes" if config.num_processes > 1 else ""
     split = config.launch and (config.launch.deepspeed or ("fsdp" if config.launch.fsdp else ""))
     zero = f" under {split}" if split else ""
     line = (
-        f"  training, {kind}{spread}{zero}: weights {_size(need.weights)}, gradients and "
-        f"optimizer {_size(need.states)}, activations of {config.per_device_train_batch_size} x "
-        f"{longest:,} tokens {_size(need.activations)}: {_size(need.total)} in all"
+        f"  {'group RL' if online else 'training'}, {kind}{spread}{zero}: weights {_size(need.weights)}, gradients and "
+        f"optimizer {_size(need.states)}, activations of {rows} {_size(need.activations)}: {_size(need.total)} in all"
     )
     if need.host:
         line += f", and {_size(need.host)} of main memory on all machines together"
     return [line] if need.total <= gpu else [line, f"    {training_advice(config, need, gpu, online=online)}"]
+
+
+def _of_both(model: ModelConfig, config: TrainingConfig, need: estimates.Training, gpu: float) -> list[str]:
+    """Return a line about the GPUs on which both a trainer of group RL and a vLLM server are."""
+    shared = sorted(set(model.vllm.gpu_numbers) & set(range(config.num_processes))) if model.backend == "vllm" else []
+    if not shared:
+        return []
+    share, named = gpu * model.vllm.gpu_memory_utilization, ", ".join(map(str, shared))
+    where = f"  GPU {named}: trainer and sampler"
+    if model.takes_turns:
+        waits = need.weights + need.states
+        return [
+            f"{where} take turns, {_size(need.total)} and {_size(share)}; the policy of each process waits in main "
+            f"memory meanwhile, {_size(waits)}"
+        ]
+    both = f"{where} together, {_size(need.total + share)}"
+    if need.total + share <= gpu:
+        return [both]
+    return [both, "    that is too much; set model.vllm.sleep=true, lower gpu_memory_utilization, or name other GPUs"]
 
 
 def training_advice(config: TrainingConfig, need: estimates.Training, gpu: float, *, online: bool) -> str:
@@ -83,15 +114,15 @@ def training_advice(config: TrainingConfig, need: estimates.Training, gpu: float
     already, nor shorter rows where they could not suffice.
 
     Args:
-        online: whether it is group RL, which one process trains on episodes.
+        online: whether it is group RL, which trains on episodes.
     """
     launch = config.launch
     fsdp = bool(launch and launch.fsdp)
     split = fsdp or bool(launch and launch.deepspeed.startswith("zero3"))
     lighter = {
         "set training.lora_r": not config.lora_r,
-        "set training.load_in_4bit=true": config.lora_r > 0 and not config.load_in_4bit and not split,
-        "set training.launch.deepspeed=zero3-offload": not (need.host or fsdp or online or config.load_in_4bit),
+        "set training.load_in_4bit=true": config.lora_r > 0 and not (config.load_in_4bit or split or online),
+        "set training.launch.deepspeed=zero3-offload": not (need.host or fsdp or config.load_in_4bit),
     }
     shorter = {
         "set training.gradient_checkpointing=true": config.gradient_checkpointing is False,

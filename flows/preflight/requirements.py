@@ -23,6 +23,7 @@ from agentr_core.models.openai.endpoint import context_length, endpoint
 from agentr_core.models.shipped_templates import TWO_TURNS, fitting_template
 from agentr_core.models.vllm.start import device_of
 from agentr_core.recipes import ModelConfig, Recipe, TrainingConfig
+from agentr_core.recipes.grpo import on_one_machine
 from agentr_core.samples.chat_file import read_chat
 from agentr_core.samples.record_fields import Use, fields_left_out, named
 from agentr_core.samples.rendering import Renderer, load_renderer, load_tokenizer
@@ -113,9 +114,9 @@ def training_requirements(recipe: Recipe, faults: Faults) -> None:
     from agentr_core.training.separation import mixing_faults
 
     found: list[str] = []
-    for config, section in _trainings(recipe):
+    for config, section, online in _trainings(recipe):
         found += name_faults(config, section=section)
-        faults.machine += machine_faults(config)
+        faults.machine += machine_faults(config, online=online)
         with faults.noted():
             path = Path(recipe.model.path)
             where = path if path.is_dir() else estimates.find_shape(path)
@@ -183,8 +184,8 @@ def _reinforces(recipe: Recipe) -> bool:
 
 
 def crowding(recipe: Recipe) -> list[str]:
-    """Return why the trainer of group RL, which takes the first GPU, has too little memory beside
-    the servers there; no sentence if it may have enough.
+    """Return why the trainer of group RL has too little memory on one of its GPUs, the first ones,
+    beside the servers there; no sentence if it may have enough.
     """
     from agentr_core.training.requirements import gpu_memory
 
@@ -192,24 +193,29 @@ def crowding(recipe: Recipe) -> list[str]:
         return []
     asks = any(registry.asks_models(world.environment.name) for world in recipe.worlds().values())
     roles = {"actor", *(_ASKED_BY_WORLDS if asks else ())}
-    served = [m for role, m in recipe.own_models().items() if role in roles and m.backend == "vllm"]
-    shares = [m.vllm.gpu_memory_utilization for m in served if m.device != "cpu" and 0 in m.vllm.gpu_numbers]
-    if not shares:
-        return []
+    served = {role: m for role, m in recipe.own_models().items() if role in roles and m.backend == "vllm"}
+    # The actor's servers may leave the GPU to the trainer.
+    awake = [m for role, m in served.items() if m.device != "cpu" and not (role == "actor" and m.takes_turns)]
+    ranks = range(on_one_machine(recipe.training).num_processes)
+    taken = {gpu: sum(m.vllm.gpu_memory_utilization for m in awake if gpu in m.vllm.gpu_numbers) for gpu in ranks}
+    gpu = max(taken, key=lambda number: taken[number])
     least = estimates.reinforcing(estimates.read_shape(Path(recipe.model.path)), recipe)
-    if least <= memory * (1 - sum(shares)):
+    if not taken[gpu] or least <= memory * (1 - taken[gpu]):
         return []
     return [
-        f"model.vllm.gpus: group RL trains on GPU 0 and needs at least {least / GIB:.3g} of its {memory / GIB:.3g} "
-        f"GiB, and servers take {sum(shares):.3g} of them; give these other GPUs, or lower gpu_memory_utilization"
+        f"model.vllm.gpus: group RL trains on GPU {gpu} and needs at least {least / GIB:.3g} of its "
+        f"{memory / GIB:.3g} GiB, and servers take {taken[gpu]:.3g} of them; give these other GPUs, lower "
+        "gpu_memory_utilization, or set model.vllm.sleep"
     ]
 
 
-def _trainings(recipe: Recipe) -> list[tuple[TrainingConfig, str]]:
-    """Return the settings of each different training, with the section that has its schedule."""
+def _trainings(recipe: Recipe) -> list[tuple[TrainingConfig, str, bool]]:
+    """Return the settings of each different training, with the section that has its schedule, and
+    whether it is group RL.
+    """
     trainings = [plan.training for one in _trained(recipe) for plan in plans_of(one) if plan.training]
-    pairs = [(one.config, one.section) for one in trainings]
-    return [pair for number, pair in enumerate(pairs) if pair not in pairs[:number]]
+    found = [(one.config, one.section, isinstance(one.objective, GroupRelative)) for one in trainings]
+    return [one for number, one in enumerate(found) if one not in found[:number]]
 
 
 def _check_device(model: ModelConfig, section: str, faults: Faults) -> None:

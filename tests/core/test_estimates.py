@@ -4,6 +4,7 @@ autograd keeps.
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -221,7 +222,7 @@ def test_group_rl_wants_servers_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_
     [
         ([1, 2, 3, 4, 5, 6, 7], 0.9, 80, ""),
         ([0, 1, 2, 3, 4, 5, 6], 0.9, 80, "group RL trains on GPU 0 and needs at least 1"),
-        ([], 0.9, 80, "of its 80 GiB, and servers take 0.9 of them; give these other GPUs, or lower"),
+        ([], 0.9, 80, "of its 80 GiB, and servers take 0.9 of them; give these other GPUs, lower"),
         ([], 0.5, 80, ""),
         ([], 0.6, 24, "of its 24 GiB, and servers take 0.6 of them"),
     ],
@@ -240,6 +241,60 @@ def test_servers_leave_the_trainer_of_group_rl_room_on_its_gpu(
     assert len(found) == bool(told)
     assert all(told in fault for fault in found)
     assert crowding(load(RECIPES / "textcraft-qwen3-4b.yaml")) == [], "its servers stop before it trains"
+
+
+def test_a_server_that_sleeps_leaves_the_trainer_all_of_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    memory = SimpleNamespace(total_memory=80 * estimates.GIB)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
+    # The server of the actor is on GPUs 0 to 6; with 4 processes the trainer is on the first four.
+    on_all = ["model.vllm.gpus=[0, 1, 2, 3, 4, 5, 6]", "training.bf16=true"]
+    split = ["training.launch={num_processes: 4, fsdp: true}", "model.vllm.gpus=[1, 2, 3, 4, 5, 6, 7]"]
+    asleep = "model.vllm.sleep=true"
+    assert crowding(load(RECIPES / "textcraft-grpo-qwen3-4b.yaml", on_all))
+    assert crowding(load(RECIPES / "textcraft-grpo-qwen3-4b.yaml", [*on_all, asleep])) == []
+    (fault,) = crowding(load(RECIPES / "textcraft-grpo-qwen3-4b.yaml", [*on_all, *split, "training.lora_r=0"]))
+    assert "group RL trains on GPU 1 and needs at least" in fault
+    assert crowding(load(RECIPES / "textcraft-grpo-qwen3-4b.yaml", [*on_all, *split, asleep])) == []
+
+
+def test_a_plan_tells_the_memory_of_group_rl_on_each_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    file, whole = RECIPES / "textcraft-grpo-qwen3-4b.yaml", ["training.lora_r=0", "training.bf16=true"]
+    here = [*whole, "training.launch={num_processes: 8, fsdp: true}", "model.vllm.gpus=[0, 1, 2, 3, 4, 5, 6]"]
+    count = 4_022_468_096
+    weights, states = f"{4 * count / 8 / estimates.GIB:.3g} GiB", f"{12 * count / 8 / estimates.GIB:.3g} GiB"
+    text = describe(file, here)
+    assert f"group RL, all weights, 8 processes under fsdp: weights {weights}, gradients and optimizer {states}" in text
+    both = re.search(
+        r"GPU 0, 1, 2, 3, 4, 5, 6: trainer and sampler together, ([\d.]+) GiB\n    that is too much; set", text
+    )
+    assert both is not None
+    assert float(both[1]) > 72
+    text = describe(file, [*here, "model.vllm.sleep=true"])
+    assert re.search(r"GPU 0, 1, 2, 3, 4, 5, 6: trainer and sampler take turns, [\d.]+ GiB and 72 GiB; the", text)
+    assert f"waits in main memory meanwhile, {16 * count / 8 / estimates.GIB:.3g} GiB" in text
+    assert "too much" not in text
+    with pytest.raises(UserError, match=r"model\.vllm\.sleep: DeepSpeed leaves the GPU under ZeRO-3 only"):
+        describe(file, [*whole, "training.launch={num_processes: 8, deepspeed: zero2}", "model.vllm.sleep=true"])
+
+
+def test_the_reference_of_group_rl_is_split_as_its_policy(wide: Path) -> None:
+    def need(beta: float, **launch: Any) -> estimates.Training:
+        own = load(RECIPES / "textcraft-grpo-tiny.yaml", [f"grpo.beta={beta}", "training.launch={}"])
+        training = replace(own.training, bf16=False, launch=LaunchConfig(num_processes=4, **launch))
+        return estimates.group_training(shape, replace(own, training=training), 64)
+
+    shape = estimates.read_shape(wide)
+    for launch, reference in (
+        ({}, 4 * shape.parameters),
+        ({"deepspeed": "zero2"}, 4 * shape.parameters),
+        ({"deepspeed": "zero3"}, shape.parameters),
+        ({"fsdp": True}, shape.parameters),
+    ):
+        assert need(0.1, **launch).weights - need(0.0, **launch).weights == reference
+    offloaded = {"fsdp": True, "fsdp_config": {"cpu_offload": True}}
+    assert need(0.1, **offloaded).host - need(0.0, **offloaded).host == 4 * shape.parameters
 
 
 def test_a_row_of_group_rl_is_as_long_as_an_episode_may_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from agentr_core.methods.table import method_of, plan_of
-from agentr_core.recipes import parse
+from agentr_core.methods.table import method_of, plan_of, plans_of
+from agentr_core.recipes import LaunchConfig, parse
 from agentr_core.recipes.parsing import load
 from agentr_core.runtime.description import Product
 
@@ -49,10 +49,17 @@ def test_a_method_that_searches_first_acts_as_in_its_trees() -> None:
 
 
 def test_a_plan_names_the_settings_that_group_rl_does_not_read() -> None:
-    further = ["agent_r.phases=[sft, rl]", "training.optim=adafactor", "training.launch={deepspeed: zero2.json}"]
+    further = [
+        "agent_r.phases=[sft, rl]",
+        "training.optim=adafactor",
+        "training.launch={num_processes: 8, num_machines: 2, main_process_ip: a, main_process_port: 9, deepspeed: zero3}",
+    ]
     recipe = load(RECIPES / "textcraft-tiny.yaml", further)
     lines = method_of(recipe).describe(recipe, 4, 4)
-    assert "an iteration rl does not read training.optim, training.launch but for num_processes" in lines
+    unread = "training.optim, training.launch.num_machines (it trains on one machine, with its share of the processes)"
+    assert f"an iteration rl does not read {unread}" in lines
+    (launch,) = {plan.training.config.launch for plan in plans_of(recipe)[1:] if plan.training}
+    assert launch == LaunchConfig(num_processes=4, deepspeed="zero3")
     plain = load(RECIPES / "textcraft-tiny.yaml", further[:1])
     assert not any("does not read" in line for line in method_of(plain).describe(plain, 4, 4))
 

@@ -30,7 +30,7 @@ from agentr_core.models.vllm.lora import Adapter
 from agentr_core.models.vllm.model import VllmModel
 from agentr_core.models.vllm.server import agentr_weights
 from agentr_core.models.vllm.weights import check_replacement
-from agentr_core.protocols import Reloading
+from agentr_core.protocols import Reloading, Sleeping
 from agentr_core.types import Message, Request, Sampling
 
 KEY = "a key"
@@ -55,6 +55,14 @@ class Engine:
         self.calls.append((method, Path(kwargs["folder"]).name))
         if self.fault:
             raise RuntimeError(self.fault)
+
+    async def sleep(self, *, level: int) -> None:
+        self.calls.append(("sleep", level))
+        if self.fault:
+            raise RuntimeError(self.fault)
+
+    async def wake_up(self, *, tags: list[str]) -> None:
+        self.calls.append(("wake", *tags))
 
     async def reset_prefix_cache(self) -> bool:
         self.calls.append("reset")
@@ -219,6 +227,46 @@ async def test_a_replica_that_fails_to_take_them_ends_the_run_and_says_nothing_m
     bearer = {"Authorization": f"Bearer {KEY}"}
     for version in ("", "step-1 (1)"):
         assert replicas[1].status("/v1/completions", **bearer, **{agentr_weights.VERSION: version}) == 409
+
+
+async def test_replicas_that_sleep_answer_again_with_the_next_weights(
+    model: VllmModel, replicas: list[Replica], tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    assert isinstance(model, Sleeping)
+    await model.generate([asked()])
+    await model.sleep()
+    await model.sleep()
+    for replica in replicas:
+        assert replica.engine.calls[-2:] == [("pause", "wait", True), ("sleep", 2)], "once, however often it is told"
+        for version in ("", "asleep (1)", "asleep (2)"):
+            headers = {"Authorization": f"Bearer {KEY}", agentr_weights.VERSION: version}
+            assert replica.status("/v1/completions", **headers) == 409
+    # One dies in its sleep.
+    replicas[1].close()
+    replicas[1].start()
+    await model.reload(weights(tiny_model_dir, tmp_path / "step-1"))
+    woken = [("wake", "weights"), ("take_weights", "step-1"), ("wake", "kv_cache"), "reset", "resume"]
+    assert replicas[0].engine.calls[-5:] == woken
+    assert replicas[1].engine.calls == [("pause", "wait", True), ("take_weights", "step-1"), "reset", "resume"]
+    await model.generate([asked(text) for text in "abcdefgh"])
+    assert [replica.engine.calls[-1] for replica in replicas] == ["reply", "reply"]
+
+
+async def test_a_replica_that_cannot_sleep_ends_the_run(model: VllmModel, replicas: list[Replica]) -> None:
+    await model.generate([asked()])
+    replicas[0].engine.fault = "no allocator"
+    with pytest.raises(ModelFault, match=rf"{replicas[0].address} does not sleep: RuntimeError: no allocator"):
+        await model.sleep()
+
+
+def test_a_server_sleeps_only_where_the_recipe_says_so_and_on_a_gpu(tmp_path: Path) -> None:
+    ours = owned(tmp_path)
+    asleep = dataclasses.replace(ours, device="cuda", settings=dataclasses.replace(ours.settings, sleep=True))
+    assert "--enable-sleep-mode" in command(Path("python"), asleep, 1)
+    assert "--enable-sleep-mode" not in command(Path("python"), dataclasses.replace(asleep, key=""), 1), "SFT, judges"
+    assert "--enable-sleep-mode" not in command(Path("python"), dataclasses.replace(ours, device="cuda"), 1)
+    with pytest.raises(ConfigError, match=r"model\.vllm\.sleep: only on a GPU"):
+        command(Path("python"), dataclasses.replace(asleep, device="cpu"), 1)
 
 
 async def test_only_the_owner_is_answered(replicas: list[Replica]) -> None:

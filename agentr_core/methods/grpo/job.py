@@ -16,15 +16,16 @@ from agentr_core.models.files import SHARED_MEMORY, adapter_base, checkpoint_fol
 from agentr_core.runtime.place import Workplace
 from agentr_core.training import Manifest, TrainingStep, publish
 from agentr_core.training.checkpoints import publish_step
-from agentr_core.training.group.policy import Policy
+from agentr_core.training.group.learner import Learner
+from agentr_core.training.group.ranks import Ranks
 from agentr_core.training.job import OnlineJob
 from agentr_core.training.objectives import GroupRelative
-from agentr_core.training.result import write_result
 
 _PACKAGES = ("torch", "transformers")
 _COPIES = 8
-"""An upper limit on the copies of the weights that are shared at once: the weights of two steps,
-and weights and gradients for helpers, each in up to twice the stored bytes.
+"""An upper limit on the copies of the weights that are shared at once: the weights of two steps, or
+those of one with the state of a training, which passes from one process to another, each in up to
+twice the stored bytes.
 """
 
 
@@ -56,7 +57,7 @@ def job_of(place: Workplace, iteration: int) -> OnlineJob:
 
 
 def publish_policy(
-    job: OnlineJob, policy: Policy, history: list[TrainingStep], rows: str, config: dict[str, Any]
+    job: OnlineJob, learner: Learner | Ranks, history: list[TrainingStep], rows: str, config: dict[str, Any]
 ) -> None:
     """Publish a policy as the checkpoint of a job.
 
@@ -64,18 +65,17 @@ def publish_policy(
         rows: the hash of what its steps sampled, by `runtime.trained_on`.
         config: the section `training` of the recipe as plain data.
     """
-    write_result(job, policy.model, history, policy.dtype)
+    learner.write_result(job, history)
     publish(job.work.staging, job.output_dir, _manifest(job, history, "steps", rows, config))
 
 
 def publish_policy_step(
-    job: OnlineJob, policy: Policy, history: list[TrainingStep], rows: str, config: dict[str, Any]
+    job: OnlineJob, learner: Learner | Ranks, history: list[TrainingStep], rows: str, config: dict[str, Any]
 ) -> None:
     """Publish a policy whose training goes on, after the last step of its history. Arguments are
     those of `publish_policy`.
     """
-    weights = None if job.config.lora_r else policy.model.state_dict(keep_vars=True)
-    write_result(job, policy.model, history, policy.dtype, weights)
+    learner.write_result(job, history, goes_on=True)
     manifest = _manifest(job, history, "save_steps", rows, config)
     publish_step(job.work.staging, job.output_dir, manifest, most=job.config.save_total_limit)
 
@@ -83,6 +83,8 @@ def publish_policy_step(
 def _manifest(
     job: OnlineJob, history: list[TrainingStep], ended_by: str, rows: str, config: dict[str, Any]
 ) -> Manifest:
+    launch = job.config.launch
+    packages = (*_PACKAGES, "deepspeed") if launch is not None and launch.deepspeed else _PACKAGES
     return Manifest(
         job=job.fingerprint,
         parent=job.parent,
@@ -98,7 +100,7 @@ def _manifest(
         rows=rows,
         parent_weights=job.parent_weights,
         iteration=job.iteration,
-        versions={"python": platform.python_version(), **{name: version(name) for name in _PACKAGES}},
+        versions={"python": platform.python_version(), **{name: version(name) for name in packages}},
     )
 
 

@@ -26,7 +26,7 @@ from agentr_core.methods.grpo.curriculum import PastRewards, past_rewards
 from agentr_core.methods.grpo.job import job_of, publish_policy, publish_policy_step, shared_folder
 from agentr_core.methods.grpo.measures import check_answers, measures, untrained
 from agentr_core.methods.grpo.rollouts import STAGE, Rollouts
-from agentr_core.protocols import Reloading
+from agentr_core.protocols import ChatModel, Reloading, Sleeping
 from agentr_core.recipes import replace, resolved
 from agentr_core.runtime.helpers import helpers
 from agentr_core.runtime.instances import trained_instances
@@ -49,6 +49,7 @@ from agentr_core.training.group.advantages import advantages, has_contrast, step
 from agentr_core.training.group.learner import Learner
 from agentr_core.training.group.loggers import reporting
 from agentr_core.training.group.policy import Totals
+from agentr_core.training.group.ranks import Ranks, make_learner
 from agentr_core.training.group.rows import PolicyRow, policy_row
 from agentr_core.training.job import OnlineJob, write_whole
 from agentr_core.types import Instance
@@ -99,6 +100,10 @@ async def _train(place: Workplace, iteration: int, instances: Sequence[Instance]
     ):
         if not isinstance(sampler.model, Reloading):
             raise ConfigError("model.backend: these weights cannot be replaced; set it to transformers or vllm")
+        turns = place.recipe.model.takes_turns
+        if turns:
+            # Before the first weights of the trainer come to the GPU.
+            await _sleeping(sampler.model).sleep()
         renderer = load_renderer(job.model_dir, at=place.started_at())
         rollouts = Rollouts(
             place=place,
@@ -111,7 +116,7 @@ async def _train(place: Workplace, iteration: int, instances: Sequence[Instance]
             writer=writer,
         )
         with threads(job.config.num_threads), shared_folder(job) as folder:
-            await _Training(rollouts, job, clock, folder, renderer).run()
+            await _Training(rollouts, job, clock, folder, renderer, turns).run()
         clock.tokens = (clock.tokens or 0) + aside.effort().tokens
 
 
@@ -125,9 +130,13 @@ class _Training:
     folder: Path
     """Where the sampler finds the weights of each step."""
     renderer: Renderer
+    turns: bool
+    """Whether trainer and sampler leave the GPU to each other."""
     history: list[TrainingStep] = field(default_factory=list)
     loaded: int = -1
-    """The step whose weights the sampler has; -1: the weights that it began with."""
+    """The step whose weights the sampler has; -1: none, or the weights that it began with."""
+    resting: bool = False
+    """Whether it is the sampler's turn."""
 
     async def run(self) -> None:
         """Do all steps that are left, and publish the checkpoint."""
@@ -136,8 +145,8 @@ class _Training:
         job.work.root.mkdir(parents=True, exist_ok=True)
         # By this, pruning knows whose work it is.
         write_whole(job.work.job_file, canonical({"iteration": job.iteration}).encode())
-        learner = await asyncio.to_thread(
-            Learner,
+        learner = await in_thread(
+            make_learner,
             job.model_dir,
             job.config,
             grpo,
@@ -147,8 +156,8 @@ class _Training:
             seed=job.seed,
         )
         try:
-            first = 1 + self._resume(learner)
-            with place.worlds() as worlds, reporting(job, learner.policy.model) as tell:
+            first = 1 + await self._resume(learner)
+            with place.worlds() as worlds, reporting(job) as tell:
                 for step in range(first, grpo.steps + 1):
                     measured = await self._step(step, learner, worlds)
                     if grpo.eval_steps and step % grpo.eval_steps == 0:
@@ -160,22 +169,25 @@ class _Training:
         finally:
             await asyncio.to_thread(learner.close)
 
-    async def _save(self, step: int, learner: Learner) -> None:
+    async def _save(self, step: int, learner: Learner | Ranks) -> None:
         """Save the state after a step, and publish its weights if the recipe asks for that: first,
         since what goes on from the state does not publish them again.
         """
         job = self.job
         if job.config.save_total_limit != 0:
             await self._publish(publish_policy_step, learner)
-        snapshots.save(job.work.checkpoints, step, learner.state(), self.history, self._made_of(step))
+        await self._awake(learner)
+        made_of = self._made_of(step)
+        await in_thread(snapshots.save, job.work.checkpoints, step, learner.state, self.history, made_of)
 
-    async def _publish(self, publishes: Callable[..., None], learner: Learner) -> None:
+    async def _publish(self, publishes: Callable[..., None], learner: Learner | Ranks) -> None:
         place, job = self.rollouts.place, self.job
         config = resolved(replace(place.recipe, training=job.config))["training"]
         rows = rows_of(place, job.iteration)
-        await asyncio.to_thread(publishes, job, learner.policy, self.history, rows, config)
+        await self._awake(learner)
+        await in_thread(publishes, job, learner, self.history, rows, config)
 
-    def _resume(self, learner: Learner) -> int:
+    async def _resume(self, learner: Learner | Ranks) -> int:
         """Go on from the last saved state, and return its step; 0 if there is none, or if the store
         has not the rows that made it: then all steps are trained again, and those that are missing
         are sampled again.
@@ -191,7 +203,7 @@ class _Training:
             )
             snapshots.remove(folder)
             return 0
-        learner.restore(found.learner)
+        await in_thread(learner.restore, found.learner, found.parts)
         self.history = found.history
         return found.step
 
@@ -202,7 +214,7 @@ class _Training:
         rows = step_hashes(self.rollouts.place.store, self.job.iteration)
         return [self.job.parent_weights, *(rows.get(number, "") for number in range(1, step + 1))]
 
-    async def _step(self, step: int, learner: Learner, worlds: Worlds) -> dict[str, float | None]:
+    async def _step(self, step: int, learner: Learner | Ranks, worlds: Worlds) -> dict[str, float | None]:
         """Sample and train a step, and return its measures."""
         place, job, iteration_id = self.rollouts.place, self.job, self.job.experience
         started = time.perf_counter()
@@ -213,8 +225,8 @@ class _Training:
         check_answers(step, groups)
         sampled = time.perf_counter()
         rows = [row for group in groups for row in self._rows(group, worlds)]
-        rate = learner.learning_rate
-        totals = await in_thread(_update, learner, rows, job, step)
+        await self._awake(learner)
+        rate, totals = await in_thread(_update, learner, rows, job, step)
         ended = time.perf_counter()
         self._note(step, totals, ended - started)
         measured = measures(groups, totals, job.objective.grpo) | {
@@ -229,7 +241,7 @@ class _Training:
         place.progress(step, job.objective.grpo.steps, f"steps, {share:.0%} of the groups mixed")
         return measured
 
-    async def _validate(self, step: int, learner: Learner) -> dict[str, float | None]:
+    async def _validate(self, step: int, learner: Learner | Ranks) -> dict[str, float | None]:
         """Play the development set with the weights after a step, unless that was done; return its
         success and reward.
         """
@@ -242,7 +254,7 @@ class _Training:
         found = validation_of(store, self.job.experience, step)
         return {} if found is None else {"eval_success": found.success, "eval_reward": found.reward}
 
-    async def _load(self, done: int, learner: Learner) -> Checkpoint:
+    async def _load(self, done: int, learner: Learner | Ranks) -> Checkpoint:
         """Load the learner's weights after a step into the sampler, and return them as the policy
         that samples.
         """
@@ -253,7 +265,11 @@ class _Training:
             file = self.folder / f"step-{done}" / "model.safetensors"
             file.parent.mkdir()
             dtype = getattr(torch, self.rollouts.place.recipe.model.dtype)
-            await asyncio.to_thread(learner.write_weights, file, dtype)
+            await self._awake(learner)
+            await in_thread(learner.write_weights, file, dtype)
+            if self.turns:
+                await in_thread(learner.rest)
+                self.resting = True
             await model.reload(file)
             for old in self.folder.glob("step-*"):
                 if old != file.parent:
@@ -261,7 +277,14 @@ class _Training:
             self.loaded = done
         return Checkpoint(id=f"{self.job.output_dir.name}@{done}", path=self.job.model_dir, weights_sha256="")
 
-    async def _sample(self, step: int, learner: Learner, worlds: Worlds) -> tuple[list[Group], Effort]:
+    async def _awake(self, learner: Learner | Ranks) -> None:
+        """Give the learner its turn on the GPU, if it is the sampler's."""
+        if self.resting:
+            await _sleeping(self.rollouts.sampler.model).sleep()
+            self.loaded, self.resting = -1, False
+            await in_thread(learner.wake)
+
+    async def _sample(self, step: int, learner: Learner | Ranks, worlds: Worlds) -> tuple[list[Group], Effort]:
         """Return the groups of a step, sampled with the learner's weights, and the effort that they
         took.
         """
@@ -338,11 +361,19 @@ class _Training:
         )
 
 
-def _update(learner: Learner, rows: list[PolicyRow], job: OnlineJob, step: int) -> Totals:
-    """Train on the rows of a step, in minibatches that a seed shuffles; return the totals of the
-    updates. Without rows for all planned updates, the schedule moves on without them.
+def _sleeping(model: ChatModel) -> Sleeping:
+    """Return a model that can sleep. Raises `ConfigError` if it cannot."""
+    if not isinstance(model, Sleeping):
+        raise ConfigError("model.vllm.sleep: this backend cannot sleep; leave it out")
+    return model
+
+
+def _update(learner: Learner | Ranks, rows: list[PolicyRow], job: OnlineJob, step: int) -> tuple[float, Totals]:
+    """Train on the rows of a step, in minibatches that a seed shuffles; return the first learning
+    rate, and the totals of the updates. Without rows for all planned updates, the schedule moves on
+    without them.
     """
-    grpo, totals = job.objective.grpo, Totals()
+    grpo, totals, rate = job.objective.grpo, Totals(), learner.learning_rate
     rows = learner.settled(rows) if rows else rows
     for number in range(grpo.num_iterations if rows else 0):
         generator = torch.Generator().manual_seed(derive_seed(job.seed, "minibatches", step, number) % 2**63)
@@ -351,4 +382,4 @@ def _update(learner: Learner, rows: list[PolicyRow], job: OnlineJob, step: int) 
             check_wanted()
             totals += learner.update([rows[int(index)] for index in part])
     learner.skip(grpo.num_iterations * grpo.minibatches - totals.updates)
-    return totals
+    return rate, totals

@@ -68,9 +68,12 @@ class Launch:
 def command(python: Path, launch: Launch, port: int) -> list[str]:
     """Return the command line of one replica.
 
-    Raises `ConfigError` if the recipe sets an option that agentr sets itself.
+    Raises `ConfigError` if the recipe sets an option that agentr sets itself, or asks a CPU to
+    sleep.
     """
     settings = launch.settings
+    if settings.sleep and launch.device == "cpu":
+        raise ConfigError("model.vllm.sleep: only on a GPU does vLLM give its memory back; leave it out")
     taken = sorted(name for name in settings.options if name.removeprefix("no-") in _OURS)
     if taken:
         raise ConfigError(f"model.vllm.options: {', '.join(taken)} is set by agentr itself; leave it out")
@@ -93,6 +96,8 @@ def command(python: Path, launch: Launch, port: int) -> list[str]:
         module = Path(agentr_weights.__file__).stem
         words += ["--middleware", f"{module}.{agentr_weights.Weights.__name__}"]
         words += ["--worker-extension-cls", f"{module}.{agentr_weights.Worker.__name__}"]
+        if settings.sleep:
+            words.append("--enable-sleep-mode")
     if "model-impl" not in settings.options:
         words += ["--model-impl", launch.implementation]
     for name, value in sorted(settings.options.items()):

@@ -110,6 +110,28 @@ class VllmModel:
         the model is closed, if the file does not have the parameters of the model, or if a replica
         does not load them.
         """
+        self._check_owned()
+        await asyncio.to_thread(check_replacement, weights, self._launch.model)
+        self._versions += 1
+        self._weights, self._version = weights, f"{weights.parent.name} ({self._versions})"
+        self._addresses = ()
+        await self.ready()
+
+    async def sleep(self) -> None:
+        """Have all replicas give back the memory of their GPUs until `reload`, once the replies
+        under way are done. One that is restarted meanwhile, or does not answer, has no weights that
+        a request could be for.
+
+        Raises `ConfigError` as `reload` does, and `ModelFault` if a replica says that it cannot.
+        """
+        self._check_owned()
+        addresses = await self.ready()
+        # No request is for these, so `ready` must not wait for them.
+        self._versions += 1
+        self._weights, self._version, self._addresses = None, f"asleep ({self._versions})", ()
+        await asyncio.gather(*(self._lay_down(address) for address in addresses))
+
+    def _check_owned(self) -> None:
         self._check_open()
         if not self._launch.key:
             raise ConfigError(
@@ -121,11 +143,6 @@ class VllmModel:
                 f"vLLM serves {self._launch.model} as an adapter, whose weights cannot be replaced; begin with a "
                 "merged model, and leave training.publish=merged"
             )
-        await asyncio.to_thread(check_replacement, weights, self._launch.model)
-        self._versions += 1
-        self._weights, self._version = weights, f"{weights.parent.name} ({self._versions})"
-        self._addresses = ()
-        await self.ready()
 
     async def generate(self, requests: Sequence[Request]) -> list[list[Generation]]:
         """Return the replies.
@@ -220,6 +237,17 @@ class VllmModel:
         if (has := read_version(there)) != self._version:
             raise ModelFault(f"the vLLM replica at {address} has the weights {has!r}, not {self._version!r}")
         return True
+
+    async def _lay_down(self, address: str) -> None:
+        from openai import APIConnectionError, APIStatusError
+
+        try:
+            await self._client.post(f"{address}{PATH}", cast_to=bytes, body={"sleep": True})
+        except APIConnectionError:
+            # It died, and with it went its memory.
+            self._fleet.suspect(address)
+        except APIStatusError as error:
+            raise ModelFault(f"the vLLM replica at {address} does not sleep: {error.message[:500]}") from error
 
     def _suspect(self, address: str) -> None:
         self._fleet.suspect(address)

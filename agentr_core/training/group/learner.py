@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +15,23 @@ from transformers.optimization import get_scheduler
 
 from agentr_core.errors import NonFiniteLoss
 from agentr_core.recipes import GrpoConfig, TrainingConfig
-from agentr_core.training.group.helpers import Helpers, result, shared_out
 from agentr_core.training.group.loss import token_weights
 from agentr_core.training.group.policy import Policy, Totals
 from agentr_core.training.group.rows import PolicyRow
+from agentr_core.training.group.split import Whole
+from agentr_core.training.job import OnlineJob, TrainingStep
+from agentr_core.training.result import write_result
 
 
 class Learner:
-    """A policy with its optimizer. Not thread-safe; `close` it.
+    """A policy with its optimizer, alone or as one of the processes of `ranks.Ranks`, which then
+    all call the same methods with the same arguments. Not thread-safe; `close` it.
 
     Args:
         updates: the number of updates in the schedule.
         most: the most sampled tokens that an episode may have.
-        folder: for files that are exchanged with other processes, ideally in memory.
         seed: for the initialisation of new adapters.
+        held: how this process and others hold the policy.
 
     Raises `ModelDirectoryError` if the model cannot be loaded.
     """
@@ -40,24 +44,15 @@ class Learner:
         *,
         updates: int,
         most: int,
-        folder: Path,
         seed: int = 0,
+        held: Whole | None = None,
     ) -> None:
-        self.policy = Policy(model_dir, training, grpo, seed=seed)
-        # With a GPU, each process would put its policy on the first one, beside the sampler.
-        self._processes = 1 if torch.cuda.is_available() else training.num_processes
-        self._helpers = Helpers(self._processes - 1, model_dir, training, grpo, folder)
+        self.policy = Policy(model_dir, training, grpo, seed=seed, held=held)
+        self._held = self.policy.held
         self._training, self._grpo, self._most = training, grpo, most
-        self._parameters = self.policy.parameters
-        # As in the Trainer, norms and biases do not decay.
-        groups = [
-            {"params": [p for p in self._parameters.values() if p.ndim > 1], "weight_decay": training.weight_decay},
-            {"params": [p for p in self._parameters.values() if p.ndim < 2], "weight_decay": 0.0},
-        ]
-        self._optimizer = torch.optim.AdamW(groups, lr=training.learning_rate)
         self._schedule = get_scheduler(
             training.lr_scheduler_type,
-            self._optimizer,
+            self._held.optimizer,
             num_warmup_steps=math.ceil(updates * training.warmup_ratio),
             num_training_steps=updates,
             scheduler_specific_kwargs=dict(training.lr_scheduler_kwargs),
@@ -69,75 +64,92 @@ class Learner:
         return float(self._schedule.get_last_lr()[0])
 
     def settled(self, rows: Sequence[PolicyRow]) -> list[PolicyRow]:
-        """Return episodes that the current weights sampled, as `Policy.settled` does; in bfloat16,
-        where policy and sampler differ by more than rounding, return them unchanged.
+        """Return episodes that the current weights sampled, as `Policy.settled` does, or this
+        process's share of them; in bfloat16, where policy and sampler differ by more than rounding,
+        they are unchanged.
         """
-        if self._training.bf16 is True:
-            return list(rows)
-        shares = shared_out([len(row.input_ids) for row in rows], self._processes)
-        own, *others = [[rows[index] for index in share] for share in shares]
-        started = self._helpers.settle(others, self._parameters) if others else []
-        parts = [self.policy.settled(own), *(result(future) for future in started)]
-        settled = list(rows)
-        for share, part in zip(shares, parts, strict=True):
-            for index, row in zip(share, part, strict=True):
-                settled[index] = row
-        return settled
+        own, passes = self._share(rows)
+        found = [rows[index] for index in own]
+        return found if self._training.bf16 is True else self.policy.settled(found, passes=passes)
 
     def update(self, rows: Sequence[PolicyRow]) -> Totals:
-        """Take one optimizer step on episodes, and return what was measured.
+        """Take one optimizer step on episodes, and return what was measured in all processes.
 
-        Raises `NonFiniteLoss` before any weight is changed.
+        Raises `NonFiniteLoss` before any weight is changed; DeepSpeed changes weights at once.
         """
-        self._optimizer.zero_grad(set_to_none=True)
+        self._held.clear()
         totals = self._gradient(rows)
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters.values(), self._training.max_grad_norm).item()
+        norm = self._held.step(
+            self.policy.parameters.values(), self._training.max_grad_norm, finite=math.isfinite(totals.loss)
+        )
         if not (math.isfinite(totals.loss) and math.isfinite(norm)):
             raise NonFiniteLoss(
                 f"an update has loss {totals.loss} and gradient norm {norm}; lower training.learning_rate (it is "
                 f"{self._training.learning_rate})"
             )
-        self._optimizer.step()
         self._schedule.step()
         totals += Totals(updates=1, norm=norm)
         return totals
 
     def skip(self, updates: int) -> None:
         """Move on in the schedule by updates that were planned and had nothing to train on."""
-        self._optimizer.zero_grad(set_to_none=True)
+        self._held.clear()
         for _ in range(updates):
-            # Without a gradient no weight and no state changes, and PyTorch warns of a schedule
-            # that goes on without its optimizer.
-            self._optimizer.step()
+            self._held.idle_step()
             self._schedule.step()
 
     def write_weights(self, file: Path, dtype: torch.dtype = torch.float32) -> None:
         """Write all weights by name as safetensors, each once, in the number format of the samplers
         that load them.
         """
-        save_file(self.policy.weights(dtype), file)
+        weights = self.policy.weights(dtype)
+        if self._held.rank == 0:
+            save_file(weights, file)
 
-    def state(self) -> dict[str, Any]:
-        """Return everything that the next update depends on, as tensors and plain values."""
-        return {
-            "model": self.policy.state(),
-            "optimizer": self._optimizer.state_dict(),
-            "schedule": self._schedule.state_dict(),
-        }
+    def write_result(self, job: OnlineJob, history: Sequence[TrainingStep], *, goes_on: bool = False) -> None:
+        """Write the training as it is to the staging folder of its job. Unless it `goes_on`, the
+        policy is of no use afterwards.
+        """
+        model, alone = self.policy.model, self._held.count == 1 and not self._held.even
+        if not alone:
+            weights: dict[str, torch.Tensor] | None = self.policy.whole_state()
+        elif goes_on and not job.config.lora_r:
+            weights = model.state_dict(keep_vars=True)
+        else:
+            weights = None
+        if self._held.rank == 0:
+            write_result(job, model, history, self.policy.dtype, weights)
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def state(self, folder: Path) -> dict[str, Any]:
+        """Return everything that the next update depends on, as tensors and plain values. If
+        processes hold parts of it, these are written to a folder instead.
+        """
+        return {**self._held.save(folder, self.policy.state()), "schedule": self._schedule.state_dict()}
+
+    def restore(self, state: Mapping[str, Any], folder: Path) -> None:
         """Return to an earlier state of the same training."""
-        self.policy.restore(state["model"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        self._held.load(folder, state, self.policy.restore)
         self._schedule.load_state_dict(state["schedule"])
 
-    def close(self) -> None:
-        """End the helper processes and give the memory of a GPU back, which a later training of the
-        run needs. The policy is gone afterwards.
-        """
-        self._helpers.close()
+    def rest(self) -> None:
+        """Leave the GPU to a sampler until `wake`."""
         if torch.cuda.is_available():
-            del self.policy, self._optimizer, self._schedule, self._parameters
+            self._held.clear()
+            self._held.move(torch.device("cpu"))
+            gc.collect()
+            torch.cuda.empty_cache()
+
+    def wake(self) -> None:
+        """Return to the GPU."""
+        if torch.cuda.is_available():
+            self._held.move(self._held.device)
+
+    def close(self) -> None:
+        """Give the memory of a GPU back, which a later training of the run needs. The policy is
+        gone afterwards.
+        """
+        if torch.cuda.is_available():
+            del self.policy, self._held, self._schedule
             gc.collect()
             torch.cuda.empty_cache()
 
@@ -148,12 +160,31 @@ class Learner:
             loss_type=self._grpo.loss_type,
             most=self._most,
         )
-        own, *others = [
-            ([rows[index] for index in share], [weights[index] for index in share])
-            for share in shared_out([len(row.input_ids) for row in rows], self._processes)
-        ]
-        started = self._helpers.start(others, self._parameters) if others else []
-        totals = self.policy.accumulate(*own)
-        for more in self._helpers.collect(started, self._parameters):
-            totals += more
-        return totals
+        own, passes = self._share(rows)
+        totals = self.policy.accumulate([rows[i] for i in own], [weights[i] for i in own], passes=passes)
+        names = [field.name for field in fields(Totals)]
+        sums = self._held.total([getattr(totals, name) for name in names])
+        return Totals(**{name: type(getattr(totals, name))(value) for name, value in zip(names, sums, strict=True)})
+
+    def _share(self, rows: Sequence[PolicyRow]) -> tuple[list[int], int]:
+        """Return the numbers of the episodes that this process computes, and the least number of
+        its passes: where weights are split, a pass needs all processes.
+        """
+        shares = shared_out([len(row.input_ids) for row in rows], self._held.count)
+        passes = (self.policy.count_passes([rows[i] for i in share]) for share in shares)
+        return shares[self._held.rank], max(passes) if self._held.even else 0
+
+
+def shared_out(lengths: Sequence[int], count: int) -> list[list[int]]:
+    """Return which rows, by their lengths, each of `count` processes takes: the longest first, each
+    to the process with the fewest tokens so far. One process takes them as they come.
+    """
+    if count == 1:
+        return [list(range(len(lengths)))]
+    shares: list[list[int]] = [[] for _ in range(count)]
+    held = [0] * count
+    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+        least = held.index(min(held))
+        shares[least].append(index)
+        held[least] += lengths[index]
+    return shares

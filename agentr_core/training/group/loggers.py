@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
+from agentr_core.models.files import adapter_base
 from agentr_core.training.job import OnlineJob
 
 Tell = Callable[[int, Mapping[str, float | None]], None]
@@ -15,9 +15,9 @@ _TENSORBOARD = "TENSORBOARD_LOGGING_DIR"
 
 
 @contextmanager
-def reporting(job: OnlineJob, model: Any) -> Iterator[Tell]:
+def reporting(job: OnlineJob) -> Iterator[Tell]:
     """Yield a function that reports to the loggers of a job; it does nothing if the job names
-    none.
+    none. The loggers see the model's configuration and shape, without its weights.
     """
     config, steps = job.config, job.objective.grpo.steps
     if not config.report_to:
@@ -28,6 +28,8 @@ def reporting(job: OnlineJob, model: Any) -> Iterator[Tell]:
     from transformers import TrainerControl, TrainerState, TrainingArguments
     from transformers.integrations import get_reporting_integration_callbacks
     from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
+
+    from agentr_core.training.adapters import skeleton
 
     arguments = TrainingArguments(
         output_dir=str(job.work.checkpoints),
@@ -45,7 +47,8 @@ def reporting(job: OnlineJob, model: Any) -> Iterator[Tell]:
     )
     with _set(_TENSORBOARD, str(job.reports)):
         loggers = get_reporting_integration_callbacks(list(config.report_to))
-        handler = CallbackHandler([DefaultFlowCallback, *loggers], model, None, None, None)
+        shape = skeleton(adapter_base(job.model_dir) or job.model_dir)
+        handler = CallbackHandler([DefaultFlowCallback, *loggers], shape, None, None, None)
     state, control = TrainerState(max_steps=steps, logging_steps=1), TrainerControl()
 
     def tell(step: int, numbers: Mapping[str, float | None]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
@@ -14,10 +14,11 @@ from torch import Tensor
 from agentr_core.errors import ConfigError
 from agentr_core.recipes import GrpoConfig, TrainingConfig
 from agentr_core.samples.labels import IGNORED
-from agentr_core.training.adapters import adapted, plain_faults, whole_weights
+from agentr_core.training.adapters import adapted, full, plain_faults, whole_weights
 from agentr_core.training.group.loss import Surrogate, surrogate
 from agentr_core.training.group.rows import PolicyRow, numbered
-from agentr_core.training.packing import QUANTUM, ROW, forward_passes, padded_length, together
+from agentr_core.training.group.split import Whole
+from agentr_core.training.packing import QUANTUM, ROW, forward_passes, idle_pass, padded_length, together
 from agentr_core.training.parent import load_parent, recomputes, tied_faults
 
 ROUNDING = 1e-3
@@ -52,18 +53,29 @@ class Totals:
 
 
 class Policy:
-    """A model on the first GPU or the CPU, with 32-bit numbers for the trained parameters: all
-    weights, or LoRA adapters. Not thread-safe.
+    """A model on a GPU or the CPU, with 32-bit numbers for the trained parameters: all weights, or
+    LoRA adapters. Not thread-safe.
 
     Args:
         seed: for the initialisation of new adapters.
+        held: how this process and others hold it.
 
     Raises `ModelDirectoryError` when the model cannot be loaded, `ConfigError` when its adapters
     could not be given to samplers.
     """
 
-    def __init__(self, model_dir: Path, training: TrainingConfig, grpo: GrpoConfig, *, seed: int = 0) -> None:
-        parent = load_parent(model_dir, training, zero3=False)
+    def __init__(
+        self,
+        model_dir: Path,
+        training: TrainingConfig,
+        grpo: GrpoConfig,
+        *,
+        seed: int = 0,
+        held: Whole | None = None,
+    ) -> None:
+        self.held = Whole() if held is None else held
+        self._device = self.held.device
+        parent = load_parent(model_dir, training, zero3=self.held.zero3)
         model = parent.model
         if parent.lora is not None:
             with torch.random.fork_rng():
@@ -75,16 +87,19 @@ class Policy:
         """The number format in which the checkpoint is published."""
         # Samplers, too, draw only tokens that the tokenizer has.
         self._vocabulary = max(parent.tokenizer.get_vocab().values()) + 1
-        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         # Evaluation mode: the trained policy must be the one that sampled, without dropout.
-        self.model: Any = model.to(self._device).eval()
+        self.model: Any = model.eval()
         if recomputes(training):
             _checkpoint(self.model)
+        self.model = self.held.placed(self.model)
+        self._called = self.held.prepare(self.model, self._groups(training), training.learning_rate)
         self._bf16, self._grpo, self._adapted = training.bf16 is True, grpo, bool(training.lora_r)
         self._training = training
         self._reference: Any = None
         if grpo.beta:
-            self._reference = load_parent(model_dir, training, zero3=False).model.to(self._device).eval()
+            reference = load_parent(model_dir, training, zero3=self.held.zero3).model.eval().requires_grad_(False)
+            reference = self.held.placed(reference)
+            self._reference = self.held.prepare(reference, [], 0.0, trained=False)
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -93,13 +108,26 @@ class Policy:
 
     def weights(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Return all weights, each once, on the CPU, with adapters merged and the names of a model
-        without adapters.
+        without adapters; of several processes the first gets them, and the others nothing.
         """
-        return whole_weights(self.model, dtype)
+        return whole_weights(self.model, dtype, gathered=self.held.gathered, wanted=self.held.rank == 0)
+
+    def whole_state(self) -> dict[str, Tensor]:
+        """Return the trained parameters, and what belongs to them, whole and on the CPU; of several
+        processes the first gets them, and the others nothing.
+        """
+        found, parameters = {}, dict(self.model.named_parameters(remove_duplicate=False))
+        for name, value in self.state().items():
+            with self.held.gathered([parameters[name]] if name in parameters else []):
+                # Under ZeRO-3 the value above is empty.
+                tensor = full(parameters.get(name, value)).detach()
+                if self.held.rank == 0:
+                    found[name] = tensor.to("cpu", copy=True)
+        return found
 
     def state(self) -> dict[str, Tensor]:
-        """Return the trained parameters, and what belongs to them, in the form that `restore`
-        takes.
+        """Return what this process holds of the trained parameters, and what belongs to them, in
+        the form that `restore` takes.
         """
         trained = self.parameters
         return {name: value for name, value in self.model.state_dict().items() if name in trained or not self._adapted}
@@ -108,20 +136,24 @@ class Policy:
         """Return to an earlier state of the same training."""
         self.model.load_state_dict(state, strict=not self._adapted)
 
-    def accumulate(self, rows: Sequence[PolicyRow], weights: Sequence[float]) -> Totals:
+    def count_passes(self, rows: Sequence[PolicyRow]) -> int:
+        """Return in how many forward passes episodes are computed."""
+        return len(self._passes(rows))
+
+    def accumulate(self, rows: Sequence[PolicyRow], weights: Sequence[float], *, passes: int = 0) -> Totals:
         """Add the gradient of the loss on episodes to that of the parameters, and return the sums
         measured meanwhile.
 
         Args:
             weights: for each episode, the weight of its tokens.
+            passes: how many forward passes there must be: idle ones follow where there are fewer.
         """
         totals = Totals(tokens=sum(len(row.positions) for row in rows))
-        if not rows:
-            return totals
         values = self._values(rows, weights)
-        for one in self._passes(rows):
+        made = list(self._passes(rows, passes))
+        for number, one in enumerate(made, start=1):
             found, entropy = self._pass(one, values)
-            found.loss.backward()  # type: ignore[no-untyped-call]
+            self.held.backward(found.loss, last=number == len(made))
             totals += Totals(
                 loss=found.loss.item(),
                 entropy=entropy,
@@ -131,33 +163,47 @@ class Policy:
             )
         return totals
 
-    def settled(self, rows: Sequence[PolicyRow]) -> list[PolicyRow]:
+    def settled(self, rows: Sequence[PolicyRow], *, passes: int = 0) -> list[PolicyRow]:
         """Return episodes that this policy sampled, with its own log-probabilities in place of the
         sampler's where these differ by rounding alone.
 
         Timing decides which requests a sampler computes together, and thereby the last bit of a
         log-probability. The trained weights must not depend on timing.
+
+        Args:
+            passes: as in `accumulate`.
         """
-        if not rows:
-            return []
         values = torch.tensor([value for row in rows for value in row.logprobs])
-        for one in self._passes(rows):
+        for one in self._passes(rows, passes):
             numbers, sampled = _numbers(one)
             with torch.no_grad():
-                own = self._logprobs(self._scores(self.model, one, sampled), one, sampled).cpu()
+                own = self._logprobs(self._scores(self._called, one, sampled), one, sampled).cpu()
             stored = values[numbers]
             values[numbers] = torch.where((own - stored).abs() < ROUNDING, own, stored)
         settled = iter(values.tolist())
         return [row._replace(logprobs=tuple(islice(settled, len(row.positions)))) for row in rows]
 
-    def _passes(self, rows: Sequence[PolicyRow]) -> Iterator[Mapping[str, Tensor]]:
-        longest = padded_length(max(len(row.input_ids) for row in rows))
+    def _groups(self, training: TrainingConfig) -> list[dict[str, Any]]:
+        """Return the parameters for the optimizer: as in the Trainer, norms and biases do not
+        decay.
+        """
+        wide: list[Tensor] = []
+        narrow: list[Tensor] = []
+        for parameter in self.parameters.values():
+            # Under ZeRO-3 a parameter is flat, and remembers its shape.
+            (wide if len(getattr(parameter, "ds_shape", parameter.shape)) > 1 else narrow).append(parameter)
+        return [{"params": wide, "weight_decay": training.weight_decay}, {"params": narrow, "weight_decay": 0.0}]
+
+    def _passes(self, rows: Sequence[PolicyRow], count: int = 0) -> list[dict[str, Tensor]]:
+        """Return forward passes over episodes, and idle ones up to a number."""
+        longest = padded_length(max((len(row.input_ids) for row in rows), default=1))
         most = together(self._training, max(1, self._grpo.micro_batch_tokens // max(ROW, longest)))
-        return iter(forward_passes(numbered(rows), packing=self._training.packing, rows_per_pass=most))
+        made = forward_passes(numbered(rows), packing=self._training.packing, rows_per_pass=most)
+        return made + [idle_pass()] * (count - len(made))
 
     def _values(self, rows: Sequence[PolicyRow], weights: Sequence[float]) -> dict[str, Tensor]:
         """Return the arguments of the loss for each sampled token, in the order of `numbered`."""
-        lengths = torch.tensor([len(row.positions) for row in rows])
+        lengths = torch.tensor([len(row.positions) for row in rows], dtype=torch.long)
         values = {
             "sampled_logprobs": torch.tensor([value for row in rows for value in row.logprobs]),
             "advantages": torch.tensor([value for row in rows for value in row.advantages]),
@@ -169,7 +215,7 @@ class Policy:
         """Return the loss of a forward pass, and the sum of its tokens' entropies in nats."""
         numbers, sampled = _numbers(one)
         chosen = {name: value[numbers.to(self._device)] for name, value in values.items()}
-        scores = self._scores(self.model, one, sampled)
+        scores = self._scores(self._called, one, sampled)
         reference = None
         if self._reference is not None:
             with torch.no_grad():

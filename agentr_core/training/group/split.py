@@ -1,0 +1,364 @@
+"""How the processes of a training hold the policy: each all of it, or a part of its weights,
+gradients and optimizer, by PyTorch (FSDP 2) or DeepSpeed (ZeRO).
+
+All processes call the same methods in the same order, for most of them wait for the others.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import FullyShardedDataParallelPlugin
+from accelerate.utils.fsdp_utils import fsdp2_prepare_auto_wrap_policy
+from torch import Tensor
+
+from agentr_core.errors import ConfigError
+from agentr_core.recipes import TrainingConfig
+from agentr_core.training.adapters import full
+from agentr_core.training.parent import text_config
+from agentr_core.training.zero import read_zero, splits_weights
+
+_TAG = "state"
+
+
+class Whole:
+    """One process alone, with the whole policy. The other ways to hold it are subclasses.
+
+    `rank` is the number of this process among `count`; `even` says whether all of them must make
+    the same number of passes; `zero3` whether DeepSpeed splits weights while a model is read.
+    """
+
+    rank = 0
+    count = 1
+    even = False
+    zero3 = False
+
+    def __init__(self) -> None:
+        name = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
+        self.device = torch.device(name)
+        self.optimizer: Any = None
+        self._model: Any = None
+
+    def placed(self, model: Any) -> Any:
+        """Return a model, of which this process holds its part from now on, on its device."""
+        return model.to(self.device)
+
+    def prepare(self, model: Any, groups: list[dict[str, Any]], rate: float, *, trained: bool = True) -> Any:
+        """Return what is called in place of a model that `placed` returned. Its optimizer, AdamW
+        over groups of parameters, is `optimizer` afterwards, unless it is not `trained`.
+        """
+        if trained:
+            self._model, self.optimizer = model, torch.optim.AdamW(groups, lr=rate)
+        return model
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Add the gradient of a pass to that of the step, which ends with its `last` pass."""
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def step(self, parameters: Iterable[Tensor], most: float, *, finite: bool) -> float:
+        """Change the weights by the gradient, clipped to the norm `most`, and return its norm
+        before that; change nothing if the norm, or the loss by `finite`, is not finite.
+        """
+        found = torch.nn.utils.clip_grad_norm_(parameters, most)
+        norm = float(full(found))
+        if finite and norm < float("inf"):
+            self.optimizer.step()
+        return norm
+
+    def clear(self) -> None:
+        """Forget the gradient."""
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def idle_step(self) -> None:
+        """Tell the optimizer of a step without gradient, which changes nothing: PyTorch warns of a
+        schedule that goes on without its optimizer.
+        """
+        self.optimizer.step()
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """Return the sums of numbers over all processes."""
+        return list(values)
+
+    def gathered(self, parameters: Sequence[Tensor]) -> AbstractContextManager[None]:
+        """Return a context in which parameters are whole, unless they are DTensors."""
+        return nullcontext()
+
+    def save(self, folder: Path, state: dict[str, Any]) -> dict[str, Any]:
+        """Return the state of the model, by `state`, and of its optimizer. If processes hold parts
+        of it, these are written to a folder instead.
+        """
+        return {"model": state, "optimizer": self.optimizer.state_dict()}
+
+    def load(self, folder: Path, state: Mapping[str, Any], restore: Callable[[Any], None]) -> None:
+        """Return to what `save` returned or wrote; `restore` takes the state of the model."""
+        restore(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+    def move(self, device: torch.device) -> None:
+        """Move model and optimizer to main memory, or back to the device."""
+        self._model.to(device)
+        for state in self.optimizer.state.values():
+            for name, value in state.items():
+                if torch.is_tensor(value) and value.ndim:
+                    state[name] = value.to(device)
+
+
+class Replicated(Whole):
+    """Several processes with the whole policy each, whose gradients `step` adds."""
+
+    def __init__(self, rank: int, count: int) -> None:
+        super().__init__()
+        self.rank, self.count = rank, count
+
+    def step(self, parameters: Iterable[Tensor], most: float, *, finite: bool) -> float:
+        """As `Whole.step`, by the gradients of all processes."""
+        parameters = list(parameters)
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad)
+        return super().step(parameters, most, finite=finite)
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """Return the sums of numbers over all processes."""
+        sums = torch.tensor(list(values), dtype=torch.float64, device=self.device)
+        dist.all_reduce(sums)
+        return [float(value) for value in sums]
+
+
+class Fsdp(Replicated):
+    """Weights, gradients and optimizer split by PyTorch's `fully_shard`."""
+
+    even = True
+
+    def __init__(self, rank: int, count: int, training: TrainingConfig) -> None:
+        super().__init__(rank, count)
+        assert training.launch is not None
+        self._settings, self._bf16 = dict(training.launch.fsdp_config), training.bf16 is True
+        self._away = bool(self._settings.get("cpu_offload"))
+
+    def placed(self, model: Any) -> Any:
+        """Return the model, split: each of its layers is gathered alone when it computes."""
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
+        plugin = FullyShardedDataParallelPlugin(
+            fsdp_version=2,
+            auto_wrap_policy=self._settings.get("auto_wrap_policy", "transformer_based_wrap"),
+            min_num_params=self._settings.get("min_num_params"),
+            transformer_cls_names_to_wrap=self._settings.get("transformer_layer_cls_to_wrap"),
+        )
+        wraps = fsdp2_prepare_auto_wrap_policy(plugin, model)
+        options: dict[str, Any] = {
+            "mesh": init_device_mesh(self.device.type, (self.count,)),
+            "reshard_after_forward": self._settings.get("reshard_after_forward", True),
+        }
+        if self._bf16:
+            options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        if self._away and self.device.type == "cuda":
+            options["offload_policy"] = CPUOffloadPolicy()
+        # From the inside out: a module takes what no module inside it has taken.
+        for module in reversed(list(model.modules())):
+            if module is not model and wraps is not None and wraps(module):
+                fully_shard(module, **options)
+        fully_shard(model, **options)
+        return model
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """As `Whole.backward`. The gradients of all processes are averaged in each pass, so that
+        none of them holds a whole one.
+        """
+        (loss * self.count).backward()  # type: ignore[no-untyped-call]
+
+    def step(self, parameters: Iterable[Tensor], most: float, *, finite: bool) -> float:
+        """As `Whole.step`; the gradients have been averaged."""
+        return Whole.step(self, parameters, most, finite=finite)
+
+    def save(self, folder: Path, state: dict[str, Any]) -> dict[str, Any]:
+        """Write the parts of all processes to a folder; return nothing."""
+        from torch.distributed.checkpoint.state_dict_saver import save
+
+        save(self._parts(), checkpoint_id=folder)
+        return {}
+
+    def load(self, folder: Path, state: Mapping[str, Any], restore: Callable[[Any], None]) -> None:
+        """Return to what `save` wrote."""
+        from torch.distributed.checkpoint.state_dict import set_state_dict
+        from torch.distributed.checkpoint.state_dict_loader import load
+
+        parts = self._parts()
+        load(parts, checkpoint_id=folder)
+        set_state_dict(
+            self._model,
+            self.optimizer,
+            model_state_dict=parts["model"],
+            optim_state_dict=parts["optimizer"],
+            options=_trained_parts(),
+        )
+
+    def move(self, device: torch.device) -> None:
+        """As `Whole.move`; with `cpu_offload` the parts are in main memory already."""
+        if not self._away:
+            super().move(device)
+
+    def _parts(self) -> dict[str, Any]:
+        from torch.distributed.checkpoint.state_dict import get_state_dict
+
+        model, optimizer = get_state_dict(self._model, self.optimizer, options=_trained_parts())
+        return {"model": model, "optimizer": optimizer}
+
+
+class DeepSpeed(Replicated):
+    """Gradients and optimizer, and with ZeRO-3 the weights, split by DeepSpeed."""
+
+    even = True
+
+    def __init__(self, rank: int, count: int, training: TrainingConfig, model_dir: Path, updates: int) -> None:
+        super().__init__(rank, count)
+        from deepspeed import comm
+        from transformers.integrations.deepspeed import HfTrainerDeepSpeedConfig
+
+        # On a CPU DeepSpeed would learn of the processes only after splitting the weights.
+        comm.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
+        assert training.launch is not None
+        content = read_zero(training.launch.deepspeed)
+        if "scheduler" in content:
+            raise ConfigError(
+                f"training.launch.deepspeed: {training.launch.deepspeed} has a scheduler of its own; leave it out, for "
+                "group RL follows lr_scheduler_type"
+            )
+        # As long as it lives, Transformers reads models for ZeRO-3 in parts.
+        self._config = HfTrainerDeepSpeedConfig(content)
+        self._config.trainer_config_process(_as_trainer(training, count))
+        self._config.trainer_config_finalize(
+            _as_trainer(training, count), SimpleNamespace(config=text_config(model_dir)), updates
+        )
+        self.zero3 = splits_weights(content)
+        self._engine: Any = None
+        self._steps_by_itself = "optimizer" in content
+        offload = content.get("zero_optimization", {}).get("offload_param", {}).get("device", "none")
+        self._away = offload != "none"
+        self._adapted = bool(training.lora_r)
+
+    def placed(self, model: Any) -> Any:
+        """Return the model; `prepare` splits it."""
+        return model
+
+    def prepare(self, model: Any, groups: list[dict[str, Any]], rate: float, *, trained: bool = True) -> Any:
+        """Return DeepSpeed's engine around a model."""
+        import deepspeed
+
+        if not trained:
+            if not self.zero3:
+                return model.to(self.device)
+            # Gathered layer by layer, as the policy is.
+            frozen = {name: value for name, value in self._config.config.items() if name != "optimizer"}
+            return deepspeed.initialize(model=model, config=frozen)[0]
+        own = None if self._steps_by_itself else torch.optim.AdamW(groups, lr=rate)
+        self._engine, made, _, _ = deepspeed.initialize(
+            model=model, optimizer=own, model_parameters=groups, config=self._config.config
+        )
+        self._model, self.optimizer = model, getattr(made, "optimizer", made)
+        return self._engine
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """As `Whole.backward`; the gradients of all processes are averaged."""
+        self._engine.set_gradient_accumulation_boundary(last)
+        self._engine.backward(loss * self.count, scale_wrt_gas=False)
+
+    def step(self, parameters: Iterable[Tensor], most: float, *, finite: bool) -> float:
+        """As `Whole.step`, but a gradient that is not finite changes the weights, too."""
+        self._engine.step()
+        return float(self._engine.get_global_grad_norm() or 0.0)
+
+    def clear(self) -> None:
+        """Forget the gradient, which DeepSpeed does after each step."""
+
+    def idle_step(self) -> None:
+        """Nothing: DeepSpeed counts the steps that it takes itself."""
+        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
+
+    def gathered(self, parameters: Sequence[Tensor]) -> AbstractContextManager[None]:
+        """Return a context in which parameters are whole."""
+        if not self.zero3:
+            return nullcontext()
+        import deepspeed
+
+        gathered: AbstractContextManager[None] = deepspeed.zero.GatheredParameters(list(parameters))
+        return gathered
+
+    def save(self, folder: Path, state: dict[str, Any]) -> dict[str, Any]:
+        """Write the parts of all processes to a folder; return nothing."""
+        self._engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False, exclude_frozen_parameters=self._adapted)
+        return {}
+
+    def load(self, folder: Path, state: Mapping[str, Any], restore: Callable[[Any], None]) -> None:
+        """Return to what `save` wrote."""
+        self._engine.load_checkpoint(str(folder), tag=_TAG, load_module_strict=not self._adapted)
+
+    def move(self, device: torch.device) -> None:
+        """As `Whole.move`; only ZeRO-3 can, and what is offloaded is in main memory already."""
+        if self._away or not self.zero3:
+            return
+        if device.type == "cpu":
+            self._engine.offload_states()
+        else:
+            self._engine.reload_states()
+
+
+def split(rank: int, training: TrainingConfig, model_dir: Path, *, meeting: Path, updates: int) -> Whole:
+    """Join the other processes of a training, and return how this one holds the policy.
+
+    Args:
+        rank: the number of this process, which is also that of its GPU.
+        meeting: a new file, by which the processes find each other.
+        updates: the number of updates of the training.
+
+    Raises `ConfigError` if a DeepSpeed configuration does not fit group RL.
+    """
+    launch, count, gpus = training.launch, training.num_processes, torch.cuda.is_available()
+    if gpus:
+        torch.cuda.set_device(rank)
+    # What FSDP offloads is exchanged in main memory.
+    mixed = launch is not None and launch.fsdp and launch.fsdp_config.get("cpu_offload")
+    backend = "gloo" if not gpus else "cpu:gloo,cuda:nccl" if mixed else "nccl"
+    dist.init_process_group(backend, init_method=meeting.absolute().as_uri(), rank=rank, world_size=count)
+    if launch is not None and launch.deepspeed:
+        return DeepSpeed(rank, count, training, model_dir, updates)
+    return Fsdp(rank, count, training) if launch is not None and launch.fsdp else Replicated(rank, count)
+
+
+def _trained_parts() -> Any:
+    from torch.distributed.checkpoint.state_dict import StateDictOptions
+
+    return StateDictOptions(ignore_frozen_params=True, strict=False)
+
+
+def _as_trainer(training: TrainingConfig, count: int) -> Any:
+    """Return what a Trainer would tell DeepSpeed in place of each `auto`. One of our steps is one
+    batch to it, however many passes that takes.
+    """
+    return SimpleNamespace(
+        world_size=count,
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=1,
+        max_grad_norm=training.max_grad_norm,
+        learning_rate=training.learning_rate,
+        adam_beta1=0.9,
+        adam_beta2=0.999,
+        adam_epsilon=1e-8,
+        weight_decay=training.weight_decay,
+        save_on_each_node=False,
+        fp16=False,
+        fp16_full_eval=False,
+        bf16=training.bf16 is True,
+        bf16_full_eval=False,
+        get_warmup_steps=lambda steps: 1,
+    )
