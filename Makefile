@@ -45,10 +45,11 @@ test-alfworld: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[alfworld]'
 	$(BIN)/python -m pytest tests/core/test_alfworld.py tests/golden/test_golden_alfworld.py tests/flows/test_alfworld_wheel.py
 
-# DeepSpeed's own reading of each configuration, and a training with each against one without it.
+# DeepSpeed's own reading of each configuration, and trainings with each, of datasets and of groups, against those without it.
 test-deepspeed: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[deepspeed]'
-	$(BIN)/python -m pytest tests/core/test_training_settings.py tests/core/test_training_launch.py -k deepspeed
+	$(BIN)/python -m pytest tests/core/test_training_settings.py tests/core/test_training_launch.py \
+		tests/core/test_group_ranks.py tests/flows/test_group_devices.py -k deepspeed
 
 # verl's own dataset class on an export, in an environment of its own without anything for GPUs; verl takes Python 3.10 to 3.12.
 test-verl: $(STAMP)

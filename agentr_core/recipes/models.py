@@ -221,6 +221,8 @@ def model_faults(section: str, model: ModelConfig) -> list[str]:
     faults = []
     if model.from_run and section != "model":
         faults.append(f"{section}.from_run: only the actor goes on from a run; give a path")
+    if model.vllm.sleep and section != "model":
+        faults.append(f"{section}.vllm.sleep: only the actor sleeps while it is trained; leave it out")
     if model.backend != "transformers" and model.prefix_cache_gib != ModelConfig().prefix_cache_gib:
         faults.append(
             f"{section}.prefix_cache_gib: only backend transformers has this cache; leave it out, or set "

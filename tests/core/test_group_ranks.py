@@ -35,7 +35,7 @@ PLAIN = TrainingConfig(
 )
 deepspeed = [pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed")]
 LAUNCHES = [
-    pytest.param(LaunchConfig(num_processes=2), id="replicated"),
+    pytest.param(LaunchConfig(num_processes=2), id="replicated", marks=pytest.mark.long),
     pytest.param(LaunchConfig(num_processes=2, fsdp=True), id="fsdp"),
     *(
         pytest.param(LaunchConfig(num_processes=2, deepspeed=name), id=f"deepspeed-{name}", marks=deepspeed)
@@ -82,11 +82,6 @@ def trained(made: Learner | Ranks, file: Path) -> tuple[list[Totals], dict[str, 
     return totals, load_file(file)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("ranks")
-
-
 @pytest.mark.parametrize("launch", LAUNCHES)
 @pytest.mark.parametrize(
     ("lora_r", "loss_type", "beta", "checkpointing"),
@@ -124,7 +119,7 @@ def test_two_processes_train_as_one(
 
 
 @pytest.mark.parametrize("launch", LAUNCHES)
-@pytest.mark.parametrize("lora_r", [0, 4], ids=["all", "lora"])
+@pytest.mark.parametrize("lora_r", [pytest.param(0, marks=pytest.mark.long), 4], ids=["all", "lora"])
 def test_a_saved_state_is_gone_on_from_to_the_same_weights(
     launch: LaunchConfig, lora_r: int, tiny_model_dir: Path, tmp_path: Path
 ) -> None:

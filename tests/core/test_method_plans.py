@@ -11,6 +11,7 @@ from agentr_core.methods.table import method_of, plan_of, plans_of
 from agentr_core.recipes import LaunchConfig, parse
 from agentr_core.recipes.parsing import load
 from agentr_core.runtime.description import Product
+from agentr_core.training.objectives import GroupRelative
 
 RECIPES = Path("deployments/recipes")
 
@@ -49,17 +50,16 @@ def test_a_method_that_searches_first_acts_as_in_its_trees() -> None:
 
 
 def test_a_plan_names_the_settings_that_group_rl_does_not_read() -> None:
-    further = [
-        "agent_r.phases=[sft, rl]",
-        "training.optim=adafactor",
-        "training.launch={num_processes: 8, num_machines: 2, main_process_ip: a, main_process_port: 9, deepspeed: zero3}",
-    ]
+    machines = "{num_processes: 8, num_machines: 2, main_process_ip: a, main_process_port: 9, deepspeed: zero3}"
+    further = ["agent_r.phases=[sft, rl]", "training.optim=adafactor", f"training.launch={machines}"]
     recipe = load(RECIPES / "textcraft-tiny.yaml", further)
     lines = method_of(recipe).describe(recipe, 4, 4)
     unread = "training.optim, training.launch.num_machines (it trains on one machine, with its share of the processes)"
     assert f"an iteration rl does not read {unread}" in lines
-    (launch,) = {plan.training.config.launch for plan in plans_of(recipe)[1:] if plan.training}
-    assert launch == LaunchConfig(num_processes=4, deepspeed="zero3")
+    trained = [plan.training for plan in plans_of(recipe) if plan.training]
+    online = [one.config.launch for one in trained if isinstance(one.objective, GroupRelative)]
+    assert online
+    assert all(launch == LaunchConfig(num_processes=4, deepspeed="zero3") for launch in online)
     plain = load(RECIPES / "textcraft-tiny.yaml", further[:1])
     assert not any("does not read" in line for line in method_of(plain).describe(plain, 4, 4))
 

@@ -178,7 +178,7 @@ def test_worlds_have_their_own_fields() -> None:
             replace(LORA, per_device_train_batch_size=1),
             True,
             5,
-            "too much; set training.launch.deepspeed=zero3-offload, or lower grpo.micro_batch_tokens and model.context_length",
+            "set training.launch.deepspeed=zero3-offload, or lower grpo.micro_batch_tokens and model.context_length",
         ),
         (
             replace(LORA, load_in_4bit=True),

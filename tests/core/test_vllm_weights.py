@@ -255,7 +255,7 @@ async def test_replicas_that_sleep_answer_again_with_the_next_weights(
 async def test_a_replica_that_cannot_sleep_ends_the_run(model: VllmModel, replicas: list[Replica]) -> None:
     await model.generate([asked()])
     replicas[0].engine.fault = "no allocator"
-    with pytest.raises(ModelFault, match=rf"{replicas[0].address} does not sleep: RuntimeError: no allocator"):
+    with pytest.raises(ModelFault, match=rf"{replicas[0].address} does not sleep: .*RuntimeError: no allocator"):
         await model.sleep()
 
 
