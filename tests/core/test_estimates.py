@@ -253,14 +253,19 @@ def test_a_server_that_sleeps_leaves_the_trainer_all_of_its_gpu(monkeypatch: pyt
     asleep = "model.vllm.sleep=true"
     assert crowding(load(RECIPES / "textcraft-grpo-qwen3-4b.yaml", on_all))
     assert crowding(load(RECIPES / "textcraft-grpo-qwen3-4b.yaml", [*on_all, asleep])) == []
-    (fault,) = crowding(load(RECIPES / "textcraft-grpo-qwen3-4b.yaml", [*on_all, *split, "training.lora_r=0"]))
+    (fault,) = crowding(
+        load(RECIPES / "textcraft-grpo-qwen3-4b.yaml", [*on_all, *split, "training.lora_r=0", "training.lora_alpha=16"])
+    )
     assert "group RL trains on GPU 1 and needs at least" in fault
     assert crowding(load(RECIPES / "textcraft-grpo-qwen3-4b.yaml", [*on_all, *split, asleep])) == []
 
 
 def test_a_plan_tells_the_memory_of_group_rl_on_each_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    file, whole = RECIPES / "textcraft-grpo-qwen3-4b.yaml", ["training.lora_r=0", "training.bf16=true"]
+    file, whole = (
+        RECIPES / "textcraft-grpo-qwen3-4b.yaml",
+        ["training.lora_r=0", "training.lora_alpha=16", "training.bf16=true"],
+    )
     here = [*whole, "training.launch={num_processes: 8, fsdp: true}", "model.vllm.gpus=[0, 1, 2, 3, 4, 5, 6]"]
     count = 4_022_468_096
     weights, states = f"{4 * count / 8 / estimates.GIB:.3g} GiB", f"{12 * count / 8 / estimates.GIB:.3g} GiB"
