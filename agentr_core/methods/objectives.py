@@ -11,7 +11,7 @@ from agentr_core.recipes.fields import in_iteration
 from agentr_core.recipes.grpo import SCHEDULE, group_faults, grpo_faults, on_one_machine, online_faults
 from agentr_core.runtime.description import Acting, Training
 from agentr_core.training.objectives import GroupRelative, Preference, PreferenceLoss, Supervised
-from agentr_core.training.zero import read_zero, splits_weights
+from agentr_core.training.zero import offloads, read_zero
 
 _PLAIN = TrainingConfig()
 _UNUSED_ONLINE: dict[str, Any] = {
@@ -78,8 +78,11 @@ def swapping_faults(recipe: Recipe) -> list[str]:
             "model.backend: group RL replaces the weights after each step, which a server that others started does not "
             "allow; set it to vllm or transformers, and name a directory in model.path"
         )
-    if recipe.model.takes_turns and (why := _stays(recipe.training)):
-        faults.append(f"model.vllm.sleep: {why}; set training.launch.deepspeed=zero3 or training.launch.fsdp=true")
+    if recipe.model.takes_turns and _stays(recipe.training):
+        faults.append(
+            "model.vllm.sleep: DeepSpeed leaves the GPU to nobody unless weights and optimizer are offloaded; set "
+            "training.launch.deepspeed=zero3-offload, or training.launch.fsdp=true in its place"
+        )
     goes_on = recipe.model.backend == "vllm" or recipe.iterations > 1
     if goes_on and recipe.training.publish == "adapter":
         faults.append(
@@ -89,16 +92,16 @@ def swapping_faults(recipe: Recipe) -> list[str]:
     return faults
 
 
-def _stays(training: TrainingConfig) -> str:
-    """Return why a trainer cannot leave its GPU to a sampler; empty if it can."""
+def _stays(training: TrainingConfig) -> bool:
+    """Return whether a trainer cannot leave its GPU to a sampler."""
     launch = training.launch
     if launch is None or not launch.deepspeed:
-        return ""
+        return False
     try:
-        return "" if splits_weights(read_zero(launch.deepspeed)) else "DeepSpeed leaves the GPU under ZeRO-3 only"
+        return not offloads(read_zero(launch.deepspeed))
     except ConfigError:
         # Reported by `requirements`.
-        return ""
+        return False
 
 
 def reinforcing_faults(recipe: Recipe, *, alone: bool) -> list[str]:

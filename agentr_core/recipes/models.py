@@ -219,10 +219,8 @@ def model_faults(section: str, model: ModelConfig) -> list[str]:
     if model.backend != "vllm" and model.vllm != VllmConfig():
         return [f"{section}.vllm: only backend vllm has these settings; set {section}.backend"]
     faults = []
-    if model.from_run and section != "model":
-        faults.append(f"{section}.from_run: only the actor goes on from a run; give a path")
-    if model.vllm.sleep and section != "model":
-        faults.append(f"{section}.vllm.sleep: only the actor sleeps while it is trained; leave it out")
+    if section != "model":
+        faults += _actors_own_faults(section, model)
     if model.backend != "transformers" and model.prefix_cache_gib != ModelConfig().prefix_cache_gib:
         faults.append(
             f"{section}.prefix_cache_gib: only backend transformers has this cache; leave it out, or set "
@@ -256,6 +254,15 @@ def model_faults(section: str, model: ModelConfig) -> list[str]:
         faults.append(f"{section}.server.extra_body: {', '.join(taken)} is set by other fields of the recipe")
     if model.server.base_url and (wrong := url_fault(model.server.base_url)):
         faults.append(f"{section}.server.base_url: {wrong}")
+    return faults
+
+
+def _actors_own_faults(section: str, model: ModelConfig) -> list[str]:
+    faults = []
+    if model.from_run:
+        faults.append(f"{section}.from_run: only the actor goes on from a run; give a path")
+    if model.vllm.sleep:
+        faults.append(f"{section}.vllm.sleep: only the actor sleeps while it is trained; leave it out")
     return faults
 
 

@@ -44,7 +44,8 @@ class LaunchConfig:
     """
     fsdp: bool = later(False)
     """Whether PyTorch (FSDP 2), in place of DeepSpeed, splits weights, gradients and optimizer over
-    the processes; for fine-tuning on GPUs, and for group RL, not for preferences."""
+    the processes; for fine-tuning on GPUs, and for group RL, not for preferences. Run on no GPU so
+    far."""
     fsdp_config: dict[str, Any] = later(default_factory=dict)
     """Settings of FSDP by the Trainer's names, such as `{cpu_offload: true}`."""
 

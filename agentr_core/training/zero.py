@@ -46,3 +46,10 @@ def splits_weights(content: dict[str, Any]) -> bool:
     """
     zero = content.get("zero_optimization")
     return isinstance(zero, dict) and zero.get("stage") == 3
+
+
+def offloads(content: dict[str, Any]) -> bool:
+    """Return whether a DeepSpeed configuration keeps weights and optimizer in main memory."""
+    zero = content.get("zero_optimization")
+    parts = [zero.get(name) for name in ("offload_param", "offload_optimizer")] if isinstance(zero, dict) else [None]
+    return all(isinstance(part, dict) and part.get("device", "none") != "none" for part in parts)

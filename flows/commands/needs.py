@@ -98,11 +98,8 @@ def _of_both(model: ModelConfig, config: TrainingConfig, need: estimates.Trainin
     share, named = gpu * model.vllm.gpu_memory_utilization, ", ".join(map(str, shared))
     where = f"  GPU {named}: trainer and sampler"
     if model.takes_turns:
-        waits = need.weights + need.states
-        return [
-            f"{where} take turns, {_size(need.total)} and {_size(share)}; the policy of each process waits in main "
-            f"memory meanwhile, {_size(waits)}"
-        ]
+        waits, turns = need.weights + need.states, f"{where} take turns, {_size(need.total)} and {_size(share)}"
+        return [f"{turns}; {_size(waits)} of each process wait in main memory while vLLM samples" if waits else turns]
     both = f"{where} together, {_size(need.total + share)}"
     if need.total + share <= gpu:
         return [both]

@@ -277,11 +277,15 @@ def test_a_plan_tells_the_memory_of_group_rl_on_each_device(monkeypatch: pytest.
     assert both is not None
     assert float(both[1]) > 72
     text = describe(file, [*here, "model.vllm.sleep=true"])
-    assert re.search(r"GPU 0, 1, 2, 3, 4, 5, 6: trainer and sampler take turns, [\d.]+ GiB and 72 GiB; the", text)
-    assert f"waits in main memory meanwhile, {16 * count / 8 / estimates.GIB:.3g} GiB" in text
+    assert re.search(r"GPU 0, 1, 2, 3, 4, 5, 6: trainer and sampler take turns, [\d.]+ GiB and 72 GiB; ", text)
+    assert f"{16 * count / 8 / estimates.GIB:.3g} GiB of each process wait in main memory while vLLM samples" in text
     assert "too much" not in text
-    with pytest.raises(UserError, match=r"model\.vllm\.sleep: DeepSpeed leaves the GPU under ZeRO-3 only"):
-        describe(file, [*whole, "training.launch={num_processes: 8, deepspeed: zero2}", "model.vllm.sleep=true"])
+    for zero in ("zero2", "zero3"):
+        launch = f"training.launch={{num_processes: 8, deepspeed: {zero}}}"
+        with pytest.raises(UserError, match=r"model\.vllm\.sleep: DeepSpeed leaves the GPU to nobody unless"):
+            describe(file, [*whole, launch, "model.vllm.sleep=true"])
+    launch = "training.launch={num_processes: 8, deepspeed: zero3-offload}"
+    assert "trainer and sampler take turns" in describe(file, [*whole, launch, "model.vllm.sleep=true", here[-1]])
 
 
 def test_the_reference_of_group_rl_is_split_as_its_policy(wide: Path) -> None:

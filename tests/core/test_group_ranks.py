@@ -76,6 +76,9 @@ UPDATES = [rows((20, 50, 80, 110, 140)), rows((30,), seed=6), rows((600, 40, 560
 def trained(made: Learner | Ranks, file: Path) -> tuple[list[Totals], dict[str, torch.Tensor]]:
     """Return what the updates measured, and the weights that samplers get after them."""
     totals = [made.update(UPDATES[0])]
+    # As if a sampler had its turn meanwhile.
+    made.rest()
+    made.wake()
     made.skip(1)
     totals += [made.update(some) for some in UPDATES[1:]]
     made.write_weights(file)

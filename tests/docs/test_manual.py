@@ -278,10 +278,12 @@ def test_the_method_that_is_shown_is_one_that_is_run() -> None:
 
 
 def test_group_rl_on_vllm_is_set_as_shown() -> None:
-    (shown,) = (text for text in blocks("learning", "yaml") if "backend: vllm" in text)
-    recipe = parse({"name": "manual", "method": "grpo"} | yaml.safe_load(shown))
-    assert recipe.model.backend == "vllm"
-    assert 0 not in recipe.model.vllm.gpus, "the trainer has it"
+    shown = [text for text in blocks("learning", "yaml") if "backend: vllm" in text]
+    alone, turns = (parse({"name": "manual", "method": "grpo"} | yaml.safe_load(text)) for text in shown)
+    assert alone.model.backend == turns.model.backend == "vllm"
+    assert 0 not in alone.model.vllm.gpus, "the trainer has it"
+    assert turns.model.takes_turns
+    assert turns.model.vllm.gpus == tuple(range(turns.training.num_processes))
 
 
 def written(script: str) -> dict[str, str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -22,7 +23,10 @@ from safetensors.torch import load_file
 
 from agentr_core.errors import TrainingFault
 from agentr_core.methods.grpo import train
+from agentr_core.models.local.transformers import TransformersModel
+from agentr_core.recipes import ModelConfig
 from agentr_core.store import Store
+from agentr_core.training.group.learner import Learner
 
 pytestmark = [
     pytest.mark.slow,
@@ -35,13 +39,14 @@ LORA = ", lora_r: 4, learning_rate: 1.0e-2"
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed is not installed")
 
 
-def recipe(folder: Path, model: Path, launch: str, *, more: str = "", steps: int = 4) -> Path:
+def recipe(folder: Path, model: Path, launch: str, *, more: str = "", watched: bool = False) -> Path:
     """Write the recipe with a section `training.launch`, or without if it is empty; a step has nine
     episodes in three groups, and minibatches of four, four and one.
     """
-    grpo = f"grpo: {{steps: {steps}, num_generations: 3, minibatches: 3}}"
+    grpo = f"grpo: {{num_generations: 3, minibatches: 3, eval_steps: {2 * watched}}}"
+    sets = "\nevaluation: {sets: {dev: {split: dev}}, development: dev}" if watched else ""
     launched = f"launch: {{{launch}}}" if launch else "launch: null"
-    return groups.write(folder, model, more=f"{grpo}\ntraining: {{{launched}{more}}}")
+    return groups.write(folder, model, more=f"{grpo}\ntraining: {{{launched}{more}}}{sets}")
 
 
 def published(file: Path) -> dict[str, torch.Tensor]:
@@ -172,3 +177,41 @@ async def test_an_interrupted_run_ends_all_its_processes(
         await training
     assert time.monotonic() - began < 60
     assert not multiprocessing.active_children()
+
+
+def test_trainer_and_sampler_take_turns(
+    alone: Callable[[str], Path], tmp_path: Path, door_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sampler that answers only between its new weights and its sleep, and a trainer that works
+    only between that sleep and its rest: of the two never both have the device.
+    """
+    told: list[str] = []
+
+    def noting(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            told.append(name)
+            return work(*args, **kwargs)
+
+        return noted
+
+    async def sleep(self: TransformersModel) -> None:
+        told.append("sleep")
+
+    for owner, name in (
+        (TransformersModel, "reload"),
+        (TransformersModel, "generate"),
+        (Learner, "__init__"),
+        *((Learner, name) for name in ("rest", "wake", "update", "write_weights", "state", "write_result")),
+    ):
+        monkeypatch.setattr(owner, name, noting(name, getattr(owner, name)))
+    monkeypatch.setattr(TransformersModel, "sleep", sleep, raising=False)
+    monkeypatch.setattr(ModelConfig, "takes_turns", True)
+    file = recipe(tmp_path, door_model, "", watched=True)
+    asyncio.run(groups.trained(file))
+
+    word = {"generate": "g", "reload": "L", "sleep": "S", "rest": "R", "wake": "W", "__init__": "I"}
+    line = "".join(word.get(name, "t") for name in told)
+    assert re.fullmatch(r"SIt+RLg+(SWt+(RLg+)?)+", line), line
+    assert line.count("S") == line.count("L") + 1, "each turn of the sampler begins with new weights"
+    weights = published(alone("all"))
+    assert all(torch.equal(weight, weights[name]) for name, weight in published(file).items())

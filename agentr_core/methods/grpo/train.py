@@ -263,10 +263,12 @@ class _Training:
         if self.loaded != done:
             # A new folder each time: the previous file stays until all samplers have the new one.
             file = self.folder / f"step-{done}" / "model.safetensors"
-            file.parent.mkdir()
             dtype = getattr(torch, self.rollouts.place.recipe.model.dtype)
-            await self._awake(learner)
-            await in_thread(learner.write_weights, file, dtype)
+            if not file.exists():
+                # Otherwise the sampler had them, and slept since.
+                file.parent.mkdir()
+                await self._awake(learner)
+                await in_thread(learner.write_weights, file, dtype)
             if self.turns:
                 await in_thread(learner.rest)
                 self.resting = True

@@ -133,16 +133,15 @@ class Learner:
 
     def rest(self) -> None:
         """Leave the GPU to a sampler until `wake`."""
+        self._held.clear()
+        self._held.move(away=True)
         if torch.cuda.is_available():
-            self._held.clear()
-            self._held.move(torch.device("cpu"))
             gc.collect()
             torch.cuda.empty_cache()
 
     def wake(self) -> None:
         """Return to the GPU."""
-        if torch.cuda.is_available():
-            self._held.move(self._held.device)
+        self._held.move(away=False)
 
     def close(self) -> None:
         """Give the memory of a GPU back, which a later training of the run needs. The policy is

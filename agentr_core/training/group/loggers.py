@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from agentr_core.models.files import adapter_base
 from agentr_core.training.job import OnlineJob
@@ -29,8 +30,6 @@ def reporting(job: OnlineJob) -> Iterator[Tell]:
     from transformers.integrations import get_reporting_integration_callbacks
     from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 
-    from agentr_core.training.adapters import skeleton
-
     arguments = TrainingArguments(
         output_dir=str(job.work.checkpoints),
         run_name=job.output_dir.name,
@@ -47,8 +46,7 @@ def reporting(job: OnlineJob) -> Iterator[Tell]:
     )
     with _set(_TENSORBOARD, str(job.reports)):
         loggers = get_reporting_integration_callbacks(list(config.report_to))
-        shape = skeleton(adapter_base(job.model_dir) or job.model_dir)
-        handler = CallbackHandler([DefaultFlowCallback, *loggers], shape, None, None, None)
+        handler = CallbackHandler([DefaultFlowCallback, *loggers], _shape(job), None, None, None)
     state, control = TrainerState(max_steps=steps, logging_steps=1), TrainerControl()
 
     def tell(step: int, numbers: Mapping[str, float | None]) -> None:
@@ -60,6 +58,12 @@ def reporting(job: OnlineJob) -> Iterator[Tell]:
     yield tell
     # To loggers this means success, so it is left out when a training fails.
     handler.on_train_end(arguments, state, control)
+
+
+def _shape(job: OnlineJob) -> Any:
+    from agentr_core.training.adapters import skeleton
+
+    return skeleton(adapter_base(job.model_dir) or job.model_dir)
 
 
 @contextmanager

@@ -45,6 +45,7 @@ class Whole:
         self.device = torch.device(name)
         self.optimizer: Any = None
         self._model: Any = None
+        self._models: list[Any] = []
 
     def placed(self, model: Any) -> Any:
         """Return a model, of which this process holds its part from now on, on its device."""
@@ -54,6 +55,7 @@ class Whole:
         """Return what is called in place of a model that `placed` returned. Its optimizer, AdamW
         over groups of parameters, is `optimizer` afterwards, unless it is not `trained`.
         """
+        self._models.append(model)
         if trained:
             self._model, self.optimizer = model, torch.optim.AdamW(groups, lr=rate)
         return model
@@ -101,9 +103,11 @@ class Whole:
         restore(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
 
-    def move(self, device: torch.device) -> None:
-        """Move model and optimizer to main memory, or back to the device."""
-        self._model.to(device)
+    def move(self, *, away: bool) -> None:
+        """Move models and optimizer away to main memory, or back to the device."""
+        device = torch.device("cpu") if away else self.device
+        for model in self._models:
+            model.to(device)
         for state in self.optimizer.state.values():
             for name, value in state.items():
                 if torch.is_tensor(value) and value.ndim:
@@ -203,10 +207,10 @@ class Fsdp(Replicated):
             options=_trained_parts(),
         )
 
-    def move(self, device: torch.device) -> None:
+    def move(self, *, away: bool) -> None:
         """As `Whole.move`; with `cpu_offload` the parts are in main memory already."""
         if not self._away:
-            super().move(device)
+            super().move(away=away)
 
     def _parts(self) -> dict[str, Any]:
         from torch.distributed.checkpoint.state_dict import get_state_dict
@@ -243,8 +247,6 @@ class DeepSpeed(Replicated):
         self.zero3 = splits_weights(content)
         self._engine: Any = None
         self._steps_by_itself = "optimizer" in content
-        offload = content.get("zero_optimization", {}).get("offload_param", {}).get("device", "none")
-        self._away = offload != "none"
         self._adapted = bool(training.lora_r)
 
     def placed(self, model: Any) -> Any:
@@ -303,14 +305,10 @@ class DeepSpeed(Replicated):
         """Return to what `save` wrote."""
         self._engine.load_checkpoint(str(folder), tag=_TAG, load_module_strict=not self._adapted)
 
-    def move(self, device: torch.device) -> None:
-        """As `Whole.move`; only ZeRO-3 can, and what is offloaded is in main memory already."""
-        if self._away or not self.zero3:
-            return
-        if device.type == "cpu":
-            self._engine.offload_states()
-        else:
-            self._engine.reload_states()
+    def move(self, *, away: bool) -> None:
+        """Nothing: what is offloaded is in main memory already, and nothing else leaves the GPU,
+        for DeepSpeed moves the states of its own FusedAdam alone.
+        """
 
 
 def split(rank: int, training: TrainingConfig, model_dir: Path, *, meeting: Path, updates: int) -> Whole:
