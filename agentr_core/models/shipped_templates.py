@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 from agentr_core.data_files import data_path
@@ -83,3 +83,19 @@ def fitting_template(path: Path, *, at: datetime) -> ShippedTemplate | None:
             continue
         return shipped
     return None
+
+
+def way_out(path: Path) -> str:
+    """Return the end of an error message: which shipped template fits the model in a directory, if
+    any does.
+    """
+    try:
+        shipped = fitting_template(path, at=datetime.now(UTC))
+    except ModelDirectoryError:
+        # What else is wrong with the directory is reported as it is.
+        return ""
+    if shipped is None:
+        return ""
+    file = shipped.path()
+    shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+    return f"; {shown} fits it: cp {shown} {path / 'chat_template.jinja'}"
