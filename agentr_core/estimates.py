@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from agentr_core.data_files import data_path
-from agentr_core.errors import DataFileError, ModelDirectoryError
-from agentr_core.models.files import adapter_base
+from agentr_core.errors import DataFileError
+from agentr_core.models.files import adapter_base, no_model
 from agentr_core.recipes import ModelConfig, Recipe, TrainingConfig
 from agentr_core.recipes.grpo import on_one_machine
-from agentr_core.texts import placed
 
 GIB = 1 << 30
 _NUMBER_BYTES = {"bfloat16": 2, "float32": 4}
@@ -98,13 +97,14 @@ def find_shape(model_dir: Path) -> Path:
     Raises `ModelDirectoryError` if there is neither.
     """
     if model_dir.is_dir() and any(model_dir.iterdir()):
-        return adapter_base(model_dir) or model_dir
+        where = adapter_base(model_dir) or model_dir
+        if not (where / "config.json").is_file():
+            raise no_model(where)
+        return where
     try:
         return data_path("shapes", model_dir.name)
     except DataFileError:
-        raise ModelDirectoryError(
-            f"model directory {placed(model_dir)} does not exist; give a Hugging Face model directory"
-        ) from None
+        raise no_model(model_dir) from None
 
 
 def read_shape(model_dir: Path) -> Shape:

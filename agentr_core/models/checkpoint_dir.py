@@ -7,9 +7,8 @@ from typing import Any
 
 from agentr_core.errors import ConfigError, ModelDirectoryError
 from agentr_core.fingerprint import file_sha256, fingerprint
-from agentr_core.models.files import ADAPTER_CONFIG, adapter_base, read_json, weight_files
+from agentr_core.models.files import ADAPTER_CONFIG, adapter_base, no_model, read_json, weight_files
 from agentr_core.samples.chat_template import DATE
-from agentr_core.texts import placed
 
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 _TOKENIZER_FILES = (
@@ -36,12 +35,12 @@ def check_model_directory(path: Path) -> tuple[Path, ...]:
             is missing or damaged; one sentence says which.
     """
     if not path.is_dir():
-        raise ModelDirectoryError(f"model directory {placed(path)} does not exist; give a Hugging Face model directory")
+        raise no_model(path)
     base = adapter_base(path)
     if base is not None:
         check_model_directory(base)
     elif not (path / "config.json").is_file():
-        raise ModelDirectoryError(f"{path} has no config.json; give a Hugging Face model directory")
+        raise no_model(path)
     elif "model_type" not in read_json(path / "config.json"):
         raise ModelDirectoryError(f"{path / 'config.json'} names no model_type; save the model with save_pretrained")
     files = weight_files(path)

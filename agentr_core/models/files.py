@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import time
 from contextlib import suppress
 from functools import lru_cache
@@ -14,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 
 from agentr_core.errors import ModelDirectoryError
 from agentr_core.fingerprint import file_sha256, fingerprint
+from agentr_core.texts import placed
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -22,6 +24,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 CHECKPOINTS = "checkpoints"
 """The folder of a workspace that has a folder for each checkpoint trained in it."""
 SHARED_MEMORY = Path("/dev/shm")
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _RECORDS = ("manifest.json", "job.json")
 _YOUNG_SECONDS = 2.0
 """A file of this age may be written again within the grain of its times, which then stay the same.
@@ -121,6 +124,37 @@ def _sha256(file: Path) -> str:
 @lru_cache(maxsize=1024)
 def _remembered(file: Path, *_: int) -> str:
     return file_sha256(file)
+
+
+def no_model(path: Path) -> ModelDirectoryError:
+    """Return the error of a path that is no model directory, with the way to make one: of a GGUF
+    file, or of the name of a model on the Hub.
+    """
+    if path.is_file() and _is_gguf(path):
+        return ModelDirectoryError(
+            f"{path} is a GGUF file; `agentr models import {path} FOLDER` makes a model directory of it"
+        )
+    if inside := [file for file in sorted(path.glob("*.gguf")) if _is_gguf(file)]:
+        source = path if len(inside) == 1 else inside[0]
+        return ModelDirectoryError(
+            f"{path} has no config.json, but the GGUF file {inside[0].name}; `agentr models import {source} FOLDER` "
+            "makes a model directory of it"
+        )
+    if path.is_dir():
+        return ModelDirectoryError(f"{path} has no config.json; give a Hugging Face model directory")
+    hint = ""
+    if _HUB_NAME.fullmatch(str(path)) and not path.parent.exists():
+        hint = f"; if it is the name of a model on the Hub, `hf download {path} --local-dir FOLDER` makes one"
+    what = "is a file" if path.is_file() else "does not exist"
+    return ModelDirectoryError(f"model directory {placed(path)} {what}; give a Hugging Face model directory{hint}")
+
+
+def _is_gguf(file: Path) -> bool:
+    try:
+        with file.open("rb") as stream:
+            return stream.read(4) == b"GGUF"
+    except OSError:
+        return False
 
 
 def weight_files(path: Path) -> tuple[Path, ...]:

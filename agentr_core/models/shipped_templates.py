@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 from agentr_core.data_files import data_path
@@ -23,8 +23,8 @@ class ShippedTemplate:
     """A chat template of `data/chat_templates`, and the marks of the models that it fits."""
 
     file: str
-    model_types: tuple[str, ...]
-    """The values of `model_type` in the `config.json` of these models."""
+    model_types: tuple[str, ...] = ()
+    """The values of `model_type` in the `config.json` of these models; none: the tokens tell."""
     tokens: tuple[str, ...]
     """Control tokens that the tokenizer must have, each as one token."""
     without: tuple[str, ...] = ()
@@ -61,12 +61,16 @@ SHIPPED = (
         tokens=("<s>", "</s>", "<unk>"),
         without=("[INST]", "<|im_start|>", "<|user|>"),
     ),
+    ShippedTemplate(file="gemma.jinja", tokens=("<bos>", "<start_of_turn>", "<end_of_turn>")),
+    # Base models of many makers have these tokens, too.
+    ShippedTemplate(file="chatml.jinja", tokens=("<|im_start|>", "<|im_end|>")),
 )
 
 
 def fitting_template(path: Path, *, at: datetime) -> ShippedTemplate | None:
     """Return the shipped template that fits the model in a directory, or None. It fits if the
-    model's kind and control tokens match, and two turns render with it.
+    model's control tokens match and, where it is for some kinds only, its kind, and if two turns
+    render with it.
 
     Raises `ModelDirectoryError` when the tokenizer or `config.json` cannot be read.
     """
@@ -74,7 +78,9 @@ def fitting_template(path: Path, *, at: datetime) -> ShippedTemplate | None:
     tokenizer = load_tokenizer(path)
     own = {str(token) for token in tokenizer.added_tokens_decoder.values()}
     for shipped in SHIPPED:
-        if kind not in shipped.model_types or not own.issuperset(shipped.tokens) or own & {*shipped.without}:
+        if shipped.model_types and kind not in shipped.model_types:
+            continue
+        if not own.issuperset(shipped.tokens) or own & {*shipped.without}:
             continue
         tokenizer.chat_template = shipped.path().read_text(encoding="utf-8")
         try:
@@ -83,3 +89,19 @@ def fitting_template(path: Path, *, at: datetime) -> ShippedTemplate | None:
             continue
         return shipped
     return None
+
+
+def way_out(path: Path) -> str:
+    """Return the end of an error message: which shipped template fits the model in a directory, if
+    any does.
+    """
+    try:
+        shipped = fitting_template(path, at=datetime.now(UTC))
+    except ModelDirectoryError:
+        # What else is wrong with the directory is reported as it is.
+        return ""
+    if shipped is None:
+        return ""
+    file = shipped.path()
+    shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+    return f"; {shown} fits it: cp {shown} {path / 'chat_template.jinja'}"

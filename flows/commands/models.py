@@ -1,5 +1,5 @@
-"""Model servers on the command line: their environment is installed, and they serve until
-interrupted.
+"""Models on the command line: a GGUF file becomes a directory; the environment of servers is
+installed, and they serve until interrupted.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from agentr_core import recipes
 from agentr_core.errors import ModelServerError
+from agentr_core.lifetime import importing
 from agentr_core.models.vllm.command import check_ports
 from agentr_core.models.vllm.door import Keeper, open_door
 from agentr_core.models.vllm.env import ensure
@@ -30,6 +31,24 @@ def install(device: str, *, say: Callable[[str], Any]) -> Path:
     `UserError`.
     """
     return ensure(vllm_environment(), device_of(device), tell=say)
+
+
+def import_into(source: str, target: Path, *, dtype: str, cache: Path | None, say: Callable[[str], Any]) -> None:
+    """Make a model directory of a GGUF file, and say what it is, its licence and what it answers.
+    Raises `UserError`.
+    """
+    began = time.monotonic()
+    with importing():
+        from agentr_core.models.gguf import import_model
+
+    imported = import_model(source, target, dtype=dtype, cache=cache)
+    size = sum(file.stat().st_size for file in target.iterdir())
+    say(
+        f"{target}: {imported.model_class}, {imported.parameters:,} parameters in {dtype}, {size / 1e6:,.0f} MB, "
+        f"after {time.monotonic() - began:.0f} s"
+    )
+    for note in (*imported.notes, f"licence: {imported.licence}", imported.sentence):
+        say(note)
 
 
 def settings(path: Path, replicas: int, device: str, overrides: Sequence[str]) -> ModelConfig:

@@ -20,7 +20,7 @@ from agentr_core.lifetime import importing
 from agentr_core.methods.table import method_of, plans_of
 from agentr_core.models.checkpoint_dir import check_model_directory, context_length_of, has_chat_template
 from agentr_core.models.openai.endpoint import context_length, endpoint
-from agentr_core.models.shipped_templates import TWO_TURNS, fitting_template
+from agentr_core.models.shipped_templates import TWO_TURNS, way_out
 from agentr_core.models.vllm.start import device_of
 from agentr_core.recipes import ModelConfig, Recipe, TrainingConfig
 from agentr_core.recipes.grpo import on_one_machine
@@ -248,7 +248,7 @@ def _check_directory(path: Path) -> None:
         check_model_directory(path)
     except ModelDirectoryError as fault:
         lacks_template = path.is_dir() and not has_chat_template(path)
-        raise ModelDirectoryError(f"{fault}{_way_out(path) if lacks_template else ''}") from fault
+        raise ModelDirectoryError(f"{fault}{way_out(path) if lacks_template else ''}") from fault
 
 
 def _check_template(path: Path, *, trains: bool) -> None:
@@ -267,29 +267,13 @@ def _check_template(path: Path, *, trains: bool) -> None:
         refused = (
             str(fault) if isinstance(fault, ModelDirectoryError) else f"the model in {path} cannot be {way}: {fault}"
         )
-        raise ModelDirectoryError(refused + _way_out(path)) from fault
+        raise ModelDirectoryError(refused + way_out(path)) from fault
     # TRL's trainers pad rows with this token.
     if trains and (tokenizer.pad_token or tokenizer.eos_token) is None:
         raise ModelDirectoryError(
             f"the tokenizer in {path} has neither pad_token nor eos_token, and trainers need one; add it to its "
             "tokenizer_config.json"
         )
-
-
-def _way_out(path: Path) -> str:
-    """Return the end of an error message: which shipped template fits the model in a directory, if
-    any does.
-    """
-    try:
-        shipped = fitting_template(path, at=datetime.now(UTC))
-    except ModelDirectoryError:
-        # What else is wrong with the directory is reported as it is.
-        return ""
-    if shipped is None:
-        return ""
-    file = shipped.path()
-    shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
-    return f"; {shown} fits it: cp {shown} {path / 'chat_template.jinja'}"
 
 
 def check_prompt(model: ModelConfig, messages: Sequence[Message]) -> None:

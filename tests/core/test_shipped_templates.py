@@ -40,6 +40,8 @@ TOKENS = {
     "llama3.1.jinja": ("<|eot_id|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>"),
     "mistral.jinja": ("</s>", "<s>", "<unk>", "[INST]", "[/INST]"),
     "llama2.jinja": ("</s>", "<s>", "<unk>"),
+    "gemma.jinja": ("<end_of_turn>", "<bos>", "<start_of_turn>"),
+    "chatml.jinja": ("<|im_end|>", "<|im_start|>"),
 }
 KIND = {"qwen3.jinja": "qwen3", "qwen2.5.jinja": "qwen2", "mistral.jinja": "mistral"}
 FIRST = {
@@ -47,8 +49,15 @@ FIRST = {
     "llama2.jinja": "<s>[INST] <<SYS>>\nCraft.\n<</SYS>>\n\nGoal: stick. [/INST]",
 }
 """The first prompts of formats that no library at hand has a copy of."""
-PUBLISHED = {"llama3.1.jinja": "llama3_1.jinja", "qwen2.5.jinja": "qwen2_5.jinja"}
-"""Those of which TRL keeps one."""
+PUBLISHED = {
+    "llama3.1.jinja": "llama3_1.jinja",
+    "qwen2.5.jinja": "qwen2_5.jinja",
+    "gemma.jinja": "gemma3.jinja",
+    "chatml.jinja": "qwen2_5.jinja",
+}
+"""Those of which TRL keeps one. ChatML's is that of Qwen2.5 where the system turn is given."""
+ANY_KIND = ("gemma.jinja", "chatml.jinja", "qwen2.5.jinja", "qwen3.jinja")
+"""Those whose tokens are those of ChatML or Gemma: whatever its kind, a model has a template."""
 
 
 def tokenizer_of(file: str) -> Any:
@@ -119,9 +128,12 @@ def test_every_prompt_is_the_beginning_of_the_whole(file: str, talk: Sequence[Me
 def test_prompts_are_those_of_the_published_template(
     file: str, turns: Sequence[Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if file == "chatml.jinja" and turns[0].role != "system":
+        pytest.skip("without a system turn, each family that speaks ChatML has one of its own")
     made = tokenizer_of(file)
-    if file.startswith("llama"):
-        made.add_special_tokens({"bos_token": "<|begin_of_text|>"})
+    first = {"llama3.1.jinja": "<|begin_of_text|>", "gemma.jinja": "<bos>"}
+    if file in first:
+        made.add_special_tokens({"bos_token": first[file]})
     plain = [{"role": one.role, "content": one.text} for one in turns]
     options = {"tokenize": False, "add_generation_prompt": True}
     published = files("trl").joinpath(f"chat_templates/{PUBLISHED[file]}").read_text(encoding="utf-8")
@@ -145,7 +157,7 @@ def test_the_date_of_llama_is_the_runs() -> None:
         Renderer(made)
 
 
-@pytest.mark.parametrize("file", ["llama3.1.jinja", "mistral.jinja", "llama2.jinja"])
+@pytest.mark.parametrize("file", TOKENS.keys() - {"qwen3.jinja", "qwen2.5.jinja"})
 def test_a_template_without_tools_says_so(file: str) -> None:
     tools = json.dumps([{"type": "function", "function": {"name": "craft", "parameters": {}}}])
     with pytest.raises(DataFault, match="this template has no tools"):
@@ -162,7 +174,36 @@ def test_the_one_that_fits_is_found_by_kind_and_tokens(file: str, tmp_path: Path
     assert found is not None
     assert found.file == file
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}), encoding="utf-8")
-    assert fitting_template(tmp_path, at=THEN) is None
+    other = fitting_template(tmp_path, at=THEN)
+    by_tokens = ("gemma.jinja" if file == "gemma.jinja" else "chatml.jinja") if file in ANY_KIND else None
+    assert (other and other.file) == by_tokens
+
+
+def test_gemma_takes_turns_in_any_order_and_joins_the_system_text_to_the_first() -> None:
+    turns = [TALK[0], TALK[1], Message(role="user", text=" And now? "), *TALK[2:]]
+    ids, _ = Renderer(shipped("gemma.jinja")).render_sample(turns)
+    assert (
+        shipped("gemma.jinja")
+        .decode(ids)
+        .startswith(
+            "<bos><start_of_turn>user\nCraft.\n\nGoal: stick.<end_of_turn>\n"
+            "<start_of_turn>user\nAnd now?<end_of_turn>\n<start_of_turn>model\nThought: planks.\nAction"
+        )
+    )
+
+
+@pytest.mark.slow
+def test_a_base_model_is_told_which_template_its_tokens_fit(
+    save_windowed_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    for file in ("gemma.jinja", "chatml.jinja"):
+        model = save_windowed_model(tmp_path / file)
+        (model / "chat_template.jinja").unlink()
+        tokenizer_of(file).save_pretrained(model)
+        made = ROOT / "deployments" / "recipes" / "textcraft-tiny.yaml"
+        settings = [f"model.path={model}", "models={}", "model.context_length=0", "data.general.share=0"]
+        with pytest.raises(ModelDirectoryError, match=rf"has no chat template; .* data/chat_templates/{file} fits it"):
+            check(load_recipe(made, settings))
 
 
 @pytest.mark.slow

