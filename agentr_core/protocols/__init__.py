@@ -22,6 +22,7 @@ from agentr_core.protocols.abilities import (
     Sandboxed,
     Served,
     Stateful,
+    Take,
     Undelivered,
 )
 from agentr_core.protocols.environment import Dividing, Environment, Toolbox, Transcript
@@ -55,6 +56,7 @@ __all__ = [
     "Served",
     "Starting",
     "Stateful",
+    "Take",
     "Toolbox",
     "Transcript",
     "Undelivered",

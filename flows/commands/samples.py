@@ -28,7 +28,8 @@ def preview_sample(workspace: Path, prefix: str) -> list[tuple[str, bool]]:
         )
     (sample,) = load_samples(store, found).values()
     return [
-        (f"[{message.role}{', trained' if span.train else ''}]\n{visible(span.text)}\n", span.train)
+        (f"[{', '.join(filter(None, marks))}]\n{visible(span.text)}\n", span.train)
         for message in sample.messages
         for span in message.parts
+        for marks in [(message.role, "example" * message.example, "trained" * span.train)]
     ]
