@@ -130,7 +130,8 @@ def action_faults(section: str, action: ActionConfig, transcript: TranscriptKind
     world's section.
     """
     if transcript == "native" and action != ActionConfig():
-        return [f"{section}.action: native calls have no labels; leave it or transcript: native out"]
+        name = "labels" if action.labels != "lenient" else "take"
+        return [f"{section}.action.{name}: native calls have no labels; leave it or transcript: native out"]
     if action.take == "first" and action.labels == "published":
         return [f"{section}.action.take: published labels are read from the end of a reply; leave one of the two out"]
     return []
