@@ -28,14 +28,14 @@ from agentr_core.recipes import Recipe, parse, resolved, restored
 from agentr_core.runtime.prompts import opening_of
 from agentr_core.runtime.start import asked_for, run_id_of
 from agentr_core.samples.identity import check_flags, sample_id
-from agentr_core.samples.rendering import Renderer
+from agentr_core.samples.rendering import Renderer, load_renderer
 from agentr_core.samples.stretches import drops, split
 from agentr_core.stages.demonstrate import expert_trajectory
-from agentr_core.store.codec import load_samples, sample_rows
+from agentr_core.store.codec import iteration_rows, load_samples, run_rows, sample_rows
 from agentr_core.types import Message, Provenance, Sample, Sampling, Step
 from flows.cli import cli
 from flows.commands.environments import examples
-from flows.commands.samples import preview_sample
+from flows.commands.samples import preview_sample, preview_tokens
 from flows.preflight.checks import check
 from tasks.wiring import make_environment
 from tasks.workspaces import open_store
@@ -174,6 +174,31 @@ def test_a_stored_sample_knows_its_examples(recipe: Callable[..., Recipe], tmp_p
     assert shown[first - 1 :] == ["[user]", "[assistant, trained]"] * ((len(told) - first + 1) // 2)
     with pytest.raises(DataFault, match="trains a turn of an example"):
         check_flags(kept)
+
+
+def test_every_token_of_a_sample_is_shown(recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    made = recipe(f"{PROMPT}.examples=1")
+    told = episode(made)
+    sample = Sample(kind="good", messages=told, instance=None)
+    key, where = sample_id(sample), ["-w", str(tmp_path)]
+    store = open_store(tmp_path)
+    store.write(
+        run_rows("r", recipe="n", method="agent-r", config=resolved(made), versions={}, workspace=str(tmp_path))
+    )
+    store.write(iteration_rows("i", run_id="r", iteration=1))
+    store.write(sample_rows(key, sample, iteration_id="i"))
+    ids, labels = load_renderer(Path(made.model.path)).render_sample(told)
+    shown = preview_tokens(tmp_path, key)
+    assert [trained for _, trained in shown] == [label >= 0 for label in labels]
+    assert [int(line.split()[1]) for line, _ in shown] == ids
+    said = CliRunner().invoke(cli, ["preview", key, "--tokens", *where])
+    assert said.output.splitlines() == [line for line, _ in shown]
+    assert sum(line.endswith(" trained") for line in said.output.splitlines()) == sum(label >= 0 for label in labels)
+    assert (
+        CliRunner().invoke(cli, ["preview", key, "--tokens", "--model", made.model.path, *where]).output == said.output
+    )
+    refused = CliRunner().invoke(cli, ["preview", key, "--model", made.model.path, *where])
+    assert (refused.exit_code, "--model goes with --tokens" in refused.output) == (2, True)
 
 
 def test_a_revision_after_examples_keeps_its_bad_steps(recipe: Callable[..., Recipe]) -> None:
