@@ -25,7 +25,7 @@ from agentr_core.models.openai.chat import OpenAIModel
 from agentr_core.models.openai.endpoint import endpoint
 from agentr_core.models.vllm.door import RemoteFleet
 from agentr_core.models.vllm.start import make_launch, start
-from agentr_core.protocols import ChatModel, Environment, Keeping, Labels
+from agentr_core.protocols import ChatModel, Environment, Keeping, Labels, Take
 from agentr_core.recipes import ModelConfig, ModelRole, Recipe, replace
 from agentr_core.reports.addresses import page_of
 from agentr_core.runtime.equipment import Equipment
@@ -143,6 +143,7 @@ def make_environment(recipe: Recipe, store: Store | None = None) -> Environment:
         world.options,
         transcript=world.transcript,
         labels=world.action.labels,
+        take=world.action.take,
         workspace=recipe.workspace,
     )
     opening = opening_of(recipe)
@@ -159,13 +160,14 @@ def named_environment(
     *,
     transcript: Literal["own", "native"] = "own",
     labels: Labels = "lenient",
+    take: Take = "last",
     workspace: str = "",
 ) -> Environment:
     """Return a new environment; options that are left out come from the variables that its class
     names. Its caches are in a workspace, by default the usual one.
     """
     cache = Path(workspace or usual_workspace()) / "cache"
-    return registry.make(name, options, os.environ, transcript=transcript, labels=labels, cache=cache)
+    return registry.make(name, options, os.environ, transcript=transcript, labels=labels, take=take, cache=cache)
 
 
 def gateway_token() -> str:

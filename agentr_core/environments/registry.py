@@ -22,9 +22,12 @@ from typing import Any, Literal
 from agentr_core.data_files import ROOTS
 from agentr_core.environments.native import native
 from agentr_core.environments.option_types import option_faults
+from agentr_core.environments.replies import FIRST_LINE, OBSERVATION
+from agentr_core.episodes.transcript import Until, transcript_of
 from agentr_core.errors import AgentrError, ConfigError, EnvironmentFault
-from agentr_core.protocols import Environment, Labelled, Labels
+from agentr_core.protocols import Environment, Labelled, Labels, Take
 from agentr_core.texts import cause, closest, listed
+from agentr_core.types import Sampling
 
 GROUP = "agentr.environments"
 _CACHE = Path("runs", "cache")
@@ -42,16 +45,18 @@ def make(
     *,
     transcript: Literal["own", "native"] = "own",
     labels: Labels = "lenient",
+    take: Take = "last",
     cache: Path | None = None,
 ) -> Environment:
     """Return a new environment; `variables` are those of the process. What it would keep below
     `runs/cache`, if its options do not say where, it keeps in the folder `cache`. With a `native`
     transcript its actions are tool calls; see `environments.native`. Labels of actions are read as
-    `labels` says.
+    `labels` says; with `take` first, replies to it are drawn up to their first action.
 
     Raises:
         ConfigError: there is no environment with that name, it has no such option, an option has a
-            value of another type, or it reads no labels and they are to be read in another way.
+            value of another type, or it reads no labels and they are to be read in another way, or
+            to end a reply.
         EnvironmentFault: its class cannot be imported or instantiated, for a reason of its own.
     """
     kind = checked(name, options)
@@ -67,7 +72,26 @@ def make(
             environment.close()
             raise ConfigError(f"environment.action.labels: {name} reads no labels; leave it out")
         environment.labels = labels
+    if take == "first":
+        _end_at_first_action(environment, name)
     return environment
+
+
+def _end_at_first_action(environment: Any, name: str) -> None:
+    """Let the replies to an environment end at their first action. Raises `ConfigError` if nothing
+    tells where that is.
+    """
+    if transcript_of(environment).sampling(Sampling()).include_stop:
+        # A reply within a grown turn always ends with the first closing tag.
+        return
+    pattern = getattr(environment, "first_action", FIRST_LINE if isinstance(environment, Labelled) else "")
+    if not pattern:
+        environment.close()
+        raise ConfigError(
+            f"environment.action.take: {name} reads no labels, so nothing tells where the first action of a reply "
+            "ends; say last"
+        )
+    environment.until = Until(pattern=pattern, stop=tuple(getattr(environment, "stops", (OBSERVATION,))))
 
 
 def checked(name: str, options: Mapping[str, Any]) -> Any:

@@ -47,6 +47,15 @@ _QUALIFIED = re.compile(
 )
 """The label in capitals in a sentence, or after a word or two, such as "Next action:"."""
 
+# A label within a line counts after the end of a sentence; elsewhere a thought may be about it.
+_FIRST = rf"(?:^(?:[^\w\n]|\d)*(?:\w+[ \t]+){{0,2}}(?i:action){_COLON}|(?<=[.!?])[ \t]+Action{_COLON})[ \t*_]*"
+FIRST_LINE = rf"(?m){_FIRST}(?:\n?[ \t]*```+[ \t]*\w*[ \t]*\n|[ \t]*\n)*+[^\n]*\w[^\n]*(?=\n)"
+"""Matches up to the end of the first action of a reply, where actions are lines."""
+FIRST_BLOCK = rf"(?m){_FIRST}(?s:.+?)(?=\n[^\w\n]*(?i:observation|thought|action)\b[^\n:]{{0,8}}:)"
+"""The same, where an action may have several lines and goes on until something else is labelled."""
+OBSERVATION = "\nObservation:"
+"""What a reply is ended by that goes on with an invented observation."""
+
 _FENCE = re.compile(r"```+[ \t]*\w*[ \t]*")
 _ENTRY = re.compile(r"(?:[-*•]|\d{1,3}[.)])[ \t]+(?=\S)")
 _REMARK = re.compile(r"[ \t]\((?:I|[A-Za-z]{2,})(?:[ ,;'\u2019][^()]*)?\)\Z")

@@ -32,6 +32,8 @@ class Opening:
     """The instruction that replaces the world's."""
     examples: tuple[str, ...] = ()
     """Episodes as texts; they follow the instruction in its turn."""
+    turns: tuple[Message, ...] = ()
+    """Episodes as turns; they stand before the first observation."""
 
 
 def open_with(env: Any, opening: Opening) -> None:
@@ -47,7 +49,7 @@ def open_with(env: Any, opening: Opening) -> None:
 
 
 def instruction_of(env: Any) -> str:
-    """Return the instruction of an environment with its examples."""
+    """Return the instruction of an environment with its examples that are texts."""
     opening = _opening_of(env)
     said: str = env.instruction if opening.instruction is None else opening.instruction
     if not opening.examples:
@@ -68,6 +70,11 @@ def system_turns(env: Any) -> tuple[Message, ...]:
     """
     system = _opening_of(env).system
     return (Message(role="system", text=system),) if system else ()
+
+
+def example_turns(env: Any) -> tuple[Message, ...]:
+    """Return the turns of the examples; none if the recipe has none, or has them as texts."""
+    return _opening_of(env).turns
 
 
 def example_text(turns: Sequence[Message]) -> str:

@@ -10,6 +10,8 @@ on exactly what it reads while it acts. There are two transcripts here, and a th
 
     continuation        instruction | first observation | reply, observation, reply, ... reply
                         system        user                one assistant turn of as many spans
+
+Examples that are turns stand before the first observation.
 """
 
 from __future__ import annotations
@@ -19,18 +21,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from agentr_core.episodes.opening import instruction_of, system_turns, with_system
+from agentr_core.episodes.opening import example_turns, instruction_of, system_turns, with_system
 from agentr_core.errors import ConfigError
 from agentr_core.protocols import Dividing, Environment, Transcript
 from agentr_core.types import Message, Request, Sampling, Span, Step, Trajectory, grown_turn
 
 OPENING = 3
-"""Turns before the first reply where turns alternate, unless a system turn comes before them."""
+"""Turns before the first reply where turns alternate, unless a system turn comes before them, or
+examples between.
+"""
 
 
 def opening_length(messages: Sequence[Message]) -> int:
     """Return how many turns come before the first reply of a conversation whose turns alternate."""
-    return OPENING + bool(messages and messages[0].role == "system")
+    examples = sum(message.example for message in messages)
+    return OPENING + examples + bool(messages and messages[0].role == "system")
 
 
 class Turns(ABC):
@@ -86,6 +91,7 @@ class AlternatingTurns(Turns):
             *system_turns(env),
             Message(role="user", text=instruction_of(env)),
             Message(role="assistant", text=env.acknowledgement),
+            *example_turns(env),
             Message(role="user", text=first_observation),
         )
 
@@ -138,7 +144,8 @@ class Continuation:
 
     def _opening(self, env: Environment, first_observation: str) -> tuple[Message, ...]:
         instruction = with_system(env, instruction_of(env))
-        return Message(role="system", text=instruction), Message(role="user", text=first_observation)
+        problem = Message(role="user", text=first_observation)
+        return Message(role="system", text=instruction), *example_turns(env), problem
 
     def _spans(self, steps: Sequence[Step], train: Sequence[bool]) -> list[Span]:
         return [
@@ -170,6 +177,24 @@ def whole_episode(env: Environment, trajectory: Trajectory) -> tuple[Message, ..
     """Return the conversation of an episode with all its replies trained."""
     steps = trajectory.steps
     return transcript(env, trajectory.first_observation, steps, train=[True] * len(steps))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Until:
+    """Where the replies to a world end whose recipe ends them at their first action: at a match of
+    a pattern, or at one of some texts, which a model writes that goes on with what it invents.
+    """
+
+    pattern: str
+    stop: tuple[str, ...]
+
+
+def _up_to_action(env: Any, sampling: Sampling) -> Sampling:
+    """Return the settings for a reply to an environment, which may end at its first action."""
+    until: Until | None = getattr(env, "until", None)
+    if until is None:
+        return sampling
+    return replace(sampling, stop=tuple(dict.fromkeys((*sampling.stop, *until.stop))), until=until.pattern)
 
 
 class Part(NamedTuple):
@@ -208,7 +233,7 @@ def ask_next(
     kind = transcript_of(env)
     return Request(
         messages=kind.prompt(env, first_observation, steps),
-        sampling=kind.sampling(sampling),
+        sampling=_up_to_action(env, kind.sampling(sampling)),
         seed=seed,
         n=n,
         session=session,

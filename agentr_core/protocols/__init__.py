@@ -22,6 +22,7 @@ from agentr_core.protocols.abilities import (
     Sandboxed,
     Served,
     Stateful,
+    Take,
     Undelivered,
 )
 from agentr_core.protocols.environment import Dividing, Environment, Toolbox, Transcript
@@ -56,6 +57,7 @@ __all__ = [
     "Sleeping",
     "Starting",
     "Stateful",
+    "Take",
     "Toolbox",
     "Transcript",
     "Undelivered",

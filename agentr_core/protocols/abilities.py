@@ -10,12 +10,18 @@ from agentr_core.types import Generation, Grade, Instance, Question, Step, ToolC
 
 Labels = Literal["lenient", "published"]
 """How the label of an action is read: see `environments.replies`."""
+Take = Literal["first", "last"]
+"""Whether a reply ends at its first action, or the last one in it counts."""
 
 
 @runtime_checkable
 class Labelled(Protocol):
     """An optional ability of an environment: actions that follow a label, which it reads as this
     attribute says; a recipe may set it.
+
+    If its actions are no lines, the attribute `first_action` is the regular expression at whose
+    first match a reply ends that a recipe ends at its first action, and `stops` are the texts that
+    end one, too, if not a line that begins with "Observation:".
     """
 
     labels: Labels

@@ -8,11 +8,12 @@ from dataclasses import field
 from typing import Any, Literal
 
 from agentr_core.fingerprint import later
-from agentr_core.protocols import Labels
+from agentr_core.protocols import Labels, Take
 from agentr_core.recipes.fields import Count, Natural, Repeats, Unit, record
 from agentr_core.recipes.instances import InstancesConfig, instances_faults
 
 TranscriptKind = Literal["own", "native"]
+ExamplesAs = Literal["text", "turns"]
 
 
 @record
@@ -25,11 +26,14 @@ class PromptConfig:
     instruction_file: str = ""
     """A text file that replaces the world's instruction."""
     examples: Natural = 0
-    """How many episodes, the first of `examples_file`, are shown as examples in the instruction's
-    turn."""
+    """How many episodes, the first of `examples_file`, are shown as examples."""
     examples_file: str = ""
     """Conversations that begin with the problem's turn, as `agentr env examples` writes them.
     Empty: the examples shipped for the world."""
+    examples_as: ExamplesAs = later("text")
+    """`turns`: as turns of user and assistant before the first observation, for which recipes are
+    read that show examples and do not say. `text`: in the instruction's turn, as earlier versions
+    did."""
 
 
 @record
@@ -41,6 +45,10 @@ class ActionConfig:
     Markdown, and the action without the quotes, brackets or marks around it. `published`: as
     Agent-R's code reads replies in its searches, all that follows the last `Action:` or `Action
     1:`, less a number such as `1.`, and the last line of a reply without a label."""
+    take: Take = later("last")
+    """Which action counts in a reply with several. `first`: a reply ends there, so that nothing
+    that the model invents after it is read, played or trained; recipes are read so whose examples
+    are turns, if they do not say. `last`: the reply stays as it is, as published."""
 
 
 @record
@@ -110,8 +118,10 @@ def prompt_faults(section: str, prompt: PromptConfig, transcript: TranscriptKind
     faults = []
     if prompt.examples_file and not prompt.examples:
         faults.append(f"{section}.prompt.examples: say how many of examples_file are shown")
+    if prompt.examples_as != "text" and not prompt.examples:
+        faults.append(f"{section}.prompt.examples: say how many are shown as {prompt.examples_as}")
     if prompt.examples and transcript == "native":
-        faults.append(f"{section}.prompt.examples: examples are texts and show no calls; leave transcript: native out")
+        faults.append(f"{section}.prompt.examples: examples have labels and no calls; leave transcript: native out")
     return faults
 
 
@@ -120,8 +130,27 @@ def action_faults(section: str, action: ActionConfig, transcript: TranscriptKind
     world's section.
     """
     if transcript == "native" and action != ActionConfig():
-        return [f"{section}.action.labels: native calls have no labels; leave it or transcript: native out"]
+        name = "labels" if action.labels != "lenient" else "take"
+        return [f"{section}.action.{name}: native calls have no labels; leave it or transcript: native out"]
+    if action.take == "first" and action.labels == "published":
+        return [f"{section}.action.take: published labels are read from the end of a reply; leave one of the two out"]
     return []
+
+
+def with_examples(section: Any) -> Any:
+    """Return the section of a world as it stands in a recipe, with what it does not say about its
+    examples: they are turns, and replies end at their first action.
+
+    The defaults of the records are those of recipes that earlier versions stored.
+    """
+    prompt = section.get("prompt") if isinstance(section, dict) else None
+    if not isinstance(prompt, dict) or not prompt.get("examples") or section.get("transcript") == "native":
+        return section
+    prompt = {"examples_as": "turns", **prompt}
+    action = section.get("action", {})
+    if prompt["examples_as"] == "turns" and isinstance(action, dict) and action.get("labels") != "published":
+        section = {**section, "action": {"take": "first", **action}}
+    return {**section, "prompt": prompt}
 
 
 def worlds_faults(worlds: Mapping[str, WorldConfig]) -> list[str]:

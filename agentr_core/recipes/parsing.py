@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from agentr_core.errors import ConfigError
+from agentr_core.recipes.environments import with_examples
 from agentr_core.recipes.faults import faults_of, faults_of_method, secrets_in
 from agentr_core.recipes.instances import RANGE
 from agentr_core.recipes.recipe import ADAPTER, OF_ONE_WORLD, Recipe, resolved
@@ -63,6 +64,10 @@ def parse(
         _apply(merged, override)
     if unfit := unfit_values(merged):
         raise ConfigError(visible(listed(unfit, source)))
+    if "environment" in merged:
+        merged["environment"] = with_examples(merged["environment"])
+    if isinstance(worlds := merged.get("environments"), dict):
+        merged["environments"] = {name: with_examples(section) for name, section in worlds.items()}
     try:
         recipe = ADAPTER.validate_python(merged)
     except ValidationError as error:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import islice, pairwise
 from pathlib import Path
 
 from agentr_core.data_files import data_path
@@ -15,6 +16,7 @@ from agentr_core.recipes.environments import PromptConfig
 from agentr_core.samples.json_lines import records
 from agentr_core.samples.record_turns import conversation
 from agentr_core.texts import placed, unreadable
+from agentr_core.types import Message
 
 FOLDER = "examples"
 """The folder of the shipped data with a file of examples for each world that has some."""
@@ -40,7 +42,7 @@ def example_ids(recipe: Recipe) -> frozenset[str]:
     if not prompt.examples:
         return frozenset()
     file = _examples_file(prompt, recipe.environment.name)
-    told = itertools.islice(records(file, setting="environment.prompt.examples_file"), prompt.examples)
+    told = islice(records(file, setting="environment.prompt.examples_file"), prompt.examples)
     return frozenset(str(record["id"]) for _, record in told if "id" in record)
 
 
@@ -61,21 +63,36 @@ def prompt_files(recipe: Recipe) -> dict[str, str]:
 # Cached, since hundreds of environments of a world are opened at once.
 @lru_cache(maxsize=64)
 def _read(prompt: PromptConfig, environment: str) -> Opening:
+    shown = _examples(prompt, environment) if prompt.examples else ()
+    as_turns = prompt.examples_as == "turns"
     return Opening(
         system=prompt.system,
         instruction=_text(Path(prompt.instruction_file)) if prompt.instruction_file else None,
-        examples=_examples(prompt, environment) if prompt.examples else (),
+        examples=() if as_turns else tuple(map(example_text, shown)),
+        turns=tuple(turn for turns in shown for turn in _as_turns(turns)) if as_turns else (),
     )
 
 
-def _examples(prompt: PromptConfig, environment: str) -> tuple[str, ...]:
+def _as_turns(turns: Sequence[Message]) -> Iterator[Message]:
+    """Yield the turns of an example up to its last reply, as those of an episode before it."""
+    last = max(number for number, turn in enumerate(turns) if turn.role == "assistant")
+    return (Message(role=turn.role, text=turn.text, example=True) for turn in turns[: last + 1])
+
+
+def _examples(prompt: PromptConfig, environment: str) -> tuple[Sequence[Message], ...]:
+    """Return the turns of each example that a prompt shows."""
     file = _examples_file(prompt, environment)
-    found: list[str] = []
+    found: list[Sequence[Message]] = []
     for number, record in records(file, setting="environment.prompt.examples_file"):
         turns = [turn for turn in conversation(record, f"{file}:{number}") if turn.role not in ("system", "tools")]
         if [turn.role for turn in turns[:2]] != ["user", "assistant"]:
             raise DataFileError(f"{file}:{number} must begin with the turn of the problem and then a reply")
-        found.append(example_text(turns))
+        if prompt.examples_as == "turns" and any(one.role == two.role for one, two in pairwise(turns)):
+            raise DataFileError(
+                f"{file}:{number} has two turns of one role in a row, and a conversation alternates; join them, or set "
+                "environment.prompt.examples_as to text"
+            )
+        found.append(turns)
     if len(found) < prompt.examples:
         raise ConfigError(
             f"environment.prompt.examples is {prompt.examples}, and {file} has {len(found)}; lower it, or name another "

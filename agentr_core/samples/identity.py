@@ -68,7 +68,7 @@ def _named(message: Message) -> dict[str, Any]:
     Whether a turn was cut changes what is trained of it. Only a cut is recorded; its absence is the
     default, so that samples of earlier versions keep their ids.
     """
-    named = {"role": message.role, **_named_span(message)}
+    named = {"role": message.role, **_named_span(message), **({"example": True} if message.example else {})}
     return named if not message.spans else {**named, "spans": [_named_span(span) for span in message.spans]}
 
 
@@ -81,6 +81,8 @@ def _flag_fault(sample: Sample) -> str:
     if not trained_spans(sample):
         return "has no trained turn; reject it before it reaches a dataset"
     wrong = [position for position, m in enumerate(sample.messages) if m.train and m.role != "assistant"]
+    if any(m.train and m.example for m in sample.messages):
+        return "trains a turn of an example; only replies of its own episode carry loss"
     if wrong:
         return f"trains turn {wrong[0]}, which is not the assistant's; only replies carry loss"
     cut = sample.provenance.cut
@@ -102,7 +104,7 @@ def _reply_flags(sample: Sample) -> list[bool]:
     acknowledgement or, in its place, of the turn that the replies are spans of, or that defines
     tools.
     """
-    turns = [message for message in sample.messages if message.role == "assistant"]
+    turns = [message for message in sample.messages if message.role == "assistant" and not message.example]
     grown = [span for turn in turns for span in turn.spans]
     # An observation follows each reply.
     if grown:

@@ -185,6 +185,12 @@ class Renderer:
         """Return the text of sampled ids as it goes on from a prompt, without special tokens."""
         return self._encoder.text(ids, last_of(prompt))
 
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """Return the text of each token by itself, control tokens included; a part of a character
+        is a replacement mark.
+        """
+        return [str(self._tokenizer.decode([one], skip_special_tokens=False)) for one in ids]
+
     @cached_property
     def fingerprint(self) -> str:
         """A hash of vocabulary, special tokens and chat template, which tells apart tokenizers

@@ -46,6 +46,8 @@ class Message:
     fingerprint of the tokenizer that made the ids; with any other tokenizer the text is tokenised
     again. None stands for that of the run's own model.
 
+    An `example` is a turn of an episode that is shown before the problem; it is never trained.
+
     An assistant turn that was grown by continuation has `spans`, and these have tokens, flags and
     finish reasons of their own; make it with `grown_turn`. As the last turn of a prompt it is
     unfinished, and the reply continues it.
@@ -58,6 +60,7 @@ class Message:
     finish_reason: FinishReason | None = None
     tokenizer: str | None = None
     spans: tuple[Span, ...] = later(())
+    example: bool = later(False)
 
     def __post_init__(self) -> None:
         if self.spans and (self.role, self.text, self.train, self.token_ids) != _of_spans(self.spans):

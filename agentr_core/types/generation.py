@@ -16,6 +16,10 @@ class Sampling:
     The token ids of a reply include those of its stop string in both cases. The last token may
     reach beyond the stop string; the text does not.
 
+    `until` is a regular expression, looked for outside thoughts after each line break and colon: a
+    reply ends where its first match does. With it, the token ids end with the text, whatever cut
+    it: no token is kept that only tells how the model would have gone on.
+
     `repetition_penalty` changes the logits of tokens in the prompt and the reply so far (1: no
     change), `temperature` those of all tokens; `top_k` (0: all), `top_p` and `min_p` then filter,
     in this order, with the semantics of Transformers' logits processors. Log-probabilities are
@@ -31,6 +35,7 @@ class Sampling:
     top_k: int = later(0)
     min_p: float = later(0.0)
     repetition_penalty: float = later(1.0)
+    until: str = later("")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,7 +101,8 @@ def sql(
 def trace(entity: str, workspace: Path, form: str) -> None:
     """Show what something in the store was made from.
 
-    The way leads back to the model that the run began with.
+    The way leads back to the model that the run began with. Of a trajectory, what was said in it
+    follows.
 
     ID is the beginning of the id of a checkpoint, dataset, sample, pair, preference, tree,
     trajectory or evaluation, or TREE#NUMBER for a node.
@@ -140,10 +141,14 @@ def publish(checkpoint: str, folder: Path, base_model: str, licence: str, worksp
 
 @click.command()
 @click.argument("sample", type=IdPrefix())
+@click.option("--tokens", is_flag=True, help="Show every token that training reads, those of the template too.")
+@click.option("--model", type=NamedPath(path_type=Path, file_okay=False), help="With --tokens: those of this model.")
 @WORKSPACE
-def preview(sample: str, workspace: Path) -> None:
+def preview(sample: str, tokens: bool, model: Path | None, workspace: Path) -> None:
     """Show one training sample turn by turn; trained text is marked."""
-    from flows.commands.samples import preview_sample
+    from flows.commands.samples import preview_sample, preview_tokens
 
-    for text, trained in preview_sample(workspace, sample):
+    if model is not None and not tokens:
+        raise click.UsageError("--model goes with --tokens")
+    for text, trained in preview_tokens(workspace, sample, model) if tokens else preview_sample(workspace, sample):
         click.secho(text, fg="green" if trained else None, bold=trained)

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from agentr_core.errors import ConfigError
+from agentr_core.store import Store
+from agentr_core.store.codec import load_trajectories
 from agentr_core.store.queries.lineage import Ancestor, ancestry, entities_beginning, nodes_of_tree
 from agentr_core.store.queries.runs import runs_beginning
 from agentr_core.texts import counted, visible
@@ -19,8 +21,8 @@ _SHOWN = 5
 
 
 def traced(workspace: Path, prefix: str, form: str) -> str:
-    """Return the ancestry of the one entity whose id begins with `prefix`, a line each, as `text`
-    or as a list in `json`.
+    """Return the ancestry of the one entity whose id begins with `prefix`, a line each, as `text`,
+    which ends with what was said in it if it is a trajectory, or as a list in `json`.
 
     Raises `ConfigError` if there is none or several, and `StoreError` if there is no store.
     """
@@ -46,7 +48,17 @@ def traced(workspace: Path, prefix: str, form: str) -> str:
     lines = ancestry(store, found[0].key, found[0].kind)
     if form == "json":
         return json.dumps([dataclasses.asdict(line) for line in lines], indent=2) + "\n"
-    return "".join(f"{line_of(line)}\n" for line in lines)
+    text = _text_of(store, found[0].key) if found[0].kind == "trajectory" else ""
+    return "".join(f"{line_of(line)}\n" for line in lines) + text
+
+
+def _text_of(store: Store, key: str) -> str:
+    """Return what was said in a trajectory, turn by turn."""
+    (told,) = load_trajectories(store, [key]).values()
+    turns = [("first observation", told.first_observation)]
+    for number, step in enumerate(told.steps):
+        turns += [(f"reply {number}", step.reply), (f"observation {number}", step.observation)]
+    return "".join(f"\n[{name}]\n{visible(text)}\n" for name, text in turns if text)
 
 
 def line_of(one: Ancestor, *, hidden: Collection[str] = ()) -> str:

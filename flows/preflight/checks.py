@@ -178,7 +178,8 @@ def _check_opening(env: Environment, opening: Opening | None) -> None:
     if opening is None:
         return
     said = "\n".join(message.text for message in transcript_of(env).prompt(env, "?", ()))
-    if opening.system not in said or instruction_of(env) not in said:
+    texts = (opening.system, instruction_of(env), *(turn.text for turn in opening.turns))
+    if not all(text in said for text in texts):
         raise ConfigError(
             f"environment {env.name} has a transcript of its own, which does not say what environment.prompt asks for; "
             "leave it out, or let the transcript use agentr_core.episodes.opening"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
@@ -194,6 +195,29 @@ async def test_a_stop_string_is_kept_on_demand(model: ChatModel) -> None:
     for without, whole, before in zip(cut, kept, free, strict=True):
         assert whole.token_ids == without.token_ids
         assert whole.text == without.text + stop * (stop in before.text)
+
+
+async def test_a_reply_ends_at_a_match_and_so_do_its_tokens(model: ChatModel) -> None:
+    asked = request(4, seed=1, n=8, max_new_tokens=40, logprobs=True)
+    free = (await answer(model, asked))[0]
+    end = re.escape(free[0].text[4:7])
+    until = f"(?s)(?<={end})(?=.)"
+    drawn = replace(asked, sampling=replace(asked.sampling, until=until))
+    cut = (await answer(model, drawn))[0]
+    fewer = []
+    for before, after in zip(free, cut, strict=True):
+        match = re.search(until, before.text)
+        assert after.text == (before.text if match is None else before.text[: match.end()])
+        if match is None:
+            assert after == before
+            continue
+        assert after.finish_reason == "stop"
+        assert after.token_ids == before.token_ids[: len(after.token_ids)]
+        if after.token_ids:
+            assert after.logprobs == (before.logprobs or ())[: len(after.token_ids)]
+        if before.token_ids:
+            fewer.append(len(after.token_ids) < len(before.token_ids))
+    assert any(fewer) or not free[0].token_ids
 
 
 async def test_a_reply_goes_on_with_an_unfinished_turn(model: ChatModel) -> None:

@@ -21,11 +21,12 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from agentr_core.environments.replies import FIRST_BLOCK, FIRST_LINE
 from agentr_core.models.local.kv import KVBuffer, KVShape
 from agentr_core.models.local.prefix_cache import PrefixCache, block_names
 from agentr_core.models.local.sampling import choose, filtered, log_probabilities, penalised, uniforms
 from agentr_core.models.local.waves import padded_rows, plan
-from agentr_core.models.stopping import StopWatch, cut_at_stop
+from agentr_core.models.stopping import StopWatch, cut_at_stop, ids_within
 from agentr_core.types import Sampling
 
 # ---- waves
@@ -176,6 +177,54 @@ def test_a_stop_string_is_kept_on_demand() -> None:
     assert cut_at_stop("see <b></b> x", Sampling(stop=("</a>", "</b>"), include_stop=True)) == "see <b></b>"
     assert cut_at_stop("abc", Sampling(stop=("x",), include_stop=True)) == "abc"
     assert cut_at_stop("a</t", Sampling(stop=("</t>", "</t"), include_stop=True)) == "a</t"
+
+
+@pytest.mark.parametrize(
+    ("reply", "kept"),
+    [
+        ("Thought: x\nAction: get 1 a\nObservation: Got 1 a\nAction: get 2 b", "Thought: x\nAction: get 1 a"),
+        ("Action: get 1 a\nThought: y\nAction: get 2 b\n", "Action: get 1 a"),
+        ("**Action 1:**\n\nget 1 a\n\nmore", "**Action 1:**\n\nget 1 a"),
+        ("Action:\n```sh\nget 1 a\n```\nmore", "Action:\n```sh\nget 1 a"),
+        ("Next action: get 1 a\nmore", "Next action: get 1 a"),
+        ("I take it. Action: get 1 a\nmore", "I take it. Action: get 1 a"),
+        ("I give an Action: soon\nAction: get 1 a\nmore", "I give an Action: soon\nAction: get 1 a"),
+        ("<think>\nAction: b\n</think>\nAction: a\nmore", "<think>\nAction: b\n</think>\nAction: a"),
+        ("Action: get 1 a", "Action: get 1 a"),
+        ("Action:\n\n", "Action:\n\n"),
+        ("get 1 a\nget 2 b\n", "get 1 a\nget 2 b\n"),
+        ("an action\nand more\n", "an action\nand more\n"),
+    ],
+)
+def test_a_reply_ends_with_the_line_of_its_first_action(reply: str, kept: str) -> None:
+    sampling = Sampling(until=FIRST_LINE)
+    assert cut_at_stop(reply, sampling) == kept
+    watch = StopWatch(lambda ids: "".join(map(chr, ids)))
+    seen = [watch.completed([ord(one) for one in reply[: end + 1]], (), FIRST_LINE) for end in range(len(reply))]
+    assert seen.index(True) == len(kept) if kept != reply else not any(seen)
+
+
+@pytest.mark.parametrize(
+    ("reply", "kept"),
+    [
+        ('Action: find {\n "a": 1\n}\nObservation: x', 'Action: find {\n "a": 1\n}'),
+        ("Action: find\nThought: 2\nAction: end", "Action: find"),
+        ('Action: find {\n "a": 1\n}', 'Action: find {\n "a": 1\n}'),
+    ],
+)
+def test_an_action_of_several_lines_ends_where_something_else_is_labelled(reply: str, kept: str) -> None:
+    assert cut_at_stop(reply, Sampling(until=FIRST_BLOCK)) == kept
+
+
+def test_no_token_stays_that_only_tells_how_a_reply_would_have_gone_on() -> None:
+    pieces = ["Action:", " get", " a", "\n", "Obs", "erv"]
+
+    def text_of(ids: Sequence[int]) -> str:
+        return "".join(pieces[one] for one in ids)
+
+    assert ids_within(range(6), "Action: get a", text_of) == (0, 1, 2)
+    assert ids_within(range(6), "Action: ge", text_of) == (0, 1), "a token that begins within the text"
+    assert ids_within(range(6), "", text_of) == ()
 
 
 @given(st.text("ab\n", max_size=20), st.lists(st.text("ab\n", min_size=1, max_size=3), min_size=1, max_size=2))

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +20,25 @@ from agentr_core.environments.sciworld import SciWorld
 from agentr_core.environments.webshop.world import WebShop
 from agentr_core.episodes.conversation import droppable, windowed
 from agentr_core.episodes.opening import Opening, instruction_of, open_with
-from agentr_core.episodes.transcript import opening_length, transcript_of, whole_episode
-from agentr_core.errors import ConfigError, DataFileError
+from agentr_core.episodes.transcript import ask_next, opening_length, transcript_of, whole_episode
+from agentr_core.errors import ConfigError, DataFault, DataFileError
 from agentr_core.exchange.training_set import opening
-from agentr_core.recipes import Recipe, parse
+from agentr_core.models.stopping import cut_at_stop
+from agentr_core.recipes import Recipe, parse, resolved, restored
 from agentr_core.runtime.prompts import opening_of
 from agentr_core.runtime.start import asked_for, run_id_of
-from agentr_core.samples.rendering import Renderer
+from agentr_core.samples.identity import check_flags, sample_id
+from agentr_core.samples.rendering import Renderer, load_renderer
 from agentr_core.samples.stretches import drops, split
 from agentr_core.stages.demonstrate import expert_trajectory
-from agentr_core.types import Message, Sample
+from agentr_core.store.codec import iteration_rows, load_samples, run_rows, sample_rows
+from agentr_core.types import Message, Provenance, Sample, Sampling, Step
 from flows.cli import cli
 from flows.commands.environments import examples
+from flows.commands.samples import preview_sample, preview_tokens
 from flows.preflight.checks import check
 from tasks.wiring import make_environment
+from tasks.workspaces import open_store
 
 PROMPT = "environment.prompt"
 ROOT = Path(__file__).parents[2]
@@ -60,10 +66,11 @@ def episode(recipe: Recipe) -> tuple[Message, ...]:
     return whole_episode(env, found)
 
 
-def test_an_example_and_a_system_turn_are_read_and_carry_no_loss(
+def test_an_example_as_text_and_a_system_turn_are_read_and_carry_no_loss(
     recipe: Callable[..., Recipe], make_tiny_tokenizer: Callable[..., Any]
 ) -> None:
-    plain, told = episode(recipe()), episode(recipe(f"{PROMPT}={{examples: 1, system: 'Be brief.'}}"))
+    prompt = f"{PROMPT}={{examples: 1, examples_as: text, system: 'Be brief.'}}"
+    plain, told = episode(recipe()), episode(recipe(prompt))
     assert told[0] == Message(role="system", text="Be brief.")
     assert told[2:] == plain[1:]
     assert told[1].text.startswith(f"{plain[0].text}\n\nHere is an example of an episode.\n\nCrafting commands:")
@@ -76,9 +83,143 @@ def test_an_example_and_a_system_turn_are_read_and_carry_no_loss(
 
 
 def test_two_examples_are_counted(recipe: Callable[..., Recipe]) -> None:
-    said = episode(recipe(f"{PROMPT}.examples=2"))[0].text
+    said = episode(recipe(f"{PROMPT}={{examples: 2, examples_as: text}}"))[0].text
     assert "Here are 2 examples of episodes." in said
     assert said.count("Goal: ") == 2
+
+
+def test_examples_are_turns_before_the_problem_and_carry_no_loss(
+    recipe: Callable[..., Recipe], make_tiny_tokenizer: Callable[..., Any]
+) -> None:
+    plain, told = episode(recipe()), episode(recipe(f"{PROMPT}.examples=2"))
+    shown = [(who, text) for turns in spoken("textcraft")[:2] for who, text in turns]
+    examples = [message for message in told if message.example]
+    assert [(message.role, message.text) for message in examples] == [
+        ("user" if who == "human" else "assistant", text) for who, text in shown
+    ]
+    assert told == (*plain[:2], *examples, *plain[2:])
+    assert [message.role for message in told] == ["user", "assistant"] * (len(told) // 2)
+    renderer = Renderer(make_tiny_tokenizer())
+    trained = [[one for one in renderer.render_sample(each).labels if one >= 0] for each in (plain, told)]
+    assert trained[0] == trained[1] != []
+
+
+def test_what_is_left_out_of_a_long_history_are_no_examples(recipe: Callable[..., Recipe]) -> None:
+    plain, told = episode(recipe()), episode(recipe(f"{PROMPT}={{examples: 2, system: Act.}}"))
+    begun = opening_length(told)
+    assert begun == len(told) - len(plain) + 3
+    assert opening(told) == told[:begun]
+    assert droppable(told[:begun]) == 0
+    longer = (*told, *(Message(role=role, text="On.") for role in ("user", "assistant", "user", "assistant", "user")))
+    assert droppable(longer) == droppable((*plain, *longer[len(told) :])) > 1
+    assert windowed(longer, 1) == longer[: begun + 1] + longer[begun + 3 :]
+
+
+def test_an_example_of_a_grown_turn_is_an_assistant_turn_of_its_own(recipe: Callable[..., Recipe]) -> None:
+    made = recipe("environment.name=reasoning", f"{PROMPT}.examples=3")
+    env = make_environment(made)
+    begun = transcript_of(env).prompt(env, "How many?", ())
+    assert [message.role for message in begun] == ["system", *["user", "assistant"] * 3, "user"]
+    assert begun[0].text == env.instruction
+    assert [message.text for message in begun if message.role == "assistant"] == [
+        turns[1][1] for turns in spoken("reasoning")[:3]
+    ]
+    assert droppable(begun) == 0
+    step = Step(reply="<answer>3</answer>", action="", observation="", reward=0.0, terminated=True, success=False)
+    sample = transcript_of(env).sample(env, "How many?", [step], [True])
+    assert opening(sample) == begun
+    check_flags(Sample(kind="good", messages=sample, instance=None))
+    assert not ask_next(env, "How many?", (), Sampling(), seed=0, session="").sampling.until, "it ends with its tag"
+
+
+def test_what_a_recipe_with_examples_does_not_say(recipe: Callable[..., Recipe]) -> None:
+    plain, turns = recipe(), recipe(f"{PROMPT}.examples=1")
+    assert (plain.environment.prompt.examples_as, plain.environment.action.take) == ("text", "last")
+    assert (turns.environment.prompt.examples_as, turns.environment.action.take) == ("turns", "first")
+    text = recipe(f"{PROMPT}={{examples: 1, examples_as: text}}")
+    assert text.environment.action.take == "last"
+    assert asked_for(text)["environment"]["prompt"].keys() == {
+        "system",
+        "instruction_file",
+        "examples",
+        "examples_file",
+    }
+    assert run_id_of(text) != run_id_of(turns), "what earlier versions showed is another run"
+    assert recipe(f"{PROMPT}.examples=1", "environment.action.take=last").environment.action.take == "last"
+    published = recipe(f"{PROMPT}.examples=1", "environment.action.labels=published")
+    assert published.environment.action.take == "last"
+    worlds = {"textcraft": {"prompt": {"examples": 2}}, "webshop": {}}
+    several = parse({"name": "two", "model": {"path": "m"}, "environments": worlds})
+    assert several.in_world("textcraft").environment.action.take == "first"
+    assert several.in_world("webshop").environment.action.take == "last"
+    stored = resolved(recipe())
+    stored["environment"]["prompt"] = {"examples": 1}
+    assert restored(stored, source="old").environment.prompt.examples_as == "text", "as when it ran"
+
+
+def test_a_stored_sample_knows_its_examples(recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    told = episode(recipe(f"{PROMPT}.examples=1"))
+    train = [False] * opening_length(told) + [True, False] * len(told)
+    spliced = tuple(replace(one, train=flag) for one, flag in zip(told, train[2:] + train[:2], strict=False))
+    kept = Sample(kind="revision", messages=spliced, instance=None, provenance=Provenance(cut=1))
+    sample = Sample(kind="good", messages=told, instance=None)
+    store = open_store(tmp_path)
+    store.write(sample_rows(sample_id(sample), sample, iteration_id="i"))
+    (found,) = load_samples(store).values()
+    assert found == sample
+    assert sample_id(found) == sample_id(sample)
+    shown = [text.partition("\n")[0] for text, _ in preview_sample(tmp_path, sample_id(sample))]
+    first = opening_length(told)
+    assert shown[2 : first - 1] == ["[user, example]", "[assistant, example]"] * ((first - 3) // 2)
+    assert shown[first - 1 :] == ["[user]", "[assistant, trained]"] * ((len(told) - first + 1) // 2)
+    with pytest.raises(DataFault, match="trains a turn of an example"):
+        check_flags(kept)
+
+
+def test_every_token_of_a_sample_is_shown(recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    made = recipe(f"{PROMPT}.examples=1")
+    told = episode(made)
+    sample = Sample(kind="good", messages=told, instance=None)
+    key, where = sample_id(sample), ["-w", str(tmp_path)]
+    store = open_store(tmp_path)
+    store.write(
+        run_rows("r", recipe="n", method="agent-r", config=resolved(made), versions={}, workspace=str(tmp_path))
+    )
+    store.write(iteration_rows("i", run_id="r", iteration=1))
+    store.write(sample_rows(key, sample, iteration_id="i"))
+    ids, labels = load_renderer(Path(made.model.path)).render_sample(told)
+    shown = preview_tokens(tmp_path, key)
+    assert [trained for _, trained in shown] == [label >= 0 for label in labels]
+    assert [int(line.split()[1]) for line, _ in shown] == ids
+    said = CliRunner().invoke(cli, ["preview", key, "--tokens", *where])
+    assert said.output.splitlines() == [line for line, _ in shown]
+    assert sum(line.endswith(" trained") for line in said.output.splitlines()) == sum(label >= 0 for label in labels)
+    assert (
+        CliRunner().invoke(cli, ["preview", key, "--tokens", "--model", made.model.path, *where]).output == said.output
+    )
+    refused = CliRunner().invoke(cli, ["preview", key, "--model", made.model.path, *where])
+    assert (refused.exit_code, "--model goes with --tokens" in refused.output) == (2, True)
+
+
+def test_a_revision_after_examples_keeps_its_bad_steps(recipe: Callable[..., Recipe]) -> None:
+    told = episode(recipe(f"{PROMPT}.examples=2"))
+    first = opening_length(told)
+    messages = tuple(replace(one, train=one.train and at > first) for at, one in enumerate(told))
+    assert not messages[first].train
+    assert messages[first + 2].train
+    check_flags(Sample(kind="revision", messages=messages, instance=None, provenance=Provenance(cut=1)))
+    with pytest.raises(DataFault, match="keeps 1 bad steps and trains one of them"):
+        check_flags(Sample(kind="revision", messages=told, instance=None, provenance=Provenance(cut=1)))
+
+
+def test_a_reply_may_end_at_its_first_action(recipe: Callable[..., Recipe]) -> None:
+    env = make_environment(recipe(f"{PROMPT}.examples=1"))
+    asked = ask_next(env, "Goal.", (), Sampling(stop=("x",)), seed=0, session="").sampling
+    assert asked.stop == ("x", "\nObservation:")
+    said = "Thought: much.\nAction: get 1 stick\n\nObservation: Got 1 stick\n\nAction: get 2 planks"
+    assert cut_at_stop(said, asked) == "Thought: much.\nAction: get 1 stick"
+    last = make_environment(recipe(f"{PROMPT}.examples=1", "environment.action.take=last"))
+    assert ask_next(last, "Goal.", (), Sampling(), seed=0, session="").sampling == Sampling()
 
 
 def test_a_file_takes_the_place_of_the_instruction(recipe: Callable[..., Recipe], tmp_path: Path) -> None:
@@ -92,7 +233,9 @@ def test_a_file_takes_the_place_of_the_instruction(recipe: Callable[..., Recipe]
 
 
 def test_where_the_instruction_is_the_system_turn_the_system_text_begins_it(recipe: Callable[..., Recipe]) -> None:
-    env = make_environment(recipe("environment.name=reasoning", f"{PROMPT}={{system: 'Be brief.', examples: 1}}"))
+    env = make_environment(
+        recipe("environment.name=reasoning", f"{PROMPT}={{system: 'Be brief.', examples: 1, examples_as: text}}")
+    )
     first, problem = transcript_of(env).prompt(env, "How many?", ())
     assert (first.role, problem.text) == ("system", "How many?")
     assert first.text.startswith(f"Be brief.\n\n{env.instruction}\n\nHere is an example")
@@ -101,6 +244,8 @@ def test_where_the_instruction_is_the_system_turn_the_system_text_begins_it(reci
 
 def test_a_recipe_without_a_prompt_asks_for_what_it_did(recipe: Callable[..., Recipe]) -> None:
     assert "prompt" not in asked_for(recipe())["environment"]
+    assert "action" not in asked_for(recipe())["environment"]
+    assert "action" not in asked_for(recipe("environment.action.take=last"))["environment"]
     ids = {run_id_of(one) for one in (recipe(), recipe(f"{PROMPT}.examples=1"), recipe(f"{PROMPT}.system=Act."))}
     assert len(ids) == 3
 
@@ -128,7 +273,19 @@ def test_a_window_keeps_the_system_turn(recipe: Callable[..., Recipe]) -> None:
         (
             [f"{PROMPT}.examples=1", "environment.transcript=native"],
             ConfigError,
-            "examples are texts and show no calls",
+            "examples have labels and no calls",
+        ),
+        ([f"{PROMPT}.examples_as=turns"], ConfigError, "say how many are shown as turns"),
+        (
+            ["environment.action={labels: published, take: first}"],
+            ConfigError,
+            "published labels are read from the end of a reply",
+        ),
+        (["environment.action.take=first", "environment.transcript=native"], ConfigError, "native calls have no lab"),
+        (
+            ["environment={name: agentgym-sqlgym, options: {url: 'http://127.0.0.1:9'}, action: {take: first}}"],
+            ConfigError,
+            "take: agentgym-sqlgym reads no labels",
         ),
         ([f"{PROMPT}.instruction_file=nowhere"], DataFileError, "prompt: file nowhere in .* cannot be read"),
     ],
@@ -138,6 +295,15 @@ def test_what_is_wrong_with_a_prompt_is_told(
 ) -> None:
     with pytest.raises(error, match=said):
         check(recipe(*overrides))
+
+
+def test_an_example_that_does_not_alternate_is_no_turns(recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    file = tmp_path / "odd.jsonl"
+    turns = [("human", "Goal."), ("gpt", "Action: a"), ("gpt", "Action: b")]
+    file.write_text(json.dumps({"conversations": [{"from": who, "value": said} for who, said in turns]}))
+    with pytest.raises(DataFileError, match=r"odd\.jsonl:1 has two turns of one role in a row"):
+        opening_of(recipe(f"{PROMPT}={{examples: 1, examples_file: {file}}}"))
+    assert opening_of(recipe(f"{PROMPT}={{examples: 1, examples_as: text, examples_file: {file}}}"))
 
 
 @pytest.mark.parametrize(("split", "fine"), [("train", True), ("test", False)])
@@ -216,8 +382,8 @@ def test_a_transcript_that_leaves_the_prompt_out_is_refused() -> None:
                 return (Message(role="user", text=env.instruction),)
 
     env = Own()
-    told = Opening(system="Act.")
-    open_with(env, told)
-    assert instruction_of(env) == Line.instruction
-    with pytest.raises(ConfigError, match="has a transcript of its own, which does not say"):
-        _check_opening(env, told)
+    for told in (Opening(system="Act."), Opening(turns=(Message(role="user", text="Goal.", example=True),))):
+        open_with(env, told)
+        assert instruction_of(env) == Line.instruction
+        with pytest.raises(ConfigError, match="has a transcript of its own, which does not say"):
+            _check_opening(env, told)

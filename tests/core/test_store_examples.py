@@ -12,7 +12,14 @@ from click.testing import CliRunner
 
 from agentr_core.errors import ConfigError
 from agentr_core.store import Store
-from agentr_core.store.codec import derivation_rows, metric_rows, oracle_rows, timing_rows, trajectory_rows
+from agentr_core.store.codec import (
+    derivation_rows,
+    load_trajectories,
+    metric_rows,
+    oracle_rows,
+    timing_rows,
+    trajectory_rows,
+)
 from agentr_core.store.examples import example, examples
 from agentr_core.store.tables import merge
 from agentr_core.types import Derivation, Verdict
@@ -115,6 +122,9 @@ def test_a_trace_names_a_row_of_a_dataset_the_seed_of_an_episode_and_a_model_whe
         con.execute("update generation set seed = 71 + position where owner_id = ?", [episode])
     assert f"  one of them {gallery.REVISION}" in traced(workspace, dataset, "text").splitlines()[0]
     assert "  seed 71  " in traced(workspace, episode, "text").splitlines()[0]
+    said = traced(workspace, episode, "text")
+    (played,) = load_trajectories(store, [episode]).values()
+    assert f"\n[first observation]\n{played.first_observation}\n\n[reply 0]\n{played.steps[0].reply}\n" in said
     here = workspace / "checkpoints" / gallery.TRAINED
     assert str(here) not in traced(workspace, gallery.TRAINED, "text")
     here.mkdir(parents=True)

@@ -225,6 +225,8 @@ class SqlGym(AgentGymWorld, world="sqlgym"):
 class _ToolWorld(_LabelledWorld):
     """A world of tools, called by name with JSON."""
 
+    first_action = replies.FIRST_BLOCK
+
     def parse(self, reply: str) -> str:
         """Return everything after the last "Action:" of a reply, since JSON may take several
         lines.

@@ -80,8 +80,10 @@ def _numbered(sample: Sample) -> Iterator[tuple[int, Role, Message | Span]]:
     """Yield the turns of a sample with their numbers; the spans of a grown turn are numbered like
     turns after an opening.
     """
-    # A system turn before the instruction has a negative number.
-    before = 0 if any(message.spans for message in sample.messages) else opening_length(sample.messages) - OPENING
+    # A system turn before the instruction, and examples, push the first turns to negative numbers.
+    grown = any(message.spans for message in sample.messages)
+    examples = sum(message.example for message in sample.messages)
+    before = examples if grown else opening_length(sample.messages) - OPENING
     for number, message in enumerate(sample.messages, start=-before):
         if message.spans:
             for place, span in enumerate(message.spans):

@@ -40,8 +40,8 @@ class Decoder:
 
     `model` is a Transformers causal language model in evaluation mode, `shape` what its layers
     store, `attention` how far they look back, `vocabulary` the number of token ids that may be
-    sampled, and `ended(tokens, stops)` says whether the last token ends a reply. No prompt and its
-    reply may have more than `context_length` tokens together.
+    sampled, and `ended(tokens, stops, until)` says whether the last token ends a reply. No prompt
+    and its reply may have more than `context_length` tokens together.
 
     `passes` counts the forward passes begun so far; once another thread sets `given_up`, none is
     begun.
@@ -55,7 +55,7 @@ class Decoder:
         *,
         vocabulary: int,
         context_length: int,
-        ended: Callable[[Sequence[int], tuple[str, ...]], bool],
+        ended: Callable[[Sequence[int], tuple[str, ...], str], bool],
         prefix_cache_bytes: int,
     ) -> None:
         self._model = model

@@ -29,6 +29,7 @@ class Reply:
     limit: int
     logprobs: bool
     stops: tuple[str, ...]
+    until: str = ""
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
@@ -149,7 +150,7 @@ class Grid:
         self,
         tokens: Sequence[int],
         logprobs: Sequence[float],
-        ended: Callable[[Sequence[int], tuple[str, ...]], bool],
+        ended: Callable[[Sequence[int], tuple[str, ...], str], bool],
     ) -> list[Grown]:
         """Append one token to each live reply, to be fed in the next step; return the replies that
         have ended.
@@ -162,7 +163,7 @@ class Grid:
         self.column += self.width
         for reply, token in zip(self.live, tokens, strict=True):
             reply.tokens.append(token)
-            reply.ended = ended(reply.tokens, reply.stops)
+            reply.ended = ended(reply.tokens, reply.stops, reply.until)
         if logprobs:
             for reply, logprob in zip(self.live, logprobs, strict=True):
                 reply.token_logprobs.append(logprob)

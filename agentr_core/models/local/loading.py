@@ -207,7 +207,7 @@ def _check_decoding(path: Path, loaded: LoadedModel, tolerance: float) -> None:
         loaded.attention,
         vocabulary=loaded.vocabulary,
         context_length=loaded.context_length,
-        ended=lambda tokens, stops: False,
+        ended=lambda tokens, stops, until: False,
         prefix_cache_bytes=0,
     )
     prompts = [[(7 * i + 1) % loaded.vocabulary for i in range(length)] for length in (4, 9)]

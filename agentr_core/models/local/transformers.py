@@ -16,7 +16,7 @@ from agentr_core.fingerprint import fingerprint
 from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory
 from agentr_core.models.files import weights_sha256
 from agentr_core.models.local.waves import MAX_WIDTH, plan
-from agentr_core.models.stopping import StopWatch, cut_at_stop
+from agentr_core.models.stopping import StopWatch, cut_at_stop, ids_within
 from agentr_core.types import Generation, Message, Request, Sampling
 
 if TYPE_CHECKING:
@@ -219,6 +219,8 @@ class TransformersModel:
                     limit=min(sampling.max_new_tokens, room),
                     logprobs=sampling.logprobs,
                     stops=sampling.stop,
+                    # Within a thought that the prompt opened, an action is none yet.
+                    until="" if self.renderer.opens_thought(tokens) else sampling.until,
                     top_k=sampling.top_k,
                     min_p=sampling.min_p,
                     repetition_penalty=sampling.repetition_penalty,
@@ -241,19 +243,25 @@ class TransformersModel:
     def _generation(self, reply: Reply, sampling: Sampling, prompts: Sequence[tuple[int, ...]]) -> Generation:
         spoken = reply.tokens[:-1] if reply.tokens[-1] in self._end_ids else reply.tokens
         prompt = prompts[reply.prompt]
+        whole = self.renderer.text(spoken, prompt)
+        text, ids = cut_at_stop(whole, sampling), tuple(reply.tokens)
+        cut = bool(sampling.until) and text != whole
+        if cut:
+            ids = ids_within(spoken, text, lambda first: self.renderer.text(first, prompt))
         return Generation(
-            text=cut_at_stop(self.renderer.text(spoken, prompt), sampling),
-            token_ids=tuple(reply.tokens),
-            finish_reason="stop" if reply.ended else "length",
+            text=text,
+            token_ids=ids,
+            finish_reason="stop" if reply.ended or cut else "length",
             prompt_tokens=len(prompt),
             completion_tokens=len(reply.tokens),
-            logprobs=tuple(reply.token_logprobs) if reply.logprobs else None,
+            logprobs=tuple(reply.token_logprobs[: len(ids)]) if reply.logprobs else None,
             tokenizer=self.renderer.fingerprint,
             thinks=self.renderer.opens_thought(prompt),
         )
 
-    def _ended(self, tokens: Sequence[int], stops: tuple[str, ...]) -> bool:
-        return tokens[-1] in self._end_ids or (bool(stops) and self._stops.completed(tokens, stops))
+    def _ended(self, tokens: Sequence[int], stops: tuple[str, ...], until: str) -> bool:
+        watched = bool(stops or until)
+        return tokens[-1] in self._end_ids or (watched and self._stops.completed(tokens, stops, until))
 
     def _text(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))

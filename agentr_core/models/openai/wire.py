@@ -141,15 +141,7 @@ def read_completion(payload: bytes, request: Request, *, n: int, limit: int) -> 
         choice.check(completion.usage.completion_tokens, tools, helper=request.helper)
     counts = _completion_tokens(choices, completion.usage.completion_tokens, limit)
     return [
-        Generation(
-            text=_text(choice, request.sampling),
-            token_ids=tuple(choice.token_ids or ()),
-            finish_reason="length" if choice.is_cut else "stop",
-            prompt_tokens=completion.usage.prompt_tokens,
-            completion_tokens=count,
-            logprobs=_logprobs(choice) if request.sampling.logprobs else None,
-            thinks=choice.message.thinks,
-        )
+        _generation(choice, request.sampling, prompt=completion.usage.prompt_tokens, count=count)
         for choice, count in zip(choices, counts, strict=True)
     ]
 
@@ -172,6 +164,22 @@ def read_models(payload: bytes) -> dict[str, int | None]:
         return {served.id: served.max_model_len for served in _ModelList.model_validate_json(payload).data}
     except ValidationError:
         raise MalformedReply(f"the list of models is malformed: {_quote(payload)}") from None
+
+
+def _generation(choice: Choice, sampling: Sampling, *, prompt: int, count: int) -> Generation:
+    text = _text(choice, sampling)
+    shortened = bool(sampling.until) and text != choice.text
+    # Whose tokens a server reports beyond a text that was cut, nobody here can tell.
+    beyond = shortened or (bool(sampling.until) and choice.stop_reason is not None)
+    return Generation(
+        text=text,
+        token_ids=() if beyond else tuple(choice.token_ids or ()),
+        finish_reason="length" if choice.is_cut and not shortened else "stop",
+        prompt_tokens=prompt,
+        completion_tokens=count,
+        logprobs=_logprobs(choice) if sampling.logprobs and not beyond else None,
+        thinks=choice.message.thinks,
+    )
 
 
 def _text(choice: Choice, sampling: Sampling) -> str:

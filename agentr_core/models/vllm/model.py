@@ -13,7 +13,7 @@ from agentr_core.errors import ConfigError, ModelFault, ModelUnavailable, Prompt
 from agentr_core.models.checkpoint_dir import end_ids
 from agentr_core.models.connections import MIB, LargeAnswer, allow_connections, limits, reading
 from agentr_core.models.sticky import replica_of
-from agentr_core.models.stopping import cut_at_stop
+from agentr_core.models.stopping import cut_at_stop, ids_within
 from agentr_core.models.together import all_or_none
 from agentr_core.models.vllm.command import Launch
 from agentr_core.models.vllm.replicas import Fleet
@@ -256,13 +256,19 @@ class VllmModel:
     def _generation(self, choice: Choice, request: Request, prompt: tuple[int, ...]) -> Generation:
         ids = choice.token_ids
         spoken = ids[:-1] if ids[-1] in self._end_ids else ids
+        whole = self.renderer.text(spoken, prompt)
+        text, own = cut_at_stop(whole, request.sampling), tuple(ids)
+        cut = bool(request.sampling.until) and text != whole
+        if cut:
+            own = ids_within(spoken, text, lambda first: self.renderer.text(first, prompt))
+        logprobs = choice.logprobs.token_logprobs if request.sampling.logprobs and choice.logprobs else None
         return Generation(
-            text=cut_at_stop(self.renderer.text(spoken, prompt), request.sampling),
-            token_ids=tuple(ids),
-            finish_reason="length" if choice.finish_reason == "length" else "stop",
+            text=text,
+            token_ids=own,
+            finish_reason="length" if choice.finish_reason == "length" and not cut else "stop",
             prompt_tokens=len(prompt),
             completion_tokens=len(ids),
-            logprobs=tuple(choice.logprobs.token_logprobs) if request.sampling.logprobs and choice.logprobs else None,
+            logprobs=None if logprobs is None else tuple(logprobs[: len(own)]),
             tokenizer=self.renderer.fingerprint,
             thinks=self.renderer.opens_thought(prompt),
         )

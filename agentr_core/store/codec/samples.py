@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
@@ -133,8 +134,14 @@ def _sample_row(sample_id: str, sample: Sample, iteration_id: str) -> Row:
         "cut": origin.cut,
         "good_reward": origin.good_reward,
         "bad_reward": origin.bad_reward,
-        "extra": canonical(dict(origin.extra)),
+        "extra": canonical(_extra(sample)),
     }
+
+
+def _extra(sample: Sample) -> dict[str, Any]:
+    """Return the further facts of a sample; they also say which of its turns are examples."""
+    shown = [position for position, message in enumerate(sample.messages) if message.example]
+    return {**sample.provenance.extra, **({_EXAMPLES: shown} if shown else {})}
 
 
 def _part_row(part: Message | Span) -> Row:
@@ -166,9 +173,11 @@ def _part(record: Sequence[Any]) -> dict[str, Any]:
 
 def _sample(record: tuple[Any, ...], messages: tuple[Message, ...]) -> Sample:
     _, kind, environment, split, index, tree_id, good_leaf, bad_leaf, shared, cut, good, bad, extra = record
+    further = json.loads(extra)
+    shown = set(further.pop(_EXAMPLES, ()))
     return Sample(
         kind=kind,
-        messages=messages,
+        messages=tuple(replace(one, example=True) if at in shown else one for at, one in enumerate(messages)),
         instance=None if environment is None else Instance(environment=environment, split=split, index=index),
         provenance=Provenance(
             tree_id=tree_id or "",
@@ -178,10 +187,13 @@ def _sample(record: tuple[Any, ...], messages: tuple[Message, ...]) -> Sample:
             cut=cut,
             good_reward=good,
             bad_reward=bad,
-            extra=json.loads(extra),
+            extra=further,
         ),
     )
 
+
+_EXAMPLES = "example_turns"
+"""The name, in a sample's further facts, of the positions of its turns that are examples."""
 
 _SET_LENGTHS = """
 update sample set num_tokens = tokens, num_trained_tokens = trained

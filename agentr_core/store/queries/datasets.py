@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from agentr_core.store.database import Store
@@ -137,6 +138,16 @@ def samples_beginning(store: Store, prefix: str, *, limit: int) -> list[str]:
     """Return at most `limit` ids of samples that begin with a prefix."""
     rows = store.rows("select sample_id from sample where starts_with(sample_id, ?) limit ?", prefix, limit)
     return [sample_id for (sample_id,) in rows]
+
+
+def run_of_sample(store: Store, sample_id: str) -> tuple[str, datetime]:
+    """Return the run that made a stored sample, and when it started."""
+    ((run_id, started),) = store.rows(
+        "select r.run_id, r.started_at from sample s join iteration using (iteration_id) join run r using (run_id) "
+        "where s.sample_id = ?",
+        sample_id,
+    )
+    return run_id, started.replace(tzinfo=UTC)
 
 
 def _dataset(rows: Iterable[tuple[Any, ...]]) -> StoredDataset | None:
