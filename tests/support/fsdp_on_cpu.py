@@ -22,4 +22,4 @@ if "agentr_core.training.rank" in sys.orig_argv and "accelerate.commands.launch"
             self.distributed_type = DistributedType.FSDP
 
     AcceleratorState.__init__ = split
-    requirements.machine_faults = lambda config: []
+    requirements.machine_faults = lambda config, *, online=False: []
