@@ -51,7 +51,8 @@ def recipe(folder: Path, model: Path, launch: str, *, more: str = "", watched: b
 
 def published(file: Path) -> dict[str, torch.Tensor]:
     (path,) = store_of(file).query("select path from checkpoint where parent_id is not null")["path"]
-    return load_file(Path(path) / "model.safetensors")
+    weights: dict[str, torch.Tensor] = load_file(Path(path) / "model.safetensors")
+    return weights
 
 
 def store_of(file: Path) -> Store:

@@ -44,22 +44,20 @@ def sampled(model: TransformersModel) -> list[PolicyRow]:
     return rows
 
 
-def updated(model_dir: Path, rows: list[PolicyRow], folder: Path, **settings: Any) -> tuple[Learner, Totals]:
+def updated(model_dir: Path, rows: list[PolicyRow], **settings: Any) -> tuple[Learner, Totals]:
     training = replace(TRAINING, **settings)
-    learner, totals = Learner(model_dir, training, GrpoConfig(), updates=3, most=24, folder=folder), Totals()
+    learner, totals = Learner(model_dir, training, GrpoConfig(), updates=3, most=24), Totals()
     for _ in range(3):
         totals += learner.update(rows)
     return learner, totals
 
 
 @pytest.mark.parametrize("lora_r", [0, 4], ids=["all", "lora"])
-def test_updates_are_those_of_the_cpu(
-    tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lora_r: int
-) -> None:
+def test_updates_are_those_of_the_cpu(tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch, lora_r: int) -> None:
     rows = sampled(TransformersModel.load(tiny_model_dir, device="cpu"))
-    here, found = updated(tiny_model_dir, rows, tmp_path, lora_r=lora_r)
+    here, found = updated(tiny_model_dir, rows, lora_r=lora_r)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    there, expected = updated(tiny_model_dir, rows, tmp_path, lora_r=lora_r)
+    there, expected = updated(tiny_model_dir, rows, lora_r=lora_r)
     assert {p.device.type for p in here.policy.parameters.values()} == {DEVICE}
     assert {p.device.type for p in there.policy.parameters.values()} == {"cpu"}
     assert found.tokens == expected.tokens > 0
@@ -77,7 +75,7 @@ def test_the_sampler_draws_from_the_weights_that_were_trained(
 ) -> None:
     sampler = TransformersModel.load(tiny_model_dir, device=DEVICE, dtype=dtype)
     before = sampled(sampler)
-    learner, _ = updated(tiny_model_dir, before, tmp_path, bf16=dtype == "bfloat16")
+    learner, _ = updated(tiny_model_dir, before, bf16=dtype == "bfloat16")
     file = tmp_path / "weights.safetensors"
     learner.write_weights(file, getattr(torch, dtype))
     asyncio.run(sampler.reload(file))
@@ -89,10 +87,10 @@ def test_the_sampler_draws_from_the_weights_that_were_trained(
 
 def test_states_resume_where_they_were_saved(tiny_model_dir: Path, tmp_path: Path) -> None:
     rows = sampled(TransformersModel.load(tiny_model_dir, device=DEVICE))
-    learner, _ = updated(tiny_model_dir, rows, tmp_path)
-    torch.save(learner.state(), tmp_path / "state.pt")
-    other = Learner(tiny_model_dir, TRAINING, GrpoConfig(), updates=3, most=24, folder=tmp_path)
-    other.restore(torch.load(tmp_path / "state.pt", weights_only=True, map_location="cpu"))
+    learner, _ = updated(tiny_model_dir, rows)
+    torch.save(learner.state(tmp_path), tmp_path / "state.pt")
+    other = Learner(tiny_model_dir, TRAINING, GrpoConfig(), updates=3, most=24)
+    other.restore(torch.load(tmp_path / "state.pt", weights_only=True, map_location="cpu"), tmp_path)
     learner.update(rows)
     other.update(rows)
     one, two = (made.policy.weights(torch.float32) for made in (learner, other))

@@ -10,7 +10,6 @@ if "agentr_core.training.rank" in sys.orig_argv and "accelerate.commands.launch"
     from accelerate.state import AcceleratorState
     from accelerate.utils import DistributedType
 
-    from agentr_core.recipes import TrainingConfig
     from agentr_core.training import requirements
 
     made = AcceleratorState.__init__
@@ -22,8 +21,5 @@ if "agentr_core.training.rank" in sys.orig_argv and "accelerate.commands.launch"
         if self.fsdp_plugin is not None:
             self.distributed_type = DistributedType.FSDP
 
-    def none(config: TrainingConfig, *, online: bool = False) -> list[str]:
-        return []
-
     AcceleratorState.__init__ = split
-    requirements.machine_faults = none
+    requirements.machine_faults = lambda config, *, online=False: []

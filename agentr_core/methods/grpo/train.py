@@ -26,6 +26,7 @@ from agentr_core.methods.grpo.curriculum import PastRewards, past_rewards
 from agentr_core.methods.grpo.job import job_of, publish_policy, publish_policy_step, shared_folder
 from agentr_core.methods.grpo.measures import check_answers, measures, untrained
 from agentr_core.methods.grpo.rollouts import STAGE, Rollouts
+from agentr_core.models.files import adapter_base
 from agentr_core.protocols import ChatModel, Reloading, Sleeping
 from agentr_core.recipes import replace, resolved
 from agentr_core.runtime.helpers import helpers
@@ -43,6 +44,7 @@ from agentr_core.store.queries.outcomes import instance_traits
 from agentr_core.store.tables import merge
 from agentr_core.threads import check_wanted, in_thread
 from agentr_core.training import TrainingStep, is_complete, read_manifest
+from agentr_core.training.adapters import skeleton
 from agentr_core.training.cpu_threads import threads
 from agentr_core.training.group import snapshots
 from agentr_core.training.group.advantages import advantages, has_contrast, step_advantages
@@ -157,7 +159,9 @@ class _Training:
         )
         try:
             first = 1 + await self._resume(learner)
-            with place.worlds() as worlds, reporting(job) as tell:
+            # Loggers look at a model's configuration and shape, and others may hold its weights.
+            shape = skeleton(adapter_base(job.model_dir) or job.model_dir) if job.config.report_to else None
+            with place.worlds() as worlds, reporting(job, shape) as tell:
                 for step in range(first, grpo.steps + 1):
                     measured = await self._step(step, learner, worlds)
                     if grpo.eval_steps and step % grpo.eval_steps == 0:

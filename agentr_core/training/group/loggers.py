@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from agentr_core.models.files import adapter_base
 from agentr_core.training.job import OnlineJob
 
 Tell = Callable[[int, Mapping[str, float | None]], None]
@@ -16,9 +15,9 @@ _TENSORBOARD = "TENSORBOARD_LOGGING_DIR"
 
 
 @contextmanager
-def reporting(job: OnlineJob) -> Iterator[Tell]:
+def reporting(job: OnlineJob, model: Any) -> Iterator[Tell]:
     """Yield a function that reports to the loggers of a job; it does nothing if the job names
-    none. The loggers see the model's configuration and shape, without its weights.
+    none.
     """
     config, steps = job.config, job.objective.grpo.steps
     if not config.report_to:
@@ -46,7 +45,7 @@ def reporting(job: OnlineJob) -> Iterator[Tell]:
     )
     with _set(_TENSORBOARD, str(job.reports)):
         loggers = get_reporting_integration_callbacks(list(config.report_to))
-        handler = CallbackHandler([DefaultFlowCallback, *loggers], _shape(job), None, None, None)
+        handler = CallbackHandler([DefaultFlowCallback, *loggers], model, None, None, None)
     state, control = TrainerState(max_steps=steps, logging_steps=1), TrainerControl()
 
     def tell(step: int, numbers: Mapping[str, float | None]) -> None:
@@ -58,12 +57,6 @@ def reporting(job: OnlineJob) -> Iterator[Tell]:
     yield tell
     # To loggers this means success, so it is left out when a training fails.
     handler.on_train_end(arguments, state, control)
-
-
-def _shape(job: OnlineJob) -> Any:
-    from agentr_core.training.adapters import skeleton
-
-    return skeleton(adapter_base(job.model_dir) or job.model_dir)
 
 
 @contextmanager
