@@ -12,7 +12,7 @@ from flows.cli.options import OVERRIDE, NamedPath
 
 @click.group()
 def models() -> None:
-    """Models: make a directory of a GGUF file; install vLLM, serve a model with it."""
+    """Models: import a GGUF file; install vLLM, serve with it."""
 
 
 _vllm_env = click.option(

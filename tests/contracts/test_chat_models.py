@@ -44,7 +44,7 @@ def written_reply(messages: tuple[Message, ...], seed: int, number: int) -> str:
     return " ".join(draw.choices(WORDS, k=draw.randint(1, 40)))
 
 
-HOT = 3.0
+HOT = 2.0
 """A temperature at which replies of a trained model differ, too."""
 
 
