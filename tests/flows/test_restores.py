@@ -57,6 +57,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
             "preferences": {"against": "own"},
             "dpo": {"learning_rate": [1.0e-3], "num_train_epochs": [2], "per_device_train_batch_size": 2},
         },
+        "training": {"bf16": False, "num_threads": 1},
     },
     "et-agent": {
         "et_agent": {
