@@ -140,14 +140,16 @@ def samples_beginning(store: Store, prefix: str, *, limit: int) -> list[str]:
     return [sample_id for (sample_id,) in rows]
 
 
-def run_of_sample(store: Store, sample_id: str) -> tuple[str, datetime]:
-    """Return the run that made a stored sample, and when it started."""
-    ((run_id, started),) = store.rows(
+def run_of_sample(store: Store, sample_id: str) -> tuple[str, datetime] | None:
+    """Return the run that made a stored sample, and when it started; None if there is no such
+    sample.
+    """
+    rows = store.rows(
         "select r.run_id, r.started_at from sample s join iteration using (iteration_id) join run r using (run_id) "
         "where s.sample_id = ?",
         sample_id,
     )
-    return run_id, started.replace(tzinfo=UTC)
+    return next(((run_id, started.replace(tzinfo=UTC)) for run_id, started in rows), None)
 
 
 def _dataset(rows: Iterable[tuple[Any, ...]]) -> StoredDataset | None:
