@@ -27,10 +27,10 @@ def preview_tokens(workspace: Path, prefix: str, model: Path | None = None) -> l
 
     key, sample = _one(workspace, prefix)
     if model is None:
-        made = run_of_sample(open_store(workspace, must_exist=True), key)
-        if made is None:
+        run = run_of_sample(open_store(workspace, must_exist=True), key)
+        if run is None:
             raise ConfigError(f"the store has no run of sample {key}; name a model with --model")
-        run_id, begun = made
+        run_id, begun = run
         model = Path(stored_recipe(workspace, run_id).model.path)
         if not model.is_dir():
             raise ConfigError(f"the model of run {run_id} is no directory here; name one with --model")

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from wheel import PATIENCE, SUPPORT, kill_group, launched, started, wait_for, write_recipe
+from wheel import PATIENCE, SUPPORT, kill_group, launched, remove_locks, started, wait_for, write_recipe
 
 from agentr_core.runtime.start import start
 from agentr_core.store import Store
@@ -234,8 +234,7 @@ def test_ended_by_any_signal_it_goes_on(number: int, site: Site, calm: Ended) ->
             _, err = process.communicate(timeout=PATIENCE)
         assert "Traceback" not in err, (which, everywhere, err)
         if unlocked:
-            for name in (".lock", ".queue"):
-                site.store.path.with_name(site.store.path.name + name).unlink(missing_ok=True)
+            remove_locks(site.store)
         words = (
             f"{which.name} at {share:.0%} of the rows{', to all' if everywhere else ''}, status {process.returncode}"
         )

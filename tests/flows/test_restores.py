@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner
-from wheel import PATIENCE, RECIPE, kill_group, sentence, started
+from wheel import PATIENCE, RECIPE, kill_group, remove_locks, sentence, started
 
 from agentr_core.errors import StoreError
 from agentr_core.store import Store
@@ -243,8 +243,7 @@ def test_commands_that_are_ended_at_any_moment_leave_every_row_and_whole_files(
             _, err = process.communicate(timeout=PATIENCE)
         assert "Traceback" not in err, err
         if rng.random() < 0.3:
-            for lock in (".lock", ".queue"):
-                store.path.with_name(store.path.name + lock).unlink(missing_ok=True)
+            remove_locks(store)
         assert everything(store) == before, (number, words)
         assert not file.exists() or everything(Store(file)) == before
         assert not folder.exists() or files_of(folder) == wanted[0]

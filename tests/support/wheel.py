@@ -152,6 +152,12 @@ def written(store: Store) -> tuple[tuple[int, int], ...]:
     return tuple(found)
 
 
+def remove_locks(store: Store) -> None:
+    """Remove the files by which processes wait for each other, as a user who tidies up does."""
+    for name in (".lock", ".queue"):
+        store.path.with_name(store.path.name + name).unlink(missing_ok=True)
+
+
 def sentence(err: str) -> str:
     """Return what the command line said, without its mark; fail if it is neither one line nor a
     list of faults, a line each.
