@@ -111,8 +111,8 @@ def _faults_of_models(recipe: Recipe) -> list[str]:
 
 
 def _faults_of_plans(recipe: Recipe) -> list[str]:
-    """Return what is wrong with a teacher, and why processes cannot share the steps of a training;
-    the recipe must be right otherwise.
+    """Return what is wrong with a teacher and with a sampler that sleeps, and why processes cannot
+    share the steps of a training; the recipe must be right otherwise.
     """
     from agentr_core.methods.table import method_of, plans_of
 
@@ -121,6 +121,11 @@ def _faults_of_plans(recipe: Recipe) -> list[str]:
     roles = {role for plan in plans for stage in plan.stages for role in stage.roles}
     rows = {plan.training.objective.rows for plan in plans if plan.training is not None}
     faults = _faults_of_teacher(recipe, collects=not plans or "teacher" in roles, online="episodes" in rows)
+    if plans and recipe.model.vllm.sleep and "episodes" not in rows:
+        faults.append(
+            "model.vllm.sleep: only group RL takes turns with its sampler, and no iteration here is group RL; leave it "
+            "out, since servers end before any other training begins"
+        )
     # Group RL divides each step by episodes. A comparison always trains on datasets.
     return faults if rows == {"episodes"} else faults + sharing_faults(recipe.training)
 

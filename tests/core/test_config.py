@@ -412,6 +412,27 @@ def test_models_that_are_served_at_once_take_gpus_of_their_own(
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("recipe", "sleeps"),
+    [
+        ("textcraft-qwen3-4b", False),
+        ("reasoning-et-agent", False),
+        ("reasoning-et-agent-rl", True),
+        ("textcraft-grpo-qwen3-4b", True),
+    ],
+)
+def test_a_sampler_sleeps_only_beside_group_rl(recipe: str, sleeps: bool) -> None:
+    file, asleep = TINY.parent / f"{recipe}.yaml", ["model.vllm.sleep=true"]
+    if recipe == "reasoning-et-agent":
+        asleep.append("et_agent.phases=[rft]")
+        asleep.append("grpo={}")
+    if sleeps:
+        assert load(file, asleep).model.takes_turns
+        return
+    with pytest.raises(ConfigError, match=r"model\.vllm\.sleep: only group RL takes turns with its sampler, and no"):
+        load(file, asleep)
+
+
 def test_group_rl_in_agent_r_wants_an_iteration_for_it() -> None:
     idle = ["grpo.steps=3"]
     with pytest.raises(ConfigError, match=r"grpo: has no use without an iteration rl; name one in agent_r.phases"):
