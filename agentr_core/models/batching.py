@@ -80,6 +80,7 @@ class Batcher:
         self._waiting: list[_Waiting] = []
         self._dispatcher: asyncio.Task[None] | None = None
         self._stats = BatchStats()
+        self._busy_since = 0.0
         self._closed = False
 
     async def sample(self, request: Request) -> list[Generation]:
@@ -105,8 +106,9 @@ class Batcher:
         return self._max_batch
 
     def stats(self) -> BatchStats:
-        """Return the counters so far."""
-        return self._stats
+        """Return the counters so far; `generate_seconds` includes those of the batch under way."""
+        running = time.perf_counter() - self._busy_since if self._busy_since else 0.0
+        return replace(self._stats, generate_seconds=self._stats.generate_seconds + running)
 
     async def close(self) -> None:
         """Fail the requests that wait, and return when the batch under way has ended. Calling it
@@ -181,7 +183,7 @@ class Batcher:
         The error of a batch ends here: its frames hold what the model had allocated, which the
         halves need where memory ran out.
         """
-        start = time.perf_counter()
+        start = self._busy_since = time.perf_counter()
         try:
             replies = await self.model.generate([waiting.request for waiting in batch])
             self._check(replies, len(batch))
@@ -197,6 +199,8 @@ class Batcher:
             for waiting in batch:
                 _fail(waiting, error)
             return True
+        finally:
+            self._busy_since = 0.0
         for waiting, answer in zip(batch, answers, strict=True):
             if isinstance(answer, ModelFault):
                 _fail(waiting, answer)

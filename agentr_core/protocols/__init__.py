@@ -26,7 +26,16 @@ from agentr_core.protocols.abilities import (
     Undelivered,
 )
 from agentr_core.protocols.environment import Dividing, Environment, Toolbox, Transcript
-from agentr_core.protocols.model import Abandoning, Caching, ChatModel, Estimating, Reloading, Sleeping, Starting
+from agentr_core.protocols.model import (
+    Abandoning,
+    Caching,
+    ChatModel,
+    Counting,
+    Estimating,
+    Reloading,
+    Sleeping,
+    Starting,
+)
 
 __all__ = [
     "Abandoning",
@@ -34,6 +43,7 @@ __all__ = [
     "Caching",
     "Calling",
     "ChatModel",
+    "Counting",
     "Deriving",
     "Dividing",
     "Environment",

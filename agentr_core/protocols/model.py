@@ -61,6 +61,19 @@ class Caching(Protocol):
 
 
 @runtime_checkable
+class Counting(Protocol):
+    """An optional ability of a model: a count of tokens that goes on while replies are under
+    way.
+    """
+
+    def written(self) -> int:
+        """Return the number of tokens of all replies so far, those under way included. Any thread
+        may call this.
+        """
+        ...
+
+
+@runtime_checkable
 class Reloading(Protocol):
     """An optional ability of a model: weights that can be replaced while it runs."""
 

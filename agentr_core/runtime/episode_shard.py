@@ -17,6 +17,7 @@ from agentr_core.runtime.equipment import (
     Equipment,
     Progress,
     Sink,
+    following,
     held_back,
     in_flight,
     speed,
@@ -95,6 +96,9 @@ class EpisodeShard:
             nonlocal done
             done += 1
             sink.add(self._rows(result, iteration_id))
+            show()
+
+        def show() -> None:
             equipment.progress(done, self.total, f"episodes of {self.name}, {speed(batcher)}")
 
         with closing(SharedEnvironments(equipment.make_environment)) as environments:
@@ -110,16 +114,17 @@ class EpisodeShard:
                 tokens_of=tokens_in(batcher),
                 ungraded={plan.key: self.ungraded[plan.key] for plan in self.plans if plan.key in self.ungraded},
             )
-            results = await play_all(
-                self.plans,
-                player,
-                errors=recipe.errors,
-                concurrency=in_flight(batcher, 1, wanted=recipe.scale.concurrency),
-                on_error=equipment.on_error(sink, self.stage, self.iteration),
-                on_result=take,
-                total=self.total,
-                on_ungraded=lambda result: sink.add(self._ungraded_rows(result, iteration_id)),
-            )
+            async with following(batcher, show):
+                results = await play_all(
+                    self.plans,
+                    player,
+                    errors=recipe.errors,
+                    concurrency=in_flight(batcher, 1, wanted=recipe.scale.concurrency),
+                    on_error=equipment.on_error(sink, self.stage, self.iteration),
+                    on_result=take,
+                    total=self.total,
+                    on_ungraded=lambda result: sink.add(self._ungraded_rows(result, iteration_id)),
+                )
         return Effort(
             environment_seconds=sum(result.environment_seconds or 0.0 for result in results.values()),
             lost=len(self.plans) - len(results),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, asynccontextmanager, closing
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from agentr_core.episodes.units import UnitError
 from agentr_core.errors import ConfigError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.models.samplers import Sampler, sampler_of
-from agentr_core.protocols import Abandoning, Caching, ChatModel, Starting
+from agentr_core.protocols import Abandoning, Caching, ChatModel, Counting, Starting
 from agentr_core.recipes import ModelRole, Recipe
 from agentr_core.runtime.worlds import MakeEnvironment, Worlds
 from agentr_core.store.codec.ledger import event_rows
@@ -25,6 +26,7 @@ from agentr_core.types import Generation, Message, Request, Sampling
 Progress = Callable[[int, int, str], None]
 """Called with (done, total, note) as a stage goes on."""
 _LEAST_IN_FLIGHT = 512
+_FOLLOW_S = 1.0
 
 
 class Sink(Protocol):
@@ -170,10 +172,39 @@ def in_flight(sampler: Sampler, replies: int, *, wanted: int = 0) -> int:
 
 
 def speed(batcher: Sampler) -> str:
-    """Return what a batcher has done so far, as a phrase for a progress line."""
-    stats = batcher.stats()
-    rate = stats.completion_tokens / stats.generate_seconds if stats.generate_seconds else 0.0
-    line = f"{stats.sequences} replies, {rate:.0f} tokens/s, batches {stats.fill:.0%} full"
+    """Return what a batcher has done so far, as a phrase for a progress line: replies that have
+    ended, and tokens also of those that have not, where the model counts them.
+    """
+    stats, written = batcher.stats(), _written(batcher)
+    rate = written / stats.generate_seconds if stats.generate_seconds else 0.0
+    line = f"{stats.sequences:,} replies, {written:,} tokens, {rate:.0f}/s, batches {stats.fill:.0%} full"
     if isinstance(batcher.model, Caching):
         line += f", {batcher.model.cached_share():.0%} of prompts cached"
     return line
+
+
+def _written(batcher: Sampler) -> int:
+    """Return the tokens of a batcher's replies so far."""
+    done, model = batcher.stats().completion_tokens, batcher.model
+    return max(done, model.written()) if isinstance(model, Counting) else done
+
+
+@asynccontextmanager
+async def following(batcher: Sampler, show: Callable[[], None]) -> AsyncIterator[None]:
+    """Call `show` every second of the block in which the model has written something: an episode
+    of a slow model takes minutes. A model that hangs is not shown, so that a log tells its silence.
+    """
+
+    async def follow() -> None:
+        seen = _written(batcher)
+        while True:
+            await asyncio.sleep(_FOLLOW_S)
+            if (now := _written(batcher)) > seen:
+                seen = now
+                show()
+
+    watch = asyncio.create_task(follow())
+    try:
+        yield
+    finally:
+        watch.cancel()

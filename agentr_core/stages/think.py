@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from agentr_core.episodes.units import run_all
 from agentr_core.errors import ConfigError, PromptTooLong
 from agentr_core.models.samplers import Sampler
-from agentr_core.runtime.equipment import in_flight, speed
+from agentr_core.runtime.equipment import following, in_flight, speed
 from agentr_core.runtime.helpers import answer
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.readings import Readings
@@ -107,21 +107,25 @@ async def _asked(
     # All iterations have the thoughts of one model: without an editor, the run's first model.
     async with place.asking("editor", place.trained(0).path, THINK, iteration) as (sampler, writer, readings):
 
-        def show(*_: Any) -> None:
+        def ended(*_: Any) -> None:
             nonlocal done
             done += 1
+            show()
+
+        def show() -> None:
             place.progress(done, total, f"episodes with thoughts, {speed(sampler)}")
 
-        found = await run_all(
-            list(missing.items()),
-            lambda item: _write(item[1], known, Editor(sampler, writer, readings, place.iteration_id(iteration))),
-            key=lambda item: item[0],
-            errors=place.recipe.errors,
-            on_error=place.on_error(writer, THINK, iteration),
-            concurrency=in_flight(sampler, 1, wanted=place.recipe.scale.concurrency),
-            on_result=show,
-            total=total,
-        )
+        async with following(sampler, show):
+            found = await run_all(
+                list(missing.items()),
+                lambda item: _write(item[1], known, Editor(sampler, writer, readings, place.iteration_id(iteration))),
+                key=lambda item: item[0],
+                errors=place.recipe.errors,
+                on_error=place.on_error(writer, THINK, iteration),
+                concurrency=in_flight(sampler, 1, wanted=place.recipe.scale.concurrency),
+                on_result=ended,
+                total=total,
+            )
     return found
 
 

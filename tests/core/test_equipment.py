@@ -4,6 +4,7 @@ at once.
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,13 @@ from agentr_core.errors import ConfigError
 from agentr_core.models.batching import Batcher
 from agentr_core.models.local.prefill import BLOCK
 from agentr_core.models.local.transformers import TransformersModel
+from agentr_core.models.local.worker_messages import Loading
+from agentr_core.models.local.workers import load_local
+from agentr_core.models.samplers import sampler_of
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.recipes import parse
-from agentr_core.runtime.equipment import in_flight, speed, window
+from agentr_core.recipes import ModelConfig, parse
+from agentr_core.runtime import equipment
+from agentr_core.runtime.equipment import following, in_flight, speed, window
 from agentr_core.types import Message, Request, Sampling
 
 
@@ -24,11 +29,11 @@ def ask(text: str) -> Request:
 
 async def test_a_model_without_a_cache() -> None:
     batcher = Batcher(ScriptedModel(lambda messages, seed, number: "a b"), max_batch=4)
-    assert speed(batcher) == "0 replies, 0 tokens/s, batches 0% full"
+    assert speed(batcher) == "0 replies, 0 tokens, 0/s, batches 0% full"
     await batcher.sample(ask("hello"))
     words = speed(batcher).split()
-    assert words[:2] == ["1", "replies,"]
-    assert words[3:] == ["tokens/s,", "batches", "25%", "full"]
+    assert words[:4] == ["1", "replies,", "2", "tokens,"]
+    assert words[5:] == ["batches", "25%", "full"]
 
 
 async def test_a_model_with_a_cache_says_how_often_it_helped(tiny_model_dir: Path) -> None:
@@ -45,6 +50,51 @@ async def test_a_model_with_a_cache_says_how_often_it_helped(tiny_model_dir: Pat
     assert model.cached_share() == blocks * BLOCK / (2 * (tokens - 1))
     assert speed(batcher).endswith(f"full, {model.cached_share():.0%} of prompts cached")
     await model.close()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_tokens_count_while_their_reply_is_under_way(
+    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    monkeypatch.setattr(equipment, "_FOLLOW_S", 0.01)
+    loading = Loading(
+        path=tiny_model_dir,
+        dtype="float32",
+        device="cpu",
+        max_batch=4,
+        context_length=0,
+        prefix_cache_bytes=0,
+        at=None,
+    )
+    model = load_local(loading, workers=workers)
+    batcher = sampler_of(model, ModelConfig(path=str(tiny_model_dir), max_batch=4))
+    shown: list[str] = []
+    sampling = Sampling(max_new_tokens=400, stop=("never this",))
+    long = Request(messages=(Message(role="user", text="get 2 oak log"),), sampling=sampling, seed=1, n=4)
+    async with following(batcher, lambda: shown.append(speed(batcher))):
+        (first, *_) = await batcher.sample(long)
+    counts = [int(line.split()[2].replace(",", "")) for line in shown if line.startswith("0 replies, ")]
+    assert counts == sorted(set(counts))
+    assert len(counts) > 1
+    assert 0 < counts[0] < counts[-1]
+    assert first.completion_tokens > 100
+    rate = speed(batcher)
+    assert rate.startswith(f"4 replies, {batcher.stats().completion_tokens:,} tokens, ")
+    await batcher.close()
+    await model.close()
+
+
+async def test_a_model_that_writes_nothing_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(equipment, "_FOLLOW_S", 0.01)
+    batcher = Batcher(ScriptedModel(lambda messages, seed, number: "a b"), max_batch=4)
+    shown: list[str] = []
+    async with following(batcher, lambda: shown.append(speed(batcher))):
+        await asyncio.sleep(0.05)
+        assert shown == []
+        await batcher.sample(ask("hello"))
+        await asyncio.sleep(0.05)
+    (line,) = shown
+    assert line.startswith("1 replies, 2 tokens, ")
 
 
 def test_large_batches_are_kept_full() -> None:

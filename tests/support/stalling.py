@@ -34,7 +34,7 @@ def main() -> None:
             _stall("ask")
             echo = Generation(text="echo", token_ids=(1,), finish_reason="stop", prompt_tokens=1, completion_tokens=1)
             replies = [[echo] * request.n for request in message]
-            connection.send(Replies(replies=replies, cached_share=0.0))
+            connection.send(Replies(replies=replies, cached_share=0.0, written=0))
 
 
 def _stall(place: str) -> None:

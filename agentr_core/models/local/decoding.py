@@ -43,8 +43,8 @@ class Decoder:
     sampled, and `ended(tokens, stops, until)` says whether the last token ends a reply. No prompt
     and its reply may have more than `context_length` tokens together.
 
-    `passes` counts the forward passes begun so far; once another thread sets `given_up`, none is
-    begun.
+    `passes` counts the forward passes begun so far, and `written` the tokens of all replies; once
+    another thread sets `given_up`, no pass is begun.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class Decoder:
         sizes = ON_CPU if shape.device.type == "cpu" else ON_GPU
         self.prefill = Prefill(model, attention, self._prefixes, self._last_position, sizes, self._begin)
         self.passes = 0
+        self.written = 0
         self.given_up = False
         self._spare: LayeredKV | None = None
 
@@ -130,6 +131,7 @@ class Decoder:
                 use_cache=True,
                 **{CACHE: buffer.cache},
             )
+            self.written += len(grid.live)
             for ended in grid.accept(*self._sample(output.logits, grid), self._ended):
                 self._remember(buffer, ended)
             size = padded_rows(max(1, len(grid.live_rows())), grid.width)

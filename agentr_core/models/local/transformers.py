@@ -142,6 +142,10 @@ class TransformersModel:
         """
         return self._decoder.passes if self._decoder else 0
 
+    def written(self) -> int:
+        """Return the number of tokens of all replies so far, those under way included."""
+        return self._decoder.written if self._decoder else 0
+
     def abandon(self) -> None:
         """Give up the work under way at its next forward pass, and all that comes after it. Any
         thread may call this.

@@ -76,8 +76,8 @@ async def _answer(
         # No sign without a further forward pass: computing may hang while this thread goes on.
         if not asked.done() and model.passes() > seen:
             seen = model.passes()
-            connection.send(Working())
-    return Replies(replies=asked.result(), cached_share=model.cached_share())
+            connection.send(Working(model.written()))
+    return Replies(replies=asked.result(), cached_share=model.cached_share(), written=model.written())
 
 
 if __name__ == "__main__":

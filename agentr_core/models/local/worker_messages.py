@@ -53,14 +53,20 @@ class Reload:
 
 @dataclass(frozen=True, slots=True)
 class Working:
-    """A worker's sign that the work under way goes on; the answer is still to come."""
+    """A worker's sign that the work under way goes on; the answer is still to come.
+
+    `written` counts the tokens of all replies so far.
+    """
+
+    written: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replies:
-    """The replies to a batch, and the share of all prompt tokens so far that came from the cache,
-    in [0, 1].
+    """The replies to a batch; the share of all prompt tokens so far that came from the cache, in
+    [0, 1]; and the number of tokens of all replies so far.
     """
 
     replies: list[list[Generation]]
     cached_share: float
+    written: int

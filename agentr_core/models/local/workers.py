@@ -95,6 +95,8 @@ class Worker:
         self._patience = patience
         self._weights: Path | None = None
         self._cached_share = 0.0
+        self._written = 0
+        self._earlier = 0
         self._deaths = 0
         self._given_up = ""
         self._closed = False
@@ -136,6 +138,12 @@ class Worker:
     def cached_share(self) -> float:
         """Return the share of all prompt tokens so far that came from the cache, in [0, 1]."""
         return self._cached_share
+
+    def written(self) -> int:
+        """Return the number of tokens of all replies so far, those under way included, and those of
+        processes that have died.
+        """
+        return self._earlier + self._written
 
     def abandon(self) -> None:
         """Kill the process, whatever it does: the work under way fails. Any thread may call
@@ -228,7 +236,7 @@ class Worker:
             self._replace(how, error)
             self._load()
             raise ModelUnavailable(f"{how}; it was restarted") from error
-        self._cached_share = answer.cached_share
+        self._cached_share, self._written = answer.cached_share, answer.written
         return answer.replies
 
     def _replace(self, how: str, error: Exception) -> None:
@@ -236,6 +244,7 @@ class Worker:
         too often, or nothing more is wanted.
         """
         self._deaths += 1
+        self._earlier, self._written = self.written(), 0
         if self._deaths > _RESTARTS:
             self._given_up = f"{how}; it has died {self._deaths} times and is not started again"
             raise ModelFault(self._given_up) from error
@@ -249,7 +258,7 @@ class Worker:
             raise ModelFault(self._given_up)
         self._connection.send(message)
         while isinstance(answer := self._connection.recv(), Working):
-            pass
+            self._written = answer.written
         if isinstance(answer, AgentrError):
             raise answer
         return answer
@@ -364,6 +373,10 @@ class Workers:
         workers.
         """
         return sum(member.cached_share() for member in self.members) / len(self.members)
+
+    def written(self) -> int:
+        """Return the number of tokens of all replies so far, those under way included."""
+        return sum(member.written() for member in self.members)
 
     def abandon(self) -> None:
         """Kill all workers, whatever they do. Any thread may call this."""

@@ -12,7 +12,7 @@ from agentr_core.methods.agent_r.critique.locate import critique_of, judge_paths
 from agentr_core.methods.agent_r.pairing import pair_id, pairs_of_tree
 from agentr_core.methods.agent_r.stages.collect import finished_trees
 from agentr_core.models.samplers import Sampler
-from agentr_core.runtime.equipment import held_back, in_flight, speed
+from agentr_core.runtime.equipment import following, held_back, in_flight, speed
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.readings import Readings
 from agentr_core.search.paths import leaf_paths
@@ -117,21 +117,25 @@ async def _judge_all(place: Workplace, iteration: int, by_tree: dict[str, list[P
             tree_id, pairs = item
             await _judge_tree(place, iteration, tree_id, pairs, stored.get(tree_id, {}), batcher, writer, readings)
 
-        def show(*_: Any) -> None:
+        def ended(*_: Any) -> None:
             nonlocal done
             done += 1
+            show()
+
+        def show() -> None:
             place.progress(done, len(by_tree), f"trees judged, {speed(batcher)}")
 
-        await run_all(
-            list(by_tree.items()),
-            work,
-            key=lambda item: item[0],
-            errors=place.recipe.errors,
-            on_error=place.on_error(writer, STAGE, iteration),
-            concurrency=in_flight(batcher, place.recipe.critique.votes),
-            on_result=show,
-            total=total,
-        )
+        async with following(batcher, show):
+            await run_all(
+                list(by_tree.items()),
+                work,
+                key=lambda item: item[0],
+                errors=place.recipe.errors,
+                on_error=place.on_error(writer, STAGE, iteration),
+                concurrency=in_flight(batcher, place.recipe.critique.votes),
+                on_result=ended,
+                total=total,
+            )
 
 
 async def _judge_tree(

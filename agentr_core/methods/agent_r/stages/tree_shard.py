@@ -18,7 +18,7 @@ from agentr_core.models.samplers import Sampler
 from agentr_core.protocols import Environment
 from agentr_core.recipes.sampling import sampling_of
 from agentr_core.repeating import repeatability_of, repeats
-from agentr_core.runtime.equipment import Checkpoint, Equipment, Sink, held_back, in_flight, speed, window
+from agentr_core.runtime.equipment import Checkpoint, Equipment, Sink, following, held_back, in_flight, speed, window
 from agentr_core.runtime.helpers import helpers
 from agentr_core.runtime.shards import Effort, spent
 from agentr_core.search.grow import grow
@@ -94,16 +94,17 @@ class TreeShard:
                     sampler=sampler,
                     helper=aside.ask,
                 )
-                finished = await run_all(
-                    self.trees,
-                    trees.grow,
-                    key=lambda work: work.instance.key,
-                    errors=recipe.errors,
-                    on_error=equipment.on_error(sink, STAGE, self.iteration),
-                    concurrency=in_flight(sampler, recipe.search.width, wanted=recipe.scale.concurrency),
-                    on_result=lambda *_: trees.show(1),
-                    total=self.total,
-                )
+                async with following(sampler, trees.show):
+                    finished = await run_all(
+                        self.trees,
+                        trees.grow,
+                        key=lambda work: work.instance.key,
+                        errors=recipe.errors,
+                        on_error=equipment.on_error(sink, STAGE, self.iteration),
+                        concurrency=in_flight(sampler, recipe.search.width, wanted=recipe.scale.concurrency),
+                        on_result=lambda *_: trees.show(1),
+                        total=self.total,
+                    )
                 effort = spent(sampler) + aside.effort()
         return effort + Effort(
             environment_seconds=sum(timer.environment_seconds for timer in trees.timers),

@@ -22,7 +22,7 @@ from agentr_core.protocols import Environment
 from agentr_core.recipes import Recipe
 from agentr_core.recipes.evaluation import TEST
 from agentr_core.recipes.sampling import sampling_of
-from agentr_core.runtime.equipment import in_flight
+from agentr_core.runtime.equipment import following, in_flight, speed
 from agentr_core.runtime.helpers import answer
 from agentr_core.runtime.place import Workplace
 from agentr_core.stages.evaluate import Series, evaluation_id, keep_measures, measure_evaluation, play_evaluations
@@ -144,20 +144,24 @@ async def _ask_all(place: Workplace, iteration: int, left: Sequence[Vote], *, to
             if answer is not None:
                 writer.add(answer_rows(one.trajectory_id, position, CONCISENESS, one.number, answer))
                 readings.count(answer)
-            place.progress(done, len(left), "votes")
+            show()
+
+        def show() -> None:
+            place.progress(done, len(left), f"votes, {speed(sampler)}")
 
         by_key = {one.key: one for one in left}
         failed = place.on_error(writer, STAGE, iteration)
-        await run_all(
-            left,
-            ask,
-            key=lambda one: one.key,
-            errors=recipe.errors,
-            total=total,
-            on_error=failed,
-            concurrency=in_flight(sampler, 1, wanted=recipe.scale.concurrency),
-            on_result=keep,
-        )
+        async with following(sampler, show):
+            await run_all(
+                left,
+                ask,
+                key=lambda one: one.key,
+                errors=recipe.errors,
+                total=total,
+                on_error=failed,
+                concurrency=in_flight(sampler, 1, wanted=recipe.scale.concurrency),
+                on_result=keep,
+            )
 
 
 async def _ask(sampler: Sampler, one: Vote, seed: int) -> Answer:

@@ -11,7 +11,7 @@ from agentr_core.episodes.shared import SharedEnvironments
 from agentr_core.episodes.steps import EpisodeTimer
 from agentr_core.episodes.units import run_all
 from agentr_core.methods.et_agent.stages.family_maker import STAGE, FamilyMaker, FamilyWork, Known
-from agentr_core.runtime.equipment import Checkpoint, Equipment, Sink, in_flight, speed
+from agentr_core.runtime.equipment import Checkpoint, Equipment, Sink, following, in_flight, speed
 from agentr_core.runtime.helpers import helpers
 from agentr_core.runtime.shards import Effort, spent
 
@@ -44,15 +44,19 @@ class FamilyShard:
         recipe, path, timer = equipment.recipe, self.checkpoint.path, EpisodeTimer()
         done = self.done
 
-        def show(*_: object) -> None:
+        def ended(*_: object) -> None:
             nonlocal done
             done += 1
+            show()
+
+        def show() -> None:
             equipment.progress(done, self.total, f"questions, {speed(sampler)}")
 
         with closing(SharedEnvironments(equipment.make_environment)) as environments:
             async with (
                 equipment.sampling(path, self.checkpoint.role) as sampler,
                 helpers(equipment, path, sampler, sink) as aside,
+                following(sampler, show),
             ):
                 maker = FamilyMaker(
                     self.iteration, self.checkpoint, equipment, sink, environments, sampler, aside.ask, timer
@@ -65,7 +69,7 @@ class FamilyShard:
                     errors=recipe.errors,
                     on_error=equipment.on_error(sink, STAGE, self.iteration),
                     concurrency=in_flight(sampler, 1, wanted=recipe.scale.concurrency),
-                    on_result=show,
+                    on_result=ended,
                     total=self.total,
                 )
                 effort = spent(sampler) + aside.effort()
