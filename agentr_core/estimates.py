@@ -8,21 +8,36 @@ them with a real trainer's tensors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from agentr_core.data_files import data_path
-from agentr_core.errors import DataFileError
+from agentr_core.episodes.transcript import whole_episode
+from agentr_core.errors import DataFileError, EnvironmentFault
 from agentr_core.models.files import adapter_base, no_model
-from agentr_core.recipes import ModelConfig, Recipe, TrainingConfig
+from agentr_core.protocols import Environment
+from agentr_core.recipes import ModelConfig, ModelRole, Recipe, TrainingConfig
 from agentr_core.recipes.grpo import on_one_machine
+from agentr_core.runtime.description import Asked
+from agentr_core.samples.rendering import Renderer, trained_tokens
+from agentr_core.stages.demonstrate import expert_trajectory
+from agentr_core.store import Store
+from agentr_core.store.queries.usage import Written, written_in
+from agentr_core.texts import counted
+from agentr_core.types import Instance
 
 GIB = 1 << 30
 _NUMBER_BYTES = {"bfloat16": 2, "float32": 4}
 _WORKSPACE = GIB
 """Memory for kernels, buffers and the scores of a chunk of tokens on a GPU."""
+_SAMPLER = 460 << 20
+"""Python, PyTorch and Transformers in a process that samples on a CPU, with its passes' buffers."""
+_TRAINER = 620 << 20
+"""The same in a process that trains, with TRL and the scores of the trained tokens."""
+_LOOKED_AT = 32
+"""Episodes of the expert that are looked at, spread evenly over the instances."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +97,48 @@ class Training:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """The main memory of a process that computes on a CPU, in bytes: that of Python and its
+    libraries is `fixed`, and `parts` are named.
+    """
+
+    weights: int
+    parts: Mapping[str, int]
+    fixed: int
+
+    @property
+    def total(self) -> int:
+        """Bytes at the peak."""
+        return self.weights + sum(self.parts.values()) + self.fixed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """The most tokens, and the most replies, that a stage samples in an iteration."""
+    """The most tokens, and the most replies, that a stage samples in an iteration, from the model
+    of a role; and the tokens that it is likely to sample.
+    """
 
     stage: str
     replies: int
     tokens: int
+    role: ModelRole = "actor"
+    likely: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """The mean replies of an episode and tokens of a reply in a world, and where they are from.
+
+    `longest` is the number of tokens of the longest of these episodes, 0 if it is not known.
+    `of_trees` and `of_verdicts` are what is stored of searches.
+    """
+
+    replies: float
+    tokens: float
+    source: str
+    longest: int = 0
+    of_trees: Written | None = None
+    of_verdicts: Written | None = None
 
 
 def find_shape(model_dir: Path) -> Path:
@@ -210,17 +261,135 @@ def reinforcing(shape: Shape, recipe: Recipe) -> int:
     return group_training(shape, recipe, recipe.grpo.micro_batch_tokens).total
 
 
-def tokens(recipe: Recipe, sampled: Mapping[str, tuple[int, int]], test: int, states: int) -> list[Tokens]:
+def tokens(
+    recipe: Recipe, sampled: Mapping[str, Asked], test: int, states: int, *, lengths: Lengths | None = None
+) -> list[Tokens]:
     """Return the most replies and tokens that an iteration samples, with `test` held-out episodes
-    and a revision test of `states` more.
+    and a revision test of `states` more; and, where the lengths of episodes are known, the tokens
+    that it is likely to sample.
 
     Args:
-        sampled: the most replies, and the most tokens of each, that its method samples, by stage.
+        sampled: the most that its method asks of models, by purpose.
     """
     evaluation = recipe.evaluation
-    evaluated = test * evaluation.max_steps + states * evaluation.revision_test.max_steps
-    replies = {**sampled, "evaluate": (evaluated, evaluation.max_new_tokens)}
-    return [Tokens(stage=stage, replies=count, tokens=count * most) for stage, (count, most) in replies.items()]
+    most, limits = evaluation.max_new_tokens, evaluation.limits
+    played = Asked.episodes(test, steps=evaluation.max_steps, most=most, limits=limits)
+    again = Asked.episodes(states, steps=evaluation.revision_test.max_steps, most=most, limits=limits)
+    evaluated = replace(played, replies=played.replies + again.replies, tokens=played.tokens + again.tokens)
+    return [
+        Tokens(
+            stage=purpose,
+            replies=asked.replies,
+            tokens=asked.tokens,
+            role=asked.role,
+            likely=_likely(purpose, asked, sampled, recipe, lengths) if lengths and asked.replies else 0,
+        )
+        for purpose, asked in {**sampled, "evaluate": evaluated}.items()
+    ]
+
+
+def _likely(purpose: str, asked: Asked, sampled: Mapping[str, Asked], recipe: Recipe, known: Lengths) -> int:
+    """Return the tokens that models are likely to write for one purpose, never more than at most.
+
+    What is not stored is guessed: an episode lies between the expert's and its limit, and replies
+    of helpers are taken to be an eighth as many and as long as they may be.
+    """
+    if purpose in ("search", "critique"):
+        searched = sampled["search"]
+        trees = searched.replies // (searched.steps * recipe.search.dives * recipe.search.width)
+        told = known.of_trees if purpose == "search" else known.of_verdicts
+        if told and known.of_trees:
+            return min(asked.tokens, round(trees * told.tokens / known.of_trees.units))
+    if asked.role != "actor":
+        return asked.tokens // 64
+    replies = asked.replies / asked.steps * min(known.replies, asked.steps)
+    if known.longest:
+        # Three quarters of the way, on a scale of ratios, from the limit to the expert.
+        replies = asked.replies / asked.steps * min(known.replies, asked.steps) ** 0.75 * asked.steps**0.25
+    return min(asked.tokens, round(replies * min(known.tokens, asked.tokens / asked.replies)))
+
+
+def stored_lengths(store: Store, recipe: Recipe, environment: str) -> Lengths | None:
+    """Return the lengths of what the recipe's model wrote in a world, in any run of the workspace
+    that began with it; None if no episode is stored.
+    """
+    kinds = written_in(store, recipe.model.path, environment) if store.path.exists() else {}
+    if not (seen := kinds.get("step")):
+        return None
+    return Lengths(
+        replies=seen.replies / seen.units,
+        tokens=seen.tokens / seen.replies,
+        source=f"{counted(seen.units, 'stored episode')} of this model",
+        of_trees=kinds.get("node"),
+        of_verdicts=kinds.get("judgement"),
+    )
+
+
+def expert_lengths(env: Environment, instances: Sequence[Instance], renderer: Renderer) -> Lengths | None:
+    """Return the lengths of the expert's episodes of some of the instances, in the model's tokens;
+    None if no expert solves any.
+    """
+    steps, written, rows = 0, 0, []
+    for instance in instances[:: max(1, len(instances) // _LOOKED_AT)]:
+        try:
+            found = expert_trajectory(env, instance)
+        except EnvironmentFault:
+            # Told where the expert is asked in earnest.
+            continue
+        if found is not None:
+            steps += len(found.steps)
+            row = renderer.render_sample(whole_episode(env, found))
+            rows.append(len(row.input_ids))
+            written += trained_tokens(row.labels)
+    if not rows:
+        return None
+    return Lengths(
+        replies=steps / len(rows),
+        tokens=written / steps,
+        source=f"{counted(len(rows), 'episode')} of the expert",
+        longest=max(rows),
+    )
+
+
+def process_sampling(shape: Shape, model: ModelConfig, workers: int, tokens: int) -> Process:
+    """Return the main memory of a process that samples on a CPU, where the longest conversation has
+    so many tokens.
+    """
+    need = sampling(shape, model)
+    rows = -(-model.max_batch // workers)
+    cache = int(model.prefix_cache_gib * GIB) // workers
+    return Process(
+        weights=need.weights,
+        parts={f"{rows} x {tokens:,} tokens": rows * tokens * need.token, "cached prompts": cache},
+        fixed=_SAMPLER,
+    )
+
+
+def process_training(shape: Shape, config: TrainingConfig, longest: int) -> Process:
+    """Return the main memory of the first process of a trainer on a CPU; the others need less,
+    since they save nothing. A forward pass there has one row.
+    """
+    # Slow to import.
+    from agentr_core.training.packing import ROW, padded_length
+
+    row = max(ROW, padded_length(longest))
+    own = replace(
+        config,
+        per_device_train_batch_size=1,
+        gradient_checkpointing=bool(config.gradient_checkpointing),
+        load_in_4bit=False,
+    )
+    need = training(shape, own, row)
+    shared = 4 * need.trained if config.num_processes > 1 else 0
+    return Process(
+        weights=need.weights,
+        parts={
+            "gradients and optimizer": need.states + shared,
+            f"1 x {row:,} tokens": need.activations,
+            "saving": 12 * need.trained,
+        },
+        fixed=_TRAINER,
+    )
 
 
 def _linear(model: Any) -> list[Any]:

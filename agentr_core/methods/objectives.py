@@ -9,7 +9,7 @@ from agentr_core.errors import ConfigError
 from agentr_core.recipes import Recipe, TrainingConfig
 from agentr_core.recipes.fields import in_iteration
 from agentr_core.recipes.grpo import SCHEDULE, group_faults, grpo_faults, on_one_machine, online_faults
-from agentr_core.runtime.description import Acting, Training
+from agentr_core.runtime.description import Acting, Asked, Training
 from agentr_core.training.objectives import GroupRelative, Preference, PreferenceLoss, Supervised
 from agentr_core.training.zero import offloads, read_zero
 
@@ -54,11 +54,21 @@ def reinforced(recipe: Recipe, *, anew: bool = False) -> Training:
     return Training(objective=GroupRelative(grpo=grpo), config=config, anew=anew)
 
 
-def sampled_groups(recipe: Recipe) -> tuple[int, int]:
-    """Return the most replies of group RL in an iteration, and the most tokens of each."""
-    grpo = recipe.grpo
-    episodes = grpo.steps * grpo.groups * (1 + grpo.resample) * grpo.num_generations
-    return episodes * grpo.max_steps, grpo.max_new_tokens
+def sampled_groups(recipe: Recipe, test: int) -> dict[str, Asked]:
+    """Return the most that group RL asks in an iteration. The development set that it plays between
+    its steps is one of the held-out sets, with `test` episodes together.
+    """
+    grpo, evaluation = recipe.grpo, recipe.evaluation
+    number = grpo.steps * grpo.groups * (1 + grpo.resample) * grpo.num_generations
+    groups = Asked.episodes(number, steps=grpo.max_steps, most=grpo.max_new_tokens, limits=grpo.limits)
+    if not grpo.eval_steps:
+        return {"groups": groups}
+    plays = test * (grpo.steps // grpo.eval_steps)
+    most, limits = evaluation.max_new_tokens, evaluation.limits
+    return {
+        "groups": groups,
+        "validate": Asked.episodes(plays, steps=evaluation.max_steps, most=most, limits=limits),
+    }
 
 
 def acting_in_groups(recipe: Recipe) -> Acting:

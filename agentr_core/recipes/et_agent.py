@@ -6,6 +6,7 @@ of its published launch files.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from agentr_core.recipes.curriculum import CurriculumConfig
@@ -24,6 +25,14 @@ OfIncorrect = Literal["I1", "I2", "I3", "I4"]
 is continued from there; I2: a hint after that step; I3: a hint at the end; I4: the reflector's
 review at the end.
 """
+
+
+@record
+class HelperConfig(DrawingConfig):
+    """How the reflector or the editor of a flywheel is asked."""
+
+    max_new_tokens: Natural = 0
+    """0: as many as a reply of the policy may have, `et_agent.flywheel.max_new_tokens`."""
 
 
 @record
@@ -54,10 +63,17 @@ class FlywheelConfig(SamplingFields, EpisodeFields):
     max_new_tokens: Count = 4096
     max_steps: Count = 24
     """The most replies of the policy in a trajectory, not counting those that it continues from."""
-    reflector: DrawingConfig = DrawingConfig()
+    reflector: HelperConfig = HelperConfig()
     """How the model of role `reflector` is asked to review a wrong trajectory and correct it."""
-    editor: DrawingConfig = DrawingConfig()
+    editor: HelperConfig = HelperConfig()
     """How the model of role `editor` is asked to find a step and to rewrite it."""
+
+    def __post_init__(self) -> None:
+        # Settled here, so that the id of a run with a limit is the same whether or not it is left
+        # to the policy's.
+        for name in ("reflector", "editor"):
+            if not (helper := getattr(self, name)).max_new_tokens:
+                object.__setattr__(self, name, replace(helper, max_new_tokens=self.max_new_tokens))
 
 
 @record

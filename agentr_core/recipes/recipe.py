@@ -228,16 +228,21 @@ def field_values(recipe: Recipe) -> list[FieldValue]:
     return list(_field_values(recipe, shown(recipe), ""))
 
 
-def _field_values(section: Any, plain: dict[str, Any], where: str) -> Iterator[FieldValue]:
+def _field_values(section: Any, plain: dict[str, Any], where: str, usual: Any = None) -> Iterator[FieldValue]:
+    """Yield the fields of a section. `usual` is the same section of a recipe that says nothing of
+    it: where some defaults follow others, they are settled there.
+    """
     for field in dataclasses.fields(section):
         if field.name not in plain:
             continue
         part, value, name = getattr(section, field.name), plain[field.name], f"{where}{field.name}"
+        wanted = default_of(field) if usual is None else getattr(usual, field.name)
         for key, one, its in _parts(part, value):
             if dataclasses.is_dataclass(one):
-                yield from _field_values(one, its, f"{name}.{key}." if key else f"{name}.")
+                same = wanted if isinstance(wanted, type(one)) else None
+                yield from _field_values(one, its, f"{name}.{key}." if key else f"{name}.", same)
             else:
-                yield FieldValue(name, value, part == default_of(field))
+                yield FieldValue(name, value, part == wanted)
 
 
 def _parts(part: Any, plain: Any) -> list[tuple[str, Any, Any]]:

@@ -172,6 +172,29 @@ def _as_evaluated(recipe: Recipe) -> Acting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The most that an iteration asks of a model for one purpose: `replies`, at most `steps` in an
+    episode or a row of questions, and at most `tokens` tokens in all of them.
+    """
+
+    replies: int
+    tokens: int
+    steps: int = 1
+    role: ModelRole = "actor"
+
+    @classmethod
+    def episodes(cls, number: int, *, steps: int, most: int, limits: EpisodeLimits = NO_LIMITS) -> Asked:
+        """Return what episodes ask, of `steps` replies of `most` tokens each, within limits."""
+        tokens = min(steps * most, limits.tokens or steps * most)
+        return cls(replies=number * steps, tokens=number * tokens, steps=steps)
+
+    @classmethod
+    def questions(cls, role: ModelRole, number: int, most: int) -> Asked:
+        """Return what single questions to a helper ask, each answered with `most` tokens."""
+        return cls(replies=number, tokens=number * most, role=role)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
     """One way of learning, described once: flows, tasks, plans, checks, estimates and reports read
     it.
@@ -208,9 +231,9 @@ class Method:
     """Returns lines for `agentr plan`, given a recipe and the numbers of training instances and of
     held-out episodes.
     """
-    sampled: Callable[[Recipe, int], dict[str, tuple[int, int]]] = lambda recipe, train: {}
-    """Returns the most replies of an iteration, and the most tokens of each, by purpose, given a
-    recipe and the number of training instances."""
+    sampled: Callable[[Recipe, int, int], dict[str, Asked]] = lambda recipe, train, test: {}
+    """Returns the most that an iteration asks of models, by purpose, given a recipe and the numbers
+    of training instances and of held-out episodes; its evaluation is added to that."""
     taken_over: tuple[str, ...] = ("collect", "critique", "explore")
     """The stages, by name, whose inputs are stored with a run, so that runs with equal inputs take
     over each other's work. The default also names them for a method that has none of them, since

@@ -13,11 +13,49 @@ from agentr_core.models.processors import processors
 from agentr_core.recipes import ModelConfig, Recipe, TrainingConfig, replace
 
 _PROCESSOR = Path("/proc/cpuinfo")
+_CGROUP = Path("/sys/fs/cgroup")
 _MOST_PROCESSES = 4
 """The most processes of a trainer without a GPU: each holds the model and does a part of each step.
 """
 _INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "bf16")
 """Linux's names for the instructions that multiply in bfloat16: two on x86, one on Arm."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """The memory that models have here, in bytes: of each GPU, or of the machine without one."""
+
+    total: float
+    free: float
+    gpu: str = ""
+    """The name of the first GPU; empty without one."""
+
+
+def memory() -> Memory:
+    """Return the memory of the first GPU, or main memory without one, and how much of it is free
+    now. In a container, its limit counts.
+    """
+    # Slow to import.
+    import psutil
+    import torch
+
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info(0)
+        return Memory(total=total, free=free, gpu=torch.cuda.get_device_name(0))
+    now = psutil.virtual_memory()
+    total, free = now.total, now.available
+    limit, used = (_number(_CGROUP / name) for name in ("memory.max", "memory.current"))
+    if limit is not None and used is not None and limit < total:
+        total, free = limit, min(free, limit - used)
+    return Memory(total=total, free=free)
+
+
+def _number(file: Path) -> int | None:
+    """Return the number in a file of the kernel's; None if there is no file, or it has a word."""
+    try:
+        return int(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
 
 
 def settled(recipe: Recipe) -> Recipe:

@@ -64,9 +64,11 @@ def web_address(ctx: click.Context, param: click.Parameter, value: str | None) -
     return value if value is None else value.rstrip("/")
 
 
-def finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
-    """Return a number; fail for NaN and infinity, which no range leaves out."""
-    if not math.isfinite(value):
+def finite(ctx: click.Context, param: click.Parameter, value: float | None) -> float | None:
+    """Return a number, or None where none was given; fail for NaN and infinity, which no range
+    leaves out.
+    """
+    if value is not None and not math.isfinite(value):
         raise click.BadParameter(f"{value} is no size; give a number", ctx, param)
     return value
 

@@ -110,12 +110,10 @@ def compare(recipe: Path, overrides: tuple[str, ...], arms: tuple[str, ...], see
     "--gpu-gib",
     type=click.FloatRange(min=1),
     callback=finite,
-    default=80.0,
-    show_default=True,
-    help="Memory of a GPU, in GiB.",
+    help="Plan for a machine whose GPUs have this memory, in GiB, instead of for this one.",
 )
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
-def plan(recipe: Path, overrides: tuple[str, ...], gpu_gib: float, form: str) -> None:
+def plan(recipe: Path, overrides: tuple[str, ...], gpu_gib: float | None, form: str) -> None:
     """Show what a recipe would run, and what it needs.
 
     This covers every field that the run reads, which stage reads it, the tokens and the memory.

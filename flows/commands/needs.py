@@ -2,39 +2,134 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from agentr_core import estimates
 from agentr_core.estimates import GIB
 from agentr_core.methods.table import method_of, plans_of
+from agentr_core.models.local.workers import worker_count
 from agentr_core.recipes import ModelConfig, ModelRole, Recipe, TrainingConfig
 from agentr_core.recipes.grpo import on_one_machine
+from agentr_core.runtime import machine
 from agentr_core.training.objectives import GroupRelative
+
+_MAIN = 900 << 20
+"""The process of a run itself, with Prefect, its server and the store."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorldCounts:
+    """What a run meets in a world: training instances, held-out episodes, states of the revision
+    test at most, and the lengths of episodes if any are known.
+    """
+
+    train: int
+    test: int
+    states: int
+    lengths: estimates.Lengths | None = None
 
 
 def needs(
-    recipe: Recipe, shapes: Mapping[ModelRole, estimates.Shape], counts: Mapping[str, tuple[int, int, int]], gpu: float
+    recipe: Recipe,
+    shapes: Mapping[ModelRole, estimates.Shape],
+    counts: Mapping[str, WorldCounts],
+    *,
+    gpu: float | None,
+    longest: int,
 ) -> list[str]:
-    """Return the needs of a run as lines: tokens at most, and memory of each GPU.
+    """Return the needs of a run as lines: tokens, at most and likely, and memory.
 
     Args:
-        counts: the numbers of training instances, of held-out episodes and of states of the
-            revision test, at most, of each world.
-        gpu: the memory of a GPU, in bytes.
+        counts: what is known of each world, by name.
+        gpu: the memory of a GPU of another machine, in bytes; None: this machine's memory counts.
+        longest: the tokens of the longest row that is trained on, as far as is known.
     """
-    lines = ["each iteration samples at most"]
-    for name, world in recipe.worlds().items():
-        train, test, states = counts[name]
-        where = f"{name}, " if recipe.environments else ""
-        for one in estimates.tokens(world, method_of(world).sampled(world, train), test, states):
-            lines.append(f"  {where}{one.stage}: {one.replies:,} replies, {one.tokens:,} tokens")
-    lines += ["", f"memory, estimated, of a GPU of {_size(gpu)} (another: --gpu-gib)"]
+    lines = [*_of_tokens(recipe, counts), ""]
+    here = machine.memory() if gpu is None else None
+    if here is not None and not here.gpu:
+        return [*lines, *_of_main_memory(recipe, shapes, here, longest)]
+    if here is None:
+        most, free = gpu or 0.0, gpu or 0.0
+        lines.append(f"memory, estimated, of a GPU of {_size(most)}")
+    else:
+        most, free = here.total, here.free
+        lines.append(f"memory, estimated, of {here.gpu}, {_size(most)}, {_size(free)} free now (another: --gpu-gib)")
     for role, shape in shapes.items():
-        lines += _of_sampling(role, recipe.own_models()[role], shape, gpu)
+        model = recipe.own_models()[role]
+        lines += _of_sampling(role, model, shape, most if model.backend == "vllm" else free)
     if "actor" in shapes:
-        lines += _of_training(recipe, shapes["actor"], gpu)
+        lines += _of_training(recipe, shapes["actor"], free, longest)
     return lines
+
+
+def _of_tokens(recipe: Recipe, counts: Mapping[str, WorldCounts]) -> list[str]:
+    """Return the tokens of an iteration as a table, and where the likely ones are from."""
+    rows, sources = [], []
+    for name, world in recipe.worlds().items():
+        own = counts[name]
+        where = f"{name}, " if recipe.environments else ""
+        sampled = method_of(world).sampled(world, own.train, own.test)
+        for one in estimates.tokens(world, sampled, own.test, own.states, lengths=own.lengths):
+            helper = "" if one.role == "actor" else f" ({one.role})"
+            rows.append((f"{where}{one.stage}{helper}", one.replies, one.tokens, one.likely))
+        if own.lengths:
+            sources.append(
+                f"  likely{f' in {name}' if recipe.environments else ''}: {own.lengths.source}, of "
+                f"{own.lengths.replies:.1f} replies of {own.lengths.tokens:.0f} tokens"
+            )
+    rows.append(("together", *(sum(column) for column in zip(*(row[1:] for row in rows), strict=True))))
+    head = f"{'each iteration samples':<30}{'replies at most':>16}{'tokens at most':>16}{'likely':>16}"
+    told = [f"  {name:<28}{replies:>16,}{tokens:>16,}{likely or '?':>16,}" if likely else
+            f"  {name:<28}{replies:>16,}{tokens:>16,}{'?':>16}" for name, replies, tokens, likely in rows]  # fmt: skip
+    return [head, *told, *(sources or ["  likely: not known, no episode is stored and the world has no expert"])]
+
+
+def _of_main_memory(
+    recipe: Recipe, shapes: Mapping[ModelRole, estimates.Shape], here: machine.Memory, longest: int
+) -> list[str]:
+    """Return the main memory that a run needs here, stage by stage, and whether there is as
+    much.
+    """
+    lines = [f"memory, estimated; here are {_size(here.total)} without a GPU, {_size(here.free)} free now"]
+    wanted: dict[str, float] = {}
+    for role, shape in shapes.items():
+        model = recipe.own_models()[role]
+        if model.backend == "vllm":
+            need = estimates.sampling(shape, model)
+            all_ = model.vllm.replicas * (need.weights + model.vllm.kv_cache_gib * GIB + GIB)
+            lines.append(f"  {role}, vllm: {_size(all_)}")
+        else:
+            workers = worker_count(model)
+            context = model.context_length or shape.context_length
+            one = estimates.process_sampling(shape, model, workers, min(context, longest))
+            all_ = workers * one.total
+            lines += _of_process(role, one, workers)
+        wanted[role] = all_
+    if "actor" in shapes and any(plan.training for plan in plans_of(recipe)):
+        config = recipe.training
+        trainer = estimates.process_training(shapes["actor"], config, longest)
+        wanted["training"] = config.num_processes * trainer.total - (config.num_processes - 1) * trainer.parts["saving"]
+        lines += _of_process("training", trainer, config.num_processes)
+    name, most = max(wanted.items(), key=lambda one: one[1], default=("", 0.0))
+    if not name or most + _MAIN <= here.free:
+        return [*lines, f"  fits: {_size(most + _MAIN)} at most, with this process"]
+    fewer = "training.launch.num_processes, data.max_length" if name == "training" else "model.workers, model.max_batch"
+    way = f"lower {fewer}{', or set training.lora_r' if name == 'training' and not recipe.training.lora_r else ''}"
+    return [
+        *lines,
+        f"  does not fit: {name} needs {_size(most + _MAIN)}, with this process; free some, or",
+        f"    {way};",
+        "    --gpu-gib asks about a machine with a GPU",
+    ]
+
+
+def _of_process(what: str, one: estimates.Process, number: int) -> list[str]:
+    many = "1 process" if number == 1 else f"{number} processes"
+    head = f"  {what}: {many} of at most {_size(one.total)}"
+    parts = [f"weights {_size(one.weights)}", *(f"{name} {_size(size)}" for name, size in one.parts.items() if size)]
+    return [head, *textwrap.wrap(", ".join(parts), 76, initial_indent="    ", subsequent_indent="    ")]
 
 
 def _of_sampling(role: str, model: ModelConfig, shape: estimates.Shape, gpu: float) -> list[str]:
@@ -56,22 +151,22 @@ def sampling_advice(model: ModelConfig, need: estimates.Sampling, share: float) 
     return f"no sequence has room beside the weights; lower model.context_length{spread and f', or {spread}'}"
 
 
-def _of_training(recipe: Recipe, shape: estimates.Shape, gpu: float) -> list[str]:
+def _of_training(recipe: Recipe, shape: estimates.Shape, gpu: float, longest: int) -> list[str]:
     trainings = [plan.training for plan in plans_of(recipe) if plan.training]
     groups = [one for one in trainings if isinstance(one.objective, GroupRelative)]
     lines = []
     if len(groups) < len(trainings) or not trainings:
-        config, longest = recipe.training, recipe.data.max_length
+        config = recipe.training
         need = estimates.training(shape, config, longest)
         rows = f"{config.per_device_train_batch_size} x {longest:,} tokens"
         lines += _of_one(config, need, rows, gpu, online=False)
     if groups:
         config = on_one_machine(recipe.training)
         # A row is a whole episode.
-        longest = max(recipe.grpo.micro_batch_tokens, recipe.model.context_length or shape.context_length)
-        need = estimates.group_training(shape, recipe, longest)
+        row = max(recipe.grpo.micro_batch_tokens, recipe.model.context_length or shape.context_length)
+        need = estimates.group_training(shape, recipe, row)
         config = replace(config, per_device_train_batch_size=1)
-        lines += _of_one(config, need, f"1 x {longest:,} tokens", gpu, online=True)
+        lines += _of_one(config, need, f"1 x {row:,} tokens", gpu, online=True)
         lines += _of_both(recipe.model, config, need, gpu)
     return lines
 

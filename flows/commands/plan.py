@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 
@@ -22,16 +23,20 @@ from agentr_core.runtime.description import Method, Stage
 from agentr_core.runtime.instances import episode_count, state_count, training_instances
 from agentr_core.runtime.start import run_id_of
 from agentr_core.runtime.worlds import Worlds
+from agentr_core.samples.rendering import load_renderer
 from agentr_core.store.queries.iterations import count_finished_iterations
 from agentr_core.store.queries.runs import count_finished_runs
+from agentr_core.store.queries.usage import longest_sample
 from agentr_core.texts import counted
-from flows.commands.needs import needs
+from flows.commands.needs import WorldCounts, needs
 from flows.preflight.checks import faults_of
 from flows.preflight.requirements import weights_missing
 from tasks.wiring import load_recipe, make_environment
 from tasks.workspaces import open_store
 
 _WIDTH = 100
+_CONTEXT = 4096
+"""The longest row that is planned for where nothing says how long rows are."""
 _LOCAL = ("transformers", "vllm")
 _OF_BACKENDS = {
     **dict.fromkeys(("path", "from_run", "dtype", "device"), _LOCAL),
@@ -55,7 +60,7 @@ class _Described:
     stages: dict[str, tuple[str, ...]]
 
 
-def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float = 80.0, form: str = "text") -> str:
+def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float | None = None, form: str = "text") -> str:
     """Return the plan of a recipe as text or `json`: the fields that its run reads, the stages with
     the sections that each reads, and a summary with what it needs.
 
@@ -64,7 +69,7 @@ def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float = 80.0, for
     `UserError` for anything else that would stop the run, at once or later; servers are not asked.
 
     Args:
-        gpu_gib: memory of a GPU, in GiB.
+        gpu_gib: memory of a GPU of another machine, in GiB; None: this machine's memory counts.
     """
     recipe = load_recipe(path, list(overrides))
     method = method_of(recipe)
@@ -81,13 +86,13 @@ def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float = 80.0, for
     return "\n".join([*_of_fields(fields, idle), *_of_stages(found.stages), "", *found.summary])
 
 
-def _described(recipe: Recipe, method: Method, gpu_gib: float) -> _Described:
+def _described(recipe: Recipe, method: Method, gpu_gib: float | None) -> _Described:
     away = any(map(weights_missing, recipe.own_models().values()))
     faults = faults_of(recipe, asks=False)
     lacking = faults.machine if away else []
     replace(faults, machine=[] if away else faults.machine).tell()
     counts = _counts(recipe)
-    train, test, _ = (sum(numbers) for numbers in zip(*counts.values(), strict=True))
+    train, test = sum(one.train for one in counts.values()), sum(one.test for one in counts.values())
     if method.flow == "compare":
         for one in makers_of_samples(recipe):
             faults_of(one, asks=False).tell()
@@ -100,35 +105,59 @@ def _described(recipe: Recipe, method: Method, gpu_gib: float) -> _Described:
     summary = [
         f"recipe {recipe.name}: {method.title}, {counted(recipe.iterations, 'iteration')}, {where}",
         *method.describe(recipe, train, test),
-        *(_world_line(name, *counts[name][:2], share=world.share) for name, world in recipe.environments.items()),
+        *(_world_line(name, counts[name], share=world.share) for name, world in recipe.environments.items()),
         *([f"a history that outgrows the context: {recipe.context}"] if recipe.context != "stop" else []),
         *(f"still missing: the weights of {path}; counted by {where}" for path, where in missing),
         *(f"not on this machine: {fault}" for fault in dict.fromkeys(lacking)),
         *faults.notes,
         *([] if missing else [f"already done: {_done(recipe)}"]),
         "",
-        *needs(recipe, shapes, counts, gpu_gib * GIB),
+        *needs(
+            recipe,
+            shapes,
+            counts,
+            gpu=None if gpu_gib is None else gpu_gib * GIB,
+            longest=_longest(recipe, counts),
+        ),
     ]
     before = [replace(stage, name=f"{stage.name} base") for stage in method.before]
     stages = [stage for plan in plans_of(recipe) for stage in plan.stages]
     return _Described(summary=summary, stages=_reading(recipe, [*before, *stages]))
 
 
-def _counts(recipe: Recipe) -> dict[str, tuple[int, int, int]]:
-    """Return the numbers of training instances, of held-out episodes and of states of the revision
-    test, at most, of each world.
+def _counts(recipe: Recipe) -> dict[str, WorldCounts]:
+    """Return what is known of each world: how much a run plays there, and how long its episodes
+    are, as stored in the workspace or else as the expert plays.
     """
+    path, store = Path(recipe.model.path), open_store(Path(recipe.workspace))
+    there = recipe.model.backend != "openai" and path.is_dir() and not weights_missing(recipe.model)
+    renderer = load_renderer(path, at=datetime.now(UTC)) if there else None
+    found = {}
     with closing(Worlds(recipe, lambda name: make_environment(recipe.in_world(name)))) as worlds:
-        found = [
-            (len(training_instances(world, env, 1)), episode_count(world, env), state_count(world, env))
-            for world, env in worlds
-        ]
-    return dict(zip(recipe.world_names, found, strict=True))
+        for name, (world, env) in zip(recipe.world_names, worlds, strict=True):
+            instances = training_instances(world, env, 1)
+            lengths = estimates.stored_lengths(store, recipe, env.name)
+            if lengths is None and renderer is not None:
+                lengths = estimates.expert_lengths(env, instances, renderer)
+            test, states = episode_count(world, env), state_count(world, env)
+            found[name] = WorldCounts(train=len(instances), test=test, states=states, lengths=lengths)
+    return found
 
 
-def _world_line(name: str, train: int, test: int, *, share: float) -> str:
+def _longest(recipe: Recipe, counts: Mapping[str, WorldCounts]) -> int:
+    """Return the tokens of the longest row: of the samples that the run has stored, or of the
+    expert's episodes where only these are trained on, or as many as rows may have.
+    """
+    most, store = recipe.data.max_length, open_store(Path(recipe.workspace))
+    stored = longest_sample(store, run_id_of(recipe)) if store.path.exists() else 0
+    of_expert = [one.lengths.longest if one.lengths else 0 for one in counts.values()]
+    cloned = recipe.data.use == "expert" and not recipe.data.general.share and all(of_expert)
+    return min(most or stored, stored or (max(of_expert) if cloned else most)) or _CONTEXT
+
+
+def _world_line(name: str, own: WorldCounts, *, share: float) -> str:
     part = f", {share:.0%} of the training samples" if share else ""
-    return f"  {name}: {train} training instances, {test} held-out episodes{part}"
+    return f"  {name}: {own.train} training instances, {own.test} held-out episodes{part}"
 
 
 def _comparison(recipe: Recipe, train: int, test: int) -> _Described:

@@ -24,7 +24,9 @@ from agentr_core.environments.crafting import TextCraft
 from agentr_core.errors import ConfigError, ModelDirectoryError, UserError
 from agentr_core.methods.table import method_of
 from agentr_core.recipes import LaunchConfig, ModelConfig, Recipe, TrainingConfig, VllmConfig, load
+from agentr_core.runtime import machine
 from agentr_core.runtime.instances import state_count
+from agentr_core.store.queries.usage import Written
 from agentr_core.training.parent import lora_config, read_weights
 from flows.cli import cli
 from flows.commands.plan import describe
@@ -202,7 +204,7 @@ def test_the_recipes_for_qwen3_fit_the_cards_they_name(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    text = describe(RECIPES / f"{name}.yaml", [])
+    text = describe(RECIPES / f"{name}.yaml", [], gpu_gib=80)
     assert "still missing: the weights of models/Qwen3-" in text
     assert "already done" not in text
     assert "that is too much" not in text
@@ -269,14 +271,14 @@ def test_a_plan_tells_the_memory_of_group_rl_on_each_device(monkeypatch: pytest.
     here = [*whole, "training.launch={num_processes: 8, fsdp: true}", "model.vllm.gpus=[0, 1, 2, 3, 4, 5, 6]"]
     count = 4_022_468_096
     weights, states = f"{4 * count / 8 / estimates.GIB:.3g} GiB", f"{12 * count / 8 / estimates.GIB:.3g} GiB"
-    text = describe(file, here)
+    text = describe(file, here, gpu_gib=80)
     assert f"group RL, all weights, 8 processes under fsdp: weights {weights}, gradients and optimizer {states}" in text
     both = re.search(
         r"GPU 0, 1, 2, 3, 4, 5, 6: trainer and sampler together, ([\d.]+) GiB\n    that is too much; set", text
     )
     assert both is not None
     assert float(both[1]) > 72
-    text = describe(file, [*here, "model.vllm.sleep=true"])
+    text = describe(file, [*here, "model.vllm.sleep=true"], gpu_gib=80)
     assert re.search(r"GPU 0, 1, 2, 3, 4, 5, 6: trainer and sampler take turns, [\d.]+ GiB and 72 GiB; ", text)
     assert f"{16 * count / 8 / estimates.GIB:.3g} GiB of each process wait in main memory while vLLM samples" in text
     assert "too much" not in text
@@ -285,7 +287,8 @@ def test_a_plan_tells_the_memory_of_group_rl_on_each_device(monkeypatch: pytest.
         with pytest.raises(UserError, match=r"model\.vllm\.sleep: DeepSpeed leaves the GPU to nobody unless"):
             describe(file, [*whole, launch, "model.vllm.sleep=true"])
     launch = "training.launch={num_processes: 8, deepspeed: zero3-offload}"
-    assert "trainer and sampler take turns" in describe(file, [*whole, launch, "model.vllm.sleep=true", here[-1]])
+    asleep = [*whole, launch, "model.vllm.sleep=true", here[-1]]
+    assert "trainer and sampler take turns" in describe(file, asleep, gpu_gib=80)
 
 
 def test_the_reference_of_group_rl_is_split_as_its_policy(wide: Path) -> None:
@@ -309,7 +312,7 @@ def test_the_reference_of_group_rl_is_split_as_its_policy(wide: Path) -> None:
 def test_a_row_of_group_rl_is_as_long_as_an_episode_may_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     file = RECIPES / "textcraft-grpo-qwen3-4b.yaml"
-    assert "activations of 1 x 4,096 tokens" in describe(file, [])
+    assert "activations of 1 x 4,096 tokens" in describe(file, [], gpu_gib=80)
 
 
 def test_what_does_not_fit_is_said_with_a_way_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -341,7 +344,7 @@ def recipe(name: str, *changes: str) -> Recipe:
 
 
 def tokens(recipe: Recipe, train: int, test: int, states: int = 0) -> list[estimates.Tokens]:
-    return estimates.tokens(recipe, method_of(recipe).sampled(recipe, train), test, states)
+    return estimates.tokens(recipe, method_of(recipe).sampled(recipe, train, test), test, states)
 
 
 def test_only_iterations_that_search_sample_in_a_search() -> None:
@@ -390,3 +393,105 @@ def test_tokens_are_those_of_the_stages_that_run() -> None:
     assert eto[0].replies == 5 * 4 * recipe("textcraft-eto-tiny").eto.explore.max_steps
     with pytest.raises(ConfigError):
         recipe("textcraft-tiny", "search.dives=0")
+
+
+def test_helpers_are_counted_with_limits_of_their_own() -> None:
+    changes = ["et_agent.flywheel.correct=[C0, C1, C2]", "et_agent.flywheel.incorrect=[I1, I4]"]
+    changes += ["models.judge={path: m}", "et_agent.behaviour={votes: 10, nudge: true}"]
+    own = recipe("reasoning-et-agent-quick", *changes)
+    assert (own.et_agent.flywheel.editor.max_new_tokens, own.et_agent.flywheel.reflector.max_new_tokens) == (120, 120)
+    asked = {one.stage: (one.role, one.replies, one.tokens) for one in tokens(own, 30, 20)}
+    # Two rounds, each of one trajectory of a question.
+    assert asked["edit"] == ("editor", 30 * 2 * 2, 30 * 2 * 2 * 120)
+    assert asked["reflect"] == ("reflector", 30 * 2 * 3, 30 * 2 * 3 * 120)
+    assert asked["votes"] == ("judge", 20 * 10, 20 * 10 * 128)
+    assert asked["nudge"] == ("actor", 20 * 8, 20 * 8 * 120)
+    thoughts = recipe("textcraft-eto-tiny", "eto.phases=[sft]", "eto.expert.thoughts.enabled=true")
+    assert tokens(thoughts, 5, 7)[0] == estimates.Tokens(
+        stage="think", role="editor", replies=5 * 20 * 3, tokens=5 * 20 * 3 * 256
+    )
+    continued = recipe("textcraft-tiny", "splice={mode: continued}", "pairs.per_tree=2")
+    assert {one.stage: one.replies for one in tokens(continued, 3, 5)}["continue"] == 3 * 2 * 4 * 20
+
+
+def test_the_limits_of_helpers_are_the_flywheels_unless_they_are_given() -> None:
+    stored = recipe("reasoning-et-agent-quick", "et_agent.flywheel.editor.max_new_tokens=4096")
+    assert stored.et_agent.flywheel.editor.max_new_tokens == 4096
+    assert stored.et_agent.flywheel.reflector.max_new_tokens == 120
+    plain = recipe("reasoning-et-agent-quick", "et_agent.flywheel={}")
+    assert plain.et_agent.flywheel.editor.max_new_tokens == plain.et_agent.flywheel.max_new_tokens == 4096
+
+
+def test_the_limit_of_an_episode_bounds_its_tokens() -> None:
+    limited = recipe(
+        "reasoning-et-agent-quick", "et_agent.flywheel.max_episode_tokens=500", "evaluation.max_episode_tokens=300"
+    )
+    asked = {one.stage: one.tokens for one in tokens(limited, 10, 7)}
+    assert asked == {"flywheel": 10 * 6 * 500, "evaluate": 7 * 300}
+
+
+@pytest.mark.parametrize(
+    ("known", "likely"),
+    [
+        # As stored: replies of an episode, and tokens of a reply.
+        (estimates.Lengths(replies=5.0, tokens=20.0, source="s"), {"explore": 7 * 5 * 5 * 20, "evaluate": 3 * 5 * 20}),
+        # Nothing is likelier than what may be at most.
+        (
+            estimates.Lengths(replies=99.0, tokens=999.0, source="s"),
+            {"explore": 7 * 5 * 20 * 72, "evaluate": 3 * 20 * 72},
+        ),
+        # Between the expert's 1.25 replies and the 20 that there may be: 2.5.
+        (
+            estimates.Lengths(replies=1.25, tokens=20.0, source="s", longest=300),
+            {"explore": 7 * 5 * 50, "evaluate": 3 * 50},
+        ),
+    ],
+)
+def test_what_is_likely_is_never_above_what_is_possible(known: estimates.Lengths, likely: dict[str, int]) -> None:
+    own = recipe("textcraft-eto-tiny")
+    asked = estimates.tokens(own, method_of(own).sampled(own, 7, 3), 3, 0, lengths=known)
+    assert {one.stage: one.likely for one in asked} == likely
+    assert all(one.likely <= one.tokens for one in asked)
+
+
+def test_a_search_is_likely_to_be_as_the_stored_ones() -> None:
+    trees, verdicts = Written(units=10, replies=1000, tokens=20_000), Written(units=4, replies=50, tokens=500)
+    known = estimates.Lengths(replies=5.0, tokens=20.0, source="s", of_trees=trees, of_verdicts=verdicts)
+    own = recipe("textcraft-tiny")
+    asked = estimates.tokens(own, method_of(own).sampled(own, 24, 3), 3, 0, lengths=known)
+    assert {one.stage: one.likely for one in asked} == {"search": 48_000, "critique": 1200, "evaluate": 300}
+
+
+@pytest.mark.parametrize(("free", "said"), [(64, "  fits: "), (1, "  does not fit: ")])
+def test_a_plan_compares_with_what_is_free_here(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free: int, said: str
+) -> None:
+    monkeypatch.setattr(machine, "memory", lambda: machine.Memory(total=64 * estimates.GIB, free=free * estimates.GIB))
+    monkeypatch.chdir(ROOT)
+    changes = [f"workspace={tmp_path}", "training.launch={num_processes: 1}", "model.workers=1"]
+    text = describe(RECIPES / "textcraft-tiny.yaml", changes)
+    assert f"memory, estimated; here are 64 GiB without a GPU, {free} GiB free now" in text
+    assert said in text
+    lines = text[text.index("each iteration samples") :].splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "  likely: " in text
+    assert "GPU of 80 GiB" not in text
+
+
+def test_a_plan_on_a_gpu_tells_what_is_free_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    here = machine.Memory(total=80 * estimates.GIB, free=9 * estimates.GIB, gpu="NVIDIA H100")
+    monkeypatch.setattr(machine, "memory", lambda: here)
+    monkeypatch.chdir(tmp_path)
+    text = describe(RECIPES / "textcraft-qwen3-4b.yaml", [])
+    assert "memory, estimated, of NVIDIA H100, 80 GiB, 9 GiB free now (another: --gpu-gib)" in text
+    assert "that is too much" in text
+
+
+def test_a_container_has_the_memory_of_its_limit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    assert machine.memory().total > 300 << 20
+    (tmp_path / "memory.max").write_text(f"{300 << 20}\n", encoding="utf-8")
+    (tmp_path / "memory.current").write_text(f"{100 << 20}\n", encoding="utf-8")
+    assert machine.memory() == machine.Memory(total=300 << 20, free=200 << 20)
+    (tmp_path / "memory.max").write_text("max\n", encoding="utf-8")
+    assert machine.memory().total > 300 << 20

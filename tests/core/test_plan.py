@@ -14,6 +14,7 @@ from agentr_core.errors import UserError
 from agentr_core.estimates import GIB
 from agentr_core.methods.table import method_of, plans_of
 from agentr_core.recipes import ModelConfig, Recipe, TrainingConfig, field_values, load, parse
+from agentr_core.runtime import machine
 from flows.commands import plan
 from flows.commands.needs import sampling_advice, training_advice
 from flows.preflight.checks import check
@@ -110,6 +111,8 @@ def test_what_was_changed_has_a_line_of_its_own_and_the_rest_share_lines_by_sect
 @pytest.mark.slow
 def test_a_program_reads_the_same_plan_in_one_tree(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
+    # What is free changes from one plan to the next.
+    monkeypatch.setattr(machine, "memory", lambda: machine.Memory(total=8 * GIB, free=4 * GIB))
     file, changes = RECIPES / "textcraft-qwen3-4b.yaml", ["search.dives=5"]
     told = json.loads(plan.describe(file, changes, form="json"))
     assert told["recipe"]["search"]["dives"] == 5

@@ -34,7 +34,7 @@ from agentr_core.methods.objectives import acting_in_groups, reinforced, reinfor
 from agentr_core.methods.wording import by_iteration, of_groups, of_unread
 from agentr_core.recipes import AgentRConfig, DataConfig, GrpoConfig, Learning, Recipe, SearchConfig
 from agentr_core.recipes.fields import in_iteration
-from agentr_core.runtime.description import Acting, Method, Plan, Stage
+from agentr_core.runtime.description import Acting, Asked, Method, Plan, Stage
 
 RL: Learning = "rl"
 
@@ -93,22 +93,32 @@ def _of_lead(recipe: Recipe) -> list[str]:
     return [f"a tree that earns nothing in {lost} goes on after the expert's first steps"]
 
 
-def _sampled(recipe: Recipe, train: int) -> dict[str, tuple[int, int]]:
-    """Return the most replies, and tokens of each, by purpose; continuations are not counted."""
+def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Asked]:
+    """Return the most that an iteration asks of models, by purpose."""
     phases = recipe.over_iterations(recipe.agent_r.phases)
-    groups = {"groups": sampled_groups(recipe)} if RL in phases else {}
+    groups = sampled_groups(recipe, test) if RL in phases else {}
     return groups | _searched(recipe, train) if "sft" in phases and not _clones(recipe) else groups
 
 
-def _searched(recipe: Recipe, train: int) -> dict[str, tuple[int, int]]:
+def _searched(recipe: Recipe, train: int) -> dict[str, Asked]:
     search, critique, longest = recipe.search, recipe.critique, recipe.search.depth + 1
-    replies = train * search.dives * search.width * longest
-    found = {"search": (replies, search.max_new_tokens)}
+    paths = search.dives * search.width
+    found = {"search": Asked.episodes(train * paths, steps=longest, most=search.max_new_tokens)}
     if recipe.data.use == "good" or recipe.splice.mode == "direct":
         return found
     # Each node is judged once, whatever the number of bad paths through it.
+    replies = found["search"].replies
     judged = min(replies, train * recipe.pairs.per_tree * longest) if recipe.pairs.per_tree else replies
-    return found | {"critique": (judged * critique.votes, critique.max_new_tokens)}
+    found["critique"] = Asked.questions("judge", judged * critique.votes, critique.max_new_tokens)
+    if recipe.splice.mode == "continued":
+        # Any reply may end a path, and each bad path may be paired with each good one.
+        ends = paths * longest
+        caps = [ends * recipe.pairs.per_bad_leaf, recipe.pairs.per_tree]
+        pairs = min([ends**2 // 4, *(cap for cap in caps if cap)])
+        goes_on = recipe.splice.continuation
+        tries = train * pairs * goes_on.samples
+        found["continue"] = Asked.episodes(tries, steps=goes_on.max_steps, most=goes_on.max_new_tokens)
+    return found
 
 
 def _clones(recipe: Recipe) -> bool:

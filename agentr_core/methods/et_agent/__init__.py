@@ -9,18 +9,20 @@ measure behaviour (`behaviour`, `conciseness`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from agentr_core.methods.catalogue import DATASET, EVALUATE_BASE, GROUPS_OF_RUN, STEPS_OF_GROUPS, TRAIN
 from agentr_core.methods.et_agent import curriculum
+from agentr_core.methods.et_agent.conciseness import VOTE_TOKENS
 from agentr_core.methods.objectives import acting_in_groups, supervised
 from agentr_core.methods.wording import by_iteration, of_unread
 from agentr_core.recipes import Calibration, EtAgentConfig, Recipe
 from agentr_core.recipes.data import tree_faults
-from agentr_core.recipes.et_agent import et_agent_faults
+from agentr_core.recipes.et_agent import FlywheelConfig, et_agent_faults
 from agentr_core.recipes.fields import in_iteration
 from agentr_core.recipes.sampling import sampling_of
-from agentr_core.runtime.description import Acting, Funnel, Method, Plan, ReportPart, Stage, imported
+from agentr_core.runtime.description import Acting, Asked, Funnel, Method, Plan, ReportPart, Stage, imported
 
 EVOLVE = Stage(
     name="evolve",
@@ -88,15 +90,40 @@ def _reflects(et_agent: EtAgentConfig) -> bool:
     return "rft" in et_agent.phases and not {"I1", "I4"}.isdisjoint(et_agent.flywheel.incorrect)
 
 
-def _sampled(recipe: Recipe, train: int) -> dict[str, tuple[int, int]]:
-    """Return the most replies, and tokens of each, by purpose; those of editor and reflector are
-    not counted.
-    """
+_EDITED = {"C1": 1, "C2": 1, "I1": 2, "I2": 2}
+"""The most questions to the editor by an operator: a flaw that its thought quotes is looked for
+twice."""
+_REFLECTED = {"I1": 2, "I4": 1}
+"""The questions to the reflector by an operator."""
+
+
+def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Asked]:
+    """Return the most that an iteration asks of models, by purpose."""
     flywheel, phases = recipe.et_agent.flywheel, recipe.over_iterations(recipe.et_agent.phases)
-    found = curriculum.sampled(recipe, train) if "rl" in phases else {}
+    found = curriculum.sampled(recipe, train, test) if "rl" in phases else {}
     if "rft" in phases:
-        found["flywheel"] = train * most_members(recipe) * flywheel.max_steps, flywheel.max_new_tokens
-    return found
+        number = train * most_members(recipe)
+        steps, most = flywheel.max_steps, flywheel.max_new_tokens
+        found["flywheel"] = Asked.episodes(number, steps=steps, most=most, limits=flywheel.limits)
+        edited, reflected = (train * _varied(recipe) * _most_of(flywheel, calls) for calls in (_EDITED, _REFLECTED))
+        found["edit"] = Asked.questions("editor", edited, flywheel.editor.max_new_tokens)
+        found["reflect"] = Asked.questions("reflector", reflected, flywheel.reflector.max_new_tokens)
+    behaviour, evaluation = recipe.et_agent.behaviour, recipe.evaluation
+    found["votes"] = Asked.questions("judge", test * behaviour.votes, VOTE_TOKENS)
+    if behaviour.nudge:
+        steps, most = evaluation.max_steps, evaluation.max_new_tokens
+        found["nudge"] = Asked.episodes(test, steps=steps, most=most, limits=evaluation.limits)
+    return {purpose: asked for purpose, asked in found.items() if asked.replies}
+
+
+def _varied(recipe: Recipe) -> int:
+    """Return how often a trajectory of a question is varied at most, by all of its operators."""
+    flywheel = recipe.et_agent.flywheel
+    return flywheel.rounds * (flywheel.most_members if flywheel.policy == "expand-all" else 1)
+
+
+def _most_of(flywheel: FlywheelConfig, calls: Mapping[str, int]) -> int:
+    return max(sum(calls.get(name, 0) for name in names) for names in (flywheel.correct, flywheel.incorrect))
 
 
 def _acting(recipe: Recipe) -> Acting:

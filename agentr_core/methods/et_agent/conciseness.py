@@ -12,7 +12,9 @@ from agentr_core.answers import after_thoughts
 from agentr_core.environments.reasoning.reading import text_of
 from agentr_core.types import Message, Question, Sampling, Trajectory
 
-_SAMPLING = Sampling(temperature=0.6, top_p=0.95, max_new_tokens=128)
+VOTE_TOKENS = 128
+"""The most tokens of a vote."""
+_SAMPLING = Sampling(temperature=0.6, top_p=0.95, max_new_tokens=VOTE_TOKENS)
 _VOTE = re.compile(r"<answer>\W*(yes|no)\b", re.IGNORECASE)
 _QUESTION = """\
 Somebody answered a question with the help of a search tool and Python. Were all calls of tools of use?

@@ -16,7 +16,7 @@ from agentr_core.recipes import GrpoConfig, Recipe, TrainingConfig
 from agentr_core.recipes.curriculum import CurriculumConfig, curriculum_faults
 from agentr_core.recipes.fields import in_iteration, spare_numbers
 from agentr_core.recipes.grpo import SCHEDULE
-from agentr_core.runtime.description import Funnel, Plan, ReportPart, Stage, Training, imported
+from agentr_core.runtime.description import Asked, Funnel, Plan, ReportPart, Stage, Training, imported
 from agentr_core.training.objectives import GroupRelative
 
 ROLLOUT = Stage(
@@ -109,13 +109,12 @@ def describe(recipe: Recipe, train: int) -> str:
     )
 
 
-def sampled(recipe: Recipe, train: int) -> dict[str, tuple[int, int]]:
-    """Return the most replies of an iteration `rl`, and the most tokens of each."""
+def sampled(recipe: Recipe, train: int, test: int) -> dict[str, Asked]:
+    """Return the most that an iteration `rl` asks of the policy."""
     grpo = recipe.grpo
-    return {
-        "rollouts": (train * recipe.et_agent.curriculum.rollouts * grpo.max_steps, grpo.max_new_tokens),
-        "groups": sampled_groups(recipe),
-    }
+    number = train * recipe.et_agent.curriculum.rollouts
+    rollouts = Asked.episodes(number, steps=grpo.max_steps, most=grpo.max_new_tokens, limits=grpo.limits)
+    return {"rollouts": rollouts} | sampled_groups(recipe, test)
 
 
 def faults(recipe: Recipe) -> list[str]:

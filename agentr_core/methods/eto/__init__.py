@@ -30,7 +30,7 @@ from agentr_core.recipes import EtoConfig, Phase, Recipe, TrainingConfig
 from agentr_core.recipes.data import tree_faults
 from agentr_core.recipes.eto import eto_faults
 from agentr_core.recipes.fields import in_iteration
-from agentr_core.runtime.description import Funnel, Method, Plan, Stage, Training, imported
+from agentr_core.runtime.description import Asked, Funnel, Method, Plan, Stage, Training, imported
 
 _COUNTED = imported("agentr_core.methods.eto.report:funnel")
 _FUNNELS: dict[Phase, Funnel] = {
@@ -107,14 +107,21 @@ def _unread(recipe: Recipe) -> list[str]:
     return [f"an iteration dpo does not read {', '.join(names)}"] if names and prefers else []
 
 
-def _sampled(recipe: Recipe, train: int) -> dict[str, tuple[int, int]]:
-    """Return the most replies, and tokens of each; exploration from every step of the expert is not
-    counted, as it depends on the expert.
+def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Asked]:
+    """Return the most that an iteration asks of models, by purpose, as if an expert's episode had
+    no more steps than an exploration may have.
     """
+    eto, explore = recipe.eto, recipe.eto.explore
+    found = {}
+    if eto.expert.thoughts.enabled:
+        asked = train * explore.max_steps * eto.expert.thoughts.tries
+        found["think"] = Asked.questions("editor", asked, eto.expert.thoughts.max_new_tokens)
     if not _explores(recipe):
-        return {}
-    explore = recipe.eto.explore
-    return {"explore": (train * (explore.samples + explore.greedy) * explore.max_steps, explore.max_new_tokens)}
+        return found
+    by_step = eto.preferences.source == "exploration" and eto.preferences.level != "trajectory"
+    forks = (eto.preferences.forced_steps or explore.max_steps) if by_step else 1
+    number = train * (explore.samples + explore.greedy) * forks
+    return found | {"explore": Asked.episodes(number, steps=explore.max_steps, most=explore.max_new_tokens)}
 
 
 def _explores(recipe: Recipe) -> bool:

@@ -18,7 +18,7 @@ from agentr_core.methods.objectives import acting_in_groups, reinforced, sampled
 from agentr_core.methods.wording import of_groups
 from agentr_core.recipes import Recipe
 from agentr_core.recipes.grpo import grpo_faults
-from agentr_core.runtime.description import Method, Plan, imported
+from agentr_core.runtime.description import Asked, Method, Plan, imported
 
 
 def plan(recipe: Recipe, iteration: int) -> Plan:
@@ -34,8 +34,8 @@ def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
     return [f"each iteration: {of_groups(recipe, train)}, then {test} held-out episodes"]
 
 
-def _sampled(recipe: Recipe, train: int) -> dict[str, tuple[int, int]]:
-    return {"groups": sampled_groups(recipe)}
+def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Asked]:
+    return sampled_groups(recipe, test)
 
 
 def _faults(recipe: Recipe) -> list[str]:

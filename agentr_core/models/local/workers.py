@@ -29,6 +29,7 @@ from agentr_core.models.local.worker_messages import Loaded, Loading, Reload, Re
 from agentr_core.models.processors import processors
 from agentr_core.models.sticky import replica_of
 from agentr_core.models.together import all_or_none
+from agentr_core.recipes import ModelConfig
 from agentr_core.samples.rendering import Renderer, load_renderer
 from agentr_core.threads import check_wanted
 from agentr_core.types import Generation, Request
@@ -57,6 +58,12 @@ def load_local(
     if len(devices) == 1:
         return loading.load()
     return Workers.load(loading, devices=devices, processors=processors(), patience=patience)
+
+
+def worker_count(model: ModelConfig) -> int:
+    """Return in how many processes a model samples on a CPU of this machine."""
+    most = max(1, model.max_batch // _LEAST_BATCH)
+    return min(processors(), most) if model.workers == "auto" else model.workers
 
 
 def _devices(loading: Loading, workers: int | Literal["auto"]) -> list[str]:

@@ -57,6 +57,29 @@ def experience_tokens(store: Store, run_id: str) -> int:
     return store.count(_EXPERIENCE, run_id)
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a model wrote in a world: units (episodes, or trees), their replies and tokens."""
+
+    units: int
+    replies: int
+    tokens: int
+
+
+def written_in(store: Store, model: str, environment: str) -> dict[str, Written]:
+    """Return what the runs that begin with a model wrote in a world, by kind: `step` for episodes,
+    `node` for trees, `judgement` for the verdicts on trees. Kinds of which nothing is stored are
+    left out.
+    """
+    rows = store.rows(_WRITTEN, model, environment)
+    return {kind: Written(units, replies, tokens) for kind, units, replies, tokens in rows}
+
+
+def longest_sample(store: Store, run_id: str) -> int:
+    """Return the most tokens of a sample that a run has trained on; 0 if there is none."""
+    return store.count(_LONGEST, run_id)
+
+
 def trained_online(store: Store, iteration_id: str) -> int:
     """Return how many tokens reinforcement learning trained in an iteration."""
     return store.count("select coalesce(sum(trained_tokens), 0) from rl_step where iteration_id = ?", iteration_id)
@@ -235,4 +258,23 @@ with reply as (
 _DOUBTFUL = """
 select role, text, finish_reason, thinks from reply join text on text_id = reply_id
 where finish_reason = 'length' and (thinks or contains(text, '<think>'))
+"""
+_WRITTEN = """
+with unit as (
+    select trajectory_id as id, iteration_id, instance_id from trajectory
+    where source in ('episode', 'rollout', 'flywheel') and copied_from is null
+    union all
+    select tree_id, iteration_id, instance_id from tree where finished and copied_from is null
+)
+select g.kind, count(distinct u.id), count(*), sum(g.completion_tokens)::bigint
+from generation g
+join unit u on u.id = g.owner_id
+join instance n using (instance_id)
+join iteration i using (iteration_id)
+join run r using (run_id)
+where g.seed is not null and r.config->>'$.model.path' = $1 and n.environment = $2
+group by g.kind
+"""
+_LONGEST = """
+select coalesce(max(s.num_tokens), 0) from sample s join iteration i using (iteration_id) where i.run_id = ?
 """
