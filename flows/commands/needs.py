@@ -83,7 +83,11 @@ def _of_tokens(recipe: Recipe, counts: Mapping[str, WorldCounts]) -> list[str]:
     head = f"{'each iteration samples':<30}{'replies at most':>16}{'tokens at most':>16}{'likely':>16}"
     told = [f"  {name:<28}{replies:>16,}{tokens:>16,}{likely or '?':>16,}" if likely else
             f"  {name:<28}{replies:>16,}{tokens:>16,}{'?':>16}" for name, replies, tokens, likely in rows]  # fmt: skip
-    return [head, *told, *(sources or ["  likely: not known, no episode is stored and the world has no expert"])]
+    return [
+        head,
+        *told,
+        *(sources or ["  likely: not known without a stored episode, or an expert and the model here"]),
+    ]
 
 
 def _of_main_memory(
