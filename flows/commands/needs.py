@@ -66,7 +66,8 @@ def needs(
 
 def _of_tokens(recipe: Recipe, counts: Mapping[str, WorldCounts]) -> list[str]:
     """Return the tokens of an iteration as a table, and where the likely ones are from."""
-    rows, sources = [], []
+    rows: list[tuple[str, int, int, int]] = []
+    sources: list[str] = []
     for name, world in recipe.worlds().items():
         own = counts[name]
         where = f"{name}, " if recipe.environments else ""
@@ -79,15 +80,14 @@ def _of_tokens(recipe: Recipe, counts: Mapping[str, WorldCounts]) -> list[str]:
                 f"  likely{f' in {name}' if recipe.environments else ''}: {own.lengths.source}, of "
                 f"{own.lengths.replies:.1f} replies of {own.lengths.tokens:.0f} tokens"
             )
-    rows.append(("together", *(sum(column) for column in zip(*(row[1:] for row in rows), strict=True))))
+    rows.append(("together", sum(row[1] for row in rows), sum(row[2] for row in rows), sum(row[3] for row in rows)))
     head = f"{'each iteration samples':<30}{'replies at most':>16}{'tokens at most':>16}{'likely':>16}"
-    told = [f"  {name:<28}{replies:>16,}{tokens:>16,}{likely or '?':>16,}" if likely else
-            f"  {name:<28}{replies:>16,}{tokens:>16,}{'?':>16}" for name, replies, tokens, likely in rows]  # fmt: skip
-    return [
-        head,
-        *told,
-        *(sources or ["  likely: not known without a stored episode, or an expert and the model here"]),
+    told = [
+        f"  {name:<28}{replies:>16,}{most:>16,}{f'{likely:,}' if likely else '?':>16}"
+        for name, replies, most, likely in rows
     ]
+    unknown = "  likely: not known without a stored episode, or an expert and the model here"
+    return [head, *told, *(sources or [unknown])]
 
 
 def _of_main_memory(

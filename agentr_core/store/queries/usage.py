@@ -272,7 +272,7 @@ join unit u on u.id = g.owner_id
 join instance n using (instance_id)
 join iteration i using (iteration_id)
 join run r using (run_id)
-where g.seed is not null and r.config->>'$.model.path' = $1 and n.environment = $2
+where g.seed is not null and (r.config->>'$.model.path') = $1 and n.environment = $2
 group by g.kind
 """
 _LONGEST = """
