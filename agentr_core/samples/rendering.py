@@ -342,7 +342,7 @@ class Renderer:
         character all but the last add nothing.
         """
         if not getattr(self._tokenizer, "is_fast", False):
-            return self.pieces(ids)
+            return [str(self._tokenizer.decode([one], skip_special_tokens=False)) for one in ids]
         stream = DecodeStream(skip_special_tokens=False)
         return [stream.step(self._tokenizer.backend_tokenizer, token) or "" for token in ids]
 

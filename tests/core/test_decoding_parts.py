@@ -191,6 +191,21 @@ def test_filters_are_those_of_transformers_row_by_row() -> None:
     assert len({int((row > 0).sum()) for row in kept}) > 5, "the settings differ in what they leave"
 
 
+@pytest.mark.parametrize("spread", [0.01, 2.0, 8.0])
+def test_the_nucleus_of_a_large_vocabulary_is_that_of_a_stable_sort(spread: float) -> None:
+    draw = torch.Generator().manual_seed(7)
+    logits = (spread * torch.randn((6, 3000), generator=draw)).bfloat16().double()  # Many are equal.
+    top_p = torch.tensor([0.1, 0.5, 0.9, 0.99, 1.0, 1e-9]).double()
+    plain = logits.softmax(dim=-1)
+    ordered, order = plain.sort(dim=-1, descending=True, stable=True)
+    fewest = (ordered.cumsum(dim=-1) - ordered < top_p[:, None]) | (top_p == 1)[:, None]
+    expected = torch.zeros_like(plain).scatter(1, order, torch.where(fewest, ordered, 0.0))
+    assert torch.equal(filtered(logits, top_p), expected)
+    for row in range(6):
+        part = slice(row, row + 1)
+        assert torch.equal(filtered(logits[part], top_p[part]), expected[part]), "whatever the others have"
+
+
 def test_a_row_without_filters_is_as_if_there_were_none() -> None:
     logits = torch.randn((2, 500), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     one = torch.ones(2, dtype=torch.float64)

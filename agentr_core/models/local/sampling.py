@@ -19,6 +19,8 @@ _IN_CACHE = 1 << 18
 """About as many logits as stay in a core's own cache while they are read several times."""
 _COLDEST = 1e-30
 """A temperature below this one picks the likeliest token, too, but would be 0 in float32."""
+_LIKELY = 256
+"""So many tokens of a row are looked at first for the fewest that reach a `top_p`."""
 _BELOW_ONE = 1 - 2**-53
 
 
@@ -190,9 +192,18 @@ def _likeliest(scaled: Tensor, top_k: Tensor) -> Tensor:
 
 def _nucleus(probabilities: Tensor, top_p: Tensor) -> Tensor:
     """Return the probabilities with all but the fewest likeliest tokens that reach `top_p` set to
-    zero. A row with `top_p` 1 keeps all, whatever the other rows have.
+    zero; of equal ones the first. A row with `top_p` 1 keeps all, whatever the other rows have.
     """
-    ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
-    before = ordered.cumsum(dim=-1) - ordered
-    kept = torch.where((before < top_p[:, None]) | (top_p == 1)[:, None], ordered, 0.0)
-    return torch.zeros_like(probabilities).scatter(1, order, kept)
+    limited = top_p < 1
+    # To sort a whole vocabulary takes longer than to compute its logits, and few tokens suffice.
+    most = min(_LIKELY, probabilities.shape[-1])
+    ordered = probabilities.topk(most, dim=-1).values
+    within = (ordered.cumsum(dim=-1) - ordered < top_p[:, None]).sum(dim=-1, keepdim=True)
+    if most < probabilities.shape[-1] and bool((limited & (within[:, 0] == most)).any()):
+        ordered = probabilities.sort(dim=-1, descending=True).values
+        within = (ordered.cumsum(dim=-1) - ordered < top_p[:, None]).sum(dim=-1, keepdim=True)
+    least = ordered.gather(1, within - 1)
+    equal = probabilities == least
+    wanted = within - (ordered > least).sum(dim=-1, keepdim=True)
+    kept = (probabilities > least) | (equal & (equal.cumsum(dim=-1) <= wanted)) | ~limited[:, None]
+    return torch.where(kept, probabilities, 0.0)
