@@ -167,7 +167,9 @@ class Decoder:
                 )
             penalty = None if penalties is None else [column[part] for column in penalties]
             adjusted = model if penalty is None else Logits(penalised(own, *penalty))
-            chosen = choose(adjusted, *(None if column is None else column[part] for column in draws))
+            temperature, top_p, uniform, top_k, min_p = draws
+            limits = (None if column is None else column[part] for column in (top_k, min_p))
+            chosen = choose(adjusted, temperature[part], top_p[part], uniform[part], *limits)
             tokens += chosen.tolist()
             logprobs += log_probabilities(model, chosen).tolist() if wanted else []
         return tokens, logprobs

@@ -59,7 +59,7 @@ class Logits:
     def __init__(self, logits: Tensor) -> None:
         short = -logits.shape[-1] % _BLOCK
         whole = pad(logits.float(), (0, short), value=-torch.inf) if short else logits.float()
-        self._blocks = whole.unflatten(-1, (-1, _BLOCK))
+        self._blocks = whole.view(len(whole), -1, _BLOCK)
         self._highest = self._blocks.amax(dim=-1)
         self.peak = self._highest.amax(dim=-1)
         self._plain: tuple[Tensor, Tensor] | None = None
@@ -122,7 +122,7 @@ def choose(
     if bool(limited.any()):
         scaled = logits.flat()[limited].double() / temperature[limited][:, None]
         limits = (None if limit is None else limit[limited] for limit in (top_k, min_p))
-        weights = filtered(scaled, top_p[limited], *limits).unflatten(-1, (-1, _BLOCK))
+        weights = filtered(scaled, top_p[limited], *limits).view(len(scaled), -1, _BLOCK)
         tokens[limited] = _inverted(weights, weights.sum(dim=-1), uniform[limited])
     return tokens
 
