@@ -68,7 +68,7 @@ def _conversing(options: argparse.Namespace, _: Path, clock: Clock) -> list[Meas
 
 
 def _choosing(options: argparse.Namespace, _: Path, clock: Clock) -> list[Measure]:
-    return choosing.measure(layers=1 if options.quick else None, steps=2 if options.quick else 8, clock=clock)
+    return choosing.measure(small=options.quick, clock=clock)
 
 
 def _prefill(options: argparse.Namespace, folder: Path, clock: Clock) -> list[Measure]:
