@@ -32,6 +32,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tokenizers.decoders import DecodeStream
+
 from agentr_core.errors import DataFault, ModelDirectoryError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.samples.chat_template import ChatTemplate
@@ -39,6 +41,9 @@ from agentr_core.samples.labels import IGNORED
 from agentr_core.samples.tokenizing import Encoder, Marks, last_of
 from agentr_core.types import Message, Span
 
+TEMPLATE, OWN_TURN = "template", "template's own turn"
+NO_TEXT = "\ufffd"
+"""What is shown of a token that is only a part of a character, but for the last part."""
 _TAG_TOKENS = 16
 """Enough tokens for `<think>` and line breaks, even where each character is one."""
 
@@ -50,6 +55,29 @@ class RenderedSample(NamedTuple):
 
     input_ids: list[int]
     labels: list[int]
+
+
+class ReadToken(NamedTuple):
+    """A token that training reads. `writer` says whose text it is of: a role's (with a mark if the
+    turn is of an example), the template's, or a turn's of the template's own; or that it is BOS or
+    an end of turn.
+    """
+
+    token: int
+    text: str
+    writer: str
+    train: bool
+
+
+class _Segment(NamedTuple):
+    """Tokens of one origin: a reply or a span of one, the end of a turn, or a `piece` of what the
+    template wrote around the texts of `turns`.
+    """
+
+    ids: Sequence[int]
+    train: bool
+    turns: Sequence[Message]
+    piece: str | None
 
 
 def load_renderer(path: Path, *, at: datetime | None = None) -> Renderer:
@@ -185,11 +213,24 @@ class Renderer:
         """Return the text of sampled ids as it goes on from a prompt, without special tokens."""
         return self._encoder.text(ids, last_of(prompt))
 
-    def pieces(self, ids: Sequence[int]) -> list[str]:
-        """Return the text of each token by itself, control tokens included; a part of a character
-        is a replacement mark.
+    def explain(self, messages: Sequence[Message]) -> list[ReadToken]:
+        """Return each token that training reads of a conversation, with who wrote it. Raises
+        `DataFault` as `render_sample`.
         """
-        return [str(self._tokenizer.decode([one], skip_special_tokens=False)) for one in ids]
+        ids, labels = self.render_sample(messages)
+        marks = self._marks(messages)
+        segments = self._segments(messages, self._pieces(messages, marks, prompt=False), marks)
+        shown = self._increments(ids)
+        writers: list[str] = []
+        for segment in segments:
+            writers += self._writers(segment, shown[len(writers) : len(writers) + len(segment.ids)], marks)
+        bos = self._tokenizer.bos_token_id
+        if ids[:1] == [bos] and ids.count(bos) == 1:  # Else it is the token with which each turn begins.
+            writers[0] = "BOS"
+        return [
+            ReadToken(token, text or NO_TEXT, "end of turn" if token == self.end_of_turn else writer, label != IGNORED)
+            for token, text, writer, label in zip(ids, shown, writers, labels, strict=True)
+        ]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -235,24 +276,75 @@ class Renderer:
         return pieces
 
     def _join(self, messages: Sequence[Message], pieces: Sequence[str], marks: Marks) -> tuple[list[int], list[int]]:
-        turns = [m for m in messages if m.role == "assistant"]
-        ids = [*self._encoder.piece(pieces[0], marks)]
-        labels = [IGNORED] * len(ids)
+        segments = self._segments(messages, pieces, marks)
+        ids = [token for segment in segments for token in segment.ids]
+        labels = [token if segment.train else IGNORED for segment in segments for token in segment.ids]
+        return ids, labels
 
-        def add(tokens: Sequence[int], *, train: bool) -> None:
-            ids.extend(tokens)
-            labels.extend(tokens if train else [IGNORED] * len(tokens))
+    def _segments(self, messages: Sequence[Message], pieces: Sequence[str], marks: Marks) -> list[_Segment]:
+        segments: list[_Segment] = []
+        before: int | None = None
 
-        for turn, piece in zip(turns, pieces[1:], strict=True):
+        def add(ids: Sequence[int], turns: Sequence[Message], *, train: bool = False, piece: str | None = None) -> None:
+            nonlocal before
+            before = last_of(ids, before)
+            segments.append(_Segment(ids, train, turns, piece))
+
+        replies = [at for at, message in enumerate(messages) if message.role == "assistant"]
+        ends = (*replies, len(messages))
+        add(self._encoder.piece(pieces[0], marks), messages[: ends[0]], piece=pieces[0])
+        for at, following, piece in zip(replies, ends[1:], pieces[1:], strict=True):
+            turn = messages[at]
             *inner, last = turn.parts
             for span in inner:
-                add(self.inner_ids(span, last_of(ids)), train=span.train)
-            said = self.own_ids(last) or self._encoder.outside(last.text, last_of(ids))
-            add(said, train=last.train)
+                add(self.inner_ids(span, before), [turn], train=span.train)
+            said = self.own_ids(last) or self._encoder.outside(last.text, before)
+            add(said, [turn], train=last.train)
             if said[-1:] != (self.end_of_turn,):
-                add((self.end_of_turn,), train=last.train and self._trains_closing(last, grown=bool(turn.spans)))
-            add(self._encoder.piece(piece[len(self._end_text) :], marks, last_of(ids)), train=False)
-        return ids, labels
+                add((self.end_of_turn,), [], train=last.train and self._trains_closing(last, grown=bool(turn.spans)))
+            rest = piece[len(self._end_text) :]
+            add(self._encoder.piece(rest, marks, before), messages[at + 1 : following], piece=rest)
+        return segments
+
+    def _writers(self, segment: _Segment, shown: Sequence[str], marks: Marks) -> list[str]:
+        """Return who wrote each token of a segment; `shown` is what each adds to the text."""
+        if segment.piece is None:
+            return [_turn_name(turn) for turn in segment.turns for _ in segment.ids] or [TEMPLATE] * len(segment.ids)
+        if "".join(shown) != marks.uncover(segment.piece):
+            # A tokenizer that changes texts does not tell where in them a token stands.
+            return [TEMPLATE if token in self._encoder.special else "read" for token in segment.ids]
+        places = _places(segment.piece, segment.turns, marks)
+        writers = []
+        at = 0
+        for text in shown:
+            end = at + max(1, len(text))
+            writers.append(next((name for name, first, last in places if at < last and end > first), TEMPLATE))
+            at += len(text)
+        if len(places) == len(segment.turns):
+            self._name_own_turns(segment.ids, writers)
+        return writers
+
+    def _name_own_turns(self, ids: Sequence[int], writers: list[str]) -> None:
+        """Name the template's own turns among the writers of a piece, such as a system turn that it
+        adds: those that end where no turn of the conversation does.
+        """
+        start = 0
+        for at, (token, writer) in enumerate(zip(ids, writers, strict=True)):
+            if writer not in (TEMPLATE, OWN_TURN):
+                start = -1
+            elif token == self.end_of_turn:
+                if start >= 0:
+                    writers[start : at + 1] = [OWN_TURN] * (at + 1 - start)
+                start = at + 1
+
+    def _increments(self, ids: Sequence[int]) -> list[str]:
+        """Return what each token adds to the text of those before it; of the tokens of one
+        character all but the last add nothing.
+        """
+        if not getattr(self._tokenizer, "is_fast", False):
+            return [str(self._tokenizer.decode([one], skip_special_tokens=False)) for one in ids]
+        stream = DecodeStream(skip_special_tokens=False)
+        return [stream.step(self._tokenizer.backend_tokenizer, token) or "" for token in ids]
 
     def _trains_closing(self, reply: Span, *, grown: bool) -> bool:
         """Return whether an end of turn that is not among a reply's own tokens is trained
@@ -322,6 +414,25 @@ class Renderer:
             f"the chat template of {self._tokenizer.name_or_path!r} does not end an assistant turn with a special "
             f"token (it goes on with {tail[:20]!r}), so a reply's end cannot be learnt; correct the template"
         )
+
+
+def _turn_name(turn: Message) -> str:
+    return f"{turn.role}, example" if turn.example else turn.role
+
+
+def _places(piece: str, turns: Sequence[Message], marks: Marks) -> list[tuple[str, int, int]]:
+    """Return where the texts of turns stand in what a template wrote, its marks uncovered; those
+    that it changed are left out.
+    """
+    places, end = [], 0
+    for turn in turns:
+        text = marks.cover(turn.text).strip()
+        start = piece.find(text, end)
+        if start >= 0:
+            end = start + len(text)
+            first, last = (len(marks.uncover(piece[:place])) for place in (start, end))
+            places.append((_turn_name(turn), first, last))
+    return places
 
 
 def trained_tokens(labels: Sequence[int]) -> int:

@@ -23,9 +23,12 @@ _LINK: Final = re.compile(r'(<[a-z]+\b[^<>]*?) (href|src)="(/[^"#]*)(#[^"]*)?"')
 """A link that our templates wrote. Texts from the store are escaped, so none of them looks like
 one.
 """
-_FORM: Final = re.compile(r"<form\b.*?</form>", re.DOTALL)
-_ASKED: Final = re.compile(r"/(find|search)\b|[?&]instance=")
-"""Addresses that take queries, or have a page for each instance."""
+_FORM: Final = re.compile(r'<form\b.*?</form>|<nav class="views".*?</nav>', re.DOTALL)
+"""What needs a server. Pages of tokens would need the model, too."""
+_ASKED: Final = re.compile(r"/(find|search|tokens)\b|[?&]instance=")
+"""Addresses that take queries, are computed when they are asked for, or have a page for each
+instance.
+"""
 _CRUMBS: Final = re.compile(r'<p class="crumbs">.*?</p>', re.DOTALL)
 """What says at the head of a page which run it belongs to."""
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from agentr_core.reports import addresses
+from agentr_core.samples.rendering import ReadToken
 from agentr_core.store import Store
 from agentr_core.store.codec import load_samples
 from agentr_core.store.queries.datasets import sample_head
@@ -23,6 +25,7 @@ from agentr_core.store.queries.overview import (
 from agentr_core.store.queries.paths import Derivation, family, tool_calls, trajectory_head, trajectory_steps
 from agentr_core.store.queries.preferences import preference_head
 from agentr_core.store.queries.runs import runs_beginning
+from agentr_core.texts import visible
 from agentr_core.viewer.lists import list_page
 from agentr_core.viewer.page import Page
 from agentr_core.viewer.trees import by_position, pair, tree
@@ -90,6 +93,33 @@ def sample(store: Store, sample_id: str) -> Page | None:
         "ancestry": ancestry(store, sample_id, "sample"),
     }
     return Page("sample", values)
+
+
+class TokenTurn(NamedTuple):
+    """Tokens in a row that one writer wrote, and the end that follows them; each with its place."""
+
+    name: str
+    tokens: list[tuple[int, ReadToken]]
+    trained: int
+
+
+def token_turns(tokens: Sequence[ReadToken]) -> list[TokenTurn]:
+    """Return the tokens of a conversation by who wrote them; an end of turn belongs to what it
+    ends.
+    """
+    turns: list[tuple[str, list[tuple[int, ReadToken]]]] = []
+    for at, one in enumerate(tokens):
+        if not turns or one.writer not in (turns[-1][0], "end of turn"):
+            turns.append((one.writer, []))
+        turns[-1][1].append((at, one))
+    return [TokenTurn(name, parts, sum(one.train for _, one in parts)) for name, parts in turns]
+
+
+def token_text(text: str) -> str:
+    """Return what is shown of a token: signs for the white space in it, and marks for what cannot
+    be seen.
+    """
+    return visible(text.replace("\n", "\u23ce").replace("\t", "\u21e5")).replace(" ", "\u00b7")
 
 
 def preference(store: Store, preference_id: str) -> Page | None:

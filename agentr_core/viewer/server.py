@@ -21,6 +21,7 @@ from agentr_core.errors import StoreBusy, UserError
 from agentr_core.http_server.guard import Guard, Locked
 from agentr_core.reports import addresses
 from agentr_core.reports.html import environment
+from agentr_core.samples.rendering import ReadToken
 from agentr_core.store import Store
 from agentr_core.store.queries.listings import LISTINGS
 from agentr_core.store.snapshot import snapshot
@@ -33,17 +34,29 @@ from agentr_core.viewer.page import Page
 _WAIT_FOR_TEXTS_S: Final = 0.15
 _WAIT_FOR_STORE_S: Final = 10.0
 Make = Callable[[Store, Request], Page | None]
+Reading = Callable[[Store, str, str], Callable[[], list[list[ReadToken]]]]
+"""Looks up a thing by its kind and id, and returns what reads it token by token, without the
+store.
+"""
 
 
-def app(store: Path, *, index: Path, hosts: Collection[str] | None, token: str | None = None) -> ASGIApp:
+def app(
+    store: Path,
+    *,
+    index: Path,
+    hosts: Collection[str] | None,
+    token: str | None = None,
+    reading: Reading | None = None,
+) -> ASGIApp:
     """Return the application that shows the store at a path, and never changes it.
 
     Args:
         index: the file of the search index of its texts; created if missing.
         hosts: the host names that a request may be for; None allows any.
         token: the token that a browser must present; None admits every request that gets here.
+        reading: how samples and trajectories are read token by token; None shows no tokens.
     """
-    viewer = _Viewer(Store(store, wait_s=_WAIT_FOR_STORE_S), index)
+    viewer = _Viewer(Store(store, wait_s=_WAIT_FOR_STORE_S), index, reading)
     routes = [
         Route("/", viewer.page(lambda store, _: pages.runs(store))),
         Route("/find", viewer.page(lambda store, request: pages.find(store, request.query_params.get("q", "")[:100]))),
@@ -51,6 +64,7 @@ def app(store: Path, *, index: Path, hosts: Collection[str] | None, token: str |
         Route("/static/{name}", _static),
         Route("/node/{tree}/{node:int}", viewer.page(_node)),
         Route("/group/{iteration}/{step:int}/{number:int}", viewer.page(_group)),
+        *(Route(f"/tokens/{kind}/{{key}}", viewer.tokens(kind)) for kind in ("sample", "trajectory") if reading),
         *(Route(f"/{name}", viewer.page(_listing(name))) for name in LISTINGS),
         *(Route(f"/{kind}/{{key}}", viewer.page(_detail(make))) for kind, make in pages.DETAILS.items()),
     ]
@@ -73,10 +87,12 @@ def app(store: Path, *, index: Path, hosts: Collection[str] | None, token: str |
 class _Viewer:
     """The endpoints of the pages, which also take new texts into the index in the background."""
 
-    def __init__(self, store: Store, index: Path) -> None:
+    def __init__(self, store: Store, index: Path, reading: Reading | None) -> None:
         self._store = store
         self._index = TextIndex(store, index)
+        self._reading = reading
         self._templates = templates()
+        self._templates.globals["shows_tokens"] = reading is not None
         self._indexing: asyncio.Task[None] | None = None
 
     @asynccontextmanager
@@ -93,6 +109,30 @@ class _Viewer:
             with snapshot(self._store) as state:
                 made = make(state, request)
             return self._answer(request, made)
+
+        return endpoint
+
+    def tokens(self, kind: str) -> Callable[[Request], Response]:
+        """Return an endpoint that shows every token of a sample or a trajectory, or in a sentence
+        why it cannot.
+        """
+
+        def endpoint(request: Request) -> Response:
+            assert self._reading is not None
+            key, why, conversations = request.path_params["key"], "", []
+            with snapshot(self._store) as state:
+                page = pages.DETAILS[kind](state, key)
+                if page is None:
+                    return self.missing(request, LookupError())
+                try:
+                    read = self._reading(state, kind, key)
+                except UserError as error:
+                    why = str(error)
+            try:
+                conversations = [] if why else read()
+            except UserError as error:
+                why = str(error)
+            return self._render("tokens", 200, kind=kind, key=key, conversations=conversations, why=why, **page.values)
 
         return endpoint
 
@@ -146,7 +186,7 @@ class _Viewer:
 def templates() -> Environment:
     """Return the templates of the pages."""
     made = environment("agentr_core.viewer")
-    made.filters.update(number=number, fact=_fact)
+    made.filters.update(number=number, fact=_fact, turns=pages.token_turns, token=pages.token_text)
     made.globals.update(page_of=addresses.page_of, listing=addresses.listing, group_page=addresses.group)
     for name in made.list_templates():
         # Compiled now, so that the first visitor does not wait for it.

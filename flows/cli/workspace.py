@@ -140,15 +140,19 @@ def publish(checkpoint: str, folder: Path, base_model: str, licence: str, worksp
 
 
 @click.command()
-@click.argument("sample", type=IdPrefix())
+@click.argument("named", metavar="ID", type=IdPrefix())
 @click.option("--tokens", is_flag=True, help="Show every token that training reads, those of the template too.")
 @click.option("--model", type=NamedPath(path_type=Path, file_okay=False), help="With --tokens: those of this model.")
 @WORKSPACE
-def preview(sample: str, tokens: bool, model: Path | None, workspace: Path) -> None:
-    """Show one training sample turn by turn; trained text is marked."""
+def preview(named: str, tokens: bool, model: Path | None, workspace: Path) -> None:
+    """Show what training reads, turn by turn; trained text is marked.
+
+    ID is the beginning of the id of a sample or a trajectory, or FILE:LINE of general data. Of a
+    trajectory all replies are shown as trained.
+    """
     from flows.commands.samples import preview_sample, preview_tokens
 
     if model is not None and not tokens:
         raise click.UsageError("--model goes with --tokens")
-    for text, trained in preview_tokens(workspace, sample, model) if tokens else preview_sample(workspace, sample):
+    for text, trained in preview_tokens(workspace, named, model) if tokens else preview_sample(workspace, named):
         click.secho(text, fg="green" if trained else None, bold=trained)

@@ -1,74 +1,169 @@
-"""Training samples as a person looks at them."""
+"""What training reads, as a person looks at it: samples, trajectories and lines of general data."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agentr_core.errors import ConfigError
-from agentr_core.samples.labels import IGNORED
-from agentr_core.store.codec import load_samples
-from agentr_core.store.queries.datasets import run_of_sample, samples_beginning
+from agentr_core.runtime.worlds import Worlds
+from agentr_core.samples.chat_file import read_chat
+from agentr_core.stages.whole_episodes import whole_samples
+from agentr_core.store import Store
+from agentr_core.store.codec import load_samples, load_trajectories
+from agentr_core.store.queries.datasets import run_of
+from agentr_core.store.queries.lineage import Entity, entities_beginning
 from agentr_core.texts import visible
-from agentr_core.types import Sample
+from agentr_core.types import Message, Rejection, Sample
+from tasks.wiring import make_environment
 from tasks.workspaces import open_store, stored_recipe
 
+if TYPE_CHECKING:
+    from agentr_core.samples.rendering import ReadToken, Renderer
 
-def preview_tokens(workspace: Path, prefix: str, model: Path | None = None) -> list[tuple[str, bool]]:
-    """Return each token that training reads of the one sample whose id begins with `prefix`, each
-    with whether it is trained: its position, its id, its text as it is written in JSON, and what it
-    is. They are rendered as for the model that the sample's run begins with, or for another one.
+Conversation = tuple[Message, ...]
+
+
+def preview_tokens(workspace: Path, named: str, model: Path | None = None) -> list[tuple[str, bool]]:
+    """Return each token that training reads of what is named, each with whether it is trained: its
+    position, its id, its text as it is written in JSON, who wrote it, and whether it is trained.
+
+    `named` is the beginning of the id of a sample or a trajectory, or FILE:LINE of general data. A
+    trajectory is read as its world's transcript builds it, with all replies trained. It is rendered
+    as for the model that its run begins with, or for another one.
 
     Raises `ConfigError` as `preview_sample`, and if that model is no directory here, and
     `ModelDirectoryError` and `DataFault` as rendering does.
     """
-    from agentr_core.samples.rendering import load_renderer
-
-    key, sample = _one(workspace, prefix)
-    if model is None:
-        run = run_of_sample(open_store(workspace, must_exist=True), key)
-        if run is None:
-            raise ConfigError(f"the store has no run of sample {key}; name a model with --model")
-        run_id, begun = run
-        model = Path(stored_recipe(workspace, run_id).model.path)
-        if not model.is_dir():
-            raise ConfigError(f"the model of run {run_id} is no directory here; name one with --model")
-    else:
-        begun = datetime.now(UTC)
-    renderer = load_renderer(model, at=begun)
-    ids, labels = renderer.render_sample(sample.messages)
-    return [
-        (f"{place:6}  {token:7}  {visible(json.dumps(text, ensure_ascii=False)):24} {mark}".rstrip(), label != IGNORED)
-        for place, (token, label, text) in enumerate(zip(ids, labels, renderer.pieces(ids), strict=True))
-        for mark in ["trained" if label != IGNORED else ""]
-    ]
+    line = _line(named)
+    if line is not None:
+        if model is None:
+            raise ConfigError(f"no run says for which model {named} is read; name one with --model")
+        return _token_lines([_renderer(model, datetime.now(UTC)).explain(line)])
+    store = open_store(workspace, must_exist=True)
+    one = _entity(store, workspace, named)
+    return _token_lines(reading(workspace, store, one.kind, one.key, model)())
 
 
-def preview_sample(workspace: Path, prefix: str) -> list[tuple[str, bool]]:
-    """Return the turns of the one sample whose id begins with `prefix`, each with whether it is
-    trained; a turn that was grown by continuation is given as its spans.
+def reading(
+    workspace: Path, store: Store, kind: str, key: str, model: Path | None = None
+) -> Callable[[], list[list[ReadToken]]]:
+    """Return a function that reads the conversations of a stored sample or trajectory as training
+    does; the store is read before, and not by it.
+
+    Raises `ConfigError` and `DataFault` if they cannot be read; the function raises as
+    `preview_tokens`.
+    """
+    run = run_of(store, kind, key)
+    if run is None and (model is None or kind == "trajectory"):
+        raise ConfigError(f"the store has no run of {kind} {key}" + ("; name a model with --model" * (model is None)))
+    run_id, begun = run or ("", datetime.now(UTC))
+    conversations = _conversations(workspace, store, kind, key, run_id)
+    path = model or Path(stored_recipe(workspace, run_id).model.path)
+
+    def read() -> list[list[ReadToken]]:
+        if model is None and not path.is_dir():
+            raise ConfigError(
+                f"the model of run {run_id}, {path}, is no directory here; `agentr preview {key} --tokens --model "
+                "FOLDER` reads it with another model's tokenizer"
+            )
+        renderer = _renderer(path, begun)
+        return [renderer.explain(one) for one in conversations]
+
+    return read
+
+
+def preview_sample(workspace: Path, named: str) -> list[tuple[str, bool]]:
+    """Return the turns of what is named, as for `preview_tokens`, each with whether it is trained;
+    a turn that was grown by continuation is given as its spans.
 
     Characters that are invisible or would control a terminal are written out as marks.
 
-    Raises `ConfigError` if there is no such sample, or several.
+    Raises `ConfigError` if there is no such thing, or several, and `DataFileError` if the file
+    cannot be read.
     """
-    _, sample = _one(workspace, prefix)
+    line = _line(named)
+    if line is None:
+        store = open_store(workspace, must_exist=True)
+        one = _entity(store, workspace, named)
+        run_id, _ = run_of(store, one.kind, one.key) or ("", None)
+        conversations = _conversations(workspace, store, one.kind, one.key, run_id)
+    else:
+        conversations = [line]
     return [
         (f"[{', '.join(filter(None, marks))}]\n{visible(span.text)}\n", span.train)
-        for message in sample.messages
+        for messages in conversations
+        for message in messages
         for span in message.parts
         for marks in [(message.role, "example" * message.example, "trained" * span.train)]
     ]
 
 
-def _one(workspace: Path, prefix: str) -> tuple[str, Sample]:
-    store = open_store(workspace, must_exist=True)
-    found = samples_beginning(store, prefix, limit=2)
+def _conversations(workspace: Path, store: Store, kind: str, key: str, run_id: str) -> list[Conversation]:
+    """Return what training reads of a stored thing: of a trajectory, the conversations that the
+    transcript of its world makes of it, in the recipe of its run.
+    """
+    if kind == "sample":
+        return [load_samples(store, [key])[key].messages]
+    if not run_id:
+        raise ConfigError(f"the store has no run of trajectory {key}, whose recipe says how it is read")
+    trajectory = load_trajectories(store, [key])[key]
+    recipe = stored_recipe(workspace, run_id)
+    with closing(Worlds(recipe, lambda name: make_environment(recipe.in_world(name)))) as worlds:
+        read = list(
+            whole_samples(worlds.of(trajectory.instance), key, trajectory, recipe.data.windowed, stage="preview")
+        )
+    refused = [one for one in read if isinstance(one, Rejection)]
+    if refused:
+        raise ConfigError(f"nothing of trajectory {key} is trained: {refused[0].detail}")
+    return [one.messages for one in read if isinstance(one, Sample)]
+
+
+def _line(named: str) -> Conversation | None:
+    """Return the conversation in FILE:LINE; None if that is no name of one."""
+    file, _, number = named.rpartition(":")
+    if not file or not number.isdecimal():
+        return None
+    samples, unusable = read_chat(Path(file))
+    for one in unusable:
+        if one.subject.endswith(f":{number}"):
+            raise ConfigError(f"{named} is not trained on: {one.reason}")
+    for sample in samples:
+        if sample.provenance.extra["line"] == int(number):
+            return sample.messages
+    raise ConfigError(f"no conversation begins in line {number} of {file}")
+
+
+def _entity(store: Store, workspace: Path, prefix: str) -> Entity:
+    found = entities_beginning(store, prefix, limit=2, kinds=("sample", "trajectory"))
     if len(found) != 1:
         raise ConfigError(
-            f"{'more than one' if found else 'no'} sample in {workspace} begins with {prefix!r}; "
+            f"{'more than one' if found else 'no'} sample or trajectory in {workspace} begins with {prefix!r}; "
             f'`agentr sql "select sample_id, kind from v_samples limit 10" -w {workspace}` shows some'
         )
-    ((key, sample),) = load_samples(store, found).items()
-    return key, sample
+    return found[0]
+
+
+def _token_lines(conversations: Sequence[Sequence[ReadToken]]) -> list[tuple[str, bool]]:
+    return [
+        (
+            f"{place:6}  {one.token:7}  {visible(json.dumps(one.text, ensure_ascii=False)):24} {one.writer:19} "
+            f"{'trained' if one.train else ''}".rstrip(),
+            one.train,
+        )
+        for tokens in conversations
+        for place, one in enumerate(tokens)
+    ]
+
+
+# A viewer asks for that of a run with each page.
+@lru_cache(maxsize=4)
+def _renderer(model: Path, at: datetime) -> Renderer:
+    from agentr_core.samples.rendering import load_renderer
+
+    return load_renderer(model, at=at)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from agentr_core.store.queries.runs import runs_beginning
 from agentr_core.texts import counted
 from agentr_core.viewer.bundle import bundle
 from agentr_core.viewer.server import app
+from flows.commands.samples import reading
 from tasks.workspaces import find_run, open_store
 
 
@@ -32,6 +34,7 @@ def serve(workspace: Path, *, index: Path | None, host: str, port: int, say: Cal
         # Browsers on other machines call the server by names that it does not know.
         hosts=LOOPBACK if here else None,
         token=token,
+        reading=partial(reading, workspace),
     )
     entry = "" if token is None else f"/?token={token}"
     listening.serve(shown, host=host, port=port, listening=lambda where: say(f"{workspace} is shown at {where}{entry}"))

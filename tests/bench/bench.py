@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import choosing
 import collecting
 import conversing
 import memory
@@ -66,6 +67,10 @@ def _conversing(options: argparse.Namespace, _: Path, clock: Clock) -> list[Meas
     return conversing.measure(conversations=count, turns=turns, words=words, clock=clock)
 
 
+def _choosing(options: argparse.Namespace, _: Path, clock: Clock) -> list[Measure]:
+    return choosing.measure(small=options.quick, clock=clock)
+
+
 def _prefill(options: argparse.Namespace, folder: Path, clock: Clock) -> list[Measure]:
     return prefill.measure(folder, n=4 if options.quick else 16, words=60 if options.quick else 800, clock=clock)
 
@@ -96,6 +101,7 @@ def _viewer(options: argparse.Namespace, folder: Path, clock: Clock) -> list[Mea
 
 BENCHMARKS: dict[str, Callable[[argparse.Namespace, Path, Clock], list[Measure]]] = {
     "collection": _collection,
+    "choosing": _choosing,
     "prefill": _prefill,
     "conversing": _conversing,
     "store": _store,

@@ -25,6 +25,8 @@ GOALS = {
     "collection_tokens_per_second": None,
     "collection_share_of_engine_limit": ">= 70",
     "collection_time_outside_generation": "<= 5",
+    "choosing_share_49k": "<= 5",
+    "choosing_share_262k": "<= 10",
     "shared_prefill_ratio": "> 1",
     "shared_prefill_ratio_grouped": "> 1",
     "conversation_cache_ratio": "> 1",

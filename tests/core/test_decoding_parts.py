@@ -24,7 +24,7 @@ from transformers import (
 from agentr_core.environments.replies import FIRST_BLOCK, FIRST_LINE
 from agentr_core.models.local.kv import KVBuffer, KVShape
 from agentr_core.models.local.prefix_cache import PrefixCache, block_names
-from agentr_core.models.local.sampling import choose, filtered, log_probabilities, penalised, uniforms
+from agentr_core.models.local.sampling import Logits, choose, filtered, log_probabilities, penalised, uniforms
 from agentr_core.models.local.waves import padded_rows, plan
 from agentr_core.models.stopping import StopWatch, cut_at_stop, ids_within
 from agentr_core.types import Sampling
@@ -79,7 +79,7 @@ def test_streams_depend_on_seed_and_number_only() -> None:
 
 def _choose(logits: list[float], u: float, *, temperature: float = 1.0, top_p: float = 1.0) -> int:
     column = [torch.tensor([value], dtype=torch.float64) for value in (temperature, top_p, u)]
-    return int(choose(torch.tensor([logits]), *column))
+    return int(choose(Logits(torch.tensor([logits])), *column))
 
 
 def test_inverse_distribution_function() -> None:
@@ -91,6 +91,49 @@ def test_inverse_distribution_function() -> None:
     assert [_choose([1e4, -1e4], u) for u in (0.0, 1 - 2**-53)] == [0, 0]
 
 
+@pytest.mark.parametrize("vocabulary", [1, 255, 256, 5000])
+@pytest.mark.parametrize("spread", [0.1, 3.0, 30.0])
+def test_tokens_are_those_of_one_sum_over_the_vocabulary(vocabulary: int, spread: float) -> None:
+    """As in exact arithmetic, but where a number falls on the border between two tokens."""
+    draw = torch.Generator().manual_seed(vocabulary)
+    logits = (spread * torch.randn((300, vocabulary), generator=draw)).bfloat16()
+    uniform = torch.rand(300, generator=draw, dtype=torch.float64)
+    temperature, top_p = torch.full_like(uniform, 0.7), torch.ones_like(uniform)
+    ends = (logits.double() / 0.7).softmax(dim=-1).cumsum(dim=-1)
+    exact = torch.searchsorted(ends, (uniform * ends[:, -1])[:, None], right=True)[:, 0]
+    chosen = choose(Logits(logits), temperature, top_p, uniform)
+    border = (ends.gather(1, torch.minimum(chosen, exact)[:, None])[:, 0] - uniform).abs()
+    assert bool(((chosen == exact) | (border < 1e-6)).all())
+    assert int((chosen != exact).sum()) <= 1
+    alone = [
+        int(choose(Logits(logits[i : i + 1]), *(c[i : i + 1] for c in (temperature, top_p, uniform)))) for i in range(9)
+    ]
+    assert alone == chosen[:9].tolist()
+    likeliest = choose(Logits(logits), 0 * temperature, top_p, uniform)
+    assert torch.equal(likeliest, logits.float().argmax(dim=-1)), "the first of equal ones"
+    plain = logits.double().log_softmax(dim=-1).gather(1, chosen[:, None])[:, 0]
+    torch.testing.assert_close(log_probabilities(Logits(logits), chosen), plain, rtol=0, atol=1e-6)
+
+
+def test_the_rows_of_a_batch_that_have_filters_leave_the_others_as_they_are() -> None:
+    draw = torch.Generator().manual_seed(5)
+    logits = Logits(torch.randn((4, 700), generator=draw))
+    uniform = torch.rand(4, generator=draw, dtype=torch.float64)
+    temperature, ones = torch.tensor([0.0, 1.0, 1.0, 1.0]).double(), torch.ones(4).double()
+    free = choose(logits, temperature, ones, uniform)
+    mixed = choose(
+        logits, temperature, torch.tensor([0.1, 1.0, 0.05, 1.0]).double(), uniform, torch.tensor([0, 0, 0, 1]),
+        torch.zeros(4).double(),
+    )  # fmt: skip
+    assert mixed[:2].tolist() == free[:2].tolist()
+    assert int(mixed[3]) == int(logits.likeliest()[3])
+    assert int(mixed[2]) in logits.flat()[2].topk(100).indices
+
+
+def test_no_temperature_is_too_low() -> None:
+    assert [_choose([0.0, 2.0, 1.0], u, temperature=5e-324) for u in (0.0, 0.99)] == [1, 1]
+
+
 def test_top_p_keeps_the_fewest_tokens_that_reach_it() -> None:
     logits = [math.log(p) for p in (0.1, 0.6, 0.3)]
     grid = [i / 50 for i in range(50)]
@@ -100,7 +143,7 @@ def test_top_p_keeps_the_fewest_tokens_that_reach_it() -> None:
 
 
 def test_rows_of_a_batch_keep_their_own_settings() -> None:
-    logits = torch.tensor([[0.0, 1.0, 0.5]] * 3)
+    logits = Logits(torch.tensor([[0.0, 1.0, 0.5]] * 3))
     columns = [torch.tensor(v, dtype=torch.float64) for v in ((0.0, 1.0, 1.0), (1.0, 1.0, 0.1), (0.0, 0.0, 0.0))]
     assert choose(logits, *columns).tolist() == [1, 0, 1]
 
@@ -148,6 +191,21 @@ def test_filters_are_those_of_transformers_row_by_row() -> None:
     assert len({int((row > 0).sum()) for row in kept}) > 5, "the settings differ in what they leave"
 
 
+@pytest.mark.parametrize("spread", [0.01, 2.0, 8.0])
+def test_the_nucleus_of_a_large_vocabulary_is_that_of_a_stable_sort(spread: float) -> None:
+    draw = torch.Generator().manual_seed(7)
+    logits = (spread * torch.randn((6, 3000), generator=draw)).bfloat16().double()  # Many are equal.
+    top_p = torch.tensor([0.1, 0.5, 0.9, 0.99, 1.0, 1e-9]).double()
+    plain = logits.softmax(dim=-1)
+    ordered, order = plain.sort(dim=-1, descending=True, stable=True)
+    fewest = (ordered.cumsum(dim=-1) - ordered < top_p[:, None]) | (top_p == 1)[:, None]
+    expected = torch.zeros_like(plain).scatter(1, order, torch.where(fewest, ordered, 0.0))
+    assert torch.equal(filtered(logits, top_p), expected)
+    for row in range(6):
+        part = slice(row, row + 1)
+        assert torch.equal(filtered(logits[part], top_p[part]), expected[part]), "whatever the others have"
+
+
 def test_a_row_without_filters_is_as_if_there_were_none() -> None:
     logits = torch.randn((2, 500), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     one = torch.ones(2, dtype=torch.float64)
@@ -160,7 +218,7 @@ def test_a_row_without_filters_is_as_if_there_were_none() -> None:
 
 def test_log_probabilities() -> None:
     logits = torch.tensor([[0.0, math.log(3.0)]])
-    assert log_probabilities(logits, torch.tensor([1])).exp().tolist() == pytest.approx([0.75])
+    assert log_probabilities(Logits(logits), torch.tensor([1])).exp().tolist() == pytest.approx([0.75])
 
 
 # ---- stop strings

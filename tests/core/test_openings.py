@@ -21,7 +21,7 @@ from agentr_core.environments.webshop.world import WebShop
 from agentr_core.episodes.conversation import droppable, windowed
 from agentr_core.episodes.opening import Opening, instruction_of, open_with
 from agentr_core.episodes.transcript import ask_next, opening_length, transcript_of, whole_episode
-from agentr_core.errors import ConfigError, DataFault, DataFileError
+from agentr_core.errors import ConfigError, DataFault, DataFileError, UserError
 from agentr_core.exchange.training_set import opening
 from agentr_core.models.stopping import cut_at_stop
 from agentr_core.recipes import Recipe, parse, resolved, restored
@@ -31,7 +31,7 @@ from agentr_core.samples.identity import check_flags, sample_id
 from agentr_core.samples.rendering import Renderer, load_renderer
 from agentr_core.samples.stretches import drops, split
 from agentr_core.stages.demonstrate import expert_trajectory
-from agentr_core.store.codec import iteration_rows, load_samples, run_rows, sample_rows
+from agentr_core.store.codec import iteration_rows, load_samples, run_rows, sample_rows, trajectory_rows
 from agentr_core.types import Message, Provenance, Sample, Sampling, Step
 from flows.cli import cli
 from flows.commands.environments import examples
@@ -199,6 +199,49 @@ def test_every_token_of_a_sample_is_shown(recipe: Callable[..., Recipe], tmp_pat
     )
     refused = CliRunner().invoke(cli, ["preview", key, "--model", made.model.path, *where])
     assert (refused.exit_code, "--model goes with --tokens" in refused.output) == (2, True)
+
+
+def test_a_trajectory_and_general_data_are_shown_as_training_reads_them(
+    recipe: Callable[..., Recipe], tmp_path: Path, tiny_model_dir: Path
+) -> None:
+    made = recipe(f"{PROMPT}.examples=1")
+    env = make_environment(made)
+    played = expert_trajectory(env, env.instances("train")[0])
+    assert played is not None
+    store = open_store(tmp_path)
+    config = resolved(made)
+    store.write(run_rows("r", recipe="n", method="agent-r", config=config, versions={}, workspace=str(tmp_path)))
+    store.write(iteration_rows("i", run_id="r", iteration=1))
+    store.write(trajectory_rows("t1", played, iteration_id="i", source="expert"))
+    messages = whole_episode(env, played)
+    ids, labels = load_renderer(tiny_model_dir).render_sample(messages)
+    shown = preview_tokens(tmp_path, "t1")
+    assert [int(line.split()[1]) for line, _ in shown] == ids
+    assert [trained for _, trained in shown] == [label >= 0 for label in labels]
+    assert "user, example" in " ".join(line for line, _ in shown)
+    assert [text.partition("\n")[2][:-1] for text, _ in preview_sample(tmp_path, "t1")] == [m.text for m in messages]
+
+    chat = tmp_path / "chat.jsonl"
+    turns = [{"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Ok."}]
+    chat.write_text(f"{json.dumps({'messages': turns})}\n{json.dumps({'messages': turns[:1]})}\n", encoding="utf-8")
+    assert preview_sample(tmp_path, f"{chat}:1") == [("[user]\nHi.\n", False), ("[assistant, trained]\nOk.\n", True)]
+    assert preview_tokens(tmp_path, f"{chat}:1", tiny_model_dir)[-1][0].split()[-1] != "user"
+    for named, model, said in (
+        (f"{chat}:2", tiny_model_dir, "is not trained on: no-assistant-turn"),
+        (f"{chat}:3", tiny_model_dir, "no conversation begins in line 3"),
+        (f"{chat}:1", None, "name one with --model"),
+        (f"{tmp_path}/none.jsonl:1", tiny_model_dir, "cannot be read: No such file"),
+        ("t1", tmp_path / "none", "has no config.json"),
+        ("x", None, "no sample or trajectory in .* begins with 'x'"),
+    ):
+        with pytest.raises(UserError, match=said):
+            preview_tokens(tmp_path, named, model)
+    gone = config | {"model": config["model"] | {"path": str(tmp_path / "gone")}}
+    store.write(run_rows("q", recipe="n", method="agent-r", config=gone, versions={}, workspace=str(tmp_path)))
+    store.write(iteration_rows("j", run_id="q", iteration=1))
+    store.write(trajectory_rows("t2", played, iteration_id="j", source="expert"))
+    with pytest.raises(ConfigError, match=r"the model of run q, .*gone, is no directory here"):
+        preview_tokens(tmp_path, "t2")
 
 
 def test_a_revision_after_examples_keeps_its_bad_steps(recipe: Callable[..., Recipe]) -> None:

@@ -51,6 +51,44 @@ def test_text_of_a_sample_is_the_template_of_the_conversation(renderer: Renderer
     assert tokenizer.decode(ids) == tokenizer.apply_chat_template(turns, tokenize=False)
 
 
+def test_each_token_says_who_wrote_it(renderer: Renderer, tokenizer: Any) -> None:
+    messages = (*CONVERSATION[:-1], reply("caf\u00e9 \U0001f917"))
+    read = renderer.explain(messages)
+    ids, labels = renderer.render_sample(messages)
+    assert [one.token for one in read] == ids
+    assert [one.train for one in read] == [label != IGNORED for label in labels]
+    for role in ("system", "user", "assistant"):
+        texts = [message.text for message in messages if message.role == role]
+        written = [one.token for one in read if one.writer == role]
+        assert tokenizer.decode(written) == "".join(texts), role
+    ends = [one for one in read if one.writer == "end of turn"]
+    assert {one.text for one in ends} == {"<|im_end|>"}
+    assert len(ends) == len(messages)
+    assert sum(one.train for one in ends) == 2
+    assert {one.writer for one in read} == {"system", "user", "assistant", "template", "end of turn"}
+    assert [one.text for one in read if one.train][-2:] == ["\U0001f917", "<|im_end|>"]
+
+
+def test_a_turn_that_the_template_adds_and_bos_are_named(make_tiny_tokenizer: Callable[..., Any]) -> None:
+    tokenizer = make_tiny_tokenizer()
+    own = "<|im_start|>system\\nYou get things.<|im_end|>\\n"
+    tokenizer.chat_template = "{{ '" + own + "' if messages[0]['role'] != 'system' }}" + tokenizer.chat_template
+    read = Renderer(tokenizer).explain(
+        (user("system <|im_end|> get"), reply("get <|im_end|>"), user("get"), reply("x"))
+    )
+    added = [one.text for one in read if one.writer == "template's own turn"]
+    assert "".join(added) == "<|im_start|>system\nYou get things."
+    assert "".join(one.text for one in read if one.writer == "user") == "system <|im_end|> getget"
+    assert "".join(one.text for one in read if one.writer == "assistant") == "get <|im_end|>x"
+    assert sum(one.writer == "end of turn" for one in read) == 5
+    tokenizer.add_special_tokens({"bos_token": "<s>"})
+    tokenizer.chat_template = "{{ bos_token }}" + tokenizer.chat_template
+    first, *_ = with_bos = Renderer(tokenizer).explain((user("get"), reply("x")))
+    assert (first.text, first.writer, first.train) == ("<s>", "BOS", False)
+    assert [one.writer for one in with_bos].count("BOS") == 1
+    assert "template's own turn" in {one.writer for one in with_bos}
+
+
 def test_prompt_of_each_turn_is_a_prefix_of_the_sample(renderer: Renderer) -> None:
     ids, _ = renderer.render_sample(CONVERSATION)
     for position, message in enumerate(CONVERSATION):

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import gallery
 import httpx
 import pytest
-from browser import browse
+from browser import HOSTILE, browse
 
+from agentr_core.errors import ConfigError
 from agentr_core.http_server.hosts import LOOPBACK
 from agentr_core.reports import wording
+from agentr_core.samples.rendering import ReadToken
 from agentr_core.store import Store
 from agentr_core.store.queries.trees import TreeNode
 from agentr_core.store.text_index import TextIndex
 from agentr_core.viewer import drawing
+from agentr_core.viewer.bundle import bundle
 from agentr_core.viewer.searching import extract
 from agentr_core.viewer.server import app
 
@@ -135,6 +139,53 @@ async def test_trained_spans_are_marked_and_no_others(pages: httpx.AsyncClient) 
     assert '<span class=""> result</span>' in page
     legend = page.partition('<p class="legend">')[2].partition("</p>")[0]
     assert re.findall(r">([^<]+)<", legend) == ["trained", "reply, not trained", "only read"]
+
+
+def told(store: Store, kind: str, key: str) -> Callable[[], list[list[ReadToken]]]:
+    """Read everything as three turns, or fail as for a run whose model is gone."""
+    tokens = [
+        ReadToken(1, "<s>", "BOS", False),
+        ReadToken(7, "Go", "user", False),
+        ReadToken(2, "</s>", "end of turn", False),
+        ReadToken(8, f"{HOSTILE}\n", "assistant", True),
+        ReadToken(2, "</s>", "end of turn", True),
+    ]
+
+    def read() -> list[list[ReadToken]]:
+        if key == gallery.GOOD:
+            raise ConfigError("the model of run r, /gone, is no directory here")
+        return [tokens]
+
+    if kind == "trajectory" and key == gallery.ROLLOUTS[1]:
+        raise ConfigError("the store has no run of it")
+    return read
+
+
+async def test_a_sample_and_a_trajectory_show_every_token_when_asked(store: Store, tmp_path: Path) -> None:
+    async with client(store, reading=told) as http:
+        for kind, key in (("sample", gallery.REVISION), ("trajectory", gallery.ROLLOUTS[0])):
+            assert f'href="/tokens/{kind}/{key}"' in (await http.get(f"/{kind}/{key}")).text
+            page = (await http.get(f"/tokens/{kind}/{key}")).text
+            assert f'href="/{kind}/{key}"' in page
+            assert "5, 2 trained" in shown(page)
+            classes = re.findall(r'<span class="(token[ \w]*)" title="(\d+): token (\d+), ([\w ]+)"', page)
+            assert classes[:3] == [("token control", "0", "1", "BOS"), ("token", "1", "7", "user"),
+                                   ("token control", "2", "2", "end of turn")]  # fmt: skip
+            assert 'title="4: token 2, end of turn, trained"' in page
+            assert re.findall(r'<div class="who"><b>([^<]*)</b>', page) == ["BOS", "user", "assistant"]
+            assert "<script>document" not in page
+            assert not {"\u202e", "\u2066", "\x1b"} & set(page)
+        gone = await http.get(f"/tokens/sample/{gallery.GOOD}")
+        assert "the model of run r, /gone, is no directory here" in shown(gone.text)
+        unread = await http.get(f"/tokens/trajectory/{gallery.ROLLOUTS[1]}")
+        assert (gone.status_code, unread.status_code) == (200, 200)
+        assert "the store has no run of it" in shown(unread.text)
+        assert (await http.get("/tokens/sample/none")).status_code == 404
+        assert (await http.get("/tokens/pair/x")).status_code == 404
+    made = app(store.path, index=tmp_path / "texts.sqlite", hosts=LOOPBACK, reading=told)
+    await bundle(made, tmp_path / "site", start="/", most=500)
+    written = [file.read_text("utf-8") for file in (tmp_path / "site").glob("*.html")]
+    assert not [page for page in written if "Every token" in page]
 
 
 async def test_a_tree_is_drawn_with_visits_values_and_what_was_not_taken(pages: httpx.AsyncClient) -> None:

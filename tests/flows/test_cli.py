@@ -148,7 +148,7 @@ def test_a_store_that_another_process_holds(
     [
         (("report", "abc"), "no run in .* begins with 'abc'; `agentr runs -w .*` lists them all"),
         (("export", "abc", "out", "--format", "trl"), "'abc' begins the id of no run in .* that has a dataset"),
-        (("preview", "abc"), "no sample in .* begins with 'abc'"),
+        (("preview", "abc"), "no sample or trajectory in .* begins with 'abc'"),
         (("sql", "selec 1"), 'SQL: Parser Error: syntax error at or near "selec"'),
         (("sql", "select nix from run"), 'SQL: Binder Error: .*"nix" not found'),
         (("sql", "drop table run"), "SQL: the store is opened for reading only"),

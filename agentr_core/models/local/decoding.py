@@ -25,7 +25,7 @@ from agentr_core.models.local.kv import CACHE, KVShape, LayeredKV
 from agentr_core.models.local.masks import Attention, MaskInput
 from agentr_core.models.local.prefill import BLOCK, ON_CPU, ON_GPU, Prefill
 from agentr_core.models.local.prefix_cache import PrefixCache, block_names
-from agentr_core.models.local.sampling import choose, log_probabilities, penalised
+from agentr_core.models.local.sampling import Logits, choose, log_probabilities, penalised, rows_at_once
 from agentr_core.models.local.waves import Wave, padded_columns, padded_rows
 
 _COLUMNS_AHEAD = 64
@@ -152,13 +152,29 @@ class Decoder:
                 self._prefixes.put(names[number], buffer.read_reply(reply.row, columns, near))
 
     def _sample(self, logits: Tensor, grid: Grid) -> tuple[list[int], list[float]]:
-        chosen = logits.flatten(0, 1)[grid.slots(), : self._vocabulary]
-        if not bool(torch.isfinite(chosen.amax(dim=-1)).all()):
-            raise ModelFault("the model's output is not a number; its weights are damaged or overflow in this dtype")
-        penalties = grid.penalties()
-        tokens = choose(chosen if penalties is None else penalised(chosen, *penalties), *grid.draws())
+        """Return the next token of each live reply, and its log-probability if any reply wants
+        them.
+        """
+        rows, slots, draws, penalties = logits.flatten(0, 1), grid.slots(), grid.draws(), grid.penalties()
         wanted = any(reply.logprobs for reply in grid.live)
-        return tokens.tolist(), log_probabilities(chosen, tokens).tolist() if wanted else []
+        size = rows_at_once(self._vocabulary) if logits.device.type == "cpu" else len(slots)
+        tokens, logprobs = [], []
+        for start in range(0, len(slots), size):
+            part = slice(start, start + size)
+            own = rows.index_select(0, slots[part])[:, : self._vocabulary].float()
+            model = Logits(own)
+            if not bool(torch.isfinite(model.peak).all()):
+                raise ModelFault(
+                    "the model's output is not a number; its weights are damaged or overflow in this dtype"
+                )
+            penalty = None if penalties is None else [column[part] for column in penalties]
+            adjusted = model if penalty is None else Logits(penalised(own, *penalty))
+            temperature, top_p, uniform, top_k, min_p = draws
+            limits = (None if column is None else column[part] for column in (top_k, min_p))
+            chosen = choose(adjusted, temperature[part], top_p[part], uniform[part], *limits)
+            tokens += chosen.tolist()
+            logprobs += log_probabilities(model, chosen).tolist() if wanted else []
+        return tokens, logprobs
 
     def _masks(self, grid: Grid, near: slice) -> MaskInput:
         """Return the masks of a step: [rows, 1, width, columns] for far layers."""

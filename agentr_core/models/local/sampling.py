@@ -1,5 +1,8 @@
 """Draws tokens: one uniform number each, from the reply's own stream, through the inverse
 distribution function.
+
+A vocabulary is read in blocks. The likeliest token, or the one on which a uniform number falls, is
+looked for among the blocks and then within one of them.
 """
 
 from __future__ import annotations
@@ -8,8 +11,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
 _WORD = (1 << 64) - 1
+_BLOCK = 256
+_IN_CACHE = 1 << 18
+"""About as many logits as stay in a core's own cache while they are read several times."""
+_COLDEST = 1e-30
+"""A temperature below this one picks the likeliest token, too, but would be 0 in float32."""
+_LIKELY = 256
+"""So many tokens of a row are looked at first for the fewest that reach a `top_p`."""
+_BELOW_ONE = 1 - 2**-53
 
 
 def uniforms(seed: int, reply: int, count: int) -> NDArray[np.float64]:
@@ -23,18 +35,68 @@ def uniforms(seed: int, reply: int, count: int) -> NDArray[np.float64]:
     return np.random.Generator(np.random.Philox(key=key)).random(count)
 
 
+def rows_at_once(vocabulary: int) -> int:
+    """Return how many rows of logits are best turned into tokens together on a CPU."""
+    return max(1, _IN_CACHE // vocabulary)
+
+
 def penalised(logits: Tensor, penalty: Tensor, seen: Tensor) -> Tensor:
-    """Return logits [rows, vocabulary], float64, in which those of tokens that a row has `seen`
+    """Return logits [rows, vocabulary] in which those of tokens that a row has `seen`
     [rows, vocabulary] are divided by its penalty [rows] where positive, else multiplied by it.
 
     Source: arXiv 1909.05858, with the sign rule of Transformers' processor.
     """
-    exact, factor = logits.double(), penalty[:, None]
-    return torch.where(seen, torch.where(exact < 0, exact * factor, exact / factor), exact)
+    factor = penalty[:, None].to(logits.dtype)
+    return torch.where(seen, torch.where(logits < 0, logits * factor, logits / factor), logits)
+
+
+class Logits:
+    """Rows of logits [rows, vocabulary], as float32 in blocks; minus infinity fills the last block.
+
+    A token's weight is its probability, divided by that of the row's likeliest token.
+    """
+
+    def __init__(self, logits: Tensor) -> None:
+        short = -logits.shape[-1] % _BLOCK
+        whole = pad(logits.float(), (0, short), value=-torch.inf) if short else logits.float()
+        self._blocks = whole.view(len(whole), -1, _BLOCK)
+        self._highest = self._blocks.amax(dim=-1)
+        self.peak = self._highest.amax(dim=-1)
+        self._plain: tuple[Tensor, Tensor] | None = None
+
+    def of(self, rows: Tensor) -> Logits:
+        """Return the logits of some rows, given as a mask."""
+        return self if bool(rows.all()) else Logits(self.flat()[rows])
+
+    def flat(self) -> Tensor:
+        """Return [rows, vocabulary], the filling included."""
+        return self._blocks.flatten(-2)
+
+    def likeliest(self) -> Tensor:
+        """Return each row's first token with the highest logit."""
+        block = self._highest.argmax(dim=-1)
+        return block * _BLOCK + _of_block(self._blocks, block).argmax(dim=-1)
+
+    def weights(self, temperature: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the weights [rows, blocks, tokens] at a temperature [rows] for each row, or at 1
+        for all, and the sum of each block, in float64.
+        """
+        if temperature is not None and bool((temperature != 1).any()):
+            return self._weights(temperature.clamp(min=_COLDEST).float())
+        if self._plain is None:
+            self._plain = self._weights(None)
+        return self._plain
+
+    def _weights(self, temperature: Tensor | None) -> tuple[Tensor, Tensor]:
+        below = self._blocks - self.peak[:, None, None]
+        if temperature is not None:
+            below /= temperature[:, None, None]
+        weights = below.exp_()
+        return weights, weights.sum(dim=-1).double()
 
 
 def choose(
-    logits: Tensor,
+    logits: Logits,
     temperature: Tensor,
     top_p: Tensor,
     uniform: Tensor,
@@ -43,29 +105,61 @@ def choose(
 ) -> Tensor:
     """Return one token for each row.
 
-    `logits` [rows, vocabulary]; `temperature`, `top_p`, `uniform` and `min_p` [rows], float64;
-    `top_k` [rows], whole numbers, of which 0 means all. None: no row has a limit. A row of
-    temperature 0 takes the likeliest token. The others invert the distribution function in the
-    order of the vocabulary, in float64, so that a rounding error of the logits changes a token with
-    no more probability than its own size.
+    `temperature`, `top_p`, `uniform` and `min_p` [rows], float64; `top_k` [rows], whole numbers, of
+    which 0 means all. None: no row has a limit. A row of temperature 0 takes the likeliest token.
+    The others invert the distribution function in the order of the vocabulary, whose sums are in
+    float64, so that a rounding error of the logits changes a token with no more probability than
+    its own size.
     """
-    greedy = logits.argmax(dim=-1)
     drawn = temperature > 0
     if not bool(drawn.any()):
-        return greedy
-    scaled = logits.double() / torch.where(drawn, temperature, 1.0)[:, None]
-    probabilities = filtered(scaled, top_p, top_k, min_p)
-    cumulative = probabilities.cumsum(dim=-1)
-    threshold = (uniform * cumulative[:, -1])[:, None]
-    sampled = torch.searchsorted(cumulative, threshold, right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
-    return torch.where(drawn, sampled, greedy)
+        return logits.likeliest()
+    limited = drawn & _limited(top_p, top_k, min_p)
+    free = drawn & ~limited
+    tokens = torch.zeros_like(uniform, dtype=torch.long) if bool(drawn.all()) else logits.likeliest()
+    if bool(free.any()):
+        tokens[free] = _inverted(*logits.of(free).weights(temperature[free]), uniform[free])
+    if bool(limited.any()):
+        scaled = logits.flat()[limited].double() / temperature[limited][:, None]
+        limits = (None if limit is None else limit[limited] for limit in (top_k, min_p))
+        weights = filtered(scaled, top_p[limited], *limits).view(len(scaled), -1, _BLOCK)
+        tokens[limited] = _inverted(weights, weights.sum(dim=-1), uniform[limited])
+    return tokens
 
 
-def log_probabilities(logits: Tensor, tokens: Tensor) -> Tensor:
+def log_probabilities(logits: Logits, tokens: Tensor) -> Tensor:
     """Return the natural log-probability [rows] of each row's token at temperature 1, before any
     penalty or filter: `logits` are the model's.
     """
-    return logits.double().log_softmax(dim=-1).gather(1, tokens[:, None])[:, 0]
+    _, sums = logits.weights()
+    own = logits.flat().gather(1, tokens[:, None])[:, 0].double()
+    return own - logits.peak.double() - sums.sum(dim=-1).log()
+
+
+def _inverted(weights: Tensor, sums: Tensor, uniform: Tensor) -> Tensor:
+    """Return the token [rows] on which a uniform number falls; `sums` [rows, blocks] are those of
+    the blocks of `weights`.
+    """
+    ends = sums.cumsum(dim=-1)
+    threshold = uniform[:, None] * ends[:, -1:]
+    block = torch.searchsorted(ends, threshold, right=True).clamp(max=ends.shape[-1] - 1)
+    size = sums.gather(1, block)
+    # Rounding may leave the block: back into it, as a token next to it may have no weight at all.
+    share = ((threshold - (ends.gather(1, block) - size)) / size).clamp(0, _BELOW_ONE)
+    within = _of_block(weights, block[:, 0]).double().cumsum(dim=-1)
+    token = torch.searchsorted(within, share * within[:, -1:], right=True).clamp(max=_BLOCK - 1)
+    return (block * _BLOCK + token)[:, 0]
+
+
+def _of_block(blocks: Tensor, number: Tensor) -> Tensor:
+    return blocks[torch.arange(len(blocks), device=blocks.device), number]
+
+
+def _limited(top_p: Tensor, top_k: Tensor | None, min_p: Tensor | None) -> Tensor:
+    limited = top_p < 1
+    if top_k is not None:
+        limited = limited | (top_k > 0)
+    return limited if min_p is None else limited | (min_p > 0)
 
 
 def filtered(scaled: Tensor, top_p: Tensor, top_k: Tensor | None = None, min_p: Tensor | None = None) -> Tensor:
@@ -98,9 +192,18 @@ def _likeliest(scaled: Tensor, top_k: Tensor) -> Tensor:
 
 def _nucleus(probabilities: Tensor, top_p: Tensor) -> Tensor:
     """Return the probabilities with all but the fewest likeliest tokens that reach `top_p` set to
-    zero. A row with `top_p` 1 keeps all, whatever the other rows have.
+    zero; of equal ones the first. A row with `top_p` 1 keeps all, whatever the other rows have.
     """
-    ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
-    before = ordered.cumsum(dim=-1) - ordered
-    kept = torch.where((before < top_p[:, None]) | (top_p == 1)[:, None], ordered, 0.0)
-    return torch.zeros_like(probabilities).scatter(1, order, kept)
+    limited = top_p < 1
+    # To sort a whole vocabulary takes longer than to compute its logits, and few tokens suffice.
+    most = min(_LIKELY, probabilities.shape[-1])
+    ordered = probabilities.topk(most, dim=-1).values
+    within = (ordered.cumsum(dim=-1) - ordered < top_p[:, None]).sum(dim=-1, keepdim=True)
+    if most < probabilities.shape[-1] and bool((limited & (within[:, 0] == most)).any()):
+        ordered = probabilities.sort(dim=-1, descending=True).values
+        within = (ordered.cumsum(dim=-1) - ordered < top_p[:, None]).sum(dim=-1, keepdim=True)
+    least = ordered.gather(1, within - 1)
+    equal = probabilities == least
+    wanted = within - (ordered > least).sum(dim=-1, keepdim=True)
+    kept = (probabilities > least) | (equal & (equal.cumsum(dim=-1) <= wanted)) | ~limited[:, None]
+    return torch.where(kept, probabilities, 0.0)

@@ -34,7 +34,8 @@ class TransformersModel:
     Reply i of a request is drawn from the stream (seed, i), whatever else is in the batch. Only
     rounding, in the last bits of the logits, still depends on the batch and on the prefix cache. In
     float32 the tokens were the same in all tests. In bfloat16 a logit is accurate to 0.4%, so two
-    almost equally likely tokens can change places. Logits are turned into probabilities in float64.
+    almost equally likely tokens can change places. Logits become weights in float32, and sums of
+    weights are in float64.
 
     Log-probabilities are the model's own, at temperature 1 and before any penalty or filter. Stop
     strings are looked for in the text without special tokens. All computing is done in one worker

@@ -134,20 +134,14 @@ def trained_revisions(store: Store, iteration_id: str) -> list[tuple[str, str | 
     return [(sample_id, pair_id) for sample_id, pair_id in rows]
 
 
-def samples_beginning(store: Store, prefix: str, *, limit: int) -> list[str]:
-    """Return at most `limit` ids of samples that begin with a prefix."""
-    rows = store.rows("select sample_id from sample where starts_with(sample_id, ?) limit ?", prefix, limit)
-    return [sample_id for (sample_id,) in rows]
-
-
-def run_of_sample(store: Store, sample_id: str) -> tuple[str, datetime] | None:
-    """Return the run that made a stored sample, and when it started; None if there is no such
-    sample.
+def run_of(store: Store, kind: str, key: str) -> tuple[str, datetime] | None:
+    """Return the run that made a stored `sample` or `trajectory`, and when it started; None if it
+    is not known.
     """
     rows = store.rows(
-        "select r.run_id, r.started_at from sample s join iteration using (iteration_id) join run r using (run_id) "
-        "where s.sample_id = ?",
-        sample_id,
+        f"select r.run_id, r.started_at from {kind} s join iteration using (iteration_id) join run r using (run_id) "
+        f"where s.{kind}_id = ?",
+        key,
     )
     return next(((run_id, started.replace(tzinfo=UTC)) for run_id, started in rows), None)
 

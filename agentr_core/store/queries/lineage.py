@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,8 +110,10 @@ class Ancestor:
     seen: bool = False
 
 
-def entities_beginning(store: Store, prefix: str, *, limit: int) -> list[Entity]:
-    """Return at most `limit` entities whose id begins with a prefix."""
+def entities_beginning(
+    store: Store, prefix: str, *, limit: int, kinds: Collection[str] = tuple(_TABLES)
+) -> list[Entity]:
+    """Return at most `limit` entities of some kinds whose id begins with a prefix."""
     tree, mark, number = prefix.partition("#")
     if mark:
         rows = store.rows(
@@ -122,7 +124,7 @@ def entities_beginning(store: Store, prefix: str, *, limit: int) -> list[Entity]
             limit,
         )
     else:
-        parts = [f"select '{table}', {column} from {table}" for table, column in _TABLES.items()]
+        parts = [f"select '{table}', {_TABLES[table]} from {table}" for table in kinds]
         rows = store.rows(
             f"select * from ({' union all '.join(parts)}) known(kind, key) "
             "where starts_with(key, $1) order by 2 limit $2",
