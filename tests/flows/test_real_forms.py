@@ -24,7 +24,7 @@ import pytest
 import yaml
 from door import Door
 from turning import turn
-from wheel import write_recipe
+from wheel import LIGHT, write_recipe
 
 from agentr_core.data_files import data_path
 from agentr_core.methods.grpo import train
@@ -263,9 +263,8 @@ def test_agent_r_trains_what_was_sampled_ends_of_turn_included(
     kind: Callable[[Path], Form], real_form: Callable[..., Form], tmp_path: Path
 ) -> None:
     form = real_form(kind)
-    less = ["evaluation.episodes=1", "evaluation.max_steps=3", "evaluation.revision_test={enabled: false}"]
     at_once = ["training.per_device_train_batch_size=64", "training.warmup_ratio=0", "model.dtype=float32"]
-    done = asyncio.run(turn(write_recipe(tmp_path, form.path), *less, *at_once))
+    done = asyncio.run(turn(write_recipe(tmp_path, form.path), *LIGHT, *at_once))
 
     rows = rows_of(tmp_path / "runs")
     kinds = check_rows(form, done.store, rows)
