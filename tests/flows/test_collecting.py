@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from finished import finish
 from prefect.client.orchestration import get_client
 from readme import command
-from wheel import PATIENCE
+from wheel import LIGHT, PATIENCE
 
 from agentr_core.errors import ConfigError
 from agentr_core.store import Store
@@ -60,20 +60,20 @@ async def events_of(run_id: str, expected: Counter[str]) -> list[dict[str, Any]]
 
 def test_experience_is_gathered_in_goes_and_trained_on_as_it_is(recipe: Path) -> None:
     store = Store(recipe.parent / "runs" / "store.duckdb")
-    first = asyncio.run(collect_only(str(recipe), limit=2, enough=1000))
+    first = asyncio.run(collect_only(str(recipe), LIGHT, limit=2, enough=1000))
     assert first["iteration"] == 1
     assert first["new"] == first["trajectories"] > 0
     assert store.rows(TREES) == [(1, 2)]
     assert store.rows("select status from run") == [("collecting",)]
-    second = asyncio.run(collect_only(str(recipe), limit=2))
+    second = asyncio.run(collect_only(str(recipe), LIGHT, limit=2))
     assert second["trajectories"] - second["new"] == first["trajectories"]
     assert store.rows(TREES) == [(1, 4)]
     assert not store.rows("select * from dataset")
 
-    untrained = asyncio.run(improve(str(recipe), enough=second["trajectories"] + 1))
+    untrained = asyncio.run(improve(str(recipe), LIGHT, enough=second["trajectories"] + 1))
     assert not untrained["trained"]
     assert store.rows("select count(*) from critique") == [(0,)]
-    trained = asyncio.run(improve(str(recipe), enough=second["trajectories"]))
+    trained = asyncio.run(improve(str(recipe), LIGHT, enough=second["trajectories"]))
     assert trained["trained"]
     assert store.rows(TREES) == [(1, 4)], "improve gathers nothing"
     assert store.rows("select iteration, status from iteration order by 1") == [(0, "finished"), (1, "finished")]
@@ -81,7 +81,7 @@ def test_experience_is_gathered_in_goes_and_trained_on_as_it_is(recipe: Path) ->
 
     assert asyncio.run(of("collect")(first["run_id"], 1, str(store.path.parent))) is None
     assert store.rows(TREES) == [(1, 4)], "what has a dataset is complete"
-    assert not asyncio.run(improve(str(recipe)))["trained"], "nothing was gathered since"
+    assert not asyncio.run(improve(str(recipe), LIGHT))["trained"], "nothing was gathered since"
 
     expected = Counter(
         {
@@ -96,7 +96,7 @@ def test_experience_is_gathered_in_goes_and_trained_on_as_it_is(recipe: Path) ->
     told = {(event["event"], event["resource"].get("agentr.enough")): event for event in found}
     assert ("agentr.trajectories.collected", "false") in told
     collected = told["agentr.trajectories.collected", "true"]
-    assert collected["payload"]["parameters"] == {"recipe": str(recipe), "overrides": [], "enough": 1}
+    assert collected["payload"]["parameters"] == {"recipe": str(recipe), "overrides": LIGHT, "enough": 1}
     (checkpoint,) = store.rows("select checkpoint_out, iteration_id from iteration where iteration = 1")
     published = told["agentr.checkpoint.published", None]
     assert published["resource"]["prefect.resource.id"] == f"agentr.checkpoint.{checkpoint[0]}"
@@ -150,7 +150,8 @@ def test_the_command_that_is_told_can_be_copied(recipe: Path, monkeypatch: pytes
 def test_the_commands_of_the_readme_gather_and_train(recipe: Path) -> None:
     def ask(start: str) -> str:
         _, name, _, *options = shlex.split(command(start))
-        return CliRunner().invoke(cli, [name, str(recipe), *options], catch_exceptions=False).output
+        words = [name, str(recipe), *options, "-o", "instances.train_limit=1"]
+        return CliRunner().invoke(cli, words, catch_exceptions=False).output
 
     told = ask("agentr collect ")
     assert "in all for iteration 1" in told

@@ -56,9 +56,9 @@ training:
   bf16: false
   num_threads: 1
 evaluation:
-  max_steps: 4
+  max_steps: 2
   max_new_tokens: 6
-  revision_test: {{max_steps: 4}}
+  revision_test: {{enabled: false}}
 """
 
 

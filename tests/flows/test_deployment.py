@@ -8,6 +8,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from deployed import check_artifacts
 from servers import PREFECT, wait_for
 from wheel import PATIENCE, launched, started, write_recipe
 
@@ -18,7 +19,11 @@ from tasks.wiring import RunRef
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_deployment_runs_and_leaves_artifacts(tmp_path: Path, door_model: Path, served_env: dict[str, str]) -> None:
+    """Asked for by a person. A run that a schedule asks for, in test_schedules.py, has the main of
+    it: it is served in the same way, and leaves the same artifacts.
+    """
     # Other tests run flows on this server, too; artifacts are named after recipe and run.
     recipe = write_recipe(tmp_path, door_model, name="deployed")
     api = served_env["PREFECT_API_URL"]
@@ -33,13 +38,7 @@ def test_a_deployment_runs_and_leaves_artifacts(tmp_path: Path, door_model: Path
 
     assert asked.returncode == 0, out + err
     assert flow_run["state_name"] == "Completed"
-    (report,) = (tmp_path / "runs" / "reports").glob("*/iteration-01.html")
-    name = f"deployed-{report.parent.name[:8]}"
-    artifacts = wait_for(f"{api}/artifacts/filter", {"artifacts": {"key": {"like_": name}}})
-    texts = {artifact["key"]: artifact["data"] for artifact in artifacts}
-    assert "iteration 1" in texts[f"scores-{name}"]
-    assert report.as_uri() in texts[f"report-{name}-1"]
-    assert report.with_suffix(".md").read_text() in texts[f"report-{name}-1"]
+    check_artifacts(api, "deployed", tmp_path / "runs")
     assert Store(tmp_path / "runs" / "store.duckdb").query("select status from run")["status"].tolist() == ["finished"]
 
 

@@ -53,10 +53,9 @@ training:
   num_threads: 1
 evaluation:
   temperature: 1.0
-  episodes: 2
   max_steps: 4
   max_new_tokens: 6
-  revision_test: {{max_steps: 4}}
+  revision_test: {{enabled: false}}
 """
 
 
@@ -167,7 +166,7 @@ def test_pairs_are_exported(turned: Turned, tmp_path: Path) -> None:
 
 def test_the_plan_names_phases_and_fields(turned: Turned) -> None:
     text = describe(turned.recipe, [])
-    assert "iterations: rft, dpo; each ends with 12 held-out episodes" in text
+    assert "iterations: rft, dpo; each ends with 6 held-out episodes" in text
     assert "plays 6 instances, 9 times each" in text
     assert "  eto.dpo.learning_rate = [0.001]" in text
     assert "already done: 2 iterations" in text

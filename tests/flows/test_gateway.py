@@ -52,7 +52,7 @@ def test_an_outside_agent_is_trained_on_what_it_won_though_one_dies(
         "eto.explore.temperature=0.2",
         # What is won is won in two steps.
         "eto.explore.max_steps=6",
-        "evaluation.max_steps=6",
+        "evaluation.max_steps=2",
         "training.max_tokens=100",
         # Each further process imports torch anew, and here there is little for it to do.
         "training.launch=null",

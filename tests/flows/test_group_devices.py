@@ -85,7 +85,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, door_model: Path, door_insta
 @pytest.mark.parametrize(
     ("launch", "kind"),
     [
-        pytest.param(FSDP, "all", id="fsdp-all"),
+        pytest.param(FSDP, "all", id="fsdp-all", marks=pytest.mark.long),
         pytest.param(FSDP, "lora", id="fsdp-lora", marks=pytest.mark.long),
         pytest.param("num_processes: 2", "all", id="replicated-all", marks=pytest.mark.long),
         *(
@@ -100,6 +100,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory, door_model: Path, door_insta
 def test_a_round_in_two_processes_is_that_of_one(
     launch: str, kind: str, alone: Callable[[str], Path], tmp_path: Path, door_model: Path
 ) -> None:
+    """Processes that share a gradient are in tests/core/test_group_rows.py, FSDP is in
+    tests/core/test_training_launch.py.
+    """
     file = recipe(tmp_path, door_model, launch, more=LORA if kind == "lora" else "")
     asyncio.run(groups.trained(file))
     assert sampled(file) == sampled(alone(kind)), "each step samples with the weights of the one before it"

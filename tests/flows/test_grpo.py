@@ -173,9 +173,13 @@ def whole_and_cut(folder: Path, model: Path, env: dict[str, str], *, more: str, 
 # PEFT asks for an attribute that Transformers has renamed.
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.usefixtures("door_installed")
+@pytest.mark.long
 def test_adapters_come_out_the_same_after_a_kill_and_are_published_beside_a_whole_model(
     tmp_path: Path, door_model: Path, process_env: dict[str, str]
 ) -> None:
+    """All weights after a kill have a test below; adapters that go on from a state are in
+    tests/core/test_group_rows.py.
+    """
     more = "training: {lora_r: 4, learning_rate: 1.0e-2, save_total_limit: null}"
     for file in whole_and_cut(tmp_path, door_model, process_env, more=more, killed_at=3):
         paths = store_of(file).query("select path from checkpoint where parent_id is not null order by path")["path"]

@@ -30,7 +30,11 @@ pytestmark = [
 FINISHED = "select iteration, checkpoint_in, checkpoint_out from iteration where status = 'finished' order by iteration"
 
 
+@pytest.mark.long
 def test_each_night_is_an_iteration_more(tmp_path: Path, door_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first night has the main of it, in test_schedules.py; that a run goes on where it was cut
+    short, test_resume.py.
+    """
     file = groups.write(tmp_path, door_model, more="grpo: {steps: 2, groups: 2}")
     store = Store(tmp_path / "runs" / "store.duckdb")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import groups
 import pytest
 from turning import turn
-from wheel import write_recipe
+from wheel import LIGHT, write_recipe
 
 from agentr_core.errors import ConfigError
 from agentr_core.store import Store
@@ -99,7 +99,7 @@ def test_one_recipe_searches_first_and_reinforces_then(tmp_path: Path, door_mode
     groups_of = "{steps: 2, groups: 3, num_generations: 4, max_steps: 3, max_new_tokens: 6, learning_rate: 2.0e-3}"
     further = ["iterations=2", "agent_r.phases=[sft, rl]", f"grpo={groups_of}"]
     further += ["instances.train_limit=4", "instances.from_iteration={2: {mix: {dev: 0.5}}}"]
-    done = asyncio.run(turn(write_recipe(tmp_path, door_model), *further))
+    done = asyncio.run(turn(write_recipe(tmp_path, door_model), *further, *LIGHT))
 
     store = done.store
     (base, *_), (taught, parent, dataset), (_, went_on_from, none) = store.rows(

@@ -155,10 +155,11 @@ async def explored(made: Recipe) -> Workplace:
     return place
 
 
+@pytest.mark.long
 async def test_a_served_teacher_explores_for_eto_and_the_masks_are_those_of_one_in_a_directory(
     recipe: Callable[..., Recipe], teacher: Served, student: Path
 ) -> None:
-    """Its episodes become samples of rejection sampling."""
+    """Its episodes become samples of rejection sampling. The test of Agent-R has the main of it."""
     explore = "{greedy: true, samples: 1, max_steps: 6, max_new_tokens: 48}"
     plain = ("method=eto", "eto.phases=[rft]", f"eto.explore={explore}")
     made = recipe(*plain, eto=True)

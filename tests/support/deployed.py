@@ -6,6 +6,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -37,6 +38,17 @@ def post(address: str, body: Any) -> Any:
         if answer.status_code != HTTPStatus.SERVICE_UNAVAILABLE or time.monotonic() > deadline:
             return answer.raise_for_status().json()
         time.sleep(1)
+
+
+def check_artifacts(api: str, name: str, workspace: Path) -> None:
+    """Check that a run of one iteration left its scores and its report on the server."""
+    (report,) = (workspace / "reports").glob("*/iteration-01.html")
+    key = f"{name}-{report.parent.name[:8]}"
+    artifacts = wait_for(f"{api}/artifacts/filter", {"artifacts": {"key": {"like_": key}}})
+    texts = {artifact["key"]: artifact["data"] for artifact in artifacts}
+    assert "iteration 1" in texts[f"scores-{key}"]
+    assert report.as_uri() in texts[f"report-{key}-1"]
+    assert report.with_suffix(".md").read_text() in texts[f"report-{key}-1"]
 
 
 def runs_of(deployment: dict[str, Any], env: Mapping[str, str]) -> list[dict[str, Any]]:

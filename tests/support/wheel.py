@@ -47,6 +47,9 @@ evaluation:
   revision_test: {{max_steps: 4}}
 """
 
+LIGHT = ["evaluation.episodes=1", "evaluation.max_steps=2", "evaluation.revision_test={enabled: false}"]
+"""Overrides for a run whose scores are not what a test is about."""
+
 
 def write_recipe(folder: Path, model: Path, *, workspace: str = "runs", name: str = "door") -> Path:
     """Write the recipe of the door into a folder; its workspace lies there, too."""

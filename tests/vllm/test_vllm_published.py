@@ -4,9 +4,11 @@ it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from real_model import smollm2
 from vllm_engine import TINY, serving, settings
 
 from agentr_core.models.files import weights_sha256
@@ -19,15 +21,15 @@ from flows.commands.publishing import publish_checkpoint
 from tasks import wiring
 
 
-async def given_away(folder: Path) -> Path:
-    """Return what is published of the tiny model after a few steps of cloning its expert."""
+async def given_away(folder: Path, base: Path) -> Path:
+    """Return what is published of a model after a few steps of cloning the expert."""
     data = {
         "name": "cloned",
         "method": "eto",
         "workspace": str(folder / "runs"),
         "iterations": 1,
         "environment": {"name": "textcraft"},
-        "model": {"path": str(TINY), "device": "cpu"},
+        "model": {"path": str(base), "device": "cpu", "dtype": "float32"},
         "instances": {"train_limit": 4, "test_limit": 1},
         "eto": {"phases": ["sft"]},
         "data": {"max_length": 2048},
@@ -48,9 +50,10 @@ async def given_away(folder: Path) -> Path:
 
 
 @pytest.mark.asyncio(loop_scope="session")
-async def test_a_published_directory_is_served_as_it_is(engine: Path, tmp_path: Path) -> None:
-    folder = await given_away(tmp_path)
-    assert weights_sha256(folder) != weights_sha256(TINY)
+@pytest.mark.parametrize("base", [lambda: TINY, smollm2], ids=["tiny", "smollm2"])
+async def test_a_published_directory_is_served_as_it_is(base: Callable[[], Path], engine: Path, tmp_path: Path) -> None:
+    folder = await given_away(tmp_path, base())
+    assert weights_sha256(folder) != weights_sha256(base())
     requests = [
         Request(
             messages=(Message(role="user", text=f"Goal: craft {thing}."),),
