@@ -83,7 +83,13 @@ def test_a_run_goes_on_from_what_another_method_promoted(tmp_path: Path, door_mo
 
 @pytest.mark.usefixtures("prefect_server")
 def test_an_expert_is_cloned_and_then_searched_from(tmp_path: Path, door_model: Path) -> None:
-    phases = ["iterations=2", "agent_r.phases=[clone, sft]", "data.use=both+expert", "search.dives=6", "environment.options.knows=true"]
+    phases = [
+        "iterations=2",
+        "agent_r.phases=[clone, sft]",
+        "data.use=both+expert",
+        "search.dives=6",
+        "environment.options.knows=true",
+    ]
     fewer = "instances.from_iteration={2: {train_limit: 3}}"
     made = asyncio.run(flywheel(str(write_recipe(tmp_path, door_model)), [*phases, fewer]))
     store = Store(tmp_path / "runs" / "store.duckdb")

@@ -34,7 +34,7 @@ from agentr_core.methods.objectives import acting_in_groups, reinforced, reinfor
 from agentr_core.methods.wording import by_iteration, of_groups, of_unread
 from agentr_core.recipes import AgentRConfig, DataConfig, GrpoConfig, Learning, Recipe, SearchConfig
 from agentr_core.recipes.fields import in_iteration
-from agentr_core.runtime.description import Acting, Method, Plan, Stage
+from agentr_core.runtime.description import Acting, Method, Plan, Stage, imported
 
 _CLONE: Learning = "clone"
 RL: Learning = "rl"
@@ -53,9 +53,7 @@ def plan(recipe: Recipe, iteration: int) -> Plan:
         return Plan(stages=(REINFORCE, EVALUATE), training=reinforced(recipe), phase=RL, funnel=FUNNEL_OF_GROUPS)
     if phase_of(recipe.agent_r, iteration) == _CLONE:
         stages = (CLONE, DATASET, TRAIN, EVALUATE)
-        return Plan(
-            stages=stages, training=supervised(recipe, iteration), phase=_CLONE, funnel=FUNNEL_OF_EXPERT
-        )
+        return Plan(stages=stages, training=supervised(recipe, iteration), phase=_CLONE, funnel=FUNNEL_OF_EXPERT)
     judged = (COLLECT, CRITIQUE, splice_stage(recipe.splice))
     made: dict[str, tuple[Stage, ...]] = {
         "expert": (CLONE,),
@@ -112,7 +110,7 @@ def _sampled(recipe: Recipe, train: int) -> dict[str, tuple[int, int]]:
 
 
 def _instances(recipe: Recipe, phase: Learning, train: int) -> int:
-    """Return the number of instances of the first iteration of a phase, given that of iteration 1."""
+    """Return how many instances the first iteration of a phase has, given those of iteration 1."""
     iteration = 1 + recipe.over_iterations(recipe.agent_r.phases).index(phase)
     limit = recipe.instances.of(iteration).train_limit
     return limit if limit and limit != recipe.instances.train_limit else train
@@ -172,6 +170,7 @@ METHOD = Method(
     sampled=_sampled,
     acting=_acting,
     prospect=PROSPECT_OF_TREES,
+    trial=imported("agentr_core.methods.agent_r.trial:trial"),
     voiced=VOICED,
     report=(REVISIONS, REVISION_SAMPLES, STEPS_OF_GROUPS, GROUPS_OF_RUN, AUDIT_OF_RUN),
     without_expert="data.use must be revision, good or both, and agent_r.phases without clone",
