@@ -178,15 +178,26 @@ def evaluate_recipe(path: Path, overrides: Sequence[str], states: str | None = N
     return f"{_run(_evaluation, recipe, trains=False)}\nrun     {reference(recipe).run_id}"
 
 
-def headroom_of(path: Path, overrides: Sequence[str], *, episodes: int, instances: int) -> Any:
+def headroom_of(
+    path: Path,
+    overrides: Sequence[str],
+    *,
+    episodes: int,
+    instances: int,
+    judged: int = 0,
+    judges: Sequence[Path] = (),
+) -> Any:
     """Sample episodes of some training and held-out instances with the model of a recipe, and
     return what they show: a `stages.Found`.
 
     Args:
         instances: of each of the two sets; 0 means all.
+        judged: lost episodes that judges are asked about.
+        judges: directories of models that judge beside the recipe's judge.
     """
     recipe = _acting(path, overrides)
-    return _run(_headroom, recipe, trains=False, episodes=episodes, instances=instances)
+    numbers = {"episodes": episodes, "instances": instances, "judged": judged}
+    return _run(_headroom, recipe, trains=False, **numbers, judges=[str(judge) for judge in judges])
 
 
 def _acting(path: Path, overrides: Sequence[str]) -> Recipe:
@@ -242,12 +253,12 @@ async def _evaluation(recipe: Any) -> str:
 
 
 @flow(name="headroom", validate_parameters=False)
-async def _headroom(recipe: Any, episodes: int, instances: int) -> Any:
+async def _headroom(recipe: Any, episodes: int, instances: int, judged: int, judges: list[str]) -> Any:
     run = reference(recipe)
     with runs.locked(run):
         await stages.start(run, recipe, evaluates=True)
         async with runs.recorded(run, evaluates=True):
-            return await stages.headroom(run, episodes=episodes, instances=instances)
+            return await stages.headroom(run, episodes=episodes, instances=instances, judged=judged, judges=judges)
 
 
 def _run(function: Any, recipe: Recipe, *, trains: bool = True, **options: Any) -> Any:

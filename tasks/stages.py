@@ -6,7 +6,7 @@ Tasks never use Prefect's cache: what is done is in the store, and a stage finds
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import cache
@@ -59,10 +59,13 @@ async def end(run: RunRef, iteration: int) -> None:
 
 
 @task(task_run_name="headroom", tags=("gpu", "env"), **OPTIONS)
-async def headroom(run: RunRef, *, episodes: int, instances: int) -> Found:
+async def headroom(run: RunRef, *, episodes: int, instances: int, judged: int, judges: Sequence[str]) -> Found:
     """Sample episodes of training and held-out instances and return what there is to learn."""
     async with _workplace(run, "headroom", 0) as place:
-        return await sampled.headroom(with_workers(place), episodes=episodes, instances=instances)
+        others = [Path(judge) for judge in judges]
+        return await sampled.headroom(
+            with_workers(place), episodes=episodes, instances=instances, judged=judged, judges=others
+        )
 
 
 async def perform(run: RunRef, iteration: int, name: str, *, limit: int | None = None) -> Any:

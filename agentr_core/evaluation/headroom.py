@@ -37,6 +37,30 @@ class Forecast:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Judge:
+    """What the verdicts of a judge on all steps of some lost episodes are worth; shares in [0, 1].
+
+    All but `read` are compared with the world's oracle; without one they are NaN, as is a share of
+    nothing.
+    """
+
+    name: str
+    votes: int
+    episodes: int
+    steps: int
+    read: Estimate
+    """Verdicts that could be read."""
+    right: Estimate
+    """Verdicts that are the oracle's."""
+    bad_is_right: Estimate
+    """Steps called bad that are bad."""
+    bad_is_seen: Estimate
+    """Bad steps that are called bad."""
+    first_error: Estimate
+    """Episodes whose first bad step is the oracle's, or that have none for both."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prospect:
     """The prospect of a method: whether it has anything to learn from, why, and the numbers behind
     it.

@@ -15,9 +15,9 @@ from agentr_core.recipes.fields import Count, Natural, Temperature, Unit, record
 from agentr_core.recipes.sampling import SamplingFields, TopP
 from agentr_core.recipes.thresholds import AlphaRule
 
-Learning = Literal["sft", "rl"]
-"""What an iteration does: search, critique, splicing and supervised training on the samples they
-made; or group RL."""
+Learning = Literal["clone", "sft", "rl"]
+"""What an iteration does: supervised training on the expert's episodes; search, critique, splicing
+and supervised training on the samples they made; or group RL."""
 
 
 @record
@@ -25,8 +25,10 @@ class AgentRConfig:
     """Agent-R, and the group RL that may follow it."""
 
     phases: tuple[Learning, ...] = ("sft",)
-    """What each iteration does; the last entry counts for all later iterations. An `rl` iteration
-    (not in the paper) goes on from the policy so far; section `grpo` says how it trains."""
+    """What each iteration does; the last entry counts for all later iterations. A `clone` iteration
+    (not in the paper) plays the expert on the training instances and searches nothing: a model that
+    never wins has no good path to learn from. An `rl` iteration (not in the paper) goes on from the
+    policy so far; section `grpo` says how it trains."""
     quote_chars: Count = later(4000)
     """The most characters of a turn, or of a judge's reply to it, that a report quotes; it says how
     many it leaves out."""

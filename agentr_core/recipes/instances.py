@@ -26,6 +26,7 @@ def _known_form(value: Any) -> Any:
 class ChangedInstancesConfig:
     """Fields of section `instances` that change in the course of a run; None: as before."""
 
+    train_limit: Count | None = later(None)
     mix: dict[str, Unit] | None = None
     depths: dict[int, Positive] | None = None
     expert_steps: tuple[Count, Count] | None = None

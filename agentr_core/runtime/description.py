@@ -18,7 +18,9 @@ from agentr_core.training.objectives import Objective
 from agentr_core.types import NO_LIMITS, EpisodeLimits, Sampling
 
 if TYPE_CHECKING:
-    from agentr_core.evaluation.headroom import Headroom, Prospect
+    from pathlib import Path
+
+    from agentr_core.evaluation.headroom import Headroom, Judge, Prospect
     from agentr_core.evaluation.metrics import Estimate
     from agentr_core.protocols import Environment
     from agentr_core.reports.document import Section
@@ -245,6 +247,9 @@ class Method:
     """Returns what an iteration of a recipe would make of a policy's experience, and whether a
     model can learn from that; None where this cannot be told.
     """
+    trial: Callable[[Workplace, Sequence[Episode], Sequence[Path]], Awaitable[tuple[Judge, ...]]] | None = None
+    """Returns what the verdicts of a recipe's judge on lost episodes are worth, and those of other
+    models, given their directories; None where nothing is judged."""
     voiced: Callable[[str], bool] | None = None
     """Returns whether a reply contains a sentence with which samples of this method turn back from
     a mistake; None where they have no such sentences.

@@ -8,13 +8,15 @@ them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from agentr_core import answers
 from agentr_core.errors import ConfigError, DataFault
 from agentr_core.evaluation.episodes import episode_plans
-from agentr_core.evaluation.headroom import Headroom, Prospect
+from agentr_core.evaluation.headroom import Headroom, Judge, Prospect
 from agentr_core.evaluation.pass_rates import Tried, pass_rates
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.methods.table import importable
@@ -34,7 +36,9 @@ TRAIN, TEST = "headroom-train", "headroom-test"
 GREEDY = "-greedy"
 """Ends the names of the evaluations with one greedy episode per instance."""
 OF_FORECASTS = "forecast/"
-"""Begins the names of forecasts among the metrics of the training instances."""
+OF_JUDGES = "judge/"
+"""Begin the names of forecasts, and of what judges are worth, among the metrics of the training
+instances."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +50,19 @@ class Found:
 
     measures: dict[str, Measures]
     prospects: tuple[Prospect, ...]
+    judges: tuple[Judge, ...]
     instances: int
     episodes: int
 
 
-async def headroom(place: Workplace, *, episodes: int, instances: int) -> Found:
+async def headroom(
+    place: Workplace, *, episodes: int, instances: int, judged: int = 0, judges: Sequence[Path] = ()
+) -> Found:
     """Sample the missing episodes, `episodes` for each of `instances` training and as many held-out
     instances, and return what they show; 0 instances means all.
+
+    The recipe's judge, and each model of `judges` in its place, is asked about at most `judged` of
+    the sampled episodes that were lost.
 
     Raises:
         ConfigError: too few episodes, or the recipe collects greedily.
@@ -86,7 +96,31 @@ async def headroom(place: Workplace, *, episodes: int, instances: int) -> Found:
     prospects = tuple(method.prospect(place.recipe, known) for method in importable() if method.prospect)
     forecasts = {OF_FORECASTS + one.name: one.expected for prospect in prospects for one in prospect.forecasts}
     place.store.write(measure_rows(series[0].evaluation_id, forecasts))
-    return Found(measures=measures, prospects=prospects, instances=len(chosen), episodes=episodes)
+    lost = _lost(played[TRAIN], judged, place.recipe.seed)
+    tried = await place.method.trial(place, lost, judges) if place.method.trial else ()
+    place.store.write(measure_rows(series[0].evaluation_id, _of_judges(tried)))
+    return Found(measures=measures, prospects=prospects, judges=tried, instances=len(chosen), episodes=episodes)
+
+
+def _lost(played: Sequence[Episode], number: int, seed: int) -> list[Episode]:
+    """Return at most `number` episodes without success, of as many instances as possible; fewer are
+    the beginning of more.
+    """
+    ways: dict[str, list[Episode]] = {}
+    for episode in sorted(played, key=lambda one: derive_seed(seed, STAGE, "lost", one.instance.key, one.repeat)):
+        if not episode.trajectory.success:
+            ways.setdefault(episode.instance.key, []).append(episode)
+    turns = itertools.chain.from_iterable(itertools.zip_longest(*ways.values()))
+    return [episode for episode in turns if episode is not None][:number]
+
+
+def _of_judges(judges: Sequence[Judge]) -> Measures:
+    return {
+        f"{OF_JUDGES}{judge.name}/{judge.votes}/{name}": getattr(judge, name)
+        for judge in judges
+        for name in ("read", "right", "bad_is_right", "bad_is_seen", "first_error")
+        if getattr(judge, name).n
+    }
 
 
 def _choose(place: Workplace, chosen: Sequence[Instance], number: int) -> tuple[list[Instance], list[Instance], bool]:

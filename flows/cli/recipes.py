@@ -177,14 +177,37 @@ def evaluate(
     show_default=True,
     help="Instances of each set, training and held-out; 0 means all.",
 )
+@click.option(
+    "--judged",
+    type=click.IntRange(min=0),
+    default=32,
+    show_default=True,
+    help="Lost episodes that the recipe's judge, if it has one, is asked about.",
+)
+@click.option(
+    "--judge",
+    "judges",
+    type=NamedPath(exists=True, file_okay=False, path_type=Path),
+    multiple=True,
+    help="The directory of another model that judges the same episodes; may be repeated.",
+)
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
-def headroom(recipe: Path, overrides: tuple[str, ...], episodes: int, instances: int, form: str) -> None:
+def headroom(
+    recipe: Path,
+    overrides: tuple[str, ...],
+    episodes: int,
+    instances: int,
+    judged: int,
+    judges: tuple[Path, ...],
+    form: str,
+) -> None:
     """Say what a recipe's model can learn from its own experience.
 
     Nothing is trained. Samples episodes of training and held-out instances: pass@k and greedy
     success by difficulty, the share of instances always, sometimes and never won, how many pairs,
-    good paths and mixed groups an iteration would make, and which method can learn from that. A
-    later call for more episodes or instances adds to those already played.
+    good paths and mixed groups an iteration would make, which method can learn from that, and
+    whether the judge of an Agent-R recipe knows a bad step. A later call for more episodes or
+    instances adds to those already played.
     """
     quiet_prefect()
     from flows.commands.headroom import shown
@@ -192,7 +215,7 @@ def headroom(recipe: Path, overrides: tuple[str, ...], episodes: int, instances:
     with importing():
         from flows.local import headroom_of
 
-    found = headroom_of(recipe, overrides, episodes=episodes, instances=instances)
+    found = headroom_of(recipe, overrides, episodes=episodes, instances=instances, judged=judged, judges=judges)
     click.echo(shown(found, form), nl=False)
 
 

@@ -4,6 +4,7 @@ methods learn from it.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Iterator
@@ -22,13 +23,18 @@ These are forecasts, not counts. Each instance has a Beta distribution of pass r
 tried and updated by its own episodes; a dive of a tree is taken for an episode that ends in search.width paths.
 Intervals are for which instances were tried.
 """
+_BY_THE_ORACLE = """\
+Right: the world's oracle says the same. Bad: how many steps called bad are, and how many bad steps are called so.
+First error: the same step of an episode is the first bad one, or none is.
+"""
 
 
 def shown(found: Found, form: str) -> str:
     """Return what was found as text for a terminal, or as JSON (`form` is `table` or `json`)."""
     if form == "json":
         return json.dumps(_plain(found), indent=2) + "\n"
-    return "\n".join([_scores(found), _contrast(found), _forecasts(found), _verdicts(found)])
+    judges = [_judges(found)] if found.judges else []
+    return "\n".join([_scores(found), _contrast(found), _forecasts(found), *judges, _verdicts(found)])
 
 
 def _scores(found: Found) -> str:
@@ -72,6 +78,33 @@ def _forecasts(found: Found) -> str:
     ]
     head = f"What an iteration on {wording.count(found.instances)} training instances would make"
     return f"{head}\n{table_text(Table(columns, tuple(rows)))}{_HOW}"
+
+
+def _judges(found: Found) -> str:
+    """Return what each judge's verdicts are worth, as far as the world can tell."""
+    shares = {
+        "Read %": "read",
+        "Right %": "right",
+        "Bad: right %": "bad_is_right",
+        "Bad: seen %": "bad_is_seen",
+        "First error %": "first_error",
+    }
+    known = {title: name for title, name in shares.items() if any(getattr(one, name).n for one in found.judges)}
+    columns = (Column("Judge", "text"), Column("Votes"), *map(Column, known))
+    rows = [
+        Row((one.name, wording.count(one.votes), *(_shown(name, getattr(one, name)) for name in known.values())))
+        for one in found.judges
+    ]
+    first = found.judges[0]
+    head = f"Who can judge: {wording.count(first.steps)} steps of {wording.count(first.episodes)} lost episodes"
+    note = _BY_THE_ORACLE if "Right %" in known else "This world has no oracle to compare them with.\n"
+    return f"{head}\n{table_text(Table(columns, tuple(rows)))}{note}"
+
+
+def _shown(name: str, estimate: Estimate) -> str:
+    if not estimate.n:
+        return wording.NOTHING
+    return _share(estimate) if name == "right" else wording.percent(estimate.mean)
 
 
 def _verdicts(found: Found) -> str:
@@ -131,6 +164,13 @@ def _plain(found: Found) -> dict[str, Any]:
                 "forecasts": {one.name: _numbers(one.expected) for one in prospect.forecasts},
             }
             for prospect in found.prospects
+        ],
+        "judges": [
+            {
+                field.name: _numbers(value) if isinstance(value := getattr(judge, field.name), Estimate) else value
+                for field in dataclasses.fields(judge)
+            }
+            for judge in found.judges
         ],
     }
 

@@ -433,11 +433,21 @@ def test_a_sampler_sleeps_only_beside_group_rl(recipe: str, sleeps: bool) -> Non
         load(file, asleep)
 
 
+def test_an_expert_is_cloned_before_the_first_search() -> None:
+    recipe = load(TINY, ["agent_r.phases=[clone, sft]", "iterations=3"])
+    stages = [[stage.name for stage in plan_of(recipe, iteration).stages] for iteration in (1, 2, 3)]
+    assert stages[0] == ["demonstrate", "dataset", "train", "evaluate"]
+    assert stages[1] == stages[2] == ["collect", "critique", "splice", "dataset", "train", "evaluate"]
+    assert [plan_of(recipe, iteration).phase for iteration in (1, 2)] == ["clone", ""]
+    with pytest.raises(ConfigError, match=r"agent_r.phases: clone alone is data.use=expert"):
+        load(TINY, ["agent_r.phases=[clone]"])
+
+
 def test_group_rl_in_agent_r_wants_an_iteration_for_it() -> None:
     idle = ["grpo.steps=3"]
     with pytest.raises(ConfigError, match=r"grpo: has no use without an iteration rl; name one in agent_r.phases"):
         load(TINY, idle)
-    with pytest.raises(ConfigError, match=r"agent_r.phases: name at least one of sft and rl"):
+    with pytest.raises(ConfigError, match=r"agent_r.phases: name at least one of clone, sft and rl"):
         load(TINY, ["agent_r.phases=[]"])
     recipe = load(TINY, [*idle, "agent_r.phases=[sft, rl]", "grpo.learning_rate=0.0006"])
     first, second = (plan_of(recipe, iteration) for iteration in (1, 2))

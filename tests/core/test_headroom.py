@@ -18,12 +18,13 @@ from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.agent_r.pairing import pairs_of_tree
 from agentr_core.methods.agent_r.prospect import TreeSize, foresee
 from agentr_core.methods.agent_r.reflections import REFLECTIONS, voiced
+from agentr_core.methods.agent_r.trial import judge_of
 from agentr_core.methods.eto.prospect import foresee as foresee_exploration
 from agentr_core.methods.grpo.prospect import foresee as foresee_groups
 from agentr_core.recipes import Recipe, parse, replace
 from agentr_core.search.grow import grow
 from agentr_core.search.paths import leaf_paths
-from agentr_core.types import Sampling
+from agentr_core.types import Sampling, Verdict
 
 
 def tried(wins: int, episodes: int = 8, *, key: str = "a", greedy: bool = False) -> Tried:
@@ -216,6 +217,19 @@ async def searched(recipe: Recipe, policy: Policy, *, trees: int) -> dict[str, f
             mixed_trees += 0 < len(good) < len(paths)
             pairs += len(pairs_of_tree(f"{number}-{seed}", paths, recipe.pairs, alpha=0.5, seed=0)[0])
     return {"mixed_trees": mixed_trees / trees, "pairs": pairs / trees}
+
+
+def test_a_judge_is_measured_against_the_oracle_where_there_is_one() -> None:
+    good, bad, unsure, unread = Verdict.GOOD, Verdict.BAD, Verdict.UNCERTAIN, Verdict.UNPARSABLE
+    said = {"a": [good, bad, bad], "b": [unread, unsure], "c": [bad]}
+    judge = judge_of("m", said, {"a": [good, bad, good], "b": [bad, good]}, votes=1)
+    assert (judge.episodes, judge.steps, judge.read.mean) == (3, 6, pytest.approx(5 / 6))
+    assert (judge.right.mean, judge.right.n) == (2 / 5, 5)
+    assert (judge.bad_is_right.mean, judge.bad_is_right.n) == (1 / 2, 2)
+    assert (judge.bad_is_seen.mean, judge.bad_is_seen.n) == (1 / 2, 2)
+    # In b the judge names no error and the oracle the first step; nobody knows the truth about c.
+    assert (judge.first_error.mean, judge.first_error.n) == (1 / 2, 2)
+    assert judge_of("m", said, {}, votes=1).right.n == 0
 
 
 def test_a_voiced_reflection_is_heard_in_any_case() -> None:

@@ -216,6 +216,13 @@ def test_later_iterations_may_collect_from_others() -> None:
     assert list(made.instances.stretches(3)) == [1, 2]
 
 
+def test_later_iterations_may_collect_from_fewer() -> None:
+    made = recipe("instances.from_iteration={2: {train_limit: 5}}", train_limit=20)
+    assert [len(training_instances(made, Solved(range(1000)), i)) for i in (1, 2, 3)] == [20, 5, 5]
+    with pytest.raises(ConfigError, match=r"instances.from_iteration.2.train_limit"):
+        recipe("instances.from_iteration={2: {train_limit: 0}}")
+
+
 def test_faults_of_later_iterations_say_from_when_on() -> None:
     with pytest.raises(ConfigError, match=r"from iteration 3 on, instances.expert_steps: the fewest steps come first"):
         recipe("instances.from_iteration={3: {expert_steps: [9, 3]}}")

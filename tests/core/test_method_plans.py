@@ -64,6 +64,19 @@ def test_a_plan_names_the_settings_that_group_rl_does_not_read() -> None:
     assert not any("does not read" in line for line in method_of(plain).describe(plain, 4, 4))
 
 
+def test_a_plan_tells_how_many_instances_each_kind_of_iteration_has() -> None:
+    further = ["agent_r.phases=[clone, sft]", "instances.from_iteration={2: {train_limit: 30}}"]
+    recipe = load(RECIPES / "textcraft-tiny.yaml", further)
+    method = method_of(recipe)
+    assert method.describe(recipe, 250, 100)[:3] == [
+        "iterations: clone, sft; each ends with 100 held-out episodes",
+        "an iteration clone has the expert's episodes of 250 instances",
+        "an iteration sft has 30 trees",
+    ]
+    search = recipe.search
+    assert method.sampled(recipe, 250, 100)["search"].replies == 30 * search.dives * search.width * (search.depth + 1)
+
+
 def test_a_plan_names_the_settings_that_preference_training_does_not_read() -> None:
     further = ["data.replay=true", "training.step_tokens=4096"]
     recipe = load(RECIPES / "textcraft-eto-tiny.yaml", further)

@@ -26,11 +26,11 @@ def ask(recipe: Path, sql: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_headroom_is_sampled_measured_told_and_gone_on_with(recipe: Path) -> None:
+def test_headroom_is_sampled_measured_told_and_gone_on_with(recipe: Path, door_model: Path) -> None:
     first = headroom_of(recipe, CHANGES, episodes=3, instances=2)
     before = ask(recipe, "select trajectory_id from episode")
 
-    more = headroom_of(recipe, CHANGES, episodes=4, instances=3)
+    more = headroom_of(recipe, CHANGES, episodes=4, instances=3, judged=2, judges=[door_model])
 
     played = ask(
         recipe,
@@ -61,10 +61,21 @@ def test_headroom_is_sampled_measured_told_and_gone_on_with(recipe: Path) -> Non
     assert ask(recipe, "select status from run") == [{"status": "finished"}]
     assert ask(recipe, "from v_orphans") == [], "what an iteration that has not begun will choose is not its choice yet"
 
+    # The recipe's judge is the model itself, so both were asked the same.
+    own, other = more.judges
+    assert (own.episodes, own.votes) == (2, 1)
+    assert own.steps >= 2
+    assert (other.name, other.read) == (str(door_model), own.read)
+    assert stored[f"judge/{own.name}/1/read"] == own.read.mean
+    assert f"judge/{own.name}/1/right" not in stored
+
     table = shown(more, "table")
+    assert "2 lost episodes" in table
+    assert "This world has no oracle" in table
     assert all(name in table for name in ("pass@1 %", "pass@4 %", "Mixed %", "forecasts", "agent-r", "eto", "grpo"))
     plain = json.loads(shown(first, "json"))
     assert plain["episodes"] == 3
+    assert plain["judges"] == []
     assert set(plain["measures"]) == {row["name"] for row in played}
 
 

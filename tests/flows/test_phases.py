@@ -81,6 +81,31 @@ def test_a_run_goes_on_from_what_another_method_promoted(tmp_path: Path, door_mo
     assert "Promoted: " in second["table"]
 
 
+@pytest.mark.usefixtures("prefect_server")
+def test_an_expert_is_cloned_and_then_searched_from(tmp_path: Path, door_model: Path) -> None:
+    phases = [
+        "iterations=2",
+        "agent_r.phases=[clone, sft]",
+        "data.use=both+expert",
+        "search.dives=6",
+        "environment.options.knows=true",
+    ]
+    fewer = "instances.from_iteration={2: {train_limit: 3}}"
+    made = asyncio.run(flywheel(str(write_recipe(tmp_path, door_model)), [*phases, fewer]))
+    store = Store(tmp_path / "runs" / "store.duckdb")
+    used = store.query(
+        "select i.iteration, s.kind, count(*) as samples from dataset_row join dataset d using (dataset_id) "
+        "join iteration i on i.iteration_id = d.iteration_id join sample s using (sample_id) "
+        f"where i.run_id = '{made['run_id']}' group by all order by all"
+    )
+    kinds = {number: set(part["kind"]) for number, part in used.groupby("iteration")}
+    assert kinds[1] == {"expert"}
+    assert "expert" in kinds[2]
+    trees = store.rows("select iteration, count(*) from tree join iteration using (iteration_id) group by all")
+    assert trees == [(2, 3)]
+    assert store.query("select * from v_orphans").empty
+
+
 def test_a_run_that_is_not_finished_promotes_nothing_yet(tmp_path: Path, door_model: Path) -> None:
     file = groups.write(tmp_path, door_model)
     place = asyncio.run(groups.begun(file))

@@ -34,8 +34,9 @@ from agentr_core.methods.objectives import acting_in_groups, reinforced, reinfor
 from agentr_core.methods.wording import by_iteration, of_groups, of_unread
 from agentr_core.recipes import AgentRConfig, DataConfig, GrpoConfig, Learning, Recipe, SearchConfig
 from agentr_core.recipes.fields import in_iteration
-from agentr_core.runtime.description import Acting, Asked, Method, Plan, Stage
+from agentr_core.runtime.description import Acting, Asked, Method, Plan, Stage, imported
 
+_CLONE: Learning = "clone"
 RL: Learning = "rl"
 
 
@@ -50,6 +51,9 @@ def plan(recipe: Recipe, iteration: int) -> Plan:
     """
     if phase_of(recipe.agent_r, iteration) == RL:
         return Plan(stages=(REINFORCE, EVALUATE), training=reinforced(recipe), phase=RL, funnel=FUNNEL_OF_GROUPS)
+    if phase_of(recipe.agent_r, iteration) == _CLONE:
+        stages = (CLONE, DATASET, TRAIN, EVALUATE)
+        return Plan(stages=stages, training=supervised(recipe, iteration), phase=_CLONE, funnel=FUNNEL_OF_EXPERT)
     judged = (COLLECT, CRITIQUE, splice_stage(recipe.splice))
     made: dict[str, tuple[Stage, ...]] = {
         "expert": (CLONE,),
@@ -65,21 +69,24 @@ def plan(recipe: Recipe, iteration: int) -> Plan:
 
 def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
     clones = _clones(recipe)
-    collected = f"the expert's episodes of {train} instances" if clones else f"{train} trees"
-    if recipe.data.use == "both+expert":
-        collected += " and the expert's episodes"
     phases = recipe.over_iterations(recipe.agent_r.phases)
-    if "sft" not in phases:
-        return [f"each iteration: {of_groups(recipe, train)}, then {test} held-out episodes"]
-    if RL not in phases:
-        lines = [f"each iteration: {collected}, then {test} held-out episodes"]
+    number = {phase: _instances(recipe, phase, train) for phase in phases}
+    doing = {_CLONE: f"the expert's episodes of {number.get(_CLONE)} instances"}
+    if RL in phases:
+        doing[RL] = of_groups(recipe, number[RL])
+    if "sft" in phases:
+        doing["sft"] = f"the expert's episodes of {number['sft']} instances" if clones else f"{number['sft']} trees"
+        if recipe.data.use == "both+expert":
+            doing["sft"] += " and the expert's episodes"
+    if len(number) == 1:
+        lines = [f"each iteration: {doing[phases[0]]}, then {test} held-out episodes"]
     else:
         lines = [
             f"iterations: {by_iteration(recipe, phases)}; each ends with {test} held-out episodes",
-            f"an iteration sft collects {collected}, an iteration rl has {of_groups(recipe, train)}",
-            *of_unread(recipe),
+            *(f"an iteration {phase} has {doing[phase]}" for phase in number),
+            *(of_unread(recipe) if RL in phases else []),
         ]
-    if clones:
+    if clones or "sft" not in phases:
         return lines
     lines += _of_lead(recipe)
     alphas = [f"{alpha:g}" for alpha in recipe.over_iterations(recipe.pairs.alpha)]
@@ -97,7 +104,16 @@ def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Asked]:
     """Return the most that an iteration asks of models, by purpose."""
     phases = recipe.over_iterations(recipe.agent_r.phases)
     groups = sampled_groups(recipe, test) if RL in phases else {}
-    return groups | _searched(recipe, train) if "sft" in phases and not _clones(recipe) else groups
+    if "sft" not in phases or _clones(recipe):
+        return groups
+    return groups | _searched(recipe, _instances(recipe, "sft", train))
+
+
+def _instances(recipe: Recipe, phase: Learning, train: int) -> int:
+    """Return how many instances the first iteration of a phase has, given those of iteration 1."""
+    iteration = 1 + recipe.over_iterations(recipe.agent_r.phases).index(phase)
+    limit = recipe.instances.of(iteration).train_limit
+    return limit if limit and limit != recipe.instances.train_limit else train
 
 
 def _searched(recipe: Recipe, train: int) -> dict[str, Asked]:
@@ -142,7 +158,9 @@ def _faults(recipe: Recipe) -> list[str]:
             if getattr(recipe.search, name) != getattr(SearchConfig(), name)
         ]
     if not recipe.agent_r.phases:
-        faults.append("agent_r.phases: name at least one of sft and rl")
+        faults.append("agent_r.phases: name at least one of clone, sft and rl")
+    if set(recipe.agent_r.phases) == {_CLONE} and recipe.data.use != "expert":
+        faults.append("agent_r.phases: clone alone is data.use=expert; set that, and leave phases out")
     if RL in recipe.agent_r.phases:
         return faults + reinforcing_faults(recipe, alone=set(recipe.agent_r.phases) == {RL})
     if recipe.grpo != GrpoConfig():
@@ -162,7 +180,8 @@ METHOD = Method(
     sampled=_sampled,
     acting=_acting,
     prospect=PROSPECT_OF_TREES,
+    trial=imported("agentr_core.methods.agent_r.trial:trial"),
     voiced=VOICED,
     report=(REVISIONS, REVISION_SAMPLES, STEPS_OF_GROUPS, GROUPS_OF_RUN, AUDIT_OF_RUN),
-    without_expert="data.use must be revision, good or both",
+    without_expert="data.use must be revision, good or both, and agent_r.phases without clone",
 )
