@@ -44,6 +44,11 @@ def test_loss_and_gradients_are_those_of_eager_attention(tokens: int, key_heads:
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
+def layer(layers: int = 1) -> SimpleNamespace:
+    """Return a layer of a model of so many."""
+    return SimpleNamespace(is_causal=True, config=SimpleNamespace(num_hidden_layers=layers))
+
+
 def packed(*lengths: int, rows: int = 1) -> torch.Tensor:
     """Return the mask of a row of samples, none of which sees another."""
     sample = torch.cat([torch.full((length,), number) for number, length in enumerate(lengths)])
@@ -76,7 +81,8 @@ def test_padding_that_sees_nothing_spoils_no_token(side: str, dtype: torch.dtype
 def test_samples_of_a_row_do_not_see_each_other(window: int | None, key_heads: int, masks: int) -> None:
     torch.manual_seed(0)
     query, key, value = (torch.randn(2, heads, 24, 8, requires_grad=True) for heads in (4, key_heads, key_heads))
-    module = SimpleNamespace(num_key_value_groups=4 // key_heads, is_causal=True)
+    module = layer()
+    module.num_key_value_groups = 4 // key_heads
     mask = packed(9, 1, 14, rows=masks)
     if window is not None:
         mask = mask.triu(1 - window)
@@ -103,7 +109,7 @@ def test_what_it_does_not_know_is_left_to_transformers(
     asked["attention_mask"] = None
     theirs = Mock(return_value=("theirs", None))
     monkeypatch.setattr(attention, "sdpa_attention_forward", theirs)
-    module = SimpleNamespace(is_causal=True)
+    module = layer()
     assert attend(module, **asked)[0].shape == (1, 6, 4, 8)
     theirs.assert_not_called()
     attend(module, **{**asked, **changes})
@@ -113,8 +119,8 @@ def test_what_it_does_not_know_is_left_to_transformers(
 def test_many_scores_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     theirs = Mock(return_value=("theirs", None))
     monkeypatch.setattr(attention, "sdpa_attention_forward", theirs)
-    monkeypatch.setattr(attention, "_MOST_SCORES", 4 * 6 * 6)
+    monkeypatch.setattr(attention, "_MOST_SCORES", 3 * 4 * 6 * 6)
     for tokens in (6, 7):
         heads = torch.zeros(1, 4, tokens, 8)
-        attend(SimpleNamespace(is_causal=True), heads, heads, heads, None)
+        attend(layer(3), heads, heads, heads, None)
         assert theirs.called is (tokens == 7)
