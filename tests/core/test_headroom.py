@@ -223,7 +223,8 @@ def test_a_judge_is_measured_against_the_oracle_where_there_is_one() -> None:
     good, bad, unsure, unread = Verdict.GOOD, Verdict.BAD, Verdict.UNCERTAIN, Verdict.UNPARSABLE
     said = {"a": [good, bad, bad], "b": [unread, unsure], "c": [bad]}
     judge = judge_of("m", said, {"a": [good, bad, good], "b": [bad, good]}, votes=1)
-    assert (judge.episodes, judge.steps, judge.read.mean) == (3, 6, pytest.approx(5 / 6))
+    assert (judge.episodes, judge.steps) == (3, 6)
+    assert judge.read.mean == pytest.approx(5 / 6)
     assert (judge.right.mean, judge.right.n) == (2 / 5, 5)
     assert (judge.bad_is_right.mean, judge.bad_is_right.n) == (1 / 2, 2)
     assert (judge.bad_is_seen.mean, judge.bad_is_seen.n) == (1 / 2, 2)
