@@ -109,13 +109,13 @@ def _of_main_memory(
             context = model.context_length or shape.context_length
             one = estimates.process_sampling(shape, model, workers, min(context, longest))
             all_ = workers * one.total
-            lines += _of_process(role, one, workers)
+            lines += _of_process(f"{role}, {model.backend}: {shape.parameters:,} parameters,", one, workers)
         wanted[role] = all_
     if "actor" in shapes and any(plan.training for plan in plans_of(recipe)):
         config = recipe.training
         trainer = estimates.process_training(shapes["actor"], config, longest)
         wanted["training"] = config.num_processes * trainer.total - (config.num_processes - 1) * trainer.parts["saving"]
-        lines += _of_process("training", trainer, config.num_processes)
+        lines += _of_process("training:", trainer, config.num_processes)
     name, most = max(wanted.items(), key=lambda one: one[1], default=("", 0.0))
     if not name or most + _MAIN <= here.free:
         return [*lines, f"  fits: {_size(most + _MAIN)} at most, with this process"]
@@ -131,7 +131,7 @@ def _of_main_memory(
 
 def _of_process(what: str, one: estimates.Process, number: int) -> list[str]:
     many = "1 process" if number == 1 else f"{number} processes"
-    head = f"  {what}: {many} of at most {_size(one.total)}"
+    head = f"  {what} {many} of at most {_size(one.total)}"
     parts = [f"weights {_size(one.weights)}", *(f"{name} {_size(size)}" for name, size in one.parts.items() if size)]
     return [head, *textwrap.wrap(", ".join(parts), 76, initial_indent="    ", subsequent_indent="    ")]
 

@@ -47,6 +47,7 @@ OF_KIND = {
     "str": "unknown",
     "Sequence[str]": ["unknown"],
     "Collection[int]": [3],
+    "Collection[str]": ["tree"],
     "int": 3,
     "bool": True,
     "ModelRole": "judge",

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -102,8 +103,8 @@ def test_a_plan_counts_every_world(model: Path) -> None:
 
     assert "textcraft: 3 training instances, 2 held-out episodes, 50% of the training samples" in told
     assert "webshop: 4 training instances, 2 held-out episodes" in told
-    assert "  textcraft, evaluate: 6 replies, 48 tokens" in told
-    assert "  webshop, evaluate: 4 replies, 32 tokens" in told
+    assert re.search(r"^  textcraft, evaluate +6 +48 ", told, re.M)
+    assert re.search(r"^  webshop, evaluate +4 +32 ", told, re.M)
     assert "\n  environments.webshop.instances: " in told
 
 

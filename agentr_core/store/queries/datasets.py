@@ -139,9 +139,10 @@ def run_of(store: Store, kind: str, key: str) -> tuple[str, datetime] | None:
     is not known.
     """
     rows = store.rows(
-        f"select r.run_id, r.started_at from {kind} s join iteration using (iteration_id) join run r using (run_id) "
-        f"where s.{kind}_id = ?",
-        key,
+        "select r.run_id, r.started_at from (select 'sample' as kind, sample_id as id, iteration_id from sample "
+        "union all select 'trajectory', trajectory_id, iteration_id from trajectory) "
+        "join iteration using (iteration_id) join run r using (run_id) where kind = ? and id = ?",
+        *(kind, key),
     )
     return next(((run_id, started.replace(tzinfo=UTC)) for run_id, started in rows), None)
 
