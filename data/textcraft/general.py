@@ -1,9 +1,13 @@
-"""Write the general data of the tiny recipes: what the shipped base learned from, in conversations
-that it never saw.
+"""Write the general data of the recipes for TextCraft, each conversation on a line, as
+`data.general.file` takes it.
 
     python data/textcraft/general.py
 
-Its settings are those of `deployments/recipes/textcraft-tiny-base.yaml`, with another seed. Drills
+`general.jsonl` is what the shipped base learned from, in conversations that it never saw.
+`judgements.jsonl` is for a model that was never taught to judge: the judge's question about an
+action of an expert that errs, and the oracle's verdict with its reason.
+
+The settings are those of `deployments/recipes/textcraft-tiny-base.yaml`, with other seeds. Drills
 are left out, and episodes with mistakes that the base was not trained on: every assistant turn of
 general data is trained.
 """
@@ -17,26 +21,27 @@ from dataclasses import replace
 from pathlib import Path
 
 from agentr_core.base_model.curriculum import Curriculum
-from agentr_core.recipes import load
+from agentr_core.recipes import BaseConfig, load
 
 HERE = Path(__file__).resolve().parent
-FILE = HERE / "general.jsonl"
 RECIPE = HERE.parents[1] / "deployments" / "recipes" / "textcraft-tiny-base.yaml"
-SEED = 1
-CONVERSATIONS = 400
 
 
-def conversations() -> str:
-    """Return the file: a conversation on each line, as `data.general.file` takes it."""
-    base = load(RECIPE, []).base
-    curriculum = Curriculum(replace(base, mistake_share=0.0, drills=0), SEED)
+def conversations(config: BaseConfig, *, seed: int, number: int) -> str:
+    """Return the first conversations of a curriculum without drills, a line each."""
     lines = (
         json.dumps({"messages": [{"role": message.role, "content": message.text} for message in sample.messages]})
-        for sample in itertools.islice(curriculum, CONVERSATIONS)
+        for sample in itertools.islice(Curriculum(replace(config, drills=0), seed), number)
     )
     return "".join(f"{line}\n" for line in lines)
 
 
 if __name__ == "__main__":
-    FILE.write_text(conversations(), encoding="utf-8")
-    sys.stdout.write(f"{CONVERSATIONS} conversations are in {FILE}\n")
+    base = load(RECIPE, []).base
+    texts = {
+        "general.jsonl": conversations(replace(base, mistake_share=0.0), seed=1, number=400),
+        "judgements.jsonl": conversations(replace(base, judge_share=1.0), seed=2, number=300),
+    }
+    for name, text in texts.items():
+        (HERE / name).write_text(text, encoding="utf-8")
+        sys.stdout.write(f"{text.count(chr(10))} conversations are in {HERE / name}\n")

@@ -49,11 +49,10 @@ def plan(recipe: Recipe, iteration: int) -> Plan:
     """Return the plan of an iteration: its phase decides what it does, and `data.use` how its
     samples are made.
     """
-    if phase_of(recipe.agent_r, iteration) == RL:
+    phase = phase_of(recipe.agent_r, iteration)
+    if phase == RL:
         return Plan(stages=(REINFORCE, EVALUATE), training=reinforced(recipe), phase=RL, funnel=FUNNEL_OF_GROUPS)
-    if phase_of(recipe.agent_r, iteration) == _CLONE:
-        stages = (CLONE, DATASET, TRAIN, EVALUATE)
-        return Plan(stages=stages, training=supervised(recipe, iteration), phase=_CLONE, funnel=FUNNEL_OF_EXPERT)
+    use = "expert" if phase == _CLONE else recipe.data.use
     judged = (COLLECT, CRITIQUE, splice_stage(recipe.splice))
     made: dict[str, tuple[Stage, ...]] = {
         "expert": (CLONE,),
@@ -61,9 +60,10 @@ def plan(recipe: Recipe, iteration: int) -> Plan:
         "good": (COLLECT, GOOD_PATHS),
     }
     return Plan(
-        stages=(*made.get(recipe.data.use, judged), DATASET, TRAIN, EVALUATE),
+        stages=(*made.get(use, judged), DATASET, TRAIN, EVALUATE),
         training=supervised(recipe, iteration),
-        funnel=FUNNEL_OF_EXPERT if _clones(recipe) else FUNNEL_OF_TREES,
+        phase=_CLONE if phase == _CLONE else "",
+        funnel=FUNNEL_OF_EXPERT if use == "expert" else FUNNEL_OF_TREES,
     )
 
 
