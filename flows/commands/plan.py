@@ -17,6 +17,7 @@ from agentr_core.environments import registry
 from agentr_core.estimates import GIB
 from agentr_core.methods.comparison.arms import arms_of, makers_of_samples
 from agentr_core.methods.table import method_of, plan_of, plans_of
+from agentr_core.protocols import Served
 from agentr_core.recipes import FieldValue, Recipe, field_values, shown
 from agentr_core.recipes.recipe import OF_ONE_WORLD, OPTIONAL
 from agentr_core.runtime.description import Method, Stage
@@ -137,7 +138,8 @@ def _counts(recipe: Recipe) -> dict[str, WorldCounts]:
         for name, (world, env) in zip(recipe.world_names, worlds, strict=True):
             instances = training_instances(world, env, 1)
             lengths = estimates.stored_lengths(store, recipe, env.name)
-            if lengths is None and renderer is not None:
+            # A plan asks no server, and this one may be down.
+            if lengths is None and renderer is not None and not isinstance(env, Served):
                 lengths = estimates.expert_lengths(env, instances, renderer)
             test, states = episode_count(world, env), state_count(world, env)
             found[name] = WorldCounts(train=len(instances), test=test, states=states, lengths=lengths)
