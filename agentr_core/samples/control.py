@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from agentr_core.errors import DataFault
 from agentr_core.samples.filters import Filtered
-from agentr_core.samples.identity import sample_id
+from agentr_core.samples.identity import content_order, sample_id
 from agentr_core.types import Message, Rejection, Sample, SampleKind
 
 
@@ -45,7 +45,7 @@ def _shifted(samples: Sequence[Sample]) -> list[Sample]:
     suffix of the one N places on, N being the most samples of one instance: that one is always of
     another instance.
     """
-    ordered = sorted(samples, key=lambda sample: (_instance(sample), sample_id(sample)))
+    ordered = sorted(samples, key=lambda sample: (_instance(sample), content_order(sample)))
     most = max(Counter(map(_instance, ordered)).values(), default=0)
     if most > len(ordered) / 2:
         raise DataFault(

@@ -26,7 +26,7 @@ from agentr_core.samples.filters import (
     too_long,
     unused_kinds,
 )
-from agentr_core.samples.identity import TurnClass, sample_id
+from agentr_core.samples.identity import TurnClass, content_order, sample_id
 from agentr_core.samples.rendering import Renderer
 from agentr_core.samples.rows import TokenRow, token_row
 from agentr_core.types import Instance, Rejection, Sample, SampleKind
@@ -87,8 +87,8 @@ def build_dataset(
         DataFault: a sample is of a test instance, or would train a turn that must not be trained;
             or general data is wanted and none of it can be used.
     """
-    current = _by_id(sample for sample in samples if sample.kind != SampleKind.GENERAL)
-    replayed = _by_id(sample for sample in earlier if config.replay and sample.kind != SampleKind.GENERAL)
+    current = _in_order(sample for sample in samples if sample.kind != SampleKind.GENERAL)
+    replayed = _in_order(sample for sample in earlier if config.replay and sample.kind != SampleKind.GENERAL)
     check_no_leakage((*current, *replayed), test)
     used, unused = unused_kinds((*current, *replayed), config.use)
     whole, cut = cut_replies(used, config.cut_replies, renderer)
@@ -136,7 +136,7 @@ def draw_general(
     Each pass takes every conversation once, in its own order. Raises `DataFault` if a whole pass
     finds none that can be used.
     """
-    usable = _by_id(general)
+    usable = _in_order(general)
     rows: list[TokenRow] = []
     rejections: list[Rejection] = []
     passes = 0
@@ -191,8 +191,9 @@ def hash_of(rows: Iterable[tuple[Sequence[int], Sequence[int]]]) -> str:
     return fingerprint([fingerprint(input_ids, labels) for input_ids, labels in rows])
 
 
-def _by_id(samples: Iterable[Sample]) -> tuple[Sample, ...]:
-    return tuple(sample for _, sample in sorted({sample_id(sample): sample for sample in samples}.items()))
+def _in_order(samples: Iterable[Sample]) -> tuple[Sample, ...]:
+    """Return each of the samples once, ordered by what is in them: ids contain the run."""
+    return tuple(sorted({sample_id(sample): sample for sample in samples}.values(), key=content_order))
 
 
 def _trained_tokens(rows: Iterable[TokenRow]) -> dict[TurnClass, int]:

@@ -14,7 +14,7 @@ from agentr_core.errors import DataFault
 from agentr_core.fingerprint import derive_seed
 from agentr_core.recipes.comparison import Use
 from agentr_core.recipes.fields import CutReplies
-from agentr_core.samples.identity import conversation_key, sample_id, trained_spans
+from agentr_core.samples.identity import content_order, conversation_key, sample_id, trained_spans
 from agentr_core.samples.rendering import Renderer
 from agentr_core.samples.rows import TokenRow
 from agentr_core.types import Instance, Rejection, Sample, SampleKind
@@ -92,7 +92,7 @@ def good_per_tree(samples: Iterable[Sample], cap: int) -> Filtered[Sample]:
 
     Paths explored without a tree are counted by instance, and the stretches of one path count once.
     Samples of other kinds are kept. Equally short paths are ordered by the index of their leaf,
-    then by their id.
+    then by what is in them.
     """
     samples = tuple(samples)
     by_tree: dict[str, dict[str, list[int]]] = {}
@@ -191,10 +191,10 @@ def _path(sample: Sample) -> str:
     )
 
 
-def _preference(path: Sequence[Sample]) -> tuple[int, int, str]:
+def _preference(path: Sequence[Sample]) -> tuple[int, int, tuple[str, int, int]]:
     leaf = path[0].provenance.good_leaf
     replies = sum(len(message.parts) for sample in path for message in sample.messages)
-    return replies, -1 if leaf is None else leaf, min(map(sample_id, path))
+    return replies, -1 if leaf is None else leaf, min(map(content_order, path))
 
 
 def _reject(subject: str, reason: str, detail: str) -> Rejection:

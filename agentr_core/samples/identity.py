@@ -29,6 +29,16 @@ def conversation_key(sample: Sample) -> str:
     )
 
 
+def content_order(sample: Sample) -> tuple[str, int, int]:
+    """Return a key that orders samples by what is in them, whatever run made them; samples of equal
+    content are ordered by the leaves that they end at.
+    """
+    content = fingerprint(sample.kind, [_named(message) for message in sample.messages], sample.instance)
+    leaves = (sample.provenance.good_leaf, sample.provenance.bad_leaf)
+    good, bad = (-1 if leaf is None else leaf for leaf in leaves)
+    return content, good, bad
+
+
 def trained_spans(sample: Sample) -> tuple[Span, ...]:
     """Return the parts of a sample that carry loss, in order: turns, or spans of turns that were
     grown.

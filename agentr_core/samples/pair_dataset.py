@@ -16,6 +16,7 @@ from agentr_core.fingerprint import derive_seed
 from agentr_core.recipes import DataConfig
 from agentr_core.samples.datasets import Dataset, manifest_of
 from agentr_core.samples.filters import CUT_REPLY, STAGE, check_no_leakage, count_cut, cut_detail, in_shares
+from agentr_core.samples.identity import content_order
 from agentr_core.samples.rendering import Renderer
 from agentr_core.samples.rows import TokenRow, token_row
 from agentr_core.types import Instance, Message, Preference, Rejection, Sample, grown_turn
@@ -47,7 +48,10 @@ def build_pairs(
     check_no_leakage([side for p in preferences.values() for side in (p.chosen, p.rejected)], test)
     fitting: list[_Pair] = []
     rejections: list[Rejection] = []
-    for key, preference in sorted(preferences.items()):
+    # By what is in them: their ids contain the run.
+    for key, preference in sorted(
+        preferences.items(), key=lambda item: (content_order(item[1].chosen), content_order(item[1].rejected))
+    ):
         made = _pair(key, preference, config, renderer)
         if isinstance(made, Rejection):
             rejections.append(made)

@@ -6,12 +6,12 @@ from agentr_core.search.tree import steps_to, way_to
 from agentr_core.types import Path, Trajectory, Tree
 
 
-def leaf_paths(tree: Tree, tree_id: str, *, stream: str = "") -> tuple[Path, ...]:
+def leaf_paths(tree: Tree, tree_id: str) -> tuple[Path, ...]:
     """Return a path for each leaf at which an episode ended, in the order in which the leaves were
     created.
 
     Open leaves, which were never expanded, end no episode; neither does a root whose prompt was too
-    long. `stream` is passed on to the paths.
+    long.
     """
     return tuple(
         Path(
@@ -20,7 +20,6 @@ def leaf_paths(tree: Tree, tree_id: str, *, stream: str = "") -> tuple[Path, ...
             trajectory=Trajectory.ended(
                 tree.instance, tree.first_observation, steps_to(tree.nodes, node.index), node.stop
             ),
-            stream=stream,
         )
         for node in tree.nodes
         if node.stop is not None and node.step is not None

@@ -56,9 +56,13 @@ def best_experts(place: Workplace, iteration: int) -> dict[str, tuple[str, Traje
     """Return the expert's best episode of each instance in an iteration, with its id, by instance:
     the one with the highest reward and, of equals, the shortest.
     """
+
+    def rank(trajectory: Trajectory) -> tuple[float, int, list[str]]:
+        return -trajectory.reward, len(trajectory.steps), [step.reply for step in trajectory.steps]
+
     played = load_trajectories(place.store, iteration_id=place.iteration_id(iteration), source="expert")
     best: dict[str, tuple[str, Trajectory]] = {}
-    for key, found in sorted(played.items(), key=lambda one: (-one[1].reward, len(one[1].steps), one[0])):
+    for key, found in sorted(played.items(), key=lambda item: rank(item[1])):
         best.setdefault(found.instance.key, (key, found))
     return best
 

@@ -64,20 +64,11 @@ class Tree:
 class Path:
     """A root-to-leaf path of a tree: `nodes` are indices from the first node after the root to the
     leaf.
-
-    `stream` names the random streams of the tree, so that its copies in other runs use the same
-    ones; if it is empty, the tree's id names them.
     """
 
     tree_id: str
     nodes: tuple[int, ...]
     trajectory: Trajectory
-    stream: str = ""
-
-    @property
-    def seeded_by(self) -> str:
-        """The name that the tree's seeds are derived from."""
-        return self.stream or self.tree_id
 
     @property
     def leaf(self) -> int:

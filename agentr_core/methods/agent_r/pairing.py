@@ -41,14 +41,15 @@ def pairs_of_tree(
     Args:
         paths: all leaf paths of the tree.
         alpha: the lowest reward of a good path in this iteration, in [0, 1].
-        seed: of the run; the tree has its own stream.
+        seed: of the run and the iteration; the instance has its own stream.
     """
     different, rejections = distinct(paths)
     reason = _why_no_pairs(different, config, alpha)
     if reason:
         return (), (*rejections, Rejection(stage=STAGE, subject=tree_id, reason=reason, detail=_rewards(different)))
     if config.order == "turns":
-        offered = _in_turns(different, config, alpha, random.Random(derive_seed(seed, STAGE, different[0].seeded_by)))
+        rng = random.Random(derive_seed(seed, STAGE, different[0].trajectory.instance.key))
+        offered = _in_turns(different, config, alpha, rng)
     else:
         offered = _shuffled(different, config, alpha)
     kept, over = _capped(offered, config)

@@ -45,10 +45,10 @@ from agentr_core.types import (
 
 
 def pair_stream(pair: PathPair) -> str:
-    """Return the random stream of a pair, from which its seeds are derived; a pair has the same
-    stream in another run's copy of the tree.
+    """Return the name of a pair's random stream, from which its seeds are derived: a pair of the
+    same instance and leaves has the same one in every run.
     """
-    return f"{pair.bad.seeded_by}:{pair.good.leaf}:{pair.bad.leaf}"
+    return f"{pair.bad.trajectory.instance.key}:{pair.good.leaf}:{pair.bad.leaf}"
 
 
 def splice(
@@ -126,15 +126,15 @@ def continued(
 
     Args:
         begun: what `turned_back` returned for the pair.
-        tries: episodes that begin with `begun`.
+        tries: episodes that begin with `begun`, in the order of their numbers, which settles ties.
     """
     cut = len(begun) - 1
     cleared = [
-        (len(episode.steps), key)
-        for key, episode in tries.items()
+        (len(episode.steps), number, key)
+        for number, (key, episode) in enumerate(tries.items())
         if episode.steps and not episode.steps[-1].disaster and clears(episode.reward, alpha, rule)
     ]
-    gaining = [(length, key) for length, key in cleared if tries[key].reward > tries[key].steps[cut].reward]
+    gaining = [one for one in cleared if tries[one[-1]].reward > tries[one[-1]].steps[cut].reward]
     if cleared and not gaining:
         return reject(pair, "no-gain", f"{len(cleared)} tries end with the reward that they had at the revision turn")
     if not cleared:
@@ -142,7 +142,7 @@ def continued(
         return reject(pair, "no-try-cleared-alpha", f"{len(tries)} tries, best reward {best:g}, alpha {alpha:g}")
     extra = _extra(pair, critique, "continued") | {"tries": len(tries), "cleared": len(gaining)}
     samples = {}
-    for _, key in sorted(gaining)[: config.continuation.per_pair or None]:
+    for *_, key in sorted(gaining)[: config.continuation.per_pair or None]:
         episode = tries[key]
         samples[key] = _sample(
             pair,

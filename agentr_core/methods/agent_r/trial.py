@@ -62,13 +62,12 @@ async def _judged(
 
         async def work(episode: Episode) -> list[Judgement]:
             nodes = tuple(range(1, len(episode.trajectory.steps) + 1))
-            stream = f"{episode.instance.key}#{episode.repeat}"
-            path = Path(tree_id=episode.trajectory_id, nodes=nodes, trajectory=episode.trajectory, stream=stream)
+            path = Path(tree_id=episode.trajectory_id, nodes=nodes, trajectory=episode.trajectory)
             judgements = await judge_paths(
                 [Scan(path, 0)],
                 held_back(sampler, writer),
                 config,
-                seed=derive_seed(place.recipe.seed, STAGE, "judge"),
+                seed=derive_seed(place.recipe.seed, STAGE, "judge", episode.repeat),
                 count_tokens=sampler.model.count_tokens,
                 context_length=sampler.model.context_length,
             )

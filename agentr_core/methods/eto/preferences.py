@@ -92,8 +92,8 @@ def among_own(explored: Sequence[Played], env: Environment, config: PreferencesC
     silent = tuple(_reject(p.id, "no-agent-turn") for p in explored if not p.trajectory.steps)
     if len(spoken) < 2:
         return (), (*silent, *(_reject(p.id, "single-episode", "there is nothing to compare it with") for p in spoken))
-    best = min(spoken, key=lambda p: (-p.trajectory.reward, len(p.trajectory.steps), p.id))
-    worst = min(spoken, key=lambda p: (p.trajectory.reward, len(p.trajectory.steps), p.id))
+    best = min(spoken, key=lambda p: (-p.trajectory.reward, len(p.trajectory.steps)))
+    worst = min(spoken, key=lambda p: (p.trajectory.reward, len(p.trajectory.steps)))
     fault = _unequal(best, worst, config.margin)
     if fault:
         return (), (*silent, fault)

@@ -41,7 +41,8 @@ def revisited(
     At least one instance is always left out, so that each step has episodes from the start.
 
     Args:
-        failed: the ids of failed episodes with at least two steps, by the key of their instance.
+        failed: the ids of failed episodes with at least two steps, by the key of their instance, in
+            the order in which they were planned.
     """
     able = sorted({instance.key for instance in instances if failed.get(instance.key)})
     rng = random.Random(seed)
@@ -52,7 +53,8 @@ def revisited(
 
 def beginning(key: str, trajectory: Trajectory, *, seed: int, operator: Operator = "revision") -> Beginning:
     """Return a beginning of the trajectory with id `key`, which has at least two steps: at least
-    one is kept and at least one is cut off, so that no beginning ends the episode.
+    one is kept and at least one is cut off, so that no beginning ends the episode. Where it is cut
+    is drawn by the seed and the instance.
     """
-    cut = random.Random(derive_seed(seed, "cut", key)).randrange(1, len(trajectory.steps))
+    cut = random.Random(derive_seed(seed, "cut", trajectory.instance.key)).randrange(1, len(trajectory.steps))
     return Beginning(steps=trajectory.steps[:cut], parent=key, operator=operator)

@@ -12,7 +12,6 @@ from agentr_core.store.codec.copies import (
     copy_rollouts,
     copy_trees,
     known_input,
-    knows_inputs,
     runs_alike,
     stage_input_rows,
 )
@@ -119,7 +118,6 @@ __all__ = [
     "iteration_rows",
     "judgement_rows",
     "known_input",
-    "knows_inputs",
     "load_answers",
     "load_chosen",
     "load_critiques",

@@ -25,12 +25,6 @@ def stage_input_rows(run_id: str, inputs: Mapping[str, str]) -> Rows:
     }
 
 
-def knows_inputs(store: Store, run_id: str) -> bool:
-    """Return whether a run was begun by a version that stores what its replies depend on."""
-    others = "select true from stage_input where run_id = ? and stage not in (?, ?) limit 1"
-    return bool(store.rows(others, run_id, OF_DATASETS, OF_FILES))
-
-
 def known_input(store: Store, run_id: str, stage: str) -> str | None:
     """Return the hash of the inputs of a stage as a run stored it; None if it stored none."""
     rows = store.rows("select input_id from stage_input where run_id = ? and stage = ?", run_id, stage)

@@ -75,7 +75,7 @@ def questions(
 
     The log contains actions and observations, never thoughts. Its oldest steps are dropped until
     the prompt leaves room for `config.max_new_tokens` in a context of `context_length` tokens, or
-    no log is left. The seed of a question depends only on `seed`, the stream of the tree and the
+    no log is left. The seed of a question depends only on `seed`, the instance of the tree and the
     node.
     """
     path = scan.path
@@ -180,7 +180,7 @@ def _request(path: Path, position: int, dropped: int, *, config: CritiqueConfig,
     return Request(
         messages=judge_messages(path.trajectory.first_observation, log, step.action, step.observation),
         sampling=sampling_of(config),
-        seed=derive_seed(seed, "critique", path.seeded_by, path.nodes[position]),
+        seed=derive_seed(seed, "critique", path.trajectory.instance.key, path.nodes[position]),
         n=config.votes,
         session=f"{path.tree_id}#judge",
         helper=True,

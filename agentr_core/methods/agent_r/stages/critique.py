@@ -21,7 +21,6 @@ from agentr_core.store.codec import (
     copy_judgements,
     critique_rows,
     judgement_rows,
-    knows_inputs,
     load_judgements,
     load_pairs,
     pair_rows,
@@ -50,10 +49,7 @@ def pairs_of(place: Workplace, iteration: int, trees: Mapping[str, Tree]) -> lis
 
 
 def _paths(place: Workplace, trees: Mapping[str, Tree]) -> dict[str, tuple[Path, ...]]:
-    """Return the leaf paths of each tree with the random streams of the run's pairs."""
-    # A run begun by an earlier version keeps the seeds that it began with.
-    shares = knows_inputs(place.store, place.run_id)
-    return {key: leaf_paths(tree, key, stream=tree.instance.key if shares else "") for key, tree in trees.items()}
+    return {key: leaf_paths(tree, key) for key, tree in trees.items()}
 
 
 def _make_pairs(

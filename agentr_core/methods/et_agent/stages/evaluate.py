@@ -36,10 +36,11 @@ STAGE = "evaluate"
 
 
 class Vote(NamedTuple):
-    """A vote: number `number` on an episode."""
+    """A vote: number `number` on episode `repeat` of an instance."""
 
     trajectory_id: str
     trajectory: Trajectory
+    repeat: int
     problem: Problem
     number: int
 
@@ -165,7 +166,7 @@ async def _ask_all(place: Workplace, iteration: int, left: Sequence[Vote], *, to
 
 
 async def _ask(sampler: Sampler, one: Vote, seed: int) -> Answer:
-    own = derive_seed(seed, CONCISENESS, one.trajectory_id, one.number)
+    own = derive_seed(seed, CONCISENESS, one.trajectory.instance.key, one.repeat, one.number)
     return await answer(sampler, vote(one.trajectory, one.problem.golds), seed=own, session=one.trajectory_id)
 
 
@@ -173,7 +174,7 @@ def _votes(place: Workplace, episodes: Sequence[Episode]) -> list[Vote]:
     """Return all votes on episodes that answer a question."""
     answered = zip(episodes, answers_of(place, [one.trajectory for one in episodes]), strict=True)
     return [
-        Vote(episode.trajectory_id, episode.trajectory, one.problem, number)
+        Vote(episode.trajectory_id, episode.trajectory, episode.repeat, one.problem, number)
         for episode, one in answered
         if one.problem is not None
         for number in range(place.recipe.et_agent.behaviour.votes)
