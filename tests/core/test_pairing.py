@@ -11,7 +11,7 @@ from toy_paths import ToyTree
 
 from agentr_core.methods.agent_r.pairing import distinct, good_paths, pairs_of_tree, shared_steps
 from agentr_core.recipes import PairsConfig
-from agentr_core.types import Path
+from agentr_core.types import Instance, Path
 
 RIGHT = "right"
 
@@ -127,18 +127,21 @@ def test_caps_spread_over_bad_leaves_and_prefer_short_good_paths() -> None:
     assert len({r.subject for r in rejections}) == 4
 
 
-def test_the_order_is_a_function_of_tree_and_seed() -> None:
+def test_the_order_is_a_function_of_instance_and_seed_whatever_the_tree_is_called() -> None:
     paths = ladder(1.0, 1.0, *[0.0] * 8)
 
-    def order(tree: str, seed: int) -> tuple[tuple[int, int], ...]:
-        of_tree = [replace(path, tree_id=tree) for path in paths]
+    def order(tree: str, number: int, seed: int) -> tuple[tuple[int, int], ...]:
+        instance = Instance(environment="toy", split="train", index=number)
+        of_tree = [
+            replace(path, tree_id=tree, trajectory=replace(path.trajectory, instance=instance)) for path in paths
+        ]
         kept, _ = pairs_of_tree(tree, of_tree, PairsConfig(), alpha=1.0, seed=seed)
         return tuple((pair.good.leaf, pair.bad.leaf) for pair in kept)
 
-    orders = {order(tree, seed) for tree in "ab" for seed in (0, 1)}
+    orders = {order("a", number, seed) for number in (1, 2) for seed in (0, 1)}
     assert len(orders) == 4
     assert len({frozenset(pairs) for pairs in orders}) == 1
-    assert order("a", 0) == order("a", 0)
+    assert order("a", 1, 0) == order("b", 1, 0)
 
 
 def test_identical_transcripts_count_once() -> None:

@@ -72,10 +72,10 @@ def test_a_share_of_the_instances_goes_on_from_one_of_their_failures() -> None:
 
 def test_a_beginning_keeps_a_step_and_cuts_one_off() -> None:
     whole = long(ROOMS[0], won=False, steps=4)
-    cuts = [beginning(f"t{n}", whole, seed=0) for n in range(60)]
+    cuts = [beginning("t", whole, seed=n) for n in range(60)]
     assert {len(one.steps) for one in cuts} == {1, 2, 3}
     assert all(one.steps == whole.steps[: len(one.steps)] for one in cuts)
-    assert cuts[7] == beginning("t7", whole, seed=0)
+    assert cuts[7].steps == beginning("another id", whole, seed=7).steps
 
 
 def test_a_group_after_the_experts_beginning_tells_so() -> None:

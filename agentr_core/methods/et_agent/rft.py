@@ -25,8 +25,8 @@ Episode = tuple[str, Trajectory]
 def fit_for_tuning(
     episodes: Iterable[Episode], *, per_question: int, seed: int, in_tags: Collection[str] | None = None
 ) -> Filtered[Episode]:
-    """Return the episodes to train on, by instance and text, and a rejection with its reason for
-    each of the others.
+    """Return the episodes to train on, in order, and a rejection with its reason for each of the
+    others. Of episodes with one text, the first is kept.
 
     Reasons are `wrong-answer`, `format`, `failed-call`, `refused-call` (of a tool that does not
     exist or is used up), `duplicate` and `question-cap`.
@@ -37,14 +37,10 @@ def fit_for_tuning(
         in_tags: the ids of episodes that must keep the format and have no refused call; None: all.
             The others are from worlds in turns, where a refused action is a step like any other.
     """
-    # Of equal texts the first is kept, whose tokens are trained on: ids contain the run.
-    ordered = sorted(
-        episodes, key=lambda one: (one[1].instance.key, text_of(one[1]), [step.token_ids for step in one[1].steps])
-    )
     sound: list[Episode] = []
     rejected: list[Rejection] = []
     first: dict[str, str] = {}
-    for name, trajectory in ordered:
+    for name, trajectory in episodes:
         reason, detail = _fault(trajectory, in_tags is None or name in in_tags)
         text = f"{trajectory.instance.key}\n{text_of(trajectory)}"
         if not reason and first.setdefault(text, name) != name:

@@ -35,7 +35,9 @@ async def select_rft(place: Workplace, iteration: int) -> dict[str, Any]:
                 if isinstance(manner_of(worlds.of(member.instance), member.instance), Tagged)
             }
         chosen = fit_for_tuning(
-            members.items(),
+            # Of equal texts the first is kept and its tokens are trained on, so ids, which contain
+            # the run, must not order them.
+            sorted(members.items(), key=lambda member: [step.token_ids for step in member[1].steps]),
             per_question=place.recipe.et_agent.rft.per_question,
             seed=derive_seed(place.recipe.seed, STAGE, iteration),
             in_tags=tagged,
