@@ -20,7 +20,7 @@ from agentr_core.models.files import adapter_base, no_model
 from agentr_core.protocols import Environment
 from agentr_core.recipes import ModelConfig, ModelRole, Recipe, TrainingConfig
 from agentr_core.recipes.grpo import on_one_machine
-from agentr_core.runtime.description import Asked
+from agentr_core.runtime.place import Asked
 from agentr_core.samples.rendering import Renderer, trained_tokens
 from agentr_core.stages.demonstrate import expert_trajectory
 from agentr_core.store import Store

@@ -30,7 +30,7 @@ from agentr_core.recipes.models import (
     VllmConfig,
     url_fault,
 )
-from agentr_core.recipes.parsing import load, parse, restored
+from agentr_core.recipes.parsing import restored
 from agentr_core.recipes.questions_base import QuestionsConfig
 from agentr_core.recipes.recipe import FieldValue, Recipe, field_values, identifying, replace, resolved, shown
 from agentr_core.recipes.sampling import DrawingConfig
@@ -85,8 +85,6 @@ __all__ = [
     "WorldConfig",
     "field_values",
     "identifying",
-    "load",
-    "parse",
     "replace",
     "resolved",
     "restored",

@@ -15,8 +15,9 @@ from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.recipes import Recipe
 from agentr_core.recipes.evaluation import REVISION, TEST
 from agentr_core.runtime.episode_shard import EpisodeShard, EpisodeShards, with_ungraded
+from agentr_core.runtime.equipment import Checkpoint
 from agentr_core.runtime.instances import held_out
-from agentr_core.runtime.place import Checkpoint, Workplace
+from agentr_core.runtime.place import Workplace
 from agentr_core.stages.lost_episodes import counted_episodes, ended_episodes, lost_rows
 from agentr_core.stages.measures import OF_REVISION, Measures, load_measures, measure, measure_rows, measure_worlds
 from agentr_core.stages.revision_states import revision_states

@@ -24,8 +24,9 @@ from agentr_core.fingerprint import canonical, file_sha256, fingerprint
 from agentr_core.models.files import ADAPTER_CONFIG, adapter_base, checkpoint_folder, weight_files, weights_sha256
 from agentr_core.protocols import Environment, Recalling
 from agentr_core.reports.document import Column, Row, Section, Table
+from agentr_core.runtime.equipment import Checkpoint
 from agentr_core.runtime.instances import held_out
-from agentr_core.runtime.place import Checkpoint, Workplace
+from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.trained_on import rows_of
 from agentr_core.samples.rendering import Renderer, load_tokenizer
 from agentr_core.store.codec import (

@@ -19,8 +19,7 @@ from agentr_core.reports.records import (
     StopCount,
     TokenCounts,
 )
-from agentr_core.runtime.description import Position
-from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.place import Position, Workplace
 from agentr_core.stages.evaluate import evaluation_id
 from agentr_core.stages.outside import outside_section
 from agentr_core.stages.report_costs import bills

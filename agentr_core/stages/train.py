@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from agentr_core.errors import DataFault
 from agentr_core.fingerprint import derive_seed, fingerprint
@@ -20,7 +20,7 @@ from agentr_core.training import Manifest, TrainingJob, TrainingStep, is_complet
 from agentr_core.training import train as fine_tune
 from agentr_core.training.checkpoints import from_here, published_steps, read_manifest
 from agentr_core.training.job import Job
-from agentr_core.training.objectives import Offline, Trainable
+from agentr_core.training.objectives import Preference, Supervised
 
 STAGE = "train"
 
@@ -68,7 +68,7 @@ def job_of(place: Workplace, iteration: int) -> TrainingJob:
     if built is None:
         raise DataFault(f"iteration {iteration} of run {place.run_id} has no dataset yet; build it first")
     training = place.plan(iteration).training
-    if training is None or not isinstance(training.objective, Offline):
+    if training is None or not isinstance(training.objective, Supervised | Preference):
         raise DataFault(f"iteration {iteration} of run {place.run_id} trains on no dataset; train one of its arms")
     config, epochs, objective = training.config, training.num_train_epochs, training.objective
     parent = place.trained(0) if training.anew else place.policy(iteration)
@@ -87,7 +87,7 @@ def job_of(place: Workplace, iteration: int) -> TrainingJob:
         iteration=place.iteration_id(iteration),
         dataset_hash=built.hash,
         checkpoint_every=config.save_steps,
-        objective=cast("Trainable", objective),
+        objective=objective,
     )
 
 

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from agentr_core import recipes
 from agentr_core.errors import ModelServerError
 from agentr_core.lifetime import importing
+from agentr_core.methods.faults import parse
 from agentr_core.models.vllm.command import check_ports
 from agentr_core.models.vllm.door import Keeper, open_door
 from agentr_core.models.vllm.env import ensure
@@ -56,7 +56,7 @@ def settings(path: Path, replicas: int, device: str, overrides: Sequence[str]) -
     `ConfigError`.
     """
     model = {"backend": "vllm", "path": str(path), "device": device, "vllm": {"replicas": replicas}}
-    return settled(recipes.parse({"name": "serve", "model": model}, overrides, source="models serve")).model
+    return settled(parse({"name": "serve", "model": model}, overrides, source="models serve")).model
 
 
 def serve(model: ModelConfig, *, port: int, logs: Path, say: Callable[[str], Any]) -> None:

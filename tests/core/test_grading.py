@@ -24,8 +24,9 @@ from agentr_core.errors import ConfigError, ErrorBudgetSpent, IllTypedAnswer, Mo
 from agentr_core.evaluation.episodes import EpisodeResult, Player, episode_plans, play_all
 from agentr_core.methods.agent_r.splicing import turned_back
 from agentr_core.methods.agent_r.stages.splice import check_models
+from agentr_core.methods.faults import parse
 from agentr_core.protocols import Asking, Environment, Graded
-from agentr_core.recipes import ErrorsConfig, SearchConfig, SpliceConfig, parse
+from agentr_core.recipes import ErrorsConfig, SearchConfig, SpliceConfig
 from agentr_core.runtime.ungraded import draws_of, load_ungraded, ungraded_id
 from agentr_core.search.grow import grow
 from agentr_core.search.paths import leaf_paths

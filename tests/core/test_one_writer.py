@@ -15,7 +15,8 @@ import pytest
 from toy import Line, Policy, instance
 
 from agentr_core.errors import RunBusy
-from agentr_core.recipes import SearchConfig, parse, resolved
+from agentr_core.methods.faults import parse
+from agentr_core.recipes import SearchConfig, resolved
 from agentr_core.search.grow import grow
 from agentr_core.search.tree import Arena, Expansion
 from agentr_core.store import Store, Writer

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asked import asked_for, run_id_of
 from click.testing import CliRunner
 
 from agentr_core.environments.alfworld.world import AlfWorld
@@ -23,10 +24,10 @@ from agentr_core.episodes.opening import Opening, instruction_of, open_with
 from agentr_core.episodes.transcript import ask_next, opening_length, transcript_of, whole_episode
 from agentr_core.errors import ConfigError, DataFault, DataFileError, UserError
 from agentr_core.exchange.training_set import opening
+from agentr_core.methods.faults import parse
 from agentr_core.models.stopping import cut_at_stop
-from agentr_core.recipes import Recipe, parse, resolved, restored
+from agentr_core.recipes import Recipe, resolved, restored
 from agentr_core.runtime.prompts import opening_of
-from agentr_core.runtime.start import asked_for, run_id_of
 from agentr_core.samples.identity import check_flags, sample_id
 from agentr_core.samples.rendering import Renderer, load_renderer
 from agentr_core.samples.stretches import drops, split

@@ -11,8 +11,8 @@ from door import Door
 
 from agentr_core.errors import ConfigError, DataFault
 from agentr_core.methods.comparison.report import ends_with
+from agentr_core.methods.faults import parse
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.recipes import parse
 from agentr_core.reports.html import render_html
 from agentr_core.reports.summary import summary_table
 from agentr_core.runtime.place import Workplace

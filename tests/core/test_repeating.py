@@ -19,8 +19,9 @@ from agentr_core.evaluation.episodes import EpisodePlan, Player, play_all
 from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.agent_r.stages.collect import latest_restarts
 from agentr_core.methods.agent_r.stages.tree_shard import MAX_RESTARTS, TreeShard, TreeWork, restarted
+from agentr_core.methods.faults import parse
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.recipes import ErrorsConfig, SearchConfig, parse
+from agentr_core.recipes import ErrorsConfig, SearchConfig
 from agentr_core.repeating import Repeatability, repeatability_of, repeats
 from agentr_core.runtime.equipment import Checkpoint, Equipment
 from agentr_core.search.grow import grow

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agentr_core.recipes import parse
+from agentr_core.methods.faults import parse
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import start
 from agentr_core.store import Store

@@ -18,8 +18,9 @@ from training_jobs import make_job
 from transformers import TrainingArguments
 
 from agentr_core.errors import ConfigError
+from agentr_core.methods.faults import load, parse
 from agentr_core.methods.table import plans_of
-from agentr_core.recipes import LaunchConfig, Recipe, TrainingConfig, load, parse
+from agentr_core.recipes import LaunchConfig, Recipe, TrainingConfig
 from agentr_core.recipes.training import UNREAD
 from agentr_core.training.launch import command, environment
 from agentr_core.training.parent import read_weights

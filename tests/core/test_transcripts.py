@@ -24,7 +24,8 @@ from agentr_core.episodes.transcript import Continuation, transcript, transcript
 from agentr_core.errors import ConfigError, DataFault
 from agentr_core.methods.agent_r.splicing import good_sample, splice
 from agentr_core.methods.eto.preferences import Played, among_own
-from agentr_core.recipes import PreferencesConfig, SpliceConfig, load
+from agentr_core.methods.faults import load
+from agentr_core.recipes import PreferencesConfig, SpliceConfig
 from agentr_core.samples.export import export_lines, pair_lines
 from agentr_core.samples.filters import count_cut
 from agentr_core.samples.identity import check_flags, conversation_key, sample_id, trained_spans, turn_classes

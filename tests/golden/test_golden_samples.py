@@ -26,7 +26,7 @@ from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.agent_r.stages.collect import collect
 from agentr_core.methods.agent_r.stages.critique import critique
 from agentr_core.methods.agent_r.stages.splice import splice_pairs
-from agentr_core.recipes import parse
+from agentr_core.methods.faults import parse
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, start
 from agentr_core.stages.dataset import dataset, stored_tokens

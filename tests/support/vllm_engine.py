@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from agentr_core import recipes
+from agentr_core.methods.faults import parse
 from agentr_core.models.vllm.command import Launch
 from agentr_core.models.vllm.model import VllmModel
 from agentr_core.models.vllm.replicas import Replicas
@@ -31,7 +31,7 @@ def settings(**vllm: object) -> ModelConfig:
         "context_length": 512,
         "vllm": {"start_timeout": START_SECONDS, **vllm},
     }
-    return recipes.parse({"name": "test", "model": model}).model
+    return parse({"name": "test", "model": model}).model
 
 
 @asynccontextmanager

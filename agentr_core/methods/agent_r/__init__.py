@@ -34,7 +34,7 @@ from agentr_core.methods.objectives import acting_in_groups, reinforced, reinfor
 from agentr_core.methods.wording import by_iteration, of_groups, of_unread
 from agentr_core.recipes import AgentRConfig, DataConfig, GrpoConfig, Learning, Recipe, SearchConfig
 from agentr_core.recipes.fields import in_iteration
-from agentr_core.runtime.description import Acting, Asked, Method, Plan, Stage, imported
+from agentr_core.runtime.place import Acting, Asked, Method, Plan, Stage, imported
 
 _CLONE: Learning = "clone"
 RL: Learning = "rl"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentr_core.recipes import BaseConfig, Recipe
-from agentr_core.runtime.description import Method, Plan
+from agentr_core.runtime.place import Method, Plan
 
 _CRAFTING = (
     "judge_share",

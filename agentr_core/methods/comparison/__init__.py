@@ -39,7 +39,7 @@ from agentr_core.methods.objectives import preference, supervised
 from agentr_core.recipes import DataConfig, Recipe
 from agentr_core.recipes.comparison import Use
 from agentr_core.recipes.eto import eto_faults
-from agentr_core.runtime.description import Method, Plan, Stage, imported
+from agentr_core.runtime.place import Method, Plan, Stage, imported
 from agentr_core.types import Sample, SampleKind
 
 FUNNEL_OF_POOL = replace(FUNNEL_OF_TREES, title="From the pool to training rows")

@@ -22,7 +22,7 @@ from agentr_core.recipes.data import tree_faults
 from agentr_core.recipes.et_agent import FlywheelConfig, et_agent_faults
 from agentr_core.recipes.fields import in_iteration
 from agentr_core.recipes.sampling import sampling_of
-from agentr_core.runtime.description import Acting, Asked, Funnel, Method, Plan, ReportPart, Stage, imported
+from agentr_core.runtime.place import Acting, Asked, Funnel, Method, Plan, ReportPart, Stage, imported
 
 EVOLVE = Stage(
     name="evolve",

@@ -16,7 +16,7 @@ from agentr_core.recipes import GrpoConfig, Recipe, TrainingConfig
 from agentr_core.recipes.curriculum import CurriculumConfig, curriculum_faults
 from agentr_core.recipes.fields import in_iteration, spare_numbers
 from agentr_core.recipes.grpo import SCHEDULE
-from agentr_core.runtime.description import Asked, Funnel, Plan, ReportPart, Stage, Training, imported
+from agentr_core.runtime.place import Asked, Funnel, Plan, ReportPart, Stage, Training, imported
 from agentr_core.training.objectives import GroupRelative
 
 ROLLOUT = Stage(

@@ -9,7 +9,7 @@ from agentr_core.evaluation.headroom import Forecast, Headroom, Prospect, prospe
 from agentr_core.evaluation.pass_rates import Run, Tried, mixed
 from agentr_core.recipes import EtoConfig, Recipe
 from agentr_core.recipes.sampling import sampling_of
-from agentr_core.runtime.description import Acting
+from agentr_core.runtime.place import Acting
 
 
 def acting(recipe: Recipe) -> Acting:

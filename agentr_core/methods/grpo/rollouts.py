@@ -19,8 +19,9 @@ from agentr_core.models.samplers import Sampler
 from agentr_core.protocols import Environment
 from agentr_core.recipes import Recipe
 from agentr_core.runtime.episode_shard import EpisodeShard, rollout_id, with_ungraded
+from agentr_core.runtime.equipment import Checkpoint
 from agentr_core.runtime.instances import held_out
-from agentr_core.runtime.place import Checkpoint, Workplace
+from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.shards import Effort
 from agentr_core.runtime.worlds import Worlds
 from agentr_core.stages.demonstrate import expert_id, expert_rows, expert_trajectory, need_expert

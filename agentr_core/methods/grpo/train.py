@@ -29,9 +29,10 @@ from agentr_core.methods.grpo.rollouts import STAGE, Rollouts
 from agentr_core.models.files import adapter_base
 from agentr_core.protocols import ChatModel, Reloading, Sleeping
 from agentr_core.recipes import replace, resolved
+from agentr_core.runtime.equipment import Checkpoint
 from agentr_core.runtime.helpers import helpers
 from agentr_core.runtime.instances import trained_instances
-from agentr_core.runtime.place import Checkpoint, Clock, Workplace
+from agentr_core.runtime.place import Clock, Workplace
 from agentr_core.runtime.shards import Effort
 from agentr_core.runtime.trained_on import check_weights, rows_of
 from agentr_core.runtime.worlds import Worlds
