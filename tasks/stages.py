@@ -17,7 +17,7 @@ from prefect import Task, task
 
 from agentr_core.errors import ConfigError
 from agentr_core.methods.table import importable, plan_of
-from agentr_core.recipes import Recipe
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime import start as starting
 from agentr_core.runtime.experience import has_begun, settled
 from agentr_core.runtime.machine import formats

@@ -25,8 +25,11 @@ from agentr_core.models.openai.chat import OpenAIModel
 from agentr_core.models.openai.endpoint import endpoint
 from agentr_core.models.vllm.door import RemoteFleet
 from agentr_core.models.vllm.start import make_launch, start
-from agentr_core.protocols import ChatModel, Environment, Keeping, Labels, Take
-from agentr_core.recipes import ModelConfig, ModelRole, Recipe, replace
+from agentr_core.protocols.abilities import Keeping, Labels, Take
+from agentr_core.protocols.environment import Environment
+from agentr_core.protocols.model import ChatModel
+from agentr_core.recipes.models import ModelConfig, ModelRole
+from agentr_core.recipes.recipe import Recipe, replace
 from agentr_core.reports.addresses import page_of
 from agentr_core.runtime.equipment import Equipment
 from agentr_core.runtime.machine import settled

@@ -8,8 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from agentr_core.errors import ConfigError, StoreError
-from agentr_core.recipes import Recipe
 from agentr_core.recipes.parsing import restored
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.store import Store
 from agentr_core.store.queries.runs import run_config, runs_beginning
 from agentr_core.texts import placed

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from agentr_core.methods.table import method_of
-from agentr_core.protocols import Environment
-from agentr_core.recipes import EtoConfig, Recipe, SpliceConfig
+from agentr_core.protocols.environment import Environment
+from agentr_core.recipes.eto import EtoConfig
+from agentr_core.recipes.recipe import Recipe
+from agentr_core.recipes.splicing import SpliceConfig
 from agentr_core.runtime.place import Funnel, ReportPart, Stage, imported
 from agentr_core.types import Instance
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from agentr_core.errors import ConfigError
 from agentr_core.methods.table import SHIPPED, method_named, method_of, plans_of
-from agentr_core.recipes import Recipe, TrainingConfig, parsing
+from agentr_core.recipes import parsing
 from agentr_core.recipes.faults import (
     faults_of_choice,
     faults_of_models,
@@ -16,7 +16,8 @@ from agentr_core.recipes.faults import (
     faults_of_teacher,
     foreign_sections,
 )
-from agentr_core.recipes.training import UNREAD, sharing_faults
+from agentr_core.recipes.recipe import Recipe
+from agentr_core.recipes.training import UNREAD, TrainingConfig, sharing_faults
 from agentr_core.runtime.place import Training
 
 

@@ -12,7 +12,7 @@ from importlib.metadata import entry_points
 from pkgutil import resolve_name
 
 from agentr_core.errors import ConfigError
-from agentr_core.recipes import Recipe
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.place import Method, Plan, Stage
 from agentr_core.texts import cause, closest
 

@@ -18,13 +18,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from agentr_core.errors import ConfigError, DataFault
 from agentr_core.models.samplers import Sampler
-from agentr_core.recipes import ModelRole, Recipe, TrainingConfig
+from agentr_core.recipes.models import ModelRole
+from agentr_core.recipes.recipe import Recipe
+from agentr_core.recipes.training import TrainingConfig
 from agentr_core.runtime.equipment import Checkpoint, Equipment
 from agentr_core.runtime.identity import teacher_of
 from agentr_core.runtime.readings import Readings, readings_of
 from agentr_core.runtime.shards import Effort, Shard, Spread, carry_out
 from agentr_core.store import Store, Writer
-from agentr_core.store.codec import started_at, timing_rows
+from agentr_core.store.codec.ledger import started_at, timing_rows
 from agentr_core.store.queries.iterations import StoredCheckpoint, checkpoint_made, checkpoint_promoted
 from agentr_core.training.objectives import Objective
 from agentr_core.types import NO_LIMITS, EpisodeLimits, Sampling
@@ -32,7 +34,7 @@ from agentr_core.types import NO_LIMITS, EpisodeLimits, Sampling
 if TYPE_CHECKING:
     from agentr_core.evaluation.headroom import Headroom, Judge, Prospect
     from agentr_core.evaluation.metrics import Estimate
-    from agentr_core.protocols import Environment
+    from agentr_core.protocols.environment import Environment
     from agentr_core.reports.document import Section
     from agentr_core.reports.records import FunnelStage
     from agentr_core.store.codec.trajectories import Episode

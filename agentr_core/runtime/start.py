@@ -16,8 +16,9 @@ from agentr_core.environments import registry
 from agentr_core.errors import ConfigError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory
-from agentr_core.protocols import Sandboxed
-from agentr_core.recipes import ModelRole, Recipe, identifying, replace, resolved
+from agentr_core.protocols.abilities import Sandboxed
+from agentr_core.recipes.models import ModelRole
+from agentr_core.recipes.recipe import Recipe, identifying, replace, resolved
 from agentr_core.runtime.identity import identity, teacher_of
 from agentr_core.runtime.inputs import contents, input_files, input_ids
 from agentr_core.runtime.machine import bfloat16
@@ -25,16 +26,8 @@ from agentr_core.runtime.place import Method, Stage, Workplace
 from agentr_core.runtime.prompts import prompt_files
 from agentr_core.runtime.trained_on import check_run
 from agentr_core.store import Store
-from agentr_core.store.codec import (
-    OF_DATASETS,
-    OF_FILES,
-    checkpoint_rows,
-    iteration_rows,
-    known_input,
-    run_rows,
-    stage_input_rows,
-)
-from agentr_core.store.codec.ledger import Status
+from agentr_core.store.codec.copies import OF_DATASETS, OF_FILES, known_input, stage_input_rows
+from agentr_core.store.codec.ledger import Status, checkpoint_rows, iteration_rows, run_rows
 from agentr_core.store.queries.iterations import count_finished_iterations, iteration_state
 from agentr_core.store.queries.runs import RunState, checkpoint_with, run_state
 from agentr_core.store.snapshot import snapshot

@@ -18,15 +18,17 @@ from agentr_core.episodes.transcript import whole_episode
 from agentr_core.episodes.units import allowed_losses
 from agentr_core.errors import ConfigError, DataFileError, EnvironmentFault, IllTypedAnswer, Transient
 from agentr_core.fingerprint import fingerprint
-from agentr_core.protocols import Environment
-from agentr_core.recipes import Recipe
+from agentr_core.protocols.environment import Environment
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.instances import separate_instances
 from agentr_core.runtime.place import Method, Workplace
 from agentr_core.samples.expert_file import Demonstration, read_demonstrations
 from agentr_core.samples.identity import sample_id
 from agentr_core.samples.json_lines import World
 from agentr_core.stages.thoughts import check_thoughts, labelled
-from agentr_core.store.codec import load_trajectories, rejection_rows, sample_rows, trajectory_rows
+from agentr_core.store.codec.ledger import rejection_rows
+from agentr_core.store.codec.samples import sample_rows
+from agentr_core.store.codec.trajectories import load_trajectories, trajectory_rows
 from agentr_core.store.tables import Rows, merge
 from agentr_core.threads import check_wanted, in_thread
 from agentr_core.types import Instance, Provenance, Rejection, Sample, SampleKind, StopReason, Trajectory

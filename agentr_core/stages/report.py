@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import yaml
 
-from agentr_core.recipes import Recipe, shown
 from agentr_core.recipes.evaluation import REVISION, TEST
+from agentr_core.recipes.recipe import Recipe, shown
 from agentr_core.reports import wording
 from agentr_core.reports.document import Section, Transcripts
 from agentr_core.reports.records import (

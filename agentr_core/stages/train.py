@@ -13,14 +13,20 @@ from agentr_core.models.files import checkpoint_folder
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.trained_on import check_weights
 from agentr_core.stages.dataset import check_dataset, dataset_file, dataset_id
-from agentr_core.store.codec import checkpoint_rows, metric_rows, training_step_rows
+from agentr_core.store.codec.ledger import checkpoint_rows, metric_rows, training_step_rows
 from agentr_core.store.queries.datasets import stored_dataset
 from agentr_core.store.tables import Rows, merge
-from agentr_core.training import Manifest, TrainingJob, TrainingStep, is_complete, read_history
-from agentr_core.training import train as fine_tune
-from agentr_core.training.checkpoints import from_here, published_steps, read_manifest
-from agentr_core.training.job import Job
+from agentr_core.training.checkpoints import (
+    Manifest,
+    from_here,
+    is_complete,
+    published_steps,
+    read_history,
+    read_manifest,
+)
+from agentr_core.training.job import Job, TrainingJob, TrainingStep
 from agentr_core.training.objectives import Preference, Supervised
+from agentr_core.training.sft import train as fine_tune
 
 STAGE = "train"
 

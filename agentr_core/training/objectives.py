@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol
 from pydantic import Field
 
 from agentr_core.fingerprint import absent, later
-from agentr_core.protocols import Environment
+from agentr_core.protocols.environment import Environment
 from agentr_core.recipes.grpo import GrpoConfig
 from agentr_core.types import Trajectory
 

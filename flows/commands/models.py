@@ -19,7 +19,7 @@ from agentr_core.models.vllm.command import check_ports
 from agentr_core.models.vllm.door import Keeper, open_door
 from agentr_core.models.vllm.env import ensure
 from agentr_core.models.vllm.start import device_of, make_launch, start
-from agentr_core.recipes import ModelConfig
+from agentr_core.recipes.models import ModelConfig
 from agentr_core.runtime.machine import settled
 from tasks.wiring import vllm_environment
 

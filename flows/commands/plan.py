@@ -17,9 +17,8 @@ from agentr_core.environments import registry
 from agentr_core.estimates import GIB
 from agentr_core.methods.comparison.arms import arms_of, makers_of_samples
 from agentr_core.methods.table import method_of, plan_of, plans_of
-from agentr_core.protocols import Served
-from agentr_core.recipes import FieldValue, Recipe, field_values, shown
-from agentr_core.recipes.recipe import OF_ONE_WORLD, OPTIONAL
+from agentr_core.protocols.abilities import Served
+from agentr_core.recipes.recipe import OF_ONE_WORLD, OPTIONAL, FieldValue, Recipe, field_values, shown
 from agentr_core.runtime.instances import episode_count, state_count, training_instances
 from agentr_core.runtime.place import Method, Stage
 from agentr_core.runtime.worlds import Worlds

@@ -21,8 +21,8 @@ from agentr_core.methods.table import method_of
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.models.local.worker_messages import Loading
 from agentr_core.models.local.workers import Worker, Workers, load_local
-from agentr_core.protocols import ChatModel
-from agentr_core.recipes import Recipe
+from agentr_core.protocols.model import ChatModel
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.machine import settled
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, run_id_of, start

@@ -20,7 +20,7 @@ from agentr_core import data_files, writing
 from agentr_core.environments import registry
 from agentr_core.fingerprint import file_sha256
 from agentr_core.methods.faults import parse
-from agentr_core.recipes import Recipe
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.inputs import SHIPPED, input_files, played_from
 from agentr_core.writing import content_sha256
 

@@ -27,7 +27,8 @@ from agentr_core.methods.comparison.report import build_comparison
 from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_named, method_of, plan_of
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.recipes import Recipe, TrainingConfig, resolved
+from agentr_core.recipes.recipe import Recipe, resolved
+from agentr_core.recipes.training import TrainingConfig
 from agentr_core.reports.comparison import ArmReport, ComparisonReport, SeedMean, scores
 from agentr_core.reports.html import render_comparison
 from agentr_core.reports.markdown import render_comparison_markdown
@@ -39,7 +40,7 @@ from agentr_core.stages.dataset import dataset
 from agentr_core.stages.evaluate import evaluate
 from agentr_core.stages.report import build_report
 from agentr_core.store import Store
-from agentr_core.store.codec import checkpoint_rows, training_step_rows
+from agentr_core.store.codec.ledger import checkpoint_rows, training_step_rows
 from agentr_core.store.snapshot import settled as at_once
 from agentr_core.store.tables import merge
 from agentr_core.types import Instance, Message

@@ -16,7 +16,8 @@ from agentr_core.errors import ConfigError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.faults import load, parse
 from agentr_core.methods.table import method_named, plan_of, plans_of
-from agentr_core.recipes import Recipe, replace, resolved, restored
+from agentr_core.recipes.parsing import restored
+from agentr_core.recipes.recipe import Recipe, replace, resolved
 from agentr_core.runtime.inputs import input_ids
 
 RECIPES = sorted((Path(__file__).parents[2] / "deployments" / "recipes").glob("*.yaml"))

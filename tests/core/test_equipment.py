@@ -18,7 +18,7 @@ from agentr_core.models.local.worker_messages import Loading
 from agentr_core.models.local.workers import load_local
 from agentr_core.models.samplers import sampler_of
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.recipes import ModelConfig
+from agentr_core.recipes.models import ModelConfig
 from agentr_core.runtime import equipment
 from agentr_core.runtime.equipment import following, in_flight, speed, window
 from agentr_core.types import Message, Request, Sampling

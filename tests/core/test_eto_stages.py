@@ -26,7 +26,7 @@ from agentr_core.methods.eto.stages.prefer import prefer
 from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_of, plan_of
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.recipes import Recipe
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.reports.markdown import render_markdown
 from agentr_core.reports.sections import sections
 from agentr_core.runtime.place import Training, Workplace
@@ -36,7 +36,10 @@ from agentr_core.stages.demonstrate import best_experts, expert_samples
 from agentr_core.stages.evaluate import evaluate
 from agentr_core.stages.report import build_report
 from agentr_core.store import Store
-from agentr_core.store.codec import instance_row, load_planned, load_preferences, load_samples
+from agentr_core.store.codec.choices import load_planned
+from agentr_core.store.codec.preferences import load_preferences
+from agentr_core.store.codec.samples import load_samples
+from agentr_core.store.codec.texts import instance_row
 from agentr_core.types import Generation, Instance, Request, Transition
 
 pytestmark = pytest.mark.slow

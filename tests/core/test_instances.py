@@ -16,7 +16,7 @@ from agentr_core.environments.instances import Instances
 from agentr_core.errors import ConfigError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.faults import parse
-from agentr_core.recipes import Recipe, identifying, resolved
+from agentr_core.recipes.recipe import Recipe, identifying, resolved
 from agentr_core.runtime.instances import held_out_instances, training_instances
 from agentr_core.types import Instance
 

@@ -21,7 +21,7 @@ from agentr_core.models.scripted import ScriptedModel
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, start
 from agentr_core.store import Store
-from agentr_core.store.codec import load_samples
+from agentr_core.store.codec.samples import load_samples
 from agentr_core.types import Message
 
 DOOR = Door(knows=True)

@@ -16,7 +16,7 @@ from asked import asked_for
 from agentr_core.errors import ConfigError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.faults import parse
-from agentr_core.recipes import Recipe
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime import machine
 from agentr_core.runtime.machine import formats, instructions, settled
 from agentr_core.training.requirements import check_requirements

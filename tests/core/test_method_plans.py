@@ -9,7 +9,7 @@ import pytest
 
 from agentr_core.methods.faults import load, parse
 from agentr_core.methods.table import method_of, plan_of, plans_of
-from agentr_core.recipes import LaunchConfig
+from agentr_core.recipes.training import LaunchConfig
 from agentr_core.runtime.place import Product
 from agentr_core.training.objectives import GroupRelative
 

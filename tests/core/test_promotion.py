@@ -19,7 +19,7 @@ from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, finish, start
 from agentr_core.stages.evaluate import evaluate
 from agentr_core.stages.report import build_report
-from agentr_core.store.codec import checkpoint_rows, metric_rows
+from agentr_core.store.codec.ledger import checkpoint_rows, metric_rows
 from agentr_core.store.queries.iterations import last_promotion
 from agentr_core.store.queries.runs import checkpoints_beginning
 from agentr_core.types import Message

@@ -14,7 +14,7 @@ from asked import asked_for, run_id_of
 from agentr_core.environments import registry
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.faults import parse
-from agentr_core.recipes import Recipe
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.inputs import input_files, input_ids
 from tasks.wiring import load_recipe
 

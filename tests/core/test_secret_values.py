@@ -12,7 +12,7 @@ from agentr_core.methods.faults import parse
 from agentr_core.models.openai.chat import OpenAIModel
 from agentr_core.models.openai.endpoint import endpoint
 from agentr_core.models.openai.wire import bodies
-from agentr_core.recipes import resolved, shown
+from agentr_core.recipes.recipe import resolved, shown
 from agentr_core.recipes.secret_values import filled, literal, masked, references
 from agentr_core.types import Message, Request, Sampling
 

@@ -29,7 +29,7 @@ from agentr_core.methods.agent_r.stages.collect import collect
 from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.recipes import ModelRole
+from agentr_core.recipes.models import ModelRole
 from agentr_core.runtime.equipment import Equipment
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.shards import Batch, Effort, Shard, Spread, work_through

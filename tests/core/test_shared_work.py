@@ -29,7 +29,7 @@ from agentr_core.runtime.start import begin, start
 from agentr_core.stages.dataset import dataset
 from agentr_core.stages.report import build_report
 from agentr_core.store import Store
-from agentr_core.store.codec import checkpoint_rows
+from agentr_core.store.codec.ledger import checkpoint_rows
 from agentr_core.types import Generation, Message, Request
 
 SEARCHED = {

@@ -51,7 +51,10 @@ from agentr_core.stages.report import build_report
 from agentr_core.stages.report_scores import Scoreboard
 from agentr_core.stages.train import train
 from agentr_core.store import Store, database
-from agentr_core.store.codec import iteration_rows, knows_inputs, load_episodes, load_samples
+from agentr_core.store.codec.copies import knows_inputs
+from agentr_core.store.codec.ledger import iteration_rows
+from agentr_core.store.codec.samples import load_samples
+from agentr_core.store.codec.trajectories import load_episodes
 from agentr_core.store.connection import connected
 from agentr_core.types import Generation, Instance, Message, Request, SampleKind, Transition
 

@@ -25,7 +25,7 @@ from agentr_core.stages.dataset import dataset
 from agentr_core.stages.demonstrate import best_experts, check_expert
 from agentr_core.stages.report import build_report
 from agentr_core.stages.thoughts import is_bare, labelled, with_thought
-from agentr_core.store.codec import load_samples
+from agentr_core.store.codec.samples import load_samples
 from agentr_core.store.queries import usage
 
 TextOf = Callable[[Workplace], list[str]]

@@ -40,7 +40,7 @@ from agentr_core.models.vllm.lora import Adapter, max_rank
 from agentr_core.models.vllm.server import agentr_serve
 from agentr_core.models.vllm.start import implementation_of, make_launch
 from agentr_core.models.vllm.wire import body, read_choices
-from agentr_core.recipes import ModelConfig, VllmConfig
+from agentr_core.recipes.models import ModelConfig, VllmConfig
 from agentr_core.samples.rendering import load_tokenizer
 from agentr_core.types import Message, Request, Sampling
 

@@ -29,7 +29,7 @@ from agentr_core.samples.rendering import load_renderer
 from agentr_core.stages.dataset import dataset
 from agentr_core.stages.evaluate import evaluate
 from agentr_core.store import Store
-from agentr_core.store.codec import load_samples
+from agentr_core.store.codec.samples import load_samples
 from agentr_core.types import Message
 
 pytestmark = pytest.mark.slow

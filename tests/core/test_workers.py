@@ -27,7 +27,7 @@ from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.models.local.worker_messages import Loading, Working
 from agentr_core.models.local.workers import Workers, load_local
 from agentr_core.models.samplers import WorkerBatchers, sampler_of
-from agentr_core.recipes import ModelConfig
+from agentr_core.recipes.models import ModelConfig
 from agentr_core.runtime.equipment import Equipment
 from agentr_core.types import Generation, Message, Request, Sampling
 

@@ -24,8 +24,8 @@ from agentr_core.methods.eto.stages.prefer import prefer
 from agentr_core.methods.faults import load, parse
 from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.recipes import identifying, resolved
 from agentr_core.recipes.evaluation import TEST
+from agentr_core.recipes.recipe import identifying, resolved
 from agentr_core.reports.html import render_html
 from agentr_core.reports.markdown import render_markdown
 from agentr_core.runtime.instances import separate_instances
@@ -38,7 +38,8 @@ from agentr_core.stages.report import build_report
 from agentr_core.stages.report_beside import beside, differences
 from agentr_core.stages.report_scores import Scoreboard
 from agentr_core.store import Store
-from agentr_core.store.codec import load_episodes, load_samples
+from agentr_core.store.codec.samples import load_samples
+from agentr_core.store.codec.trajectories import load_episodes
 from agentr_core.types import Instance, Message, Transition
 
 RECIPES = Path(__file__).parents[2] / "deployments" / "recipes"

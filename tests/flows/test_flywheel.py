@@ -27,7 +27,7 @@ from agentr_core.errors import ConfigError, DataFault
 from agentr_core.exchange.formats import FORMATS
 from agentr_core.methods.faults import load, parse
 from agentr_core.models.files import weights_sha256
-from agentr_core.recipes import BaseConfig
+from agentr_core.recipes.training import BaseConfig
 from agentr_core.reports import wording
 from agentr_core.store import Store
 from agentr_core.store.care.sizes import sizes

@@ -38,7 +38,7 @@ from agentr_core.runtime.start import start
 from agentr_core.runtime.trained_on import check_run
 from agentr_core.store import Store
 from agentr_core.store.care.pruning import prune
-from agentr_core.store.codec import load_groups
+from agentr_core.store.codec.groups import load_groups
 from agentr_core.types import Generation
 from flows.commands.exporting import export_folder
 from flows.commands.plan import describe

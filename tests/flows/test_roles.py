@@ -21,7 +21,7 @@ from agentr_core.methods.faults import parse
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.models.openai.chat import OpenAIModel
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.recipes import Recipe
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.reports.markdown import render_markdown
 from agentr_core.runtime.start import begin, start
 from agentr_core.stages.evaluate import evaluate

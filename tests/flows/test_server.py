@@ -21,7 +21,7 @@ from wheel import PATIENCE, launched
 
 from agentr_core.errors import ConfigError, ServerLost
 from agentr_core.methods.faults import parse
-from agentr_core.recipes import Recipe
+from agentr_core.recipes.recipe import Recipe
 from flows import local, server
 from flows.serving import serve_recipes
 

@@ -16,7 +16,7 @@ from agentr_core.methods.agent_r.stages.collect import collect
 from agentr_core.methods.agent_r.stages.splice import keep_good_paths
 from agentr_core.methods.faults import parse
 from agentr_core.models.local.transformers import TransformersModel
-from agentr_core.recipes import Recipe
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, start
 from agentr_core.samples.labels import IGNORED

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from turning import turn
 
 from agentr_core.methods.faults import load
-from agentr_core.recipes import resolved
+from agentr_core.recipes.recipe import resolved
 from flows.cli import cli
 from flows.commands.plan import describe
 

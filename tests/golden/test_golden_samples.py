@@ -30,7 +30,7 @@ from agentr_core.methods.faults import parse
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, start
 from agentr_core.stages.dataset import dataset, stored_tokens
-from agentr_core.store.codec import load_samples
+from agentr_core.store.codec.samples import load_samples
 from agentr_core.types import Message
 from tasks.wiring import quiet_workplace, reference
 

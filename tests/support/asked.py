@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from agentr_core.methods.table import method_of
-from agentr_core.recipes import Recipe
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime import start
 
 

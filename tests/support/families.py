@@ -23,8 +23,8 @@ from agentr_core.methods.et_agent.stages.evolve import evolve
 from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.protocols import Environment
-from agentr_core.recipes import ModelRole
+from agentr_core.protocols.environment import Environment
+from agentr_core.recipes.models import ModelRole
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, start
 from agentr_core.store import Store

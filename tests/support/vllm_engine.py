@@ -11,7 +11,7 @@ from agentr_core.methods.faults import parse
 from agentr_core.models.vllm.command import Launch
 from agentr_core.models.vllm.model import VllmModel
 from agentr_core.models.vllm.replicas import Replicas
-from agentr_core.recipes import ModelConfig
+from agentr_core.recipes.models import ModelConfig
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "data" / "models" / "textcraft-tiny"

@@ -13,7 +13,7 @@ from math import comb
 
 from agentr_core.evaluation.headroom import Forecast, Headroom, Prospect, prospect
 from agentr_core.evaluation.pass_rates import Run
-from agentr_core.recipes import Recipe
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.recipes.sampling import sampling_of
 from agentr_core.runtime.place import Acting
 

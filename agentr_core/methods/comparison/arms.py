@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from agentr_core.errors import ConfigError
 from agentr_core.methods.faults import parse, why_unread
 from agentr_core.methods.table import method_named, method_of, names, plan_of
-from agentr_core.recipes import EtoConfig, Recipe, replace, resolved
-from agentr_core.recipes.recipe import ADAPTER, OPTIONAL
+from agentr_core.recipes.eto import EtoConfig
+from agentr_core.recipes.recipe import ADAPTER, OPTIONAL, Recipe, replace, resolved
 from agentr_core.reports.comparison import BASE
 from agentr_core.runtime.machine import settled
 from agentr_core.runtime.start import run_id_of

@@ -17,8 +17,9 @@ from agentr_core.fingerprint import canonical
 from agentr_core.methods.comparison.arms import OF_SAMPLES, RUNS, Arm, arms_of
 from agentr_core.methods.comparison.differences import EpisodesBySet, differences, episodes_by_set
 from agentr_core.methods.table import method_of
-from agentr_core.recipes import Recipe, restored, shown
 from agentr_core.recipes.evaluation import TEST
+from agentr_core.recipes.parsing import restored
+from agentr_core.recipes.recipe import Recipe, shown
 from agentr_core.reports import wording
 from agentr_core.reports.comparison import BASE, ArmReport, ArmRun, ComparisonReport, Difference, SeedMean
 from agentr_core.reports.records import IterationScore
