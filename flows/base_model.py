@@ -8,7 +8,7 @@ from prefect import flow
 
 from agentr_core.errors import ConfigError
 from agentr_core.methods.table import method_of
-from agentr_core.recipes import Recipe
+from agentr_core.recipes.recipe import Recipe
 from flows.parameters import name_unknown
 from tasks.base_model import pretrain
 from tasks.wiring import load_recipe

@@ -15,7 +15,7 @@ from prefect import flow, get_run_logger
 
 from agentr_core.errors import ConfigError
 from agentr_core.methods.table import method_of, plan_of
-from agentr_core.recipes import Recipe, replace
+from agentr_core.recipes.recipe import Recipe, replace
 from flows import stages
 from flows.flywheel import iterate, prepare
 from flows.parameters import Enough, Settings, Units, changes, name_unknown, run_name

@@ -13,7 +13,7 @@ from prefect import flow
 from agentr_core.errors import ArmsFailed, ConfigError, DataFault, ErrorBudgetSpent, TrainingFault
 from agentr_core.methods.comparison.arms import Arm, arms_of, chosen, makers_of_samples
 from agentr_core.methods.table import method_of, plan_of
-from agentr_core.recipes import Recipe
+from agentr_core.recipes.recipe import Recipe
 from flows.flywheel import iterate, prepare, turn
 from flows.parameters import name_unknown, run_name
 from flows.preflight.checks import check

@@ -11,7 +11,7 @@ from prefect import flow
 
 from agentr_core.errors import ConfigError
 from agentr_core.methods.table import method_of, plan_of
-from agentr_core.recipes import Recipe, replace
+from agentr_core.recipes.recipe import Recipe, replace
 from flows import stages
 from flows.parameters import Iterations, Settings, changes, name_unknown, run_name
 from flows.preflight.checks import check

@@ -17,7 +17,7 @@ from rich.console import Console
 from agentr_core.errors import ConfigError
 from agentr_core.methods.comparison.arms import arms_of
 from agentr_core.methods.table import method_of, plans_of
-from agentr_core.recipes import Recipe, replace
+from agentr_core.recipes.recipe import Recipe, replace
 from flows import interruption, server
 from flows.base_model import make_base
 from flows.collecting import gather, learn, take_back

@@ -8,8 +8,8 @@ from typing import Any
 
 from prefect import serve
 
-from agentr_core import recipes as config
 from agentr_core.errors import ConfigError
+from agentr_core.methods.faults import load
 from agentr_core.methods.table import method_of, plan_of
 from flows import server, stages
 from flows.base_model import make_base_from
@@ -31,7 +31,7 @@ def deployments(recipes: Sequence[Path]) -> list[Any]:
         raise ConfigError(f"there is no recipe in {RECIPES}; name the recipes to serve")
     made, named = [], dict[str, Path]()
     for path in paths:
-        recipe = config.load(path)
+        recipe = load(path)
         kind = method_of(recipe).flow
         # On a server, the second would silently take the place of the first.
         if (other := named.setdefault(f"{kind}/{recipe.name}", path)) is not path:

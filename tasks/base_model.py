@@ -7,7 +7,7 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from agentr_core.recipes import Recipe
+from agentr_core.recipes.recipe import Recipe
 from tasks.progress import stage_progress
 
 

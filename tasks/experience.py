@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from agentr_core.recipes import Recipe
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.trained_on import check_run
 from agentr_core.stages import outside
 from agentr_core.stages.outside import Training

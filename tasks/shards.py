@@ -18,7 +18,7 @@ from prefect import task
 from prefect.futures import PrefectFuture
 
 from agentr_core.errors import ConfigError, WorkerLost
-from agentr_core.recipes import Recipe
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.shards import Batch, Shard, work_through
 from tasks import runners

@@ -16,8 +16,8 @@ from typing import Any
 from prefect import Task, task
 
 from agentr_core.errors import ConfigError
-from agentr_core.methods.table import plan_of
-from agentr_core.recipes import Recipe
+from agentr_core.methods.table import importable, plan_of
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime import start as starting
 from agentr_core.runtime.experience import has_begun, settled
 from agentr_core.runtime.machine import formats
@@ -64,7 +64,7 @@ async def headroom(run: RunRef, *, episodes: int, instances: int, judged: int, j
     async with _workplace(run, "headroom", 0) as place:
         others = [Path(judge) for judge in judges]
         return await sampled.headroom(
-            with_workers(place), episodes=episodes, instances=instances, judged=judged, judges=others
+            with_workers(place), importable(), episodes=episodes, instances=instances, judged=judged, judges=others
         )
 
 

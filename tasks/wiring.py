@@ -14,10 +14,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from agentr_core import recipes
 from agentr_core.environments import registry
 from agentr_core.episodes.opening import open_with
 from agentr_core.errors import ConfigError
+from agentr_core.methods.faults import load
 from agentr_core.methods.table import method_of
 from agentr_core.models.local.worker_messages import Loading
 from agentr_core.models.local.workers import load_local
@@ -25,8 +25,11 @@ from agentr_core.models.openai.chat import OpenAIModel
 from agentr_core.models.openai.endpoint import endpoint
 from agentr_core.models.vllm.door import RemoteFleet
 from agentr_core.models.vllm.start import make_launch, start
-from agentr_core.protocols import ChatModel, Environment, Keeping, Labels, Take
-from agentr_core.recipes import ModelConfig, ModelRole, Recipe, replace
+from agentr_core.protocols.abilities import Keeping, Labels, Take
+from agentr_core.protocols.environment import Environment
+from agentr_core.protocols.model import ChatModel
+from agentr_core.recipes.models import ModelConfig, ModelRole
+from agentr_core.recipes.recipe import Recipe, replace
 from agentr_core.reports.addresses import page_of
 from agentr_core.runtime.equipment import Equipment
 from agentr_core.runtime.machine import settled
@@ -55,7 +58,7 @@ def reference(recipe: Recipe) -> RunRef:
     """Return the reference to the run of a recipe. Raises `ModelDirectoryError` if its model is
     unsound.
     """
-    return RunRef(workspace=recipe.workspace, run_id=run_id_of(recipe))
+    return RunRef(workspace=recipe.workspace, run_id=run_id_of(recipe, method_of(recipe)))
 
 
 def load_recipe(path: Path, overrides: Sequence[str]) -> Recipe:
@@ -64,7 +67,7 @@ def load_recipe(path: Path, overrides: Sequence[str]) -> Recipe:
     The environment variable `AGENTR_WORKSPACE` names the workspace of a recipe that names none.
     Arms, environment options and cluster are checked. Raises `ConfigError`.
     """
-    recipe = settled(_after_its_run(recipes.load(path, overrides, workspace=usual_workspace())))
+    recipe = settled(_after_its_run(load(path, overrides, workspace=usual_workspace())))
     method_of(recipe).settle(recipe)
     runners.check(recipe.scale)
     for name, world in recipe.worlds().items():
@@ -106,6 +109,7 @@ def quiet_workplace(run: RunRef, recipe: Recipe | None = None, *, progress: Upda
     known, store = recipe or stored_recipe(root, run.run_id, patient=True), open_store(root, patient=True)
     place = Workplace(
         recipe=known,
+        method=method_of(known),
         run_id=run.run_id,
         root=root,
         store=store,

@@ -7,9 +7,9 @@ import math
 from functools import lru_cache
 from pathlib import Path
 
-from agentr_core import recipes
 from agentr_core.errors import ConfigError, StoreError
-from agentr_core.recipes import Recipe
+from agentr_core.recipes.parsing import restored
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.store import Store
 from agentr_core.store.queries.runs import run_config, runs_beginning
 from agentr_core.texts import placed
@@ -76,4 +76,4 @@ def stored_recipe(workspace: Path, run_id: str, *, patient: bool = False) -> Rec
 # Every task of a run asks for its recipe.
 @lru_cache(maxsize=16)
 def _parsed(config: str, source: str) -> Recipe:
-    return recipes.restored(json.loads(config), source=source)
+    return restored(json.loads(config), source=source)

@@ -28,7 +28,7 @@ from agentr_core.environments.crafting.renaming import free_names, rename
 from agentr_core.environments.crafting.shaped import MAX_DEPTH
 from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.agent_r.critique.prompt import judge_messages
-from agentr_core.recipes import BaseConfig
+from agentr_core.recipes.training import BaseConfig
 from agentr_core.types import Instance, Message, Sample, SampleKind, Verdict
 
 FIRST_INDEX = 10**6

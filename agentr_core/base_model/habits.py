@@ -15,7 +15,7 @@ from agentr_core.environments.reasoning.grammar import SEARCH
 from agentr_core.environments.reasoning.made.universe import Entity
 from agentr_core.environments.reasoning.problems import Move, Problem
 from agentr_core.fingerprint import derive_seed
-from agentr_core.recipes import QuestionsConfig
+from agentr_core.recipes.questions_base import QuestionsConfig
 
 GUESS, EARLY, REPEAT, DETOUR, MALFORMED = "guess", "early", "repeat", "detour", "malformed"
 MOST_REPEATS = 2

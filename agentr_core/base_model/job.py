@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from agentr_core.fingerprint import canonical, fingerprint
 from agentr_core.models.files import read_json
-from agentr_core.recipes import BaseConfig
+from agentr_core.recipes.training import BaseConfig
 from agentr_core.training.job import Fault, WorkFolder
 
 

@@ -26,7 +26,8 @@ from agentr_core.base_model.tokenizer import build_tokenizer
 from agentr_core.environments.crafting.text import INSTRUCTION
 from agentr_core.methods.agent_r.critique.prompt import JUDGE_INSTRUCTION
 from agentr_core.methods.agent_r.reflections import ACKNOWLEDGEMENT, ACTION, REFLECTIONS
-from agentr_core.recipes import BaseConfig, QuestionsConfig
+from agentr_core.recipes.questions_base import QuestionsConfig
+from agentr_core.recipes.training import BaseConfig
 from agentr_core.samples.labels import IGNORED
 from agentr_core.samples.rendering import Renderer
 from agentr_core.training.attention import register

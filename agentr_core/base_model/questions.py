@@ -28,9 +28,12 @@ from agentr_core.environments.reasoning.world import ReasoningWorld, Rules, repl
 from agentr_core.episodes.replay import play
 from agentr_core.episodes.transcript import transcript
 from agentr_core.fingerprint import derive_seed
-from agentr_core.recipes import QuestionsConfig
+from agentr_core.recipes.questions_base import QuestionsConfig
 from agentr_core.samples.json_lines import records
-from agentr_core.tools.search import Document, InProcess, Retriever, SearchTool
+from agentr_core.tools.search.corpus import Document
+from agentr_core.tools.search.providers import InProcess
+from agentr_core.tools.search.retriever import Retriever
+from agentr_core.tools.search.tool import SearchTool
 from agentr_core.types import Instance, Provenance, Sample, SampleKind, ToolCall
 
 _FRACTION = re.compile(r"\\frac\{(\d+)\}\{(\d+)\}")

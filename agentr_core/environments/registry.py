@@ -25,7 +25,8 @@ from agentr_core.environments.option_types import option_faults
 from agentr_core.environments.replies import FIRST_LINE, OBSERVATION
 from agentr_core.episodes.transcript import Until, transcript_of
 from agentr_core.errors import AgentrError, ConfigError, EnvironmentFault
-from agentr_core.protocols import Environment, Labelled, Labels, Take
+from agentr_core.protocols.abilities import Labelled, Labels, Take
+from agentr_core.protocols.environment import Environment
 from agentr_core.texts import cause, closest, listed
 from agentr_core.types import Sampling
 

@@ -28,7 +28,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from agentr_core.protocols import Labels
+from agentr_core.protocols.abilities import Labels
 from agentr_core.texts import outside_thoughts
 
 LABEL = "Action:"

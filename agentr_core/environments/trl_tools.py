@@ -9,7 +9,7 @@ from typing import Any
 
 from agentr_core import answers
 from agentr_core.errors import EnvironmentFault
-from agentr_core.protocols import Environment
+from agentr_core.protocols.environment import Environment
 from agentr_core.types import Instance
 
 _BY_TOOL = "Instead of writing the line of the action, send each action with the tool `act`."

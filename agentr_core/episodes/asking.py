@@ -12,7 +12,8 @@ from agentr_core import answers
 from agentr_core.episodes.units import phase
 from agentr_core.errors import ConfigError, IllTypedAnswer, ModelFault
 from agentr_core.fingerprint import derive_seed
-from agentr_core.protocols import Asking, Environment, Graded, Grader
+from agentr_core.protocols.abilities import Asking, Graded, Grader
+from agentr_core.protocols.environment import Environment
 from agentr_core.types import OUT_OF_ROOM, Answer, Grade, Grading, Question, StopReason, Trajectory
 
 

@@ -16,7 +16,7 @@ from agentr_core.episodes.native_calls import NativeCall, Tool, definitions, rea
 from agentr_core.episodes.opening import instruction_of, with_system
 from agentr_core.episodes.transcript import Turns
 from agentr_core.errors import ConfigError
-from agentr_core.protocols import Environment
+from agentr_core.protocols.environment import Environment
 from agentr_core.types import Message, Step
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from agentr_core import answers
 from agentr_core.episodes.steps import Outcome, act
 from agentr_core.errors import ReplayDiverged, ReplayDrifted
-from agentr_core.protocols import Environment, Resuming
+from agentr_core.protocols.abilities import Resuming
+from agentr_core.protocols.environment import Environment
 from agentr_core.repeating import Repeatability, repeatability_of, repeats
 from agentr_core.texts import quoted
 from agentr_core.types import Instance, Step, Transition

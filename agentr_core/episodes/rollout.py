@@ -19,7 +19,8 @@ from agentr_core.episodes.transcript import ask_next, transcript_of
 from agentr_core.episodes.units import phase
 from agentr_core.errors import ConfigError, DataFault, PromptTooLong
 from agentr_core.fingerprint import derive_seed
-from agentr_core.protocols import Environment, Relaying, Stateful, Undelivered
+from agentr_core.protocols.abilities import Relaying, Stateful, Undelivered
+from agentr_core.protocols.environment import Environment
 from agentr_core.types import (
     NO_LIMITS,
     Answer,

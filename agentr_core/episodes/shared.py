@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from agentr_core.episodes.units import phase
-from agentr_core.protocols import Environment, Relaying
+from agentr_core.protocols.abilities import Relaying
+from agentr_core.protocols.environment import Environment
 from agentr_core.texts import cause
 from agentr_core.types import Instance
 

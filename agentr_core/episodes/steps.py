@@ -15,7 +15,8 @@ from agentr_core.episodes.asking import Helper, no_helper
 from agentr_core.episodes.units import phase
 from agentr_core.errors import EnvironmentTimeout
 from agentr_core.fingerprint import derive_seed
-from agentr_core.protocols import Environment, Limited, Listening, Relaying, Undelivered
+from agentr_core.protocols.abilities import Limited, Listening, Relaying, Undelivered
+from agentr_core.protocols.environment import Environment
 from agentr_core.threads import started
 from agentr_core.types import Answer, Generation, Step, StopReason, Transition
 

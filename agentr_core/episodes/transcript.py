@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from agentr_core.episodes.opening import example_turns, instruction_of, system_turns, with_system
 from agentr_core.errors import ConfigError
-from agentr_core.protocols import Dividing, Environment, Transcript
+from agentr_core.protocols.environment import Dividing, Environment, Transcript
 from agentr_core.types import Message, Request, Sampling, Span, Step, Trajectory, grown_turn
 
 OPENING = 3

@@ -14,8 +14,8 @@ from agentr_core.episodes.shared import SharedEnvironments
 from agentr_core.episodes.steps import EpisodeTimer, Reply
 from agentr_core.episodes.units import UnitError, run_all
 from agentr_core.fingerprint import derive_seed
-from agentr_core.protocols import Environment
-from agentr_core.recipes import ErrorsConfig
+from agentr_core.protocols.environment import Environment
+from agentr_core.recipes.execution import ErrorsConfig
 from agentr_core.types import NO_LIMITS, EpisodeLimits, Grading, Instance, Sampling, Step, Trajectory
 
 

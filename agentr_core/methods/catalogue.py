@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from agentr_core.recipes import EtoConfig, SpliceConfig
-from agentr_core.runtime.description import Funnel, ReportPart, Stage, imported
+from agentr_core.methods.table import method_of
+from agentr_core.protocols.environment import Environment
+from agentr_core.recipes.eto import EtoConfig
+from agentr_core.recipes.recipe import Recipe
+from agentr_core.recipes.splicing import SpliceConfig
+from agentr_core.runtime.place import Funnel, ReportPart, Stage, imported
+from agentr_core.types import Instance
+
+
+def _check_expert(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
+    """Check the expert, and have the recipe's method say what to do where there is none."""
+    imported("agentr_core.stages.demonstrate:check_expert")(recipe, env, instances, method_of(recipe))
+
 
 COLLECT = Stage(
     name="collect",
@@ -53,7 +65,7 @@ DEMONSTRATE = Stage(
     work=imported("agentr_core.stages.demonstrate:demonstrate"),
     reads=("environment", "instances", "eto.expert"),
     needs=("env",),
-    check=imported("agentr_core.stages.demonstrate:check_expert"),
+    check=_check_expert,
     gathers=True,
 )
 CLONE = replace(

@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from agentr_core.errors import ConfigError
-from agentr_core.recipes import Recipe, TrainingConfig
 from agentr_core.recipes.fields import in_iteration
 from agentr_core.recipes.grpo import SCHEDULE, group_faults, grpo_faults, on_one_machine, online_faults
-from agentr_core.runtime.description import Acting, Asked, Training
+from agentr_core.recipes.recipe import Recipe
+from agentr_core.recipes.training import TrainingConfig
+from agentr_core.runtime.place import Acting, Asked, Training
 from agentr_core.training.objectives import GroupRelative, Preference, PreferenceLoss, Supervised
 from agentr_core.training.zero import offloads, read_zero
 

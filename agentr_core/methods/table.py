@@ -1,8 +1,7 @@
 """Methods by name: the shipped ones and those that other packages add.
 
 A package adds a method with an entry point in the group `agentr.methods` that names a `Method`. A
-method is imported only when it is asked for, so that recipes, which name methods, need not import
-them.
+method is imported only when it is asked for: a broken package stops its own recipes alone.
 """
 
 from __future__ import annotations
@@ -11,14 +10,11 @@ from contextlib import suppress
 from functools import cache
 from importlib.metadata import entry_points
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING
 
 from agentr_core.errors import ConfigError
+from agentr_core.recipes.recipe import Recipe
+from agentr_core.runtime.place import Method, Plan, Stage
 from agentr_core.texts import cause, closest
-
-if TYPE_CHECKING:
-    from agentr_core.recipes import Recipe
-    from agentr_core.runtime.description import Method, Plan, Stage
 
 GROUP = "agentr.methods"
 SHIPPED = {
@@ -54,10 +50,7 @@ def method_of(recipe: Recipe) -> Method:
 
 def plan_of(recipe: Recipe, iteration: int) -> Plan:
     """Return the plan of an iteration of a recipe; iteration 0 comes before the first one."""
-    from agentr_core.runtime.description import Plan
-
-    method = method_of(recipe)
-    return method.plan(recipe, iteration) if iteration else Plan(stages=method.before)
+    return method_of(recipe).plan_of(recipe, iteration)
 
 
 def plans_of(recipe: Recipe) -> list[Plan]:
@@ -83,8 +76,6 @@ def all_stages() -> dict[str, Stage]:
 
 @cache
 def _installed(name: str) -> Method:
-    from agentr_core.runtime.description import Method
-
     for entry in entry_points(group=GROUP, name=name):
         try:
             found = entry.load()

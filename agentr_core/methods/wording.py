@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentr_core.recipes import Recipe
 from agentr_core.recipes.grpo import unread_online
+from agentr_core.recipes.recipe import Recipe
 
 MOST_NAMED = 10
 """The most iterations like the last value that are each listed."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from agentr_core.answers import checked_generations
 from agentr_core.errors import ModelFault, PromptTooLong, Transient
-from agentr_core.protocols import ChatModel
+from agentr_core.protocols.model import ChatModel
 from agentr_core.types import Generation, Request
 
 _QUIET_TURNS = 3

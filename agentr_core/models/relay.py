@@ -11,7 +11,7 @@ from dataclasses import replace
 from agentr_core.answers import checked_generations
 from agentr_core.errors import ModelFault, PromptTooLong
 from agentr_core.models.batching import BatchStats
-from agentr_core.protocols import ChatModel, Estimating
+from agentr_core.protocols.model import ChatModel, Estimating
 from agentr_core.types import Generation, Request
 
 

@@ -9,8 +9,8 @@ import asyncio
 from agentr_core.models.batching import Batcher, BatchStats
 from agentr_core.models.local.workers import Workers
 from agentr_core.models.relay import Relay
-from agentr_core.protocols import ChatModel
-from agentr_core.recipes import ModelConfig
+from agentr_core.protocols.model import ChatModel
+from agentr_core.recipes.models import ModelConfig
 from agentr_core.types import Generation, Request
 
 

@@ -8,7 +8,7 @@ from dataclasses import field
 from typing import Any, Literal
 
 from agentr_core.fingerprint import later
-from agentr_core.protocols import Labels, Take
+from agentr_core.protocols.abilities import Labels, Take
 from agentr_core.recipes.fields import Count, Natural, Repeats, Unit, record
 from agentr_core.recipes.instances import InstancesConfig, instances_faults
 

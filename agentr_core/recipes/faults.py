@@ -1,11 +1,12 @@
-"""Faults of a recipe whose fields are each right: parts that do not go together, and secrets."""
+"""Faults of a recipe whose fields are each right: parts that do not go together, and secrets.
+
+These rules know no method; `methods.faults` has those that do, and puts all together.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
-from agentr_core.errors import ConfigError
 from agentr_core.recipes.agent_r import critique_faults, search_faults
 from agentr_core.recipes.environments import WorldConfig, action_faults, prompt_faults, worlds_faults
 from agentr_core.recipes.evaluation import development_faults, evaluation_faults
@@ -15,13 +16,7 @@ from agentr_core.recipes.models import ModelRole, gpu_faults, model_faults, secr
 from agentr_core.recipes.recipe import ADAPTER, OPTIONAL, Recipe
 from agentr_core.recipes.served import served_sampling_faults
 from agentr_core.recipes.splicing import splice_faults
-from agentr_core.recipes.training import (
-    UNREAD,
-    TrainingConfig,
-    sharing_faults,
-    training_faults,
-    vllm_adapter_faults,
-)
+from agentr_core.recipes.training import training_faults, vllm_adapter_faults
 
 
 def secrets_in(recipe: Recipe) -> list[str]:
@@ -33,42 +28,7 @@ def _section_of(role: ModelRole) -> str:
     return "model" if role == "actor" else f"models.{role}"
 
 
-def faults_of(recipe: Recipe) -> list[str]:
-    """Return what is wrong with a recipe as a whole, one sentence each: by the rules for all
-    methods and for its own.
-    """
-    # Methods are a layer above recipes; the table imports one only when it is asked for.
-    from agentr_core.methods.table import SHIPPED, method_of
-
-    if faults := faults_of_method(recipe.method):
-        return faults + _faults_of_models(recipe) + _faults_of_sections(recipe)
-    method = method_of(recipe)
-    faults = _faults_of_models(recipe) if method.acts else []
-    faults += _foreign_sections(recipe, method.name, method.sections)
-    faults += method.faults(recipe)
-    if not faults or recipe.method in SHIPPED:
-        faults += _unread_settings(recipe)
-    # The plans go through both lists.
-    if not faults and method.acts and recipe.pairs.alpha and recipe.training.num_train_epochs:
-        faults += _faults_of_plans(recipe)
-    return faults + _faults_of_sections(recipe) + _faults_of_choice(recipe, goes_round=method.flow == "flywheel")
-
-
-def faults_of_method(name: Any) -> list[str]:
-    """Return why a recipe's method cannot be had, as one sentence; none where it can, or where the
-    recipe names it by something other than a text.
-    """
-    from agentr_core.methods.table import method_named
-
-    try:
-        if isinstance(name, str):
-            method_named(name)
-    except ConfigError as error:
-        return [f"method: {error}"]
-    return []
-
-
-def _faults_of_sections(recipe: Recipe) -> list[str]:
+def faults_of_sections(recipe: Recipe) -> list[str]:
     """Return what is wrong with a recipe by the rules for all methods, one sentence each."""
     faults = []
     if not recipe.pairs.alpha:
@@ -104,87 +64,20 @@ def _splits_trained_on(recipe: Recipe) -> set[str]:
     return {split for first in (1, *instances.from_iteration) for split in instances.of(first).training_splits}
 
 
-def _faults_of_models(recipe: Recipe) -> list[str]:
+def faults_of_models(recipe: Recipe) -> list[str]:
+    """Return what is wrong with the models of a recipe, one sentence each."""
     models = {_section_of(role): model for role, model in recipe.own_models().items()}
     faults = [fault for section, model in models.items() for fault in model_faults(section, model)]
     return [*faults, *gpu_faults(models), *_faults_of_served_adapters(recipe), *served_sampling_faults(recipe)]
 
 
-def _faults_of_plans(recipe: Recipe) -> list[str]:
-    """Return what is wrong with a teacher and with a sampler that sleeps, and why processes cannot
-    share the steps of a training; the recipe must be right otherwise.
-    """
-    from agentr_core.methods.table import method_of, plans_of
-
-    # The stages of a comparison depend on its arms, which are not settled yet.
-    plans = [] if method_of(recipe).flow == "compare" else plans_of(recipe)
-    roles = {role for plan in plans for stage in plan.stages for role in stage.roles}
-    rows = {plan.training.objective.rows for plan in plans if plan.training is not None}
-    faults = _faults_of_teacher(recipe, collects=not plans or "teacher" in roles, online="episodes" in rows)
-    if plans and recipe.model.vllm.sleep and "episodes" not in rows:
-        faults.append(
-            "model.vllm.sleep: only group RL takes turns with its sampler, and no iteration here is group RL; leave it "
-            "out, since servers end before any other training begins"
-        )
-    # Group RL divides each step by episodes. A comparison always trains on datasets.
-    return faults if rows == {"episodes"} else faults + sharing_faults(recipe.training)
-
-
-def _unread_settings(recipe: Recipe) -> list[str]:
-    """Return a sentence for each setting of section `training` that none of a recipe's trainings
-    reads. A comparison's arms share theirs, and each reads what it needs.
-    """
-    trainings, plain, faults = _trainings(recipe), TrainingConfig(), []
-    for name, value in vars(recipe.training).items():
-        whys = [why_unread(name, value, training) for training in trainings]
-        if value != getattr(plain, name) and whys and all(whys):
-            faults.append(f"training.{name}: {' and '.join(dict.fromkeys(whys))}; leave it out")
-    epochs = recipe.training.num_train_epochs
-    whys = [why_unread("num_train_epochs", epochs, training) for training in trainings[len(epochs) - 1 :]]
-    # One number says nothing of a single iteration, and the default has numbers to spare.
-    if not faults and len(epochs) > 1 and epochs != plain.num_train_epochs and whys and all(whys):
-        faults.append(
-            f"training.num_train_epochs: its last number is for iteration {len(epochs)} and later ones, where "
-            f"{' and '.join(dict.fromkeys(whys))}; leave it out"
-        )
-    return faults
-
-
-def _trainings(recipe: Recipe) -> list[Any]:
-    """Return the training of each of a recipe's first iterations, after which all are alike; none
-    where a recipe has other faults by which they cannot be planned.
-    """
-    from agentr_core.methods.table import method_of, plans_of
-
-    method = method_of(recipe)
-    if not method.acts or method.flow == "compare":
-        return []
-    try:
-        return [plan.training for plan in plans_of(recipe) if plan.training is not None]
-    except IndexError:
-        # A list without a number for an iteration, which is told by itself.
-        return []
-
-
-def why_unread(name: str, value: Any, training: Any) -> str:
-    """Return why a training does not read a field of section `training`; empty if it does.
+def faults_of_teacher(recipe: Recipe, *, collects: bool, online: bool) -> list[str]:
+    """Return why a recipe's teacher has nothing to do, or is missing.
 
     Args:
-        value: the recipe's; that of `training.config` differs where another section replaces it.
+        collects: a stage of its method collects with a teacher.
+        online: an iteration is group RL.
     """
-    kind, section = training.objective.kind, training.section if training.section != "training" else "grpo"
-    if name == "start_from":
-        return "" if value != "base" or training.anew else "it goes on from the policy so far"
-    if name in UNREAD.get(kind, {}):
-        return UNREAD[kind][name]
-    if getattr(training.config, name) == value:
-        return ""
-    if name == "lr_scheduler_kwargs":
-        return f"{section}.lr_scheduler_type replaces the schedule that they belong to"
-    return f"{section}.{name} takes its place"
-
-
-def _faults_of_teacher(recipe: Recipe, *, collects: bool, online: bool) -> list[str]:
     if recipe.models.teacher is None:
         return ["teacher_iterations: name models.teacher, or leave it out"] if recipe.teacher_iterations else []
     if collects:
@@ -208,7 +101,7 @@ def _faults_of_scale(scale: ScaleConfig) -> list[str]:
     return faults
 
 
-def _faults_of_choice(recipe: Recipe, *, goes_round: bool) -> list[str]:
+def faults_of_choice(recipe: Recipe, *, goes_round: bool) -> list[str]:
     """Return what is wrong with how a run chooses the checkpoint that it goes on from."""
     best = recipe.promote == "best"
     if best and not goes_round:
@@ -263,7 +156,7 @@ def _faults_of_served_adapters(recipe: Recipe) -> list[str]:
     return faults
 
 
-def _foreign_sections(recipe: Recipe, method: str, read: Collection[str]) -> list[str]:
+def foreign_sections(recipe: Recipe, method: str, read: Collection[str]) -> list[str]:
     """Return a sentence for each changed section that the recipe's method does not read."""
     plain = ADAPTER.validate_python({"name": recipe.name})
     foreign = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +11,21 @@ from pydantic import ValidationError
 
 from agentr_core.errors import ConfigError
 from agentr_core.recipes.environments import with_examples
-from agentr_core.recipes.faults import faults_of, faults_of_method, secrets_in
+from agentr_core.recipes.faults import secrets_in
 from agentr_core.recipes.instances import RANGE
 from agentr_core.recipes.recipe import ADAPTER, OF_ONE_WORLD, Recipe, resolved
 from agentr_core.recipes.wrong_values import given, sentence
 from agentr_core.recipes.yaml_text import faults_of_kind, read_yaml, unfit_values
 from agentr_core.texts import closest, listed, placed, unreadable, visible
 
+Check = Callable[[Any, Recipe | None], list[str]]
+"""Returns what is wrong with the method of a recipe, given as it is named, and with the recipe as a
+whole, one sentence each; None stands for a recipe whose fields have faults already. The methods
+have it (`methods.faults`), which are a layer above recipes."""
 _KIND = re.compile(r"(constrained|function|literal|tuple|list|dict|lax|json)[-\[].*|str|int|float|bool")
 
 
-def load(path: Path, overrides: Sequence[str] = (), *, workspace: str = "") -> Recipe:
+def load(path: Path, overrides: Sequence[str] = (), *, check: Check, workspace: str = "") -> Recipe:
     """Return the recipe in a YAML file with `a.b=value` overrides applied.
 
     Args:
@@ -47,11 +51,16 @@ def load(path: Path, overrides: Sequence[str] = (), *, workspace: str = "") -> R
     if not isinstance(data, dict):
         what = "is empty" if data is None else "is a list" if isinstance(data, list) else "is a single value"
         raise ConfigError(f"recipe {path} {what}; give fields, a line each, such as `name: my-recipe`")
-    return parse({"workspace": workspace, **data} if workspace else data, overrides, source=str(path))
+    return parse({"workspace": workspace, **data} if workspace else data, overrides, check=check, source=str(path))
 
 
 def parse(
-    data: dict[str, Any], overrides: Sequence[str] = (), *, source: str = "recipe", stored: bool = False
+    data: dict[str, Any],
+    overrides: Sequence[str] = (),
+    *,
+    check: Check,
+    source: str = "recipe",
+    stored: bool = False,
 ) -> Recipe:
     """Return the recipe of a mapping with overrides applied. Raises `ConfigError`, which lists
     every fault.
@@ -71,14 +80,14 @@ def parse(
     try:
         recipe = ADAPTER.validate_python(merged)
     except ValidationError as error:
-        faults = [*faults_of_method(merged.get("method")), *_told(error.errors())]
+        faults = [*check(merged.get("method"), None), *_told(error.errors())]
         raise ConfigError(listed(faults, source)) from None
     both = [section for section in OF_ONE_WORLD if section in merged and recipe.environments]
     either = "does not go with environments, each of which has its own; leave one of them out"
     faults = [
         *(f"{section}: {either}" for section in both),
         *faults_of_kind(merged, resolved(recipe)),
-        *faults_of(recipe),
+        *check(recipe.method, recipe),
         *([] if stored else secrets_in(recipe)),
     ]
     if faults:

@@ -28,7 +28,7 @@ from agentr_core.runtime.helpers import helpers
 from agentr_core.runtime.shards import Effort, spent
 from agentr_core.runtime.ungraded import UNGRADED, draws_of, load_ungraded, ungraded_id
 from agentr_core.store import Store
-from agentr_core.store.codec import episode_rows, trajectory_rows
+from agentr_core.store.codec.trajectories import episode_rows, trajectory_rows
 from agentr_core.store.tables import Rows
 from agentr_core.types import NO_LIMITS, EpisodeLimits, Sampling
 

@@ -15,8 +15,9 @@ from agentr_core.episodes.units import UnitError
 from agentr_core.errors import ConfigError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.models.samplers import Sampler, sampler_of
-from agentr_core.protocols import Abandoning, Caching, ChatModel, Counting, Starting
-from agentr_core.recipes import ModelRole, Recipe
+from agentr_core.protocols.model import Abandoning, Caching, ChatModel, Counting, Starting
+from agentr_core.recipes.models import ModelRole
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.worlds import MakeEnvironment, Worlds
 from agentr_core.store.codec.ledger import event_rows
 from agentr_core.store.tables import Rows

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from agentr_core.runtime.description import Product, Stage
-from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.place import Product, Stage, Workplace
 from agentr_core.store.queries.iterations import iteration_state, trained_outside
 from agentr_core.store.queries.published import published
 

@@ -11,7 +11,7 @@ from typing import get_args
 from agentr_core.errors import IllTypedAnswer
 from agentr_core.fingerprint import fingerprint
 from agentr_core.models.samplers import Sampler
-from agentr_core.recipes import ModelRole
+from agentr_core.recipes.models import ModelRole
 from agentr_core.runtime.equipment import Equipment, Sink
 from agentr_core.runtime.readings import Readings, readings_of
 from agentr_core.runtime.shards import Effort, spent

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from agentr_core.fingerprint import fingerprint
 from agentr_core.models.files import weights_sha256
-from agentr_core.recipes import ModelConfig, Recipe
+from agentr_core.recipes.models import ModelConfig
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.equipment import Checkpoint
 
 

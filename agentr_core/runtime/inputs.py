@@ -18,7 +18,8 @@ from agentr_core.environments import registry
 from agentr_core.errors import DataFileError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.models.checkpoint_dir import behaviour_files_sha256, prints_date
-from agentr_core.recipes import ModelRole, Recipe
+from agentr_core.recipes.models import ModelRole
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.texts import placed
 from agentr_core.types import NO_LIMITS
 from agentr_core.writing import content_sha256

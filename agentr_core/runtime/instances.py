@@ -11,11 +11,14 @@ from dataclasses import replace
 from agentr_core import answers
 from agentr_core.errors import ConfigError, DataFault, EnvironmentFault, IllTypedAnswer, Transient
 from agentr_core.fingerprint import derive_seed
-from agentr_core.protocols import Deriving, Environment
-from agentr_core.recipes import EvaluationSetConfig, InstancesConfig, Recipe
-from agentr_core.recipes.evaluation import TEST
+from agentr_core.protocols.abilities import Deriving
+from agentr_core.protocols.environment import Environment
+from agentr_core.recipes.evaluation import TEST, EvaluationSetConfig
+from agentr_core.recipes.instances import InstancesConfig
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.place import Workplace
-from agentr_core.store.codec import chosen_rows, instance_row, load_chosen
+from agentr_core.store.codec.choices import chosen_rows, load_chosen
+from agentr_core.store.codec.texts import instance_row
 from agentr_core.store.tables import Row, Rows
 from agentr_core.threads import check_wanted, in_thread
 from agentr_core.types import Instance

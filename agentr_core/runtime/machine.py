@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from agentr_core.models.processors import processors
-from agentr_core.recipes import ModelConfig, Recipe, TrainingConfig, replace
+from agentr_core.recipes.models import ModelConfig
+from agentr_core.recipes.recipe import Recipe, replace
+from agentr_core.recipes.training import TrainingConfig
 
 _PROCESSOR = Path("/proc/cpuinfo")
 _CGROUP = Path("/sys/fs/cgroup")

@@ -11,8 +11,8 @@ from agentr_core.data_files import data_path
 from agentr_core.episodes.opening import Opening, example_text
 from agentr_core.errors import ConfigError, DataFileError
 from agentr_core.fingerprint import file_sha256
-from agentr_core.recipes import Recipe
 from agentr_core.recipes.environments import PromptConfig
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.samples.json_lines import records
 from agentr_core.samples.record_turns import conversation
 from agentr_core.texts import placed, unreadable

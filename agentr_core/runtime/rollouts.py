@@ -8,7 +8,8 @@ from dataclasses import replace
 from agentr_core.evaluation.episodes import EpisodePlan
 from agentr_core.runtime.episode_shard import EpisodeShard, rollout_id, with_ungraded
 from agentr_core.runtime.place import Workplace
-from agentr_core.store.codec import PlannedRollout, copy_rollouts, planned_rows, runs_alike
+from agentr_core.store.codec.choices import PlannedRollout, planned_rows
+from agentr_core.store.codec.copies import copy_rollouts, runs_alike
 from agentr_core.types import NO_LIMITS, EpisodeLimits, Sampling
 
 

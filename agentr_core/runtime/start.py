@@ -15,28 +15,19 @@ from typing import Any, Literal
 from agentr_core.environments import registry
 from agentr_core.errors import ConfigError
 from agentr_core.fingerprint import fingerprint
-from agentr_core.methods.table import method_of
 from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory
-from agentr_core.protocols import Sandboxed
-from agentr_core.recipes import ModelRole, Recipe, identifying, replace, resolved
-from agentr_core.runtime.description import Stage
+from agentr_core.protocols.abilities import Sandboxed
+from agentr_core.recipes.models import ModelRole
+from agentr_core.recipes.recipe import Recipe, identifying, replace, resolved
 from agentr_core.runtime.identity import identity, teacher_of
 from agentr_core.runtime.inputs import contents, input_files, input_ids
 from agentr_core.runtime.machine import bfloat16
-from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.place import Method, Stage, Workplace
 from agentr_core.runtime.prompts import prompt_files
 from agentr_core.runtime.trained_on import check_run
 from agentr_core.store import Store
-from agentr_core.store.codec import (
-    OF_DATASETS,
-    OF_FILES,
-    checkpoint_rows,
-    iteration_rows,
-    known_input,
-    run_rows,
-    stage_input_rows,
-)
-from agentr_core.store.codec.ledger import Status
+from agentr_core.store.codec.copies import OF_DATASETS, OF_FILES, known_input, stage_input_rows
+from agentr_core.store.codec.ledger import Status, checkpoint_rows, iteration_rows, run_rows
 from agentr_core.store.queries.iterations import count_finished_iterations, iteration_state
 from agentr_core.store.queries.runs import RunState, checkpoint_with, run_state
 from agentr_core.store.snapshot import snapshot
@@ -45,7 +36,7 @@ from agentr_core.store.tables import Rows, merge
 PACKAGES = ("agentr", "torch", "transformers", "trl", "openai", "prefect", "duckdb", "numpy")
 
 
-def run_id_of(recipe: Recipe) -> str:
+def run_id_of(recipe: Recipe, method: Method) -> str:
     """Return the id of a run, made of what the recipe asks for and what the models contain.
 
     More iterations of the same recipe go on with the same run, and so do other arms, seeds and
@@ -62,7 +53,7 @@ def run_id_of(recipe: Recipe) -> str:
     files = input_files(recipe)
     models = {role: identity(model) for role, model in own.items()}
     further = files, recipe.compare.pool, _changed_worlds(recipe), prompt_files(recipe)
-    return fingerprint("run", asked_for(recipe), models, behaviour, *filter(None, further))
+    return fingerprint("run", asked_for(recipe, method), models, behaviour, *filter(None, further))
 
 
 def _changed_worlds(recipe: Recipe) -> dict[str, int]:
@@ -78,8 +69,8 @@ def _changed_worlds(recipe: Recipe) -> dict[str, int]:
     return {name: version for name, version in versions.items() if version > 1}
 
 
-def asked_for(recipe: Recipe) -> dict[str, Any]:
-    """Return what a recipe asks for as plain data.
+def asked_for(recipe: Recipe, method: Method) -> dict[str, Any]:
+    """Return what a recipe of a method asks for as plain data.
 
     Left out are how far the run goes and where, the numbers of machines and processes, the GPUs,
     the size of the prefix cache, the patience with workers, the prices, and the comparison that the
@@ -88,7 +79,7 @@ def asked_for(recipe: Recipe) -> dict[str, Any]:
     anywhere = recipe.training.anywhere()
     plain = identifying(replace(recipe, iterations=1, workspace="", description="", training=anywhere))
     del plain["scale"], plain["compare"]
-    method_of(recipe).identify(recipe, plain)
+    method.identify(recipe, plain)
     for section in (plain["model"], *filter(None, plain["models"].values())):
         del section["prices"], section["prefix_cache_gib"], section["workers"]
         section["vllm"].pop("gpus", None)
@@ -261,9 +252,8 @@ def _inputs(place: Workplace, now: datetime) -> list[Rows]:
     own = recipe.own_models()
     weights: dict[ModelRole, str] = {role: identity(model) for role, model in own.items() if role != "actor"}
     begun = place.started_at() or now
-    known = input_ids(
-        recipe, asked_for(recipe), weights=weights, files=input_files(recipe), prompts=prompt_files(recipe), at=begun
-    )
+    asked, files, prompts = asked_for(recipe, place.method), input_files(recipe), prompt_files(recipe)
+    known = input_ids(recipe, asked, weights=weights, files=files, prompts=prompts, at=begun)
     inputs = {stage: key for stage, key in known.items() if stage in place.method.taken_over}
     return [stage_input_rows(place.run_id, inputs)]
 

@@ -12,7 +12,8 @@ from agentr_core.episodes.steps import Outcome, Reply
 from agentr_core.evaluation.episodes import EpisodePlan, EpisodeResult, count_invalid
 from agentr_core.fingerprint import fingerprint
 from agentr_core.store import Store
-from agentr_core.store.codec import Draw, load_draws, load_trajectories
+from agentr_core.store.codec.generations import Draw, load_draws
+from agentr_core.store.codec.trajectories import load_trajectories
 
 UNGRADED = "ungraded"
 

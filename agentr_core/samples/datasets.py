@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from agentr_core.errors import DataFault
 from agentr_core.fingerprint import derive_seed, fingerprint
-from agentr_core.recipes import DataConfig
+from agentr_core.recipes.data import DataConfig
 from agentr_core.samples.filters import (
     STAGE,
     Filtered,

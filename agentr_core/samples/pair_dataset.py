@@ -13,7 +13,7 @@ from itertools import takewhile
 
 from agentr_core.errors import DataFault
 from agentr_core.fingerprint import derive_seed
-from agentr_core.recipes import DataConfig
+from agentr_core.recipes.data import DataConfig
 from agentr_core.samples.datasets import Dataset, manifest_of
 from agentr_core.samples.filters import CUT_REPLY, STAGE, check_no_leakage, count_cut, cut_detail, in_shares
 from agentr_core.samples.identity import content_order

@@ -14,8 +14,8 @@ from agentr_core.episodes.replay import diverged
 from agentr_core.episodes.rollout import episode
 from agentr_core.episodes.steps import EpisodeTimer, Reply
 from agentr_core.fingerprint import derive_seed
-from agentr_core.protocols import Environment
-from agentr_core.recipes import SearchConfig
+from agentr_core.protocols.environment import Environment
+from agentr_core.recipes.agent_r import SearchConfig
 from agentr_core.recipes.sampling import sampling_of
 from agentr_core.repeating import repeatability_of, repeats
 from agentr_core.search.expansion import end_at_context_limit

@@ -19,8 +19,9 @@ from agentr_core.episodes.units import phase
 from agentr_core.errors import PromptTooLong
 from agentr_core.fingerprint import derive_seed
 from agentr_core.models.together import all_or_none
-from agentr_core.protocols import Asking, Environment
-from agentr_core.recipes import SearchConfig
+from agentr_core.protocols.abilities import Asking
+from agentr_core.protocols.environment import Environment
+from agentr_core.recipes.agent_r import SearchConfig
 from agentr_core.recipes.sampling import sampling_of
 from agentr_core.search.states import NodeStates
 from agentr_core.search.tree import Arena, Draw, Growth, steps_to

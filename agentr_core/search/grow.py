@@ -19,8 +19,8 @@ from agentr_core.episodes.drawing import Ask
 from agentr_core.episodes.steps import EpisodeTimer, call
 from agentr_core.episodes.units import phase
 from agentr_core.errors import DataFault
-from agentr_core.protocols import Environment
-from agentr_core.recipes import SearchConfig
+from agentr_core.protocols.environment import Environment
+from agentr_core.recipes.agent_r import SearchConfig
 from agentr_core.search.chains import grow_chains
 from agentr_core.search.expansion import expand
 from agentr_core.search.leading import Lead

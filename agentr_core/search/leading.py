@@ -13,7 +13,7 @@ from agentr_core import answers
 from agentr_core.episodes.asking import Helper
 from agentr_core.episodes.steps import EpisodeTimer, call
 from agentr_core.fingerprint import derive_seed
-from agentr_core.recipes import SearchConfig
+from agentr_core.recipes.agent_r import SearchConfig
 from agentr_core.search.expansion import same_reply
 from agentr_core.search.states import NodeStates
 from agentr_core.search.tree import ROOT, Arena, way_to

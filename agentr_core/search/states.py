@@ -12,7 +12,7 @@ from agentr_core.episodes.replay import restore
 from agentr_core.episodes.steps import EpisodeTimer, Outcome, act, call, step_with
 from agentr_core.episodes.units import phase
 from agentr_core.fingerprint import derive_seed
-from agentr_core.protocols import Environment
+from agentr_core.protocols.environment import Environment
 from agentr_core.search.tree import Arena, steps_to
 from agentr_core.types import Generation, StopReason
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from agentr_core.errors import ConfigError, DataFault, StoreError
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.models.checkpoint_dir import own_context_length
-from agentr_core.recipes import DataConfig
+from agentr_core.recipes.data import DataConfig
 from agentr_core.runtime.instances import held_out
 from agentr_core.runtime.place import Workplace
 from agentr_core.samples.chat_file import read_chat
@@ -28,14 +28,9 @@ from agentr_core.samples.identity import sample_id, trained_spans
 from agentr_core.samples.pair_dataset import build_pairs
 from agentr_core.samples.rendering import Renderer, load_renderer
 from agentr_core.samples.rows import TokenRow
-from agentr_core.store.codec import (
-    dataset_rows,
-    load_preferences,
-    load_samples,
-    rejection_rows,
-    sample_rows,
-    store_dataset,
-)
+from agentr_core.store.codec.ledger import rejection_rows
+from agentr_core.store.codec.preferences import load_preferences
+from agentr_core.store.codec.samples import dataset_rows, load_samples, sample_rows, store_dataset
 from agentr_core.store.queries.datasets import stored_dataset, whole_datasets
 from agentr_core.store.queries.outcomes import instance_traits
 from agentr_core.store.tables import merge

@@ -18,16 +18,17 @@ from agentr_core.episodes.transcript import whole_episode
 from agentr_core.episodes.units import allowed_losses
 from agentr_core.errors import ConfigError, DataFileError, EnvironmentFault, IllTypedAnswer, Transient
 from agentr_core.fingerprint import fingerprint
-from agentr_core.methods.table import method_of
-from agentr_core.protocols import Environment
-from agentr_core.recipes import Recipe
+from agentr_core.protocols.environment import Environment
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.instances import separate_instances
-from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.place import Method, Workplace
 from agentr_core.samples.expert_file import Demonstration, read_demonstrations
 from agentr_core.samples.identity import sample_id
 from agentr_core.samples.json_lines import World
 from agentr_core.stages.thoughts import check_thoughts, labelled
-from agentr_core.store.codec import load_trajectories, rejection_rows, sample_rows, trajectory_rows
+from agentr_core.store.codec.ledger import rejection_rows
+from agentr_core.store.codec.samples import sample_rows
+from agentr_core.store.codec.trajectories import load_trajectories, trajectory_rows
 from agentr_core.store.tables import Rows, merge
 from agentr_core.threads import check_wanted, in_thread
 from agentr_core.types import Instance, Provenance, Rejection, Sample, SampleKind, StopReason, Trajectory
@@ -129,7 +130,7 @@ def _make(
             f"{file} has no sound demonstration of any training instance ({reasons}); its ids must be those of split "
             f"{place.recipe.instances.train}"
             if file
-            else _no_expert(place.recipe)
+            else _no_expert(place.recipe, place.method)
         )
     return units, rejections
 
@@ -240,7 +241,7 @@ def _last_word(trajectory: Trajectory) -> str:
     return trajectory.steps[-1].observation
 
 
-def check_expert(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
+def check_expert(recipe: Recipe, env: Environment, instances: Sequence[Instance], method: Method) -> None:
     """Raise `UserError` when the file of demonstrations is malformed, there is no expert without
     one, or thoughts are wanted in a world that has no place for them.
     """
@@ -250,7 +251,7 @@ def check_expert(recipe: Recipe, env: Environment, instances: Sequence[Instance]
     if config.file:
         _demonstrations(recipe, env)
     elif lacks_expert(env, instances):
-        raise ConfigError(_no_expert(recipe))
+        raise ConfigError(_no_expert(recipe, method))
 
 
 def need_expert(env: Environment, instances: Sequence[Instance], setting: str) -> None:
@@ -264,8 +265,8 @@ def lacks_expert(env: Environment, instances: Sequence[Instance]) -> bool:
     return all(env.expert(instance) is None for instance in instances[:LOOKED_AT])
 
 
-def _no_expert(recipe: Recipe) -> str:
-    return f"environment {', '.join(recipe.world_names)} has no expert; {method_of(recipe).without_expert}"
+def _no_expert(recipe: Recipe, method: Method) -> str:
+    return f"environment {', '.join(recipe.world_names)} has no expert; {method.without_expert}"
 
 
 def bare_rows(iteration_id: str, trajectory: Trajectory, number: int) -> Rows:

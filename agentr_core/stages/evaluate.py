@@ -12,17 +12,18 @@ from typing import Any
 from agentr_core.errors import DataFault
 from agentr_core.evaluation.episodes import EpisodePlan, episode_plans
 from agentr_core.fingerprint import derive_seed, fingerprint
-from agentr_core.recipes import Recipe
 from agentr_core.recipes.evaluation import REVISION, TEST
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.episode_shard import EpisodeShard, EpisodeShards, with_ungraded
+from agentr_core.runtime.equipment import Checkpoint
 from agentr_core.runtime.instances import held_out
-from agentr_core.runtime.place import Checkpoint, Workplace
+from agentr_core.runtime.place import Workplace
 from agentr_core.stages.lost_episodes import counted_episodes, ended_episodes, lost_rows
 from agentr_core.stages.measures import OF_REVISION, Measures, load_measures, measure, measure_rows, measure_worlds
 from agentr_core.stages.revision_states import revision_states
 from agentr_core.store import Store
-from agentr_core.store.codec import evaluation_rows, load_episodes
-from agentr_core.store.codec.trajectories import Episode
+from agentr_core.store.codec.ledger import evaluation_rows
+from agentr_core.store.codec.trajectories import Episode, load_episodes
 from agentr_core.store.queries.evaluations import finished_evaluations
 from agentr_core.store.queries.iterations import checkpoint_promoted
 from agentr_core.store.snapshot import snapshot

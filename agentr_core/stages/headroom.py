@@ -19,11 +19,9 @@ from agentr_core.evaluation.episodes import episode_plans
 from agentr_core.evaluation.headroom import Headroom, Judge, Prospect
 from agentr_core.evaluation.pass_rates import Tried, pass_rates
 from agentr_core.fingerprint import derive_seed, fingerprint
-from agentr_core.methods.table import importable
 from agentr_core.recipes.evaluation import TEST as EVERY_TEST
-from agentr_core.runtime.description import Acting
 from agentr_core.runtime.instances import foreseen_instances, held_out
-from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.place import Acting, Method, Workplace
 from agentr_core.stages.evaluate import Series, keep_measures, play_evaluations
 from agentr_core.stages.lost_episodes import counted_episodes
 from agentr_core.stages.measures import Measures, by_instance, measure, measure_rows
@@ -56,10 +54,16 @@ class Found:
 
 
 async def headroom(
-    place: Workplace, *, episodes: int, instances: int, judged: int = 0, judges: Sequence[Path] = ()
+    place: Workplace,
+    methods: Sequence[Method],
+    *,
+    episodes: int,
+    instances: int,
+    judged: int = 0,
+    judges: Sequence[Path] = (),
 ) -> Found:
     """Sample the missing episodes, `episodes` for each of `instances` training and as many held-out
-    instances, and return what they show; 0 instances means all.
+    instances, and return what they show, and the prospects of `methods`; 0 instances means all.
 
     The recipe's judge, and each model of `judges` in its place, is asked about at most `judged` of
     the sampled episodes that were lost.
@@ -93,7 +97,7 @@ async def headroom(
     }
     keep_measures(place, 0, [(one, measures[one.name]) for one in series])
     known = _known(played[TRAIN], played[TRAIN + GREEDY], instances=len(chosen), has_expert=has_expert)
-    prospects = tuple(method.prospect(place.recipe, known) for method in importable() if method.prospect)
+    prospects = tuple(method.prospect(place.recipe, known) for method in methods if method.prospect)
     forecasts = {OF_FORECASTS + one.name: one.expected for prospect in prospects for one in prospect.forecasts}
     place.store.write(measure_rows(series[0].evaluation_id, forecasts))
     lost = _lost(played[TRAIN], judged, place.recipe.seed)

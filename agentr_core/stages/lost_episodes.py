@@ -9,8 +9,8 @@ from dataclasses import asdict, replace
 
 from agentr_core.evaluation.episodes import EpisodePlan
 from agentr_core.runtime.place import Workplace
-from agentr_core.store.codec import load_episodes, rejection_rows
-from agentr_core.store.codec.trajectories import Episode
+from agentr_core.store.codec.ledger import rejection_rows
+from agentr_core.store.codec.trajectories import Episode, load_episodes
 from agentr_core.store.queries.evaluations import is_finished
 from agentr_core.store.queries.outcomes import instance_traits, rejected_subjects
 from agentr_core.store.tables import Rows

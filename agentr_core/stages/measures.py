@@ -33,7 +33,7 @@ from statistics import fmean
 
 from agentr_core.evaluation import metrics
 from agentr_core.evaluation.metrics import Estimate
-from agentr_core.store.codec import metric_rows
+from agentr_core.store.codec.ledger import metric_rows
 from agentr_core.store.codec.trajectories import Episode
 from agentr_core.store.database import Store
 from agentr_core.store.queries.evaluations import evaluation_metrics

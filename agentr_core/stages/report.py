@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 import yaml
 
-from agentr_core.recipes import Recipe, shown
 from agentr_core.recipes.evaluation import REVISION, TEST
+from agentr_core.recipes.recipe import Recipe, shown
 from agentr_core.reports import wording
 from agentr_core.reports.document import Section, Transcripts
 from agentr_core.reports.records import (
@@ -19,8 +19,7 @@ from agentr_core.reports.records import (
     StopCount,
     TokenCounts,
 )
-from agentr_core.runtime.description import Position
-from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.place import Position, Workplace
 from agentr_core.stages.evaluate import evaluation_id
 from agentr_core.stages.outside import outside_section
 from agentr_core.stages.report_costs import bills

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from agentr_core.errors import ConfigError
-from agentr_core.recipes import Recipe, identifying
 from agentr_core.recipes.evaluation import TEST
+from agentr_core.recipes.recipe import Recipe, identifying
 from agentr_core.reports.beside import BesideScore
 from agentr_core.reports.records import Estimate
 from agentr_core.runtime.place import Workplace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from agentr_core.recipes import ModelRole
+from agentr_core.recipes.models import ModelRole
 from agentr_core.reports.records import Bill
 from agentr_core.runtime.place import Workplace
 from agentr_core.store.queries.usage import request_use

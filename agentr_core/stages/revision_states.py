@@ -12,7 +12,8 @@ from agentr_core.evaluation.episodes import EpisodePlan
 from agentr_core.evaluation.revision import revision_plans, revision_seed
 from agentr_core.runtime.instances import held_out
 from agentr_core.runtime.place import Workplace
-from agentr_core.store.codec import load_episodes, load_trajectories, rejection_rows
+from agentr_core.store.codec.ledger import rejection_rows
+from agentr_core.store.codec.trajectories import load_episodes, load_trajectories
 from agentr_core.store.queries import revision_states as queries
 from agentr_core.store.queries.runs import run_seed
 from agentr_core.store.snapshot import snapshot

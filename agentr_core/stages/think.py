@@ -17,7 +17,10 @@ from agentr_core.runtime.worlds import Worlds
 from agentr_core.stages.demonstrate import BARE, STAGE, bare_id, expert_id, expert_rows
 from agentr_core.stages.thoughts import NAME, Asked, Bare, Thoughtful, Thoughtless, Written, writing, written
 from agentr_core.store import Writer
-from agentr_core.store.codec import derivation_rows, edit_rows, load_edits, load_trajectories, rejection_rows
+from agentr_core.store.codec.derivations import derivation_rows
+from agentr_core.store.codec.families import edit_rows, load_edits
+from agentr_core.store.codec.ledger import rejection_rows
+from agentr_core.store.codec.trajectories import load_trajectories
 from agentr_core.store.tables import Rows, merge
 from agentr_core.threads import in_thread
 from agentr_core.types import Answer, Derivation, Rejection

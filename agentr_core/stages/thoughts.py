@@ -18,8 +18,9 @@ from agentr_core.environments.replies import LABEL
 from agentr_core.episodes.transcript import AlternatingTurns, transcript_of
 from agentr_core.errors import ConfigError
 from agentr_core.fingerprint import derive_seed, fingerprint
-from agentr_core.protocols import Calling, Environment
-from agentr_core.recipes import ThoughtsConfig
+from agentr_core.protocols.abilities import Calling
+from agentr_core.protocols.environment import Environment
+from agentr_core.recipes.eto import ThoughtsConfig
 from agentr_core.recipes.sampling import sampling_of
 from agentr_core.types import Answer, Message, Question, Step, Trajectory
 

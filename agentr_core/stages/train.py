@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from agentr_core.errors import DataFault
 from agentr_core.fingerprint import derive_seed, fingerprint
@@ -13,14 +13,20 @@ from agentr_core.models.files import checkpoint_folder
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.trained_on import check_weights
 from agentr_core.stages.dataset import check_dataset, dataset_file, dataset_id
-from agentr_core.store.codec import checkpoint_rows, metric_rows, training_step_rows
+from agentr_core.store.codec.ledger import checkpoint_rows, metric_rows, training_step_rows
 from agentr_core.store.queries.datasets import stored_dataset
 from agentr_core.store.tables import Rows, merge
-from agentr_core.training import Manifest, TrainingJob, TrainingStep, is_complete, read_history
-from agentr_core.training import train as fine_tune
-from agentr_core.training.checkpoints import from_here, published_steps, read_manifest
-from agentr_core.training.job import Job
-from agentr_core.training.objectives import Offline, Trainable
+from agentr_core.training.checkpoints import (
+    Manifest,
+    from_here,
+    is_complete,
+    published_steps,
+    read_history,
+    read_manifest,
+)
+from agentr_core.training.job import Job, TrainingJob, TrainingStep
+from agentr_core.training.objectives import Preference, Supervised
+from agentr_core.training.sft import train as fine_tune
 
 STAGE = "train"
 
@@ -68,7 +74,7 @@ def job_of(place: Workplace, iteration: int) -> TrainingJob:
     if built is None:
         raise DataFault(f"iteration {iteration} of run {place.run_id} has no dataset yet; build it first")
     training = place.plan(iteration).training
-    if training is None or not isinstance(training.objective, Offline):
+    if training is None or not isinstance(training.objective, Supervised | Preference):
         raise DataFault(f"iteration {iteration} of run {place.run_id} trains on no dataset; train one of its arms")
     config, epochs, objective = training.config, training.num_train_epochs, training.objective
     parent = place.trained(0) if training.anew else place.policy(iteration)
@@ -87,7 +93,7 @@ def job_of(place: Workplace, iteration: int) -> TrainingJob:
         iteration=place.iteration_id(iteration),
         dataset_hash=built.hash,
         checkpoint_every=config.save_steps,
-        objective=cast("Trainable", objective),
+        objective=objective,
     )
 
 

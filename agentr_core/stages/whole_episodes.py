@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from agentr_core.episodes.transcript import conversations
-from agentr_core.protocols import Environment
+from agentr_core.protocols.environment import Environment
 from agentr_core.runtime.place import Workplace
 from agentr_core.samples.identity import sample_id
 from agentr_core.samples.stretches import Way, split
-from agentr_core.store.codec import rejection_rows, sample_rows
+from agentr_core.store.codec.ledger import rejection_rows
+from agentr_core.store.codec.samples import sample_rows
 from agentr_core.store.tables import Rows, merge
 from agentr_core.types import Provenance, Rejection, Sample, SampleKind, Trajectory
 

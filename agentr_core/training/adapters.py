@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentr_core.errors import ConfigError, ModelDirectoryError
 from agentr_core.models.files import adapter_base
-from agentr_core.recipes import TrainingConfig
+from agentr_core.recipes.training import TrainingConfig
 from agentr_core.training.parent import lora_config, shape_faults, tied_faults
 from agentr_core.training.zero import read_zero, splits_weights
 

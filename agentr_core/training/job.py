@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from agentr_core.fingerprint import fingerprint
-from agentr_core.recipes import TrainingConfig
+from agentr_core.recipes.training import TrainingConfig
 from agentr_core.training.objectives import GroupRelative, Supervised, Trainable
 
 VERSION = 1

@@ -18,7 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from agentr_core.errors import ConfigError, ModelDirectoryError, TrainingFault
 from agentr_core.models.files import adapter_base
-from agentr_core.recipes import TrainingConfig
+from agentr_core.recipes.training import TrainingConfig
 from agentr_core.training.attention import use_training_attention
 
 _ADAPTED: Final = re.compile(r"\.(?:base_layer|original_module)\.")

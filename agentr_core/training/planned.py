@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
 from agentr_core.errors import NonFiniteLoss
-from agentr_core.recipes import TrainingConfig
+from agentr_core.recipes.training import TrainingConfig
 from agentr_core.training.job import TrainingJob, TrainingStep
 from agentr_core.training.parent import recomputes
 from agentr_core.training.plan import Plan

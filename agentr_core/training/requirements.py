@@ -19,7 +19,7 @@ from transformers.training_args import OptimizerNames
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 from agentr_core.errors import ConfigError
-from agentr_core.recipes import LaunchConfig, TrainingConfig
+from agentr_core.recipes.training import LaunchConfig, TrainingConfig
 from agentr_core.texts import listed
 from agentr_core.training.zero import read_zero, splits_weights
 

@@ -20,6 +20,7 @@ from agentr_core.training.adapters import adapter_faults
 from agentr_core.training.checkpoints import Manifest, publish, publish_step
 from agentr_core.training.cpu_threads import use_threads
 from agentr_core.training.job import JOB, TrainingJob, TrainingStep
+from agentr_core.training.objectives import Preference
 from agentr_core.training.packing import trained_tokens
 from agentr_core.training.parent import Parent, load_parent, text_config
 from agentr_core.training.plan import Plan, plan
@@ -27,6 +28,7 @@ from agentr_core.training.planned import MarkSaved, last_checkpoint, samples_per
 from agentr_core.training.requirements import check_requirements
 from agentr_core.training.result import write_result
 from agentr_core.training.separation import mixing_faults
+from agentr_core.training.token_rows import read_pairs, read_rows
 
 _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
 
@@ -53,7 +55,7 @@ def run(job: TrainingJob, tell: Callable[[TrainingStep], None]) -> Manifest | No
     set_seed(job.seed)
     rows = _rows(job)
     steps = _planned(job, rows)
-    trainer = job.objective.trainer()
+    trainer = _trainer(job)
     # The arguments come before the model: they create the process group and tell Transformers about
     # ZeRO-3.
     settings = trainer.arguments(job, steps=len(steps.steps))
@@ -82,6 +84,20 @@ def run(job: TrainingJob, tell: Callable[[TrainingStep], None]) -> Manifest | No
     trained = hf_trainer.accelerator.unwrap_model(hf_trainer.model)
     write_result(job, trained, history, parent.dtype, weights)
     return publish(job.work.staging, job.output_dir, _manifest(job, steps, history, ended_by or job.config.ended_by))
+
+
+def _trainer(job: TrainingJob) -> Any:
+    """Return the module with the trainer of a job's objective: it has `arguments` and
+    `make_trainer`.
+    """
+    # Each imports a trainer of TRL, which takes seconds.
+    if isinstance(job.objective, Preference):
+        from agentr_core.training import dpo
+
+        return dpo
+    from agentr_core.training import trainer
+
+    return trainer
 
 
 def _publish_steps(job: TrainingJob, steps: Plan, hf_trainer: Any, parent: Parent, *, split: bool) -> None:
@@ -135,10 +151,8 @@ def _rows(job: TrainingJob) -> Sequence[Any]:
     if faults := adapter_faults(job.model_dir, job.config):
         raise ConfigError("; ".join(faults))
     model_config = text_config(job.model_dir)
-    rows: Sequence[Any] = job.objective.read(
-        job.dataset_file, vocabulary=model_config.vocab_size, context=model_config.max_position_embeddings
-    )
-    return rows
+    read = read_pairs if isinstance(job.objective, Preference) else read_rows
+    return read(job.dataset_file, vocabulary=model_config.vocab_size, context=model_config.max_position_embeddings)
 
 
 def _planned(job: TrainingJob, rows: Sequence[Any]) -> Plan:

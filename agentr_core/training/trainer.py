@@ -16,7 +16,7 @@ import torch
 from datasets import Dataset
 from trl import SFTConfig, SFTTrainer
 
-from agentr_core.recipes import TrainingConfig
+from agentr_core.recipes.training import TrainingConfig
 from agentr_core.samples.labels import IGNORED
 from agentr_core.training.job import TrainingJob, TrainingStep
 from agentr_core.training.packing import QUANTUM, TokenRow, forward_passes, idle_pass, together, trained_tokens

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from agentr_core.reports import addresses
 from agentr_core.samples.rendering import ReadToken
 from agentr_core.store import Store
-from agentr_core.store.codec import load_samples
+from agentr_core.store.codec.samples import load_samples
 from agentr_core.store.queries.datasets import sample_head
 from agentr_core.store.queries.funnels import rejection_counts
 from agentr_core.store.queries.groups import group_head, group_rollouts, group_steps

@@ -8,7 +8,7 @@ from itertools import groupby
 from markupsafe import Markup
 
 from agentr_core.store import Store
-from agentr_core.store.codec import load_samples
+from agentr_core.store.codec.samples import load_samples
 from agentr_core.store.queries.lineage import ancestry
 from agentr_core.store.queries.paths import ToolCall, node_steps, tool_calls
 from agentr_core.store.queries.trees import (

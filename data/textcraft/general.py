@@ -21,7 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from agentr_core.base_model.curriculum import Curriculum
-from agentr_core.recipes import BaseConfig, load
+from agentr_core.methods.faults import load
+from agentr_core.recipes.training import BaseConfig
 
 HERE = Path(__file__).resolve().parent
 RECIPE = HERE.parents[1] / "deployments" / "recipes" / "textcraft-tiny-base.yaml"

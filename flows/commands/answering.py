@@ -8,9 +8,9 @@ from pathlib import Path
 
 from agentr_core.episodes.asking import graded, no_helper
 from agentr_core.errors import ConfigError, DataFileError
-from agentr_core.protocols import Environment
-from agentr_core.recipes import Recipe
+from agentr_core.protocols.environment import Environment
 from agentr_core.recipes.evaluation import TEST
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.reports import wording
 from agentr_core.reports.document import Column, Row, Table
 from agentr_core.reports.summary import table_text
@@ -19,7 +19,7 @@ from agentr_core.samples.json_lines import World
 from agentr_core.stages.demonstrate import played_live
 from agentr_core.stages.measures import gain, measure
 from agentr_core.stages.report_scores import estimate, finite
-from agentr_core.store.codec import Episode, load_episodes
+from agentr_core.store.codec.trajectories import Episode, load_episodes
 from agentr_core.store.queries.evaluations import finished_evaluations
 from agentr_core.types import Instance, Trajectory
 from tasks.wiring import load_recipe, make_environment, reference

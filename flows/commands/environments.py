@@ -19,7 +19,7 @@ from agentr_core.environments.reads import Reads, listening, unseen
 from agentr_core.episodes.transcript import whole_episode
 from agentr_core.errors import AgentrError, ConfigError, EnvironmentUnavailable, UserError
 from agentr_core.http_server.hosts import token_for
-from agentr_core.protocols import Environment
+from agentr_core.protocols.environment import Environment
 from agentr_core.recipes.yaml_text import read_yaml, unfit_values
 from agentr_core.repeating import Repeatability, repeatability_of
 from agentr_core.stages.demonstrate import expert_trajectory

@@ -15,12 +15,14 @@ from agentr_core.exchange.formats import FORMATS, export
 from agentr_core.exchange.training_set import Launch, Origin, PairRow, Question, SampleRow, TrainingSet
 from agentr_core.exchange.verl import ABILITIES, SOURCES
 from agentr_core.methods.et_agent.reward import EfficiencyReward
-from agentr_core.protocols import Environment
+from agentr_core.protocols.environment import Environment
 from agentr_core.runtime.place import Workplace
 from agentr_core.samples.identity import sample_id
 from agentr_core.stages.dataset import stored_tokens
 from agentr_core.store import Store
-from agentr_core.store.codec import load_dataset, load_preferences, load_trajectories
+from agentr_core.store.codec.preferences import load_preferences
+from agentr_core.store.codec.samples import load_dataset
+from agentr_core.store.codec.trajectories import load_trajectories
 from agentr_core.store.queries.datasets import (
     DatasetHead,
     GroupedInstance,

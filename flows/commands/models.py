@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from agentr_core import recipes
 from agentr_core.errors import ModelServerError
 from agentr_core.lifetime import importing
+from agentr_core.methods.faults import parse
 from agentr_core.models.vllm.command import check_ports
 from agentr_core.models.vllm.door import Keeper, open_door
 from agentr_core.models.vllm.env import ensure
 from agentr_core.models.vllm.start import device_of, make_launch, start
-from agentr_core.recipes import ModelConfig
+from agentr_core.recipes.models import ModelConfig
 from agentr_core.runtime.machine import settled
 from tasks.wiring import vllm_environment
 
@@ -56,7 +56,7 @@ def settings(path: Path, replicas: int, device: str, overrides: Sequence[str]) -
     `ConfigError`.
     """
     model = {"backend": "vllm", "path": str(path), "device": device, "vllm": {"replicas": replicas}}
-    return settled(recipes.parse({"name": "serve", "model": model}, overrides, source="models serve")).model
+    return settled(parse({"name": "serve", "model": model}, overrides, source="models serve")).model
 
 
 def serve(model: ModelConfig, *, port: int, logs: Path, say: Callable[[str], Any]) -> None:

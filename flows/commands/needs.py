@@ -10,8 +10,10 @@ from agentr_core import estimates
 from agentr_core.estimates import GIB
 from agentr_core.methods.table import method_of, plans_of
 from agentr_core.models.local.workers import worker_count
-from agentr_core.recipes import ModelConfig, ModelRole, Recipe, TrainingConfig
 from agentr_core.recipes.grpo import on_one_machine
+from agentr_core.recipes.models import ModelConfig, ModelRole
+from agentr_core.recipes.recipe import Recipe
+from agentr_core.recipes.training import TrainingConfig
 from agentr_core.runtime import machine
 from agentr_core.training.objectives import GroupRelative
 

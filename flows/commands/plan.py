@@ -17,12 +17,10 @@ from agentr_core.environments import registry
 from agentr_core.estimates import GIB
 from agentr_core.methods.comparison.arms import arms_of, makers_of_samples
 from agentr_core.methods.table import method_of, plan_of, plans_of
-from agentr_core.protocols import Served
-from agentr_core.recipes import FieldValue, Recipe, field_values, shown
-from agentr_core.recipes.recipe import OF_ONE_WORLD, OPTIONAL
-from agentr_core.runtime.description import Method, Stage
+from agentr_core.protocols.abilities import Served
+from agentr_core.recipes.recipe import OF_ONE_WORLD, OPTIONAL, FieldValue, Recipe, field_values, shown
 from agentr_core.runtime.instances import episode_count, state_count, training_instances
-from agentr_core.runtime.start import run_id_of
+from agentr_core.runtime.place import Method, Stage
 from agentr_core.runtime.worlds import Worlds
 from agentr_core.samples.rendering import load_renderer
 from agentr_core.store.queries.iterations import count_finished_iterations
@@ -32,7 +30,7 @@ from agentr_core.texts import counted
 from flows.commands.needs import WorldCounts, needs
 from flows.preflight.checks import faults_of
 from flows.preflight.requirements import weights_missing
-from tasks.wiring import load_recipe, make_environment
+from tasks.wiring import load_recipe, make_environment, reference
 from tasks.workspaces import open_store
 
 _WIDTH = 100
@@ -102,7 +100,7 @@ def _described(recipe: Recipe, method: Method, gpu_gib: float | None) -> _Descri
     paths = {role: Path(model.path) for role, model in recipe.own_models().items() if model.path and role in asked}
     shapes = {role: estimates.read_shape(path) for role, path in paths.items()}
     missing = [(path, shapes[role].where) for role, path in paths.items() if weights_missing(recipe.own_models()[role])]
-    where = f"a run in {recipe.workspace}" if missing else f"run {run_id_of(recipe)} in {recipe.workspace}"
+    where = f"a run in {recipe.workspace}" if missing else f"run {reference(recipe).run_id} in {recipe.workspace}"
     summary = [
         f"recipe {recipe.name}: {method.title}, {counted(recipe.iterations, 'iteration')}, {where}",
         *method.describe(recipe, train, test),
@@ -151,7 +149,7 @@ def _longest(recipe: Recipe, counts: Mapping[str, WorldCounts]) -> int:
     expert's episodes where only these are trained on, or as many as rows may have.
     """
     most, store = recipe.data.max_length, open_store(Path(recipe.workspace))
-    stored = longest_sample(store, run_id_of(recipe)) if store.path.exists() else 0
+    stored = longest_sample(store, reference(recipe).run_id) if store.path.exists() else 0
     of_expert = [one.lengths.longest if one.lengths else 0 for one in counts.values()]
     cloned = recipe.data.use == "expert" and not recipe.data.general.share and all(of_expert)
     return min(most or stored, stored or (max(of_expert) if cloned else most)) or _CONTEXT
@@ -163,10 +161,10 @@ def _world_line(name: str, own: WorldCounts, *, share: float) -> str:
 
 
 def _comparison(recipe: Recipe, train: int, test: int) -> _Described:
-    run_id, made = run_id_of(recipe), plan_of(recipe, 1).stages
+    run_id, made = reference(recipe).run_id, plan_of(recipe, 1).stages
     arms = arms_of(recipe, run_id)
     head = f"recipe {recipe.name}: comparison of {len(recipe.compare.arms)} arms, run {run_id} in {recipe.workspace}"
-    finished = count_finished_runs(open_store(Path(recipe.workspace)), [run_id_of(arm.recipe) for arm in arms])
+    finished = count_finished_runs(open_store(Path(recipe.workspace)), [reference(arm.recipe).run_id for arm in arms])
     done = f"already done: {finished} of {len(arms)} trainings"
     own = {arm.name: f" (samples of its own, in run {arm.recipe.compare.samples})" for arm in arms if arm.samples}
     named = [f"  {name}: {' '.join(changes)}{own.get(name, '')}" for name, changes in recipe.compare.arms.items()]
@@ -293,4 +291,4 @@ def _done(recipe: Recipe) -> str:
     store = open_store(Path(recipe.workspace))
     if not store.path.exists():
         return "nothing yet"
-    return counted(count_finished_iterations(store, run_id_of(recipe)), "iteration")
+    return counted(count_finished_iterations(store, reference(recipe).run_id), "iteration")

@@ -13,8 +13,9 @@ from agentr_core.episodes.rollout import stateful
 from agentr_core.episodes.transcript import transcript_of
 from agentr_core.errors import ConfigError, DataFault, SandboxError, StoreError
 from agentr_core.methods.table import method_of, plans_of
-from agentr_core.protocols import Environment, Graded, Sandboxed, Served
-from agentr_core.recipes import Recipe
+from agentr_core.protocols.abilities import Graded, Sandboxed, Served
+from agentr_core.protocols.environment import Environment
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.instances import check_separate, held_out_instances, training_instances
 from agentr_core.runtime.prompts import example_ids, opening_of
 from agentr_core.types import Instance, Sampling

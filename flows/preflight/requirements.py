@@ -22,8 +22,10 @@ from agentr_core.models.checkpoint_dir import check_model_directory, context_len
 from agentr_core.models.openai.endpoint import context_length, endpoint
 from agentr_core.models.shipped_templates import TWO_TURNS, way_out
 from agentr_core.models.vllm.start import device_of
-from agentr_core.recipes import ModelConfig, Recipe, TrainingConfig
 from agentr_core.recipes.grpo import on_one_machine
+from agentr_core.recipes.models import ModelConfig
+from agentr_core.recipes.recipe import Recipe
+from agentr_core.recipes.training import TrainingConfig
 from agentr_core.samples.chat_file import read_chat
 from agentr_core.samples.record_fields import Use, fields_left_out, named
 from agentr_core.samples.rendering import Renderer, load_renderer, load_tokenizer

@@ -14,14 +14,15 @@ import torch
 from measures import Clock, Measure
 from published import OneByOne, environment_server, grow_one_by_one
 
-from agentr_core import recipes
 from agentr_core.environments import registry
 from agentr_core.methods.agent_r.stages.collect import collect, finished_trees
+from agentr_core.methods.faults import load
+from agentr_core.methods.table import method_of
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.models.local.worker_messages import Loading
 from agentr_core.models.local.workers import Worker, Workers, load_local
-from agentr_core.protocols import ChatModel
-from agentr_core.recipes import Recipe
+from agentr_core.protocols.model import ChatModel
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.machine import settled
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, run_id_of, start
@@ -78,7 +79,7 @@ def measure(folder: Path, *, trees: int, slow_trees: int, search: Sequence[str],
     if clock is time.process_time:
         # Workers have processes of their own, whose time this clock does not count.
         overrides.append("model.workers=1")
-    return asyncio.run(_measure(settled(recipes.load(RECIPE, overrides)), folder, slow_trees, clock))
+    return asyncio.run(_measure(settled(load(RECIPE, overrides)), folder, slow_trees, clock))
 
 
 async def _measure(recipe: Recipe, folder: Path, slow_trees: int, clock: Clock) -> list[Measure]:
@@ -95,7 +96,8 @@ async def _measure(recipe: Recipe, folder: Path, slow_trees: int, clock: Clock) 
 
     place = Workplace(
         recipe=recipe,
-        run_id=run_id_of(recipe),
+        method=method_of(recipe),
+        run_id=run_id_of(recipe, method_of(recipe)),
         root=folder,
         store=Store(folder / "store.duckdb"),
         make_environment=lambda _: registry.make(recipe.environment.name, recipe.environment.options),

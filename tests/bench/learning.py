@@ -18,9 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from agentr_core.evaluation.metrics import over_seeds
-from agentr_core.runtime.start import run_id_of
 from agentr_core.store import Store
-from tasks.wiring import load_recipe
+from tasks.wiring import load_recipe, reference
 from tasks.workspaces import STORE_FILE
 
 RECIPE = Path("deployments/recipes/textcraft-tiny.yaml")
@@ -68,7 +67,7 @@ def table(wanted: list[tuple[str, int, list[str]]], workspace: Path) -> str:
     store = Store(workspace / STORE_FILE)
     lines = ["| arm | iteration | success | revision test | seeds |", "|---|---|---|---|---|"]
     for arm in dict.fromkeys(name for name, _, _ in wanted):
-        ids = [run_id_of(load_recipe(RECIPE, overrides)) for name, _, overrides in wanted if name == arm]
+        ids = [reference(load_recipe(RECIPE, overrides)).run_id for name, _, overrides in wanted if name == arm]
         frame = store.query(
             "select iteration, success, revision_success from v_iterations "
             "where run_id in (select unnest($ids)) order by 1",

@@ -16,9 +16,10 @@ from pathlib import Path
 
 from measures import Measure
 
-from agentr_core import recipes
 from agentr_core.environments.crafting import TextCraft
 from agentr_core.methods.agent_r.stages.collect import collect
+from agentr_core.methods.faults import parse
+from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, run_id_of, start
@@ -51,7 +52,7 @@ def _peak_mib(folder: Path, trees: int) -> float:
 
 
 async def _collect(folder: Path, trees: int) -> None:
-    recipe = recipes.parse(
+    recipe = parse(
         {
             "name": "memory",
             "environment": {"name": "textcraft"},
@@ -62,7 +63,8 @@ async def _collect(folder: Path, trees: int) -> None:
     )
     place = Workplace(
         recipe=recipe,
-        run_id=run_id_of(recipe),
+        method=method_of(recipe),
+        run_id=run_id_of(recipe, method_of(recipe)),
         root=folder,
         store=Store(folder / "store.duckdb"),
         make_environment=lambda _: TextCraft(),

@@ -23,7 +23,7 @@ from measures import Clock
 from transformers import AutoModelForCausalLM
 
 from agentr_core.environments.crafting import TextCraft
-from agentr_core.recipes import SearchConfig
+from agentr_core.recipes.agent_r import SearchConfig
 from agentr_core.samples.rendering import Renderer
 from agentr_core.search.grow import grow
 from agentr_core.types import Generation, Instance, Request, Transition, Tree

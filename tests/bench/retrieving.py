@@ -14,7 +14,7 @@ from subprocess import PIPE, Popen
 import httpx
 from measures import Clock, Measure
 
-from agentr_core.tools.search import open_retriever
+from agentr_core.tools.search.retriever import open_retriever
 
 _BATCH = 64
 _TOP_K = 5

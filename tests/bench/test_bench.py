@@ -16,7 +16,7 @@ import training_under_load
 from training_speed import model_flops
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agentr_core.recipes import TrainingConfig
+from agentr_core.recipes.training import TrainingConfig
 from agentr_core.training.packing import TokenRow
 
 ROOT = Path(__file__).parents[2]

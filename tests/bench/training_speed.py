@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from transformers import PrinterCallback, TrainerCallback
 
-from agentr_core.recipes import TrainingConfig
+from agentr_core.recipes.training import TrainingConfig
 from agentr_core.samples.labels import IGNORED
-from agentr_core.training import TrainingJob
+from agentr_core.training.job import TrainingJob
 from agentr_core.training.packing import TokenRow, trained_tokens
 from agentr_core.training.parent import load_parent
 from agentr_core.training.plan import plan

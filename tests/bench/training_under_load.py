@@ -24,8 +24,9 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 from measures import Measure, table
 
-from agentr_core.recipes import TrainingConfig
-from agentr_core.training import TrainingJob, TrainingStep, train
+from agentr_core.recipes.training import TrainingConfig
+from agentr_core.training.job import TrainingJob, TrainingStep
+from agentr_core.training.sft import train
 
 MODEL = Path("data/models/textcraft-tiny")
 STEPS_A_TURN = 6

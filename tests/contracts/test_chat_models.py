@@ -24,8 +24,8 @@ from agentr_core.models.local.waves import Wave
 from agentr_core.models.local.worker_messages import Loading
 from agentr_core.models.local.workers import Workers, load_local
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.protocols import ChatModel, Reloading
-from agentr_core.recipes import ServerConfig
+from agentr_core.protocols.model import ChatModel, Reloading
+from agentr_core.recipes.models import ServerConfig
 from agentr_core.samples.rendering import Renderer
 from agentr_core.types import Generation, Message, Request, Sampling, Span, grown_turn
 

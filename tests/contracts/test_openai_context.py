@@ -18,7 +18,7 @@ from agentr_core.models.openai.chat import OpenAIModel
 from agentr_core.models.openai.endpoint import Endpoint
 from agentr_core.models.relay import Relay
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.recipes import ServerConfig
+from agentr_core.recipes.models import ServerConfig
 from agentr_core.types import Generation, Message, Request, Sampling
 
 CONTEXT = 256

@@ -14,13 +14,14 @@ from typing import Any
 import houses
 import pytest
 import shop
+from asked import run_id_of
 
 from agentr_core import data_files, writing
 from agentr_core.environments import registry
 from agentr_core.fingerprint import file_sha256
-from agentr_core.recipes import Recipe, parse
+from agentr_core.methods.faults import parse
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.inputs import SHIPPED, input_files, played_from
-from agentr_core.runtime.start import run_id_of
 from agentr_core.writing import content_sha256
 
 SERVED = [name for name in registry.names() if name.startswith("agentgym-")]

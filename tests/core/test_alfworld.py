@@ -19,7 +19,7 @@ from agentr_core.environments.alfworld import AlfWorld
 from agentr_core.environments.contract import check
 from agentr_core.episodes.replay import play
 from agentr_core.errors import EnvironmentFault
-from agentr_core.recipes import SearchConfig
+from agentr_core.recipes.agent_r import SearchConfig
 from agentr_core.search.grow import grow
 from agentr_core.search.paths import leaf_paths
 

@@ -33,7 +33,7 @@ from agentr_core.models.batching import Batcher
 from agentr_core.models.openai.wire import read_completion, read_models
 from agentr_core.models.relay import Relay
 from agentr_core.models.vllm.wire import read_choices
-from agentr_core.recipes import ErrorsConfig
+from agentr_core.recipes.execution import ErrorsConfig
 from agentr_core.runtime.instances import check_separate
 from agentr_core.types import Generation, Instance, Message, Request, Sampling, Transition
 

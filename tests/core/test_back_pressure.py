@@ -12,8 +12,8 @@ from door import Door
 
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.agent_r.stages.tree_shard import TreeShard, TreeWork
+from agentr_core.methods.faults import parse
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.recipes import parse
 from agentr_core.runtime import equipment as equipping
 from agentr_core.runtime.equipment import Checkpoint, Equipment
 from agentr_core.store import Rows, Store, Writer

@@ -21,7 +21,7 @@ from agentr_core.environments.crafting.game import CraftingGame
 from agentr_core.environments.crafting.planner import CraftingProblem, plan
 from agentr_core.environments.crafting.recipes import build_book
 from agentr_core.environments.crafting.renaming import rename
-from agentr_core.recipes import BaseConfig
+from agentr_core.recipes.training import BaseConfig
 from agentr_core.types import Instance, Sample, SampleKind, Verdict
 
 FAULTLESS = Careless()

@@ -10,7 +10,7 @@ from words import Words
 
 from agentr_core.base_model.optimizer import FullPrecisionMuon, MuonWithAdamW, orthogonalized
 from agentr_core.base_model.pretrain import make_model
-from agentr_core.recipes import BaseConfig
+from agentr_core.recipes.training import BaseConfig
 
 COEFFICIENTS = (3.4445, -4.775, 2.0315)
 

@@ -29,7 +29,7 @@ from agentr_core.environments.reasoning.made import encyclopaedia, numbers
 from agentr_core.environments.reasoning.made.universe import universe
 from agentr_core.environments.reasoning.open_tools import ToolSettings, open_tools
 from agentr_core.environments.reasoning.question_sets import SHIPPED, load
-from agentr_core.recipes import QuestionsConfig
+from agentr_core.recipes.questions_base import QuestionsConfig
 from agentr_core.samples.json_lines import records
 from agentr_core.types import Sample
 

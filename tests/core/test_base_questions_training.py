@@ -14,7 +14,8 @@ from agentr_core.base_model.make import make
 from agentr_core.base_model.pretrain import make_tokenizer
 from agentr_core.environments.reasoning.prompt import instruction
 from agentr_core.models.local.transformers import TransformersModel
-from agentr_core.recipes import BaseConfig, QuestionsConfig
+from agentr_core.recipes.questions_base import QuestionsConfig
+from agentr_core.recipes.training import BaseConfig
 from agentr_core.samples.rendering import load_renderer
 from agentr_core.types import Message, Request, Sampling
 

@@ -14,7 +14,7 @@ from agentr_core.base_model.tokenizer import END, PAD
 from agentr_core.environments.crafting.text import INSTRUCTION
 from agentr_core.methods.agent_r.critique.prompt import JUDGE_INSTRUCTION
 from agentr_core.methods.agent_r.reflections import ACTION, REFLECTIONS
-from agentr_core.recipes import BaseConfig
+from agentr_core.recipes.training import BaseConfig
 from agentr_core.samples.rendering import Renderer
 from agentr_core.types import Message
 

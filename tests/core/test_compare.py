@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from asked import run_id_of
 from door import Door
 
 from agentr_core.errors import ConfigError, DataFault
@@ -23,21 +24,23 @@ from agentr_core.methods.agent_r.stages.collect import collect
 from agentr_core.methods.comparison import pool_stages
 from agentr_core.methods.comparison.arms import Arm, arms_of, chosen, makers_of_samples
 from agentr_core.methods.comparison.report import build_comparison
-from agentr_core.methods.table import method_named, plan_of
+from agentr_core.methods.faults import parse
+from agentr_core.methods.table import method_named, method_of, plan_of
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.recipes import Recipe, TrainingConfig, parse, resolved
+from agentr_core.recipes.recipe import Recipe, resolved
+from agentr_core.recipes.training import TrainingConfig
 from agentr_core.reports.comparison import ArmReport, ComparisonReport, SeedMean, scores
 from agentr_core.reports.html import render_comparison
 from agentr_core.reports.markdown import render_comparison_markdown
 from agentr_core.reports.summary import table_text
 from agentr_core.runtime.experience import settled
 from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.start import begin, end, run_id_of, start
+from agentr_core.runtime.start import begin, end, start
 from agentr_core.stages.dataset import dataset
 from agentr_core.stages.evaluate import evaluate
 from agentr_core.stages.report import build_report
 from agentr_core.store import Store
-from agentr_core.store.codec import checkpoint_rows, training_step_rows
+from agentr_core.store.codec.ledger import checkpoint_rows, training_step_rows
 from agentr_core.store.snapshot import settled as at_once
 from agentr_core.store.tables import merge
 from agentr_core.types import Instance, Message
@@ -111,6 +114,7 @@ class Site:
 
         return Workplace(
             recipe=wanted,
+            method=method_of(wanted),
             run_id=self.id_of(wanted),
             root=self.root,
             store=Store(self.root / "store.duckdb"),

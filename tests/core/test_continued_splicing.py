@@ -14,8 +14,8 @@ from agentr_core.episodes.replay import play
 from agentr_core.errors import ConfigError
 from agentr_core.methods.agent_r.reflections import REFLECTIONS
 from agentr_core.methods.agent_r.splicing import continued, turned_back
-from agentr_core.recipes import SpliceConfig, parse
-from agentr_core.recipes.splicing import ContinuationConfig
+from agentr_core.methods.faults import parse
+from agentr_core.recipes.splicing import ContinuationConfig, SpliceConfig
 from agentr_core.types import PathPair, Rejection, Sample, Step, StopReason, Trajectory
 
 CONFIG = SpliceConfig(mode="continued", action="look", no_error="reject")

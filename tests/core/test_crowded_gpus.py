@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agentr_core.recipes import Recipe, load
+from agentr_core.methods.faults import load
+from agentr_core.recipes.recipe import Recipe
 from flows.preflight.checks import faults_of
 from flows.preflight.serving import crowded_gpus
 from tasks.wiring import load_recipe, make_environment

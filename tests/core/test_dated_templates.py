@@ -14,14 +14,16 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from asked import run_id_of
 
 from agentr_core.errors import DataFault, ModelDirectoryError
+from agentr_core.methods.faults import parse
+from agentr_core.methods.table import method_of
 from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory, prints_date
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.recipes import parse
 from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.start import begin, run_id_of, start
+from agentr_core.runtime.start import begin, start
 from agentr_core.samples.chat_template import ChatTemplate
 from agentr_core.samples.rendering import Renderer, load_tokenizer
 from agentr_core.stages.dataset import dataset, dataset_file
@@ -189,6 +191,7 @@ def place(dated_model_dir: Path, tmp_path: Path) -> Workplace:
     )
     return Workplace(
         recipe=recipe,
+        method=method_of(recipe),
         run_id=run_id_of(recipe),
         root=tmp_path / "runs",
         store=Store(tmp_path / "runs" / "store.duckdb"),

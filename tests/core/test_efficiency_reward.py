@@ -17,7 +17,7 @@ from agentr_core.errors import ConfigError
 from agentr_core.methods.et_agent.behaviour import attempt_of
 from agentr_core.methods.et_agent.reward import EfficiencyReward, efficiency_rewards
 from agentr_core.methods.et_agent.stages.rollout import check_counts
-from agentr_core.recipes import load
+from agentr_core.methods.faults import load
 from agentr_core.recipes.curriculum import CurriculumConfig
 from agentr_core.training.group.advantages import advantages
 from agentr_core.types import Instance, Step, StopReason, ToolCall, Trajectory

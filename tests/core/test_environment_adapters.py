@@ -24,7 +24,7 @@ from agentr_core.environments.template import CombinationLock
 from agentr_core.environments.trl_tools import environment_factory, rows
 from agentr_core.episodes.steps import act
 from agentr_core.errors import ConfigError, DataFault, EnvironmentFault, IllTypedAnswer
-from agentr_core.recipes import parse
+from agentr_core.methods.faults import parse
 from agentr_core.runtime.instances import check_separate
 from agentr_core.stages.demonstrate import expert_of
 from agentr_core.types import Transition

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from agentr_core.errors import ConfigError
+from agentr_core.methods.faults import parse
 from agentr_core.models.batching import Batcher
 from agentr_core.models.local.prefill import BLOCK
 from agentr_core.models.local.transformers import TransformersModel
@@ -17,7 +18,7 @@ from agentr_core.models.local.worker_messages import Loading
 from agentr_core.models.local.workers import load_local
 from agentr_core.models.samplers import sampler_of
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.recipes import ModelConfig, parse
+from agentr_core.recipes.models import ModelConfig
 from agentr_core.runtime import equipment
 from agentr_core.runtime.equipment import following, in_flight, speed, window
 from agentr_core.types import Message, Request, Sampling

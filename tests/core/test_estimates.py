@@ -22,8 +22,11 @@ from agentr_core import estimates
 from agentr_core.data_files import data_path
 from agentr_core.environments.crafting import TextCraft
 from agentr_core.errors import ConfigError, ModelDirectoryError, UserError
+from agentr_core.methods.faults import load
 from agentr_core.methods.table import method_of
-from agentr_core.recipes import LaunchConfig, ModelConfig, Recipe, TrainingConfig, VllmConfig, load
+from agentr_core.recipes.models import ModelConfig, VllmConfig
+from agentr_core.recipes.recipe import Recipe
+from agentr_core.recipes.training import LaunchConfig, TrainingConfig
 from agentr_core.runtime import machine
 from agentr_core.runtime.instances import state_count
 from agentr_core.store.queries.usage import Written

@@ -23,7 +23,7 @@ from agentr_core.methods.et_agent.stages.select_rft import select_rft
 from agentr_core.runtime.shards import Batch, Shard, work_through
 from agentr_core.stages.report import build_report
 from agentr_core.stages.report_costs import bills
-from agentr_core.store.codec import load_samples
+from agentr_core.store.codec.samples import load_samples
 from agentr_core.store.queries.lineage import ancestry
 from agentr_core.store.queries.usage import request_use, token_use
 from agentr_core.types import Request

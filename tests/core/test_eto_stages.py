@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from asked import run_id_of
 from door import Door
 from planned import perform
 
@@ -22,20 +23,23 @@ from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.agent_r.stages.collect import collect
 from agentr_core.methods.eto.report import preference_record
 from agentr_core.methods.eto.stages.prefer import prefer
-from agentr_core.methods.table import plan_of
+from agentr_core.methods.faults import parse
+from agentr_core.methods.table import method_of, plan_of
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.recipes import Recipe, parse
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.reports.markdown import render_markdown
 from agentr_core.reports.sections import sections
-from agentr_core.runtime.description import Training
-from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.start import begin, run_id_of, start
+from agentr_core.runtime.place import Training, Workplace
+from agentr_core.runtime.start import begin, start
 from agentr_core.stages.dataset import dataset, dataset_file
 from agentr_core.stages.demonstrate import best_experts, expert_samples
 from agentr_core.stages.evaluate import evaluate
 from agentr_core.stages.report import build_report
 from agentr_core.store import Store
-from agentr_core.store.codec import instance_row, load_planned, load_preferences, load_samples
+from agentr_core.store.codec.choices import load_planned
+from agentr_core.store.codec.preferences import load_preferences
+from agentr_core.store.codec.samples import load_samples
+from agentr_core.store.codec.texts import instance_row
 from agentr_core.types import Generation, Instance, Request, Transition
 
 pytestmark = pytest.mark.slow
@@ -139,6 +143,7 @@ def site(tmp_path: Path, tiny_model_dir: Path) -> Sites:
         asked: list[Request] = []
         place = Workplace(
             recipe=recipe,
+            method=method_of(recipe),
             run_id=run_id_of(recipe),
             root=tmp_path / folder,
             store=Store(tmp_path / folder / "store.duckdb"),

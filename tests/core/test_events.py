@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
-from agentr_core.recipes import parse
+from agentr_core.methods.faults import parse
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, end, start
-from agentr_core.store.codec import checkpoint_rows, dataset_rows
+from agentr_core.store.codec.ledger import checkpoint_rows
+from agentr_core.store.codec.samples import dataset_rows
 from tasks import events
 from tasks.wiring import RunRef, quiet_workplace, viewer_page
 

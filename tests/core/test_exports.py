@@ -22,7 +22,7 @@ from agentr_core.exchange.formats import FORMATS, export
 from agentr_core.exchange.imports import Place, import_chat, import_experts, import_pairs
 from agentr_core.exchange.training_set import Launch, PairRow, SampleRow, TrainingSet
 from agentr_core.methods.agent_r.splicing import good_sample, splice
-from agentr_core.recipes import SpliceConfig
+from agentr_core.recipes.splicing import SpliceConfig
 from agentr_core.samples.identity import sample_id
 from agentr_core.samples.json_lines import World
 from agentr_core.samples.rows import token_row

@@ -9,14 +9,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from asked import run_id_of
 from door import Door
 
 from agentr_core.errors import ErrorBudgetSpent, ModelUnavailable
+from agentr_core.methods.faults import parse
+from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.recipes import ModelRole, parse
+from agentr_core.recipes.models import ModelRole
 from agentr_core.reports.sections import sections
 from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.start import run_id_of, start
+from agentr_core.runtime.start import start
 from agentr_core.stages.evaluate import evaluate
 from agentr_core.stages.report import build_report
 from agentr_core.store import Store
@@ -92,6 +95,7 @@ def place(tmp_path: Path, tiny_model_dir: Path, request: pytest.FixtureRequest) 
     return (
         Workplace(
             recipe=recipe,
+            method=method_of(recipe),
             run_id=run_id_of(recipe),
             root=root,
             store=Store(root / "store.duckdb"),

@@ -24,14 +24,19 @@ from agentr_core.errors import ConfigError, ErrorBudgetSpent, IllTypedAnswer, Mo
 from agentr_core.evaluation.episodes import EpisodeResult, Player, episode_plans, play_all
 from agentr_core.methods.agent_r.splicing import turned_back
 from agentr_core.methods.agent_r.stages.splice import check_models
-from agentr_core.protocols import Asking, Environment, Graded
-from agentr_core.recipes import ErrorsConfig, SearchConfig, SpliceConfig, parse
+from agentr_core.methods.faults import parse
+from agentr_core.protocols.abilities import Asking, Graded
+from agentr_core.protocols.environment import Environment
+from agentr_core.recipes.agent_r import SearchConfig
+from agentr_core.recipes.execution import ErrorsConfig
+from agentr_core.recipes.splicing import SpliceConfig
 from agentr_core.runtime.ungraded import draws_of, load_ungraded, ungraded_id
 from agentr_core.search.grow import grow
 from agentr_core.search.paths import leaf_paths
 from agentr_core.store import Store
-from agentr_core.store.codec import TreeHead, growth_rows, load_trajectories, load_trees, trajectory_rows
-from agentr_core.store.codec import tree_rows as rows_of_tree
+from agentr_core.store.codec.trajectories import load_trajectories, trajectory_rows
+from agentr_core.store.codec.trees import TreeHead, growth_rows, load_trees
+from agentr_core.store.codec.trees import tree_rows as rows_of_tree
 from agentr_core.types import (
     OUT_OF_ROOM,
     Answer,

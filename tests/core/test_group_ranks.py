@@ -22,7 +22,8 @@ import torch
 from safetensors.torch import load_file
 
 from agentr_core.errors import ConfigError, ModelDirectoryError, NonFiniteLoss, TrainingFault
-from agentr_core.recipes import GrpoConfig, LaunchConfig, TrainingConfig
+from agentr_core.recipes.grpo import GrpoConfig
+from agentr_core.recipes.training import LaunchConfig, TrainingConfig
 from agentr_core.training.group import snapshots
 from agentr_core.training.group.learner import Learner
 from agentr_core.training.group.policy import Totals
@@ -45,7 +46,8 @@ LAUNCHES = [
 ENDS = """
 import os, signal, sys
 from pathlib import Path
-from agentr_core.recipes import GrpoConfig, LaunchConfig, TrainingConfig
+from agentr_core.recipes.grpo import GrpoConfig
+from agentr_core.recipes.training import LaunchConfig, TrainingConfig
 from agentr_core.training.group.ranks import Ranks
 if __name__ == "__main__":
     training = TrainingConfig(bf16=False, num_threads=1, launch=LaunchConfig(num_processes=2, fsdp=True))

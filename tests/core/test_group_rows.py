@@ -21,7 +21,8 @@ from transformers.utils import logging
 from agentr_core.episodes.transcript import whole_episode
 from agentr_core.errors import DataFault, ModelFault, NonFiniteLoss, TrainingFault
 from agentr_core.models.local.transformers import TransformersModel
-from agentr_core.recipes import GrpoConfig, LaunchConfig, TrainingConfig
+from agentr_core.recipes.grpo import GrpoConfig
+from agentr_core.recipes.training import LaunchConfig, TrainingConfig
 from agentr_core.samples.labels import IGNORED
 from agentr_core.samples.rendering import Renderer, load_renderer
 from agentr_core.threads import in_thread

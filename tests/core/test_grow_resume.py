@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from toy import Cut, Growing, Line, Policy, instance
 
-from agentr_core.recipes import SearchConfig
+from agentr_core.recipes.agent_r import SearchConfig
 from agentr_core.search.grow import grow
 
 

@@ -20,8 +20,9 @@ from agentr_core.methods.agent_r.prospect import TreeSize, foresee
 from agentr_core.methods.agent_r.reflections import REFLECTIONS, voiced
 from agentr_core.methods.agent_r.trial import judge_of
 from agentr_core.methods.eto.prospect import foresee as foresee_exploration
+from agentr_core.methods.faults import parse
 from agentr_core.methods.grpo.prospect import foresee as foresee_groups
-from agentr_core.recipes import Recipe, parse, replace
+from agentr_core.recipes.recipe import Recipe, replace
 from agentr_core.search.grow import grow
 from agentr_core.search.paths import leaf_paths
 from agentr_core.types import Sampling, Verdict

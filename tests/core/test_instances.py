@@ -9,14 +9,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from asked import asked_for
 from toy import Line
 
 from agentr_core.environments.instances import Instances
 from agentr_core.errors import ConfigError
 from agentr_core.fingerprint import fingerprint
-from agentr_core.recipes import Recipe, identifying, parse, resolved
+from agentr_core.methods.faults import parse
+from agentr_core.recipes.recipe import Recipe, identifying, resolved
 from agentr_core.runtime.instances import held_out_instances, training_instances
-from agentr_core.runtime.start import asked_for
 from agentr_core.types import Instance
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from asked import run_id_of
 from door import Door
 
 from agentr_core.errors import ConfigError
@@ -14,13 +15,13 @@ from agentr_core.methods.agent_r.report import tree_funnel
 from agentr_core.methods.agent_r.stages.collect import check_world, collect
 from agentr_core.methods.agent_r.stages.critique import critique
 from agentr_core.methods.agent_r.stages.splice import splice_pairs
+from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.recipes import parse
 from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.start import begin, run_id_of, start
+from agentr_core.runtime.start import begin, start
 from agentr_core.store import Store
-from agentr_core.store.codec import load_samples
+from agentr_core.store.codec.samples import load_samples
 from agentr_core.types import Message
 
 DOOR = Door(knows=True)
@@ -51,6 +52,7 @@ def make(tmp_path: Path, tiny_model_dir: Path) -> Callable[..., Workplace]:
         )
         return Workplace(
             recipe=recipe,
+            method=method_of(recipe),
             run_id=run_id_of(recipe),
             root=tmp_path / "runs",
             store=Store(tmp_path / "runs" / "store.duckdb"),

@@ -11,7 +11,7 @@ from toy_paths import ToyTree
 
 from agentr_core.errors import ModelFault, PromptTooLong
 from agentr_core.methods.agent_r.critique.locate import critique_of, first_error, judge_paths, questions, scans_of
-from agentr_core.recipes import CritiqueConfig
+from agentr_core.recipes.agent_r import CritiqueConfig
 from agentr_core.types import Generation, Request, StepVerdict, Verdict
 
 CONFIG = CritiqueConfig(max_new_tokens=10)

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from asked import asked_for
 
 from agentr_core.errors import ConfigError
 from agentr_core.fingerprint import fingerprint
-from agentr_core.recipes import Recipe, parse
+from agentr_core.methods.faults import parse
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime import machine
 from agentr_core.runtime.machine import formats, instructions, settled
-from agentr_core.runtime.start import asked_for
 from agentr_core.training.requirements import check_requirements
 
 WITH = "model name\t: One\nflags\t\t: fpu avx512f avx512_bf16 avx512_vnni\n"

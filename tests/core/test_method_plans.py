@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from agentr_core.methods.faults import load, parse
 from agentr_core.methods.table import method_of, plan_of, plans_of
-from agentr_core.recipes import LaunchConfig, parse
-from agentr_core.recipes.parsing import load
-from agentr_core.runtime.description import Product
+from agentr_core.recipes.training import LaunchConfig
+from agentr_core.runtime.place import Product
 from agentr_core.training.objectives import GroupRelative
 
 RECIPES = Path("deployments/recipes")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asked import asked_for
 from hypothesis import given
 from hypothesis import strategies as st
 from toolboxes import Bench
@@ -40,16 +41,16 @@ from agentr_core.methods.et_agent.flywheel.turns import manner_of
 from agentr_core.methods.et_agent.rft import fit_for_tuning
 from agentr_core.methods.et_agent.stages.evaluate import check_asking
 from agentr_core.methods.et_agent.stages.rollout import check_counts
+from agentr_core.methods.faults import load
 from agentr_core.models.local.transformers import TransformersModel
-from agentr_core.recipes import SpliceConfig, load
-from agentr_core.runtime.start import asked_for
+from agentr_core.recipes.splicing import SpliceConfig
 from agentr_core.samples.export import export_lines, pair_lines
 from agentr_core.samples.identity import check_flags, sample_id
 from agentr_core.samples.labels import IGNORED
 from agentr_core.samples.rendering import Renderer
 from agentr_core.samples.rows import token_row
 from agentr_core.store import Store
-from agentr_core.store.codec import load_samples, sample_rows
+from agentr_core.store.codec.samples import load_samples, sample_rows
 from agentr_core.types import (
     FinishReason,
     Generation,

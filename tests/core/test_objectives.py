@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from agentr_core.recipes import TrainingConfig
-from agentr_core.training import Preference, PreferenceLoss, Supervised, TrainingJob
-from agentr_core.training.job import JOB
+from agentr_core.recipes.training import TrainingConfig
+from agentr_core.training.job import JOB, TrainingJob
+from agentr_core.training.objectives import Preference, PreferenceLoss, Supervised
 
 PAIRS = Preference(preference=PreferenceLoss(beta=0.1, loss_type=("sigmoid", "sft")))
 

@@ -29,8 +29,8 @@ from agentr_core.environments.agentgym.ids import read_ids
 from agentr_core.environments.reasoning.question_sets import _file_rows
 from agentr_core.errors import ConfigError, DiskError, EnvironmentFault, StoreError, UserError
 from agentr_core.lifetime import python_path
+from agentr_core.methods.faults import load, parse
 from agentr_core.models.files import read_json
-from agentr_core.recipes import load, parse
 from agentr_core.runtime.prompts import opening_of
 from agentr_core.samples.json_lines import records
 from agentr_core.stages import dataset

@@ -15,21 +15,14 @@ import pytest
 from toy import Line, Policy, instance
 
 from agentr_core.errors import RunBusy
-from agentr_core.recipes import SearchConfig, parse, resolved
+from agentr_core.methods.faults import parse
+from agentr_core.recipes.agent_r import SearchConfig
+from agentr_core.recipes.recipe import resolved
 from agentr_core.search.grow import grow
 from agentr_core.search.tree import Arena, Expansion
 from agentr_core.store import Store, Writer
-from agentr_core.store.codec import (
-    TreeHead,
-    checkpoint_rows,
-    claim_trees,
-    finished_rows,
-    growth_rows,
-    iteration_rows,
-    load_trees,
-    run_rows,
-    tree_rows,
-)
+from agentr_core.store.codec.ledger import checkpoint_rows, iteration_rows, run_rows
+from agentr_core.store.codec.trees import TreeHead, claim_trees, finished_rows, growth_rows, load_trees, tree_rows
 from agentr_core.store.queries.overview import iteration_lines, run_lines
 from agentr_core.store.tables import merge
 from agentr_core.types import Tree

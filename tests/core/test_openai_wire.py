@@ -18,7 +18,7 @@ from agentr_core.environments.gateway.wire import ChatCall
 from agentr_core.errors import ConfigError, MalformedReply, ModelFault, Transient
 from agentr_core.models.openai.endpoint import Endpoint, fault_of
 from agentr_core.models.openai.wire import bodies, read_completion, read_models
-from agentr_core.recipes import ServerConfig
+from agentr_core.recipes.models import ServerConfig
 from agentr_core.types import Message, Request, Sampling, Span, grown_turn
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asked import asked_for, run_id_of
 from click.testing import CliRunner
 
 from agentr_core.environments.alfworld.world import AlfWorld
@@ -23,15 +24,18 @@ from agentr_core.episodes.opening import Opening, instruction_of, open_with
 from agentr_core.episodes.transcript import ask_next, opening_length, transcript_of, whole_episode
 from agentr_core.errors import ConfigError, DataFault, DataFileError, UserError
 from agentr_core.exchange.training_set import opening
+from agentr_core.methods.faults import parse
 from agentr_core.models.stopping import cut_at_stop
-from agentr_core.recipes import Recipe, parse, resolved, restored
+from agentr_core.recipes.parsing import restored
+from agentr_core.recipes.recipe import Recipe, resolved
 from agentr_core.runtime.prompts import opening_of
-from agentr_core.runtime.start import asked_for, run_id_of
 from agentr_core.samples.identity import check_flags, sample_id
 from agentr_core.samples.rendering import Renderer, load_renderer
 from agentr_core.samples.stretches import drops, split
 from agentr_core.stages.demonstrate import expert_trajectory
-from agentr_core.store.codec import iteration_rows, load_samples, run_rows, sample_rows, trajectory_rows
+from agentr_core.store.codec.ledger import iteration_rows, run_rows
+from agentr_core.store.codec.samples import load_samples, sample_rows
+from agentr_core.store.codec.trajectories import trajectory_rows
 from agentr_core.types import Message, Provenance, Sample, Sampling, Step
 from flows.cli import cli
 from flows.commands.environments import examples

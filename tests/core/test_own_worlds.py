@@ -20,7 +20,7 @@ from agentr_core.environments import registry
 from agentr_core.environments.contract import check
 from agentr_core.environments.template import CombinationLock
 from agentr_core.errors import ConfigError, EnvironmentFault, IllTypedAnswer
-from agentr_core.recipes import parse
+from agentr_core.methods.faults import parse
 from agentr_core.runtime.instances import held_out_instances, training_instances
 from agentr_core.types import Instance, Transition
 from flows.commands import environments

@@ -14,7 +14,8 @@ from toy_paths import ToyTree, renderer, sampled_ids, tokenizer
 from agentr_core.base_model.tokenizer import END
 from agentr_core.errors import DataFault
 from agentr_core.methods.eto.preferences import Played, against_expert, preference_id
-from agentr_core.recipes import DataConfig, PreferencesConfig
+from agentr_core.recipes.data import DataConfig
+from agentr_core.recipes.eto import PreferencesConfig
 from agentr_core.samples.labels import IGNORED
 from agentr_core.samples.pair_dataset import build_pairs
 from agentr_core.samples.rows import TokenRow

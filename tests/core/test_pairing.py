@@ -10,7 +10,7 @@ import pytest
 from toy_paths import ToyTree
 
 from agentr_core.methods.agent_r.pairing import distinct, good_paths, pairs_of_tree, shared_steps
-from agentr_core.recipes import PairsConfig
+from agentr_core.recipes.agent_r import PairsConfig
 from agentr_core.types import Instance, Path
 
 RIGHT = "right"

@@ -11,7 +11,7 @@ import pytest
 from prefect.utilities.callables import parameter_schema
 from pydantic import ValidationError
 
-from agentr_core.recipes import load
+from agentr_core.methods.faults import load
 from flows.base_model import make_base_from
 from flows.collecting import collect_only, improve
 from flows.compare import compare

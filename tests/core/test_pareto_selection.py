@@ -20,7 +20,7 @@ from agentr_core.methods.et_agent.selection import (
     reasons,
     select,
 )
-from agentr_core.store.codec import Selected
+from agentr_core.store.codec.selections import Selected
 
 IDS = ["A", "B", "C", "D"]
 CORRECTNESS = np.array([[1, 0, 1, 0], [1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0]], dtype=np.float64)

@@ -12,8 +12,11 @@ import pytest
 from agentr_core import estimates
 from agentr_core.errors import UserError
 from agentr_core.estimates import GIB
+from agentr_core.methods.faults import load, parse
 from agentr_core.methods.table import method_of, plans_of
-from agentr_core.recipes import ModelConfig, Recipe, TrainingConfig, field_values, load, parse
+from agentr_core.recipes.models import ModelConfig
+from agentr_core.recipes.recipe import Recipe, field_values
+from agentr_core.recipes.training import TrainingConfig
 from agentr_core.runtime import machine
 from flows.commands import plan
 from flows.commands.needs import sampling_advice, training_advice

@@ -20,7 +20,7 @@ from agentr_core.methods.eto.preferences import (
     in_tree,
     preference_id,
 )
-from agentr_core.recipes import PreferencesConfig
+from agentr_core.recipes.eto import PreferencesConfig
 from agentr_core.samples.identity import check_flags
 from agentr_core.types import Preference, PreferenceCase, Rejection, Sample, SampleKind
 

@@ -11,7 +11,8 @@ from agentr_core.episodes.replay import play
 from agentr_core.errors import ConfigError
 from agentr_core.methods.agent_r.pruning import needed
 from agentr_core.methods.agent_r.splicing import good_sample, splice
-from agentr_core.recipes import SpliceConfig, parse
+from agentr_core.methods.faults import parse
+from agentr_core.recipes.splicing import SpliceConfig
 from agentr_core.types import Instance, Sample, Transition
 
 

@@ -13,7 +13,7 @@ from agentr_core.environments.reasoning.grammar import final_answer
 from agentr_core.environments.reasoning.scoring import correctness, exact_match, same_answer, word_f1
 from agentr_core.environments.reasoning.world import Rules
 from agentr_core.errors import ConfigError
-from agentr_core.recipes import load
+from agentr_core.methods.faults import load
 
 RECIPES = Path(__file__).parents[2] / "deployments" / "recipes"
 

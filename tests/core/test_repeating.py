@@ -19,13 +19,15 @@ from agentr_core.evaluation.episodes import EpisodePlan, Player, play_all
 from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.agent_r.stages.collect import latest_restarts
 from agentr_core.methods.agent_r.stages.tree_shard import MAX_RESTARTS, TreeShard, TreeWork, restarted
+from agentr_core.methods.faults import parse
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.recipes import ErrorsConfig, SearchConfig, parse
+from agentr_core.recipes.agent_r import SearchConfig
+from agentr_core.recipes.execution import ErrorsConfig
 from agentr_core.repeating import Repeatability, repeatability_of, repeats
 from agentr_core.runtime.equipment import Checkpoint, Equipment
 from agentr_core.search.grow import grow
 from agentr_core.store import Store, Writer
-from agentr_core.store.codec import load_trees, unfinished_trees
+from agentr_core.store.codec.trees import load_trees, unfinished_trees
 from agentr_core.types import Instance, Sampling, Transition
 
 

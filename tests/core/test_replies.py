@@ -19,7 +19,7 @@ from agentr_core.environments.crafting import TextCraft
 from agentr_core.environments.sciworld import SciWorld
 from agentr_core.environments.webshop import WebShop
 from agentr_core.errors import ConfigError
-from agentr_core.recipes import parse
+from agentr_core.methods.faults import parse
 from tasks.wiring import make_environment
 
 PUBLISHED = "Thought:\nI need a rod.\n\nAction:\n{}"

@@ -17,8 +17,8 @@ from agentr_core.episodes.steps import EpisodeTimer, Reply, act
 from agentr_core.episodes.transcript import AlternatingTurns, transcript, whole_episode
 from agentr_core.episodes.units import phase_of
 from agentr_core.errors import ConfigError, EnvironmentFault, ModelFault, ReplayDiverged
+from agentr_core.methods.faults import parse
 from agentr_core.methods.table import plans_of
-from agentr_core.recipes import parse
 from agentr_core.types import (
     EpisodeLimits,
     Generation,

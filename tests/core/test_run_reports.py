@@ -18,7 +18,8 @@ from agentr_core.reports.markdown import table_markdown
 from agentr_core.reports.records import IterationReport
 from agentr_core.stages.evaluate import evaluation_id
 from agentr_core.store import Store
-from agentr_core.store.codec import dataset_rows, metric_rows
+from agentr_core.store.codec.ledger import metric_rows
+from agentr_core.store.codec.samples import dataset_rows
 from agentr_core.store.queries.judging import JudgedStep, PathAudit
 from agentr_core.store.queries.listings import LISTINGS, listed
 from agentr_core.store.queries.outcomes import evaluated_stops

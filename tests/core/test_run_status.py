@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from agentr_core.recipes import parse
+from agentr_core.methods.faults import parse
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import start
 from agentr_core.store import Store
-from agentr_core.store.codec import run_rows
+from agentr_core.store.codec.ledger import run_rows
 from tasks import runs
 from tasks.wiring import RunRef, quiet_workplace
 from tasks.workspaces import STORE_FILE

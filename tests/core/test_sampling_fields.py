@@ -10,8 +10,8 @@ import pytest
 
 from agentr_core.errors import ConfigError
 from agentr_core.fingerprint import fingerprint
-from agentr_core.recipes import Recipe, parse
-from agentr_core.recipes.recipe import identifying
+from agentr_core.methods.faults import parse
+from agentr_core.recipes.recipe import Recipe, identifying
 from agentr_core.recipes.sampling import SamplingFields
 from agentr_core.recipes.served import sampling_sections
 from agentr_core.types import Sampling

@@ -15,7 +15,8 @@ from agentr_core.environments.reasoning.grammar import STOPS
 from agentr_core.methods.agent_r.critique.locate import judge_paths, scans_of
 from agentr_core.methods.et_agent.stages.evolve import evolve
 from agentr_core.methods.eto.prospect import acting
-from agentr_core.recipes import CritiqueConfig, SearchConfig, parse
+from agentr_core.methods.faults import parse
+from agentr_core.recipes.agent_r import CritiqueConfig, SearchConfig
 from agentr_core.search.grow import grow
 from agentr_core.stages.evaluate import evaluate
 from agentr_core.types import Sampling

@@ -30,7 +30,7 @@ from agentr_core.episodes.replay import play, restore
 from agentr_core.episodes.rollout import episode
 from agentr_core.errors import ConfigError, DataFileError, EnvironmentFault, EnvironmentUnavailable
 from agentr_core.store import Store
-from agentr_core.store.codec import load_trajectories, trajectory_rows
+from agentr_core.store.codec.trajectories import load_trajectories, trajectory_rows
 from agentr_core.types import Instance, Sampling, StopReason
 
 pytestmark = pytest.mark.slow

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from agentr_core.errors import DataFileError
-from agentr_core.tools.search import Document, Retriever, open_retriever
-from agentr_core.tools.search.corpus import CorpusFile, scan
+from agentr_core.tools.search.corpus import CorpusFile, Document, scan
+from agentr_core.tools.search.retriever import Retriever, open_retriever
 from agentr_core.tools.search.text import normalised
 
 DOCUMENTS = (

@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from agentr_core.http_server.hosts import LOOPBACK
-from agentr_core.tools.search import Document, Retriever
+from agentr_core.tools.search.corpus import Document
+from agentr_core.tools.search.retriever import Retriever
 from agentr_core.tools.search.server import app
 from agentr_core.tools.search.wire import MOST_QUERIES, MOST_QUERY_CHARS
 

@@ -34,12 +34,14 @@ from agentr_core.models.connections import MIB
 from agentr_core.retrying import RetryPolicy
 from agentr_core.store import Store
 from agentr_core.store.answered_calls import AnsweredCalls
-from agentr_core.tools.search import Document, InProcess, RetrievalServer, Retriever, SearchTool, Serper
+from agentr_core.tools.search.corpus import Document
 from agentr_core.tools.search.once import Once
-from agentr_core.tools.search.providers import Pace
+from agentr_core.tools.search.providers import InProcess, Pace, RetrievalServer, Serper
+from agentr_core.tools.search.retriever import Retriever
 from agentr_core.tools.search.server import app
 from agentr_core.tools.search.text import normalised, shown
 from agentr_core.tools.search.together import Together
+from agentr_core.tools.search.tool import SearchTool
 from agentr_core.types import ToolCall
 
 DOCUMENTS = [Document("a", "Ada", "Ada lives by the sea."), Document("b", "", "The sea is salt water.")]

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from agentr_core.errors import ConfigError, EndpointError
+from agentr_core.methods.faults import parse
 from agentr_core.models.openai.chat import OpenAIModel
 from agentr_core.models.openai.endpoint import endpoint
 from agentr_core.models.openai.wire import bodies
-from agentr_core.recipes import parse, resolved, shown
+from agentr_core.recipes.recipe import resolved, shown
 from agentr_core.recipes.secret_values import filled, literal, masked, references
 from agentr_core.types import Message, Request, Sampling
 

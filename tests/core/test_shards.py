@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from asked import run_id_of
 from door import Door
 from echo import Echo
 
@@ -25,12 +26,14 @@ from agentr_core.errors import (
 )
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.agent_r.stages.collect import collect
+from agentr_core.methods.faults import parse
+from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.recipes import ModelRole, parse
+from agentr_core.recipes.models import ModelRole
 from agentr_core.runtime.equipment import Equipment
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.shards import Batch, Effort, Shard, Spread, work_through
-from agentr_core.runtime.start import begin, run_id_of, start
+from agentr_core.runtime.start import begin, start
 from agentr_core.stages.evaluate import evaluate
 from agentr_core.store import Store
 from agentr_core.types import Instance, Transition
@@ -107,6 +110,7 @@ def make(tmp_path: Path, tiny_model_dir: Path) -> Make:
         )
         return Workplace(
             recipe=recipe,
+            method=method_of(recipe),
             run_id=run_id_of(recipe),
             root=tmp_path / name,
             store=Store(tmp_path / name / "store.duckdb"),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asked import run_id_of
 from door import Door
 
 from agentr_core.fingerprint import fingerprint
@@ -20,14 +21,15 @@ from agentr_core.methods.agent_r.stages.collect import collect
 from agentr_core.methods.agent_r.stages.critique import critique
 from agentr_core.methods.agent_r.stages.splice import splice_pairs
 from agentr_core.methods.eto.stages.explore import explore
+from agentr_core.methods.faults import parse
+from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.recipes import parse
 from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.start import begin, run_id_of, start
+from agentr_core.runtime.start import begin, start
 from agentr_core.stages.dataset import dataset
 from agentr_core.stages.report import build_report
 from agentr_core.store import Store
-from agentr_core.store.codec import checkpoint_rows
+from agentr_core.store.codec.ledger import checkpoint_rows
 from agentr_core.types import Generation, Message, Request
 
 SEARCHED = {
@@ -97,6 +99,7 @@ def site(tmp_path: Path, tiny_model_dir: Path) -> Make:
         asked = Asked()
         place = Workplace(
             recipe=recipe,
+            method=method_of(recipe),
             run_id=run_id_of(recipe),
             root=tmp_path / workspace,
             store=Store(tmp_path / workspace / "store.duckdb"),

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from asked import run_id_of
 from door import Door
 from served import answer
 from worlds import World, served_world
@@ -18,11 +19,12 @@ from agentr_core.environments.agentgym.server import numbered
 from agentr_core.environments.agentgym.wire import WIRES
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.agent_r.stages.collect import collect, finished_trees
+from agentr_core.methods.faults import parse
+from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.protocols import Environment
-from agentr_core.recipes import parse
+from agentr_core.protocols.environment import Environment
 from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.start import begin, run_id_of, start
+from agentr_core.runtime.start import begin, start
 from agentr_core.stages.evaluate import evaluate
 from agentr_core.store import Store
 from agentr_core.types import Instance, Tree
@@ -57,6 +59,7 @@ def workplace(root: Path, model_dir: Path, make: Callable[[], Environment]) -> W
     )
     return Workplace(
         recipe=recipe,
+        method=method_of(recipe),
         run_id=run_id_of(recipe),
         root=root,
         store=Store(root / "store.duckdb"),

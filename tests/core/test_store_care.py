@@ -26,7 +26,8 @@ from agentr_core.store.care.merging import merge_stores
 from agentr_core.store.care.pruning import CONDITIONS, prune
 from agentr_core.store.care.rewriting import compact
 from agentr_core.store.care.sizes import sizes
-from agentr_core.store.codec import checkpoint_rows, iteration_rows, run_rows, sample_rows
+from agentr_core.store.codec.ledger import checkpoint_rows, iteration_rows, run_rows
+from agentr_core.store.codec.samples import sample_rows
 from agentr_core.store.queries.soundness import contradictions, dangling_references
 from agentr_core.store.snapshot import snapshot
 from agentr_core.store.tables import TABLES, merge

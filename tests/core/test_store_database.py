@@ -17,7 +17,9 @@ import agentr_core
 from agentr_core.errors import ConfigError, CorruptStore, StoreError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.store import Store, connection, migrations
-from agentr_core.store.codec import chosen_rows, iteration_rows, load_pairs, oracle_rows
+from agentr_core.store.codec.choices import chosen_rows
+from agentr_core.store.codec.critiques import load_pairs, oracle_rows
+from agentr_core.store.codec.ledger import iteration_rows
 from agentr_core.store.snapshot import settled, snapshot
 from agentr_core.store.tables import TABLES, merge
 from agentr_core.types import Instance, Verdict

@@ -12,14 +12,10 @@ from click.testing import CliRunner
 
 from agentr_core.errors import ConfigError
 from agentr_core.store import Store
-from agentr_core.store.codec import (
-    derivation_rows,
-    load_trajectories,
-    metric_rows,
-    oracle_rows,
-    timing_rows,
-    trajectory_rows,
-)
+from agentr_core.store.codec.critiques import oracle_rows
+from agentr_core.store.codec.derivations import derivation_rows
+from agentr_core.store.codec.ledger import metric_rows, timing_rows
+from agentr_core.store.codec.trajectories import load_trajectories, trajectory_rows
 from agentr_core.store.examples import example, examples
 from agentr_core.store.tables import merge
 from agentr_core.types import Derivation, Verdict

@@ -6,22 +6,20 @@ from dataclasses import replace
 from pathlib import Path
 
 from agentr_core.store import Store
-from agentr_core.store.codec import (
+from agentr_core.store.codec.derivations import derivation_rows
+from agentr_core.store.codec.groups import (
     VALIDATION,
     Group,
     GroupOutcome,
-    TreeHead,
-    derivation_rows,
-    finished_rows,
     group_rows,
-    iteration_rows,
     load_groups,
     load_outcomes,
-    trajectory_rows,
-    tree_rows,
     validation_rows,
 )
+from agentr_core.store.codec.ledger import iteration_rows
 from agentr_core.store.codec.texts import instance_row
+from agentr_core.store.codec.trajectories import trajectory_rows
+from agentr_core.store.codec.trees import TreeHead, finished_rows, tree_rows
 from agentr_core.store.queries.groups import Validation, validation_of, validations
 from agentr_core.store.queries.outcomes import instance_traits
 from agentr_core.store.tables import merge

@@ -15,7 +15,10 @@ import pytest
 
 from agentr_core.episodes.units import UnitError
 from agentr_core.store import Store, queries
-from agentr_core.store.codec import FLYWHEEL, derivation_rows, event_rows, trajectory_rows
+from agentr_core.store.codec.derivations import derivation_rows
+from agentr_core.store.codec.families import FLYWHEEL
+from agentr_core.store.codec.ledger import event_rows
+from agentr_core.store.codec.trajectories import trajectory_rows
 from agentr_core.store.queries import catalogue
 from agentr_core.store.queries.families import OperatorCount, operator_counts
 from agentr_core.store.queries.funnels import EpisodeCounts

@@ -11,16 +11,12 @@ from door import Door
 from agentr_core.episodes.transcript import transcript_of
 from agentr_core.samples.identity import turn_classes
 from agentr_core.store import Store, migrations
-from agentr_core.store.codec import (
-    copy_rollouts,
-    derivation_rows,
-    load_samples,
-    load_trajectories,
-    metric_rows,
-    sample_rows,
-    trajectory_rows,
-)
+from agentr_core.store.codec.copies import copy_rollouts
+from agentr_core.store.codec.derivations import derivation_rows
 from agentr_core.store.codec.generations import Draw
+from agentr_core.store.codec.ledger import metric_rows
+from agentr_core.store.codec.samples import load_samples, sample_rows
+from agentr_core.store.codec.trajectories import load_trajectories, trajectory_rows
 from agentr_core.store.queries.usage import token_use
 from agentr_core.store.tables import merge
 from agentr_core.types import (

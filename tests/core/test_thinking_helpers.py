@@ -13,7 +13,7 @@ from agentr_core.methods.agent_r.critique.locate import critique_of, judge_paths
 from agentr_core.methods.agent_r.critique.parse import parse_verdict
 from agentr_core.methods.et_agent.conciseness import read_vote
 from agentr_core.methods.et_agent.flywheel.replies import redundant_step, step_number, thoughts
-from agentr_core.recipes import CritiqueConfig
+from agentr_core.recipes.agent_r import CritiqueConfig
 from agentr_core.stages.thoughts import labelled, thought_in, with_thought
 from agentr_core.tools.search import summary
 from agentr_core.types import (

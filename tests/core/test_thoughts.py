@@ -18,13 +18,14 @@ from agentr_core.environments.crafting import TextCraft
 from agentr_core.environments.registry import make
 from agentr_core.environments.webshop.world import WebShop
 from agentr_core.errors import ConfigError, ModelUnavailable
-from agentr_core.recipes import parse
+from agentr_core.methods.faults import parse
+from agentr_core.methods.table import method_of
 from agentr_core.runtime.place import Workplace
 from agentr_core.stages.dataset import dataset
 from agentr_core.stages.demonstrate import best_experts, check_expert
 from agentr_core.stages.report import build_report
 from agentr_core.stages.thoughts import is_bare, labelled, with_thought
-from agentr_core.store.codec import load_samples
+from agentr_core.store.codec.samples import load_samples
 from agentr_core.store.queries import usage
 
 TextOf = Callable[[Workplace], list[str]]
@@ -215,6 +216,6 @@ def test_recipes_say_where_thoughts_have_no_place(tiny_model_dir: Path) -> None:
     recipe = parse(data, ["eto.expert.thoughts.enabled=true"])
     env = make("reasoning", {})
     with pytest.raises(ConfigError, match=r"^eto\.expert\.thoughts: replies in reasoning are not a thought and an ac"):
-        check_expert(recipe, env, env.instances("train")[:1])
+        check_expert(recipe, env, env.instances("train")[:1], method_of(recipe))
     with pytest.raises(ConfigError, match=r"eto\.expert\.thoughts: has no use unless enabled"):
         parse(data, ["eto.expert.thoughts.tries=5"])

@@ -12,7 +12,7 @@ from agentr_core.environments.contract import check
 from agentr_core.episodes.rollout import episode
 from agentr_core.episodes.shared import SharedEnvironments
 from agentr_core.episodes.units import UnitError, run_all
-from agentr_core.recipes import ErrorsConfig
+from agentr_core.recipes.execution import ErrorsConfig
 from agentr_core.types import Instance, Sampling, Trajectory, Transition
 
 

@@ -12,7 +12,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from words import Words
 
 from agentr_core.base_model.pretrain import make_model
-from agentr_core.recipes import BaseConfig
+from agentr_core.recipes.training import BaseConfig
 from agentr_core.training import attention
 from agentr_core.training.attention import attend
 

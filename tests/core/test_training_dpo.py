@@ -21,8 +21,10 @@ from transformers import AutoModelForCausalLM
 from agentr_core.errors import DataFault, NonFiniteLoss, TrainingFault
 from agentr_core.recipes.training import UNREAD
 from agentr_core.samples.labels import IGNORED
-from agentr_core.training import PreferenceLoss, TrainingJob, read_history, read_manifest
+from agentr_core.training.checkpoints import read_history, read_manifest
 from agentr_core.training.dpo import arguments, collate, make_trainer
+from agentr_core.training.job import TrainingJob
+from agentr_core.training.objectives import PreferenceLoss
 from agentr_core.training.packing import TokenPair, TokenRow, trained_tokens
 from agentr_core.training.parent import load_parent
 from agentr_core.training.plan import plan

@@ -19,9 +19,11 @@ import pytest
 from servers import free_port
 from training_jobs import make_job
 
-from agentr_core.recipes import LaunchConfig
-from agentr_core.training import TrainingJob, TrainingStep, is_complete, join, train
-from agentr_core.training.job import JOB
+from agentr_core.recipes.training import LaunchConfig
+from agentr_core.training import join
+from agentr_core.training.checkpoints import is_complete
+from agentr_core.training.job import JOB, TrainingJob, TrainingStep
+from agentr_core.training.sft import train
 
 PATIENCE = 600.0
 

@@ -24,10 +24,12 @@ from training_jobs import make_job, random_row, write_dataset
 from transformers import AutoModelForCausalLM
 
 from agentr_core.errors import ConfigError, OutOfMemory
-from agentr_core.recipes import LaunchConfig
-from agentr_core.training import TrainingJob, TrainingStep, is_complete, process, train
-from agentr_core.training.job import JOB
+from agentr_core.recipes.training import LaunchConfig
+from agentr_core.training import process
+from agentr_core.training.checkpoints import is_complete
+from agentr_core.training.job import JOB, TrainingJob, TrainingStep
 from agentr_core.training.plan import plan
+from agentr_core.training.sft import train
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +40,7 @@ ROOT = Path(__file__).parents[2]
 EPOCHS = 17 / 12
 SMALL = """
 import asyncio, pathlib, resource, sys
-from agentr_core.training import train
+from agentr_core.training.sft import train
 from agentr_core.training.job import JOB
 resource.setrlimit(resource.RLIMIT_DATA, (int(sys.argv[2]),) * 2)
 asyncio.run(train(JOB.validate_json(pathlib.Path(sys.argv[1]).read_bytes())))

@@ -16,11 +16,13 @@ from typing import Any
 import pytest
 from training_jobs import make_job
 
-from agentr_core.recipes import GrpoConfig, TrainingConfig
-from agentr_core.training import is_complete, train
+from agentr_core.recipes.grpo import GrpoConfig
+from agentr_core.recipes.training import TrainingConfig
+from agentr_core.training.checkpoints import is_complete
 from agentr_core.training.group.loggers import reporting
 from agentr_core.training.job import OnlineJob
 from agentr_core.training.objectives import GroupRelative
+from agentr_core.training.sft import train
 
 pytestmark = pytest.mark.slow
 

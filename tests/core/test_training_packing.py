@@ -11,7 +11,7 @@ import torch
 from training_jobs import random_row
 from transformers import AutoModelForCausalLM
 
-from agentr_core.recipes import TrainingConfig
+from agentr_core.recipes.training import TrainingConfig
 from agentr_core.samples.labels import IGNORED
 from agentr_core.training.packing import (
     ROW,

@@ -20,8 +20,8 @@ from agentr_core.errors import NonFiniteLoss
 from agentr_core.models.files import weights_sha256
 from agentr_core.recipes.training import UNREAD
 from agentr_core.samples.labels import IGNORED
-from agentr_core.training import TrainingJob, TrainingStep, is_complete, read_history, read_manifest
-from agentr_core.training.checkpoints import Manifest, published_steps
+from agentr_core.training.checkpoints import Manifest, is_complete, published_steps, read_history, read_manifest
+from agentr_core.training.job import TrainingJob, TrainingStep
 from agentr_core.training.packing import TokenRow, trained_tokens
 from agentr_core.training.parent import load_parent
 from agentr_core.training.plan import plan

@@ -11,7 +11,7 @@ from training_jobs import make_job
 from transformers import AutoModelForCausalLM, Gemma2Config, GptOssConfig, LlamaConfig, OPTConfig, Qwen3Config
 
 from agentr_core.errors import TrainingFault
-from agentr_core.recipes import TrainingConfig
+from agentr_core.recipes.training import TrainingConfig
 from agentr_core.training.run import run
 from agentr_core.training.separation import mixing_faults, separates_samples
 

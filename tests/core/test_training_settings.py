@@ -18,9 +18,10 @@ from training_jobs import make_job
 from transformers import TrainingArguments
 
 from agentr_core.errors import ConfigError
+from agentr_core.methods.faults import load, parse
 from agentr_core.methods.table import plans_of
-from agentr_core.recipes import LaunchConfig, Recipe, TrainingConfig, load, parse
-from agentr_core.recipes.training import UNREAD
+from agentr_core.recipes.recipe import Recipe
+from agentr_core.recipes.training import UNREAD, LaunchConfig, TrainingConfig
 from agentr_core.training.launch import command, environment
 from agentr_core.training.parent import read_weights
 from agentr_core.training.planned import plain_arguments

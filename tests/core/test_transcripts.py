@@ -24,7 +24,9 @@ from agentr_core.episodes.transcript import Continuation, transcript, transcript
 from agentr_core.errors import ConfigError, DataFault
 from agentr_core.methods.agent_r.splicing import good_sample, splice
 from agentr_core.methods.eto.preferences import Played, among_own
-from agentr_core.recipes import PreferencesConfig, SpliceConfig, load
+from agentr_core.methods.faults import load
+from agentr_core.recipes.eto import PreferencesConfig
+from agentr_core.recipes.splicing import SpliceConfig
 from agentr_core.samples.export import export_lines, pair_lines
 from agentr_core.samples.filters import count_cut
 from agentr_core.samples.identity import check_flags, conversation_key, sample_id, trained_spans, turn_classes
@@ -34,7 +36,7 @@ from agentr_core.samples.rendering import Renderer
 from agentr_core.samples.rows import token_row
 from agentr_core.samples.stretches import drops
 from agentr_core.store import Store
-from agentr_core.store.codec import load_samples, sample_rows
+from agentr_core.store.codec.samples import load_samples, sample_rows
 from agentr_core.types import (
     FinishReason,
     Generation,

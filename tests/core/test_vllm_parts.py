@@ -20,6 +20,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from agentr_core.errors import ConfigError, MalformedReply, ModelDirectoryError, ModelServerError
+from agentr_core.methods.faults import parse
 from agentr_core.models.checkpoint_dir import end_ids
 from agentr_core.models.sticky import replica_of
 from agentr_core.models.vllm import env as vllm_env
@@ -39,7 +40,7 @@ from agentr_core.models.vllm.lora import Adapter, max_rank
 from agentr_core.models.vllm.server import agentr_serve
 from agentr_core.models.vllm.start import implementation_of, make_launch
 from agentr_core.models.vllm.wire import body, read_choices
-from agentr_core.recipes import ModelConfig, VllmConfig, parse
+from agentr_core.recipes.models import ModelConfig, VllmConfig
 from agentr_core.samples.rendering import load_tokenizer
 from agentr_core.types import Message, Request, Sampling
 

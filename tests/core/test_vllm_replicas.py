@@ -24,7 +24,7 @@ from agentr_core.models.vllm import door as vllm_door
 from agentr_core.models.vllm.command import Launch
 from agentr_core.models.vllm.door import Keeper, RemoteFleet, Wish, open_door
 from agentr_core.models.vllm.replicas import Fleet, Replicas
-from agentr_core.recipes import ModelConfig
+from agentr_core.recipes.models import ModelConfig
 
 PATIENCE = 600.0
 

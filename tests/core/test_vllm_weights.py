@@ -30,7 +30,7 @@ from agentr_core.models.vllm.lora import Adapter
 from agentr_core.models.vllm.model import VllmModel
 from agentr_core.models.vllm.server import agentr_weights
 from agentr_core.models.vllm.weights import check_replacement
-from agentr_core.protocols import Reloading, Sleeping
+from agentr_core.protocols.model import Reloading, Sleeping
 from agentr_core.types import Message, Request, Sampling
 
 KEY = "a key"

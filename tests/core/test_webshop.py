@@ -20,7 +20,7 @@ from agentr_core.environments.contract import check
 from agentr_core.environments.webshop import WebShop
 from agentr_core.episodes.replay import play
 from agentr_core.errors import ConfigError, EnvironmentFault
-from agentr_core.recipes import SearchConfig
+from agentr_core.recipes.agent_r import SearchConfig
 from agentr_core.search.grow import grow
 from agentr_core.search.paths import leaf_paths
 from agentr_core.types import Instance

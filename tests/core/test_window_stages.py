@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asked import run_id_of
 from door import Door
 
 from agentr_core.fingerprint import fingerprint
@@ -18,16 +19,17 @@ from agentr_core.methods.agent_r.stages.collect import collect
 from agentr_core.methods.agent_r.stages.critique import critique
 from agentr_core.methods.agent_r.stages.splice import splice_pairs
 from agentr_core.methods.eto.stages.explore import explore_and_keep
+from agentr_core.methods.faults import parse
+from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.recipes import parse
 from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.start import begin, run_id_of, start
+from agentr_core.runtime.start import begin, start
 from agentr_core.samples.identity import check_flags
 from agentr_core.samples.rendering import load_renderer
 from agentr_core.stages.dataset import dataset
 from agentr_core.stages.evaluate import evaluate
 from agentr_core.store import Store
-from agentr_core.store.codec import load_samples
+from agentr_core.store.codec.samples import load_samples
 from agentr_core.types import Message
 
 pytestmark = pytest.mark.slow
@@ -63,6 +65,7 @@ def make(tmp_path: Path, tiny_model_dir: Path) -> Make:
         recipe = parse(plain, overrides)
         return Workplace(
             recipe=recipe,
+            method=method_of(recipe),
             run_id=run_id_of(recipe),
             root=tmp_path / "runs",
             store=Store(tmp_path / "runs" / "store.duckdb"),

@@ -15,19 +15,20 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from asked import asked_for
 from toy import Line
 from transformers import AutoTokenizer
 
 from agentr_core.errors import ConfigError, DataFault, ModelDirectoryError, ModelFault, ModelUnavailable
+from agentr_core.methods.faults import parse
 from agentr_core.models.local import worker
 from agentr_core.models.local import workers as module
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.models.local.worker_messages import Loading, Working
 from agentr_core.models.local.workers import Workers, load_local
 from agentr_core.models.samplers import WorkerBatchers, sampler_of
-from agentr_core.recipes import ModelConfig, parse
+from agentr_core.recipes.models import ModelConfig
 from agentr_core.runtime.equipment import Equipment
-from agentr_core.runtime.start import asked_for
 from agentr_core.types import Generation, Message, Request, Sampling
 
 

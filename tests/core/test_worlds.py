@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asked import run_id_of
 from door import Door
 
 from agentr_core.errors import ConfigError, DataFault, EnvironmentFault, ErrorBudgetSpent
@@ -20,14 +21,16 @@ from agentr_core.methods.agent_r.stages.critique import critique
 from agentr_core.methods.agent_r.stages.splice import splice_pairs
 from agentr_core.methods.eto.stages.explore import explore
 from agentr_core.methods.eto.stages.prefer import prefer
+from agentr_core.methods.faults import load, parse
+from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.recipes import identifying, load, parse, resolved
 from agentr_core.recipes.evaluation import TEST
+from agentr_core.recipes.recipe import identifying, resolved
 from agentr_core.reports.html import render_html
 from agentr_core.reports.markdown import render_markdown
 from agentr_core.runtime.instances import separate_instances
 from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.start import begin, run_id_of, start
+from agentr_core.runtime.start import begin, start
 from agentr_core.samples.filters import in_shares
 from agentr_core.stages.dataset import dataset
 from agentr_core.stages.evaluate import evaluate, evaluation_id
@@ -35,7 +38,8 @@ from agentr_core.stages.report import build_report
 from agentr_core.stages.report_beside import beside, differences
 from agentr_core.stages.report_scores import Scoreboard
 from agentr_core.store import Store
-from agentr_core.store.codec import load_episodes, load_samples
+from agentr_core.store.codec.samples import load_samples
+from agentr_core.store.codec.trajectories import load_episodes
 from agentr_core.types import Instance, Message, Transition
 
 RECIPES = Path(__file__).parents[2] / "deployments" / "recipes"
@@ -102,6 +106,7 @@ def site(tmp_path: Path, tiny_model_dir: Path) -> Callable[..., Workplace]:
         doors: dict[str, type[Door]] = {"door": Door, "gate": gate}
         return Workplace(
             recipe=recipe,
+            method=method_of(recipe),
             run_id=run_id_of(recipe),
             root=tmp_path / "runs",
             store=Store(tmp_path / "runs" / "store.duckdb"),

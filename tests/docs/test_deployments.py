@@ -18,8 +18,8 @@ from prefect.events.schemas.automations import AutomationCore
 from prefect.flows import load_flow_from_entrypoint
 from prefect.settings.models.flows import FlowsSettings
 
+from agentr_core.methods.faults import load
 from agentr_core.methods.table import SHIPPED, method_named, plan_of
-from agentr_core.recipes import load
 from tasks import events
 
 ROOT = Path(__file__).parents[2]

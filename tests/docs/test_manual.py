@@ -29,7 +29,8 @@ from readme import BLOCK, MANUAL, ROOT, TUTORIAL
 from starlette.staticfiles import StaticFiles
 
 from agentr_core.environments.reasoning import problems
-from agentr_core.recipes import load, parse, resolved
+from agentr_core.methods.faults import load, parse
+from agentr_core.recipes.recipe import resolved
 from agentr_core.types import Message, Sample, SampleKind
 from flows.cli import cli
 from flows.commands.plan import describe

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from agentr_core.recipes import parse
+from agentr_core.methods.faults import parse
 from flows.cli import cli
 from flows.cli.environments import env_serve
 

@@ -24,7 +24,7 @@ from readme import command
 from servers import free_port
 from wheel import PATIENCE, kill_group, launched, write_recipe
 
-from agentr_core.recipes import Recipe
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.store import Store
 from flows import stages
 from tasks import stages as steps

@@ -10,7 +10,8 @@ import pytest
 
 from agentr_core.errors import ConfigError
 from agentr_core.methods.comparison.arms import arms_of
-from agentr_core.recipes import SearchConfig, load
+from agentr_core.methods.faults import load
+from agentr_core.recipes.agent_r import SearchConfig
 from agentr_core.store import Store
 from flows.commands.plan import describe
 from flows.compare import compare

@@ -20,8 +20,8 @@ from agentr_core.environments.reasoning.world import ReasoningWorld
 from agentr_core.errors import ConfigError
 from agentr_core.methods.et_agent.stages.evolve import evolve
 from agentr_core.methods.et_agent.stages.select_rft import select_rft
+from agentr_core.methods.faults import load
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.recipes import load
 from agentr_core.runtime.instances import held_out
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import start

@@ -13,8 +13,8 @@ import pytest
 from turning import turn
 
 from agentr_core.errors import ConfigError
+from agentr_core.methods.faults import parse
 from agentr_core.methods.table import plan_of
-from agentr_core.recipes import parse
 from agentr_core.store import Store
 from flows import local
 from flows.commands.exporting import export_folder

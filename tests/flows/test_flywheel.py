@@ -23,10 +23,11 @@ from readme import COMMANDS, command
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from wheel import write_recipe
 
-from agentr_core import recipes
 from agentr_core.errors import ConfigError, DataFault
 from agentr_core.exchange.formats import FORMATS
+from agentr_core.methods.faults import load, parse
 from agentr_core.models.files import weights_sha256
+from agentr_core.recipes.training import BaseConfig
 from agentr_core.reports import wording
 from agentr_core.store import Store
 from agentr_core.store.care.sizes import sizes
@@ -182,8 +183,8 @@ def test_a_checkpoint_leads_back_to_nodes_seeds_and_recipe(turned: Turned) -> No
     assert set(revisions["policy_checkpoint_id"]) == {base}
     wanted = ["tree_id", "node_index", "reply", "observation", "instance_id", "tree_seed", "generation_seed", "verdict"]
     assert not revisions[wanted].isna().any(axis=None)
-    stored = recipes.parse(json.loads(lineage["config"][0]))
-    assert stored == recipes.load(turned.recipe)
+    stored = parse(json.loads(lineage["config"][0]))
+    assert stored == load(turned.recipe)
 
 
 def test_nothing_dangles(turned: Turned) -> None:
@@ -322,7 +323,7 @@ def test_an_evaluation_alone_is_a_finished_run(turned: Turned) -> None:
 def test_a_model_that_never_succeeds_is_told_in_one_sentence(tmp_path: Path) -> None:
     from agentr_core.base_model.pretrain import make_model, make_tokenizer
 
-    shape = recipes.BaseConfig(hidden_size=32, num_hidden_layers=1, head_dim=32, intermediate_size=64)
+    shape = BaseConfig(hidden_size=32, num_hidden_layers=1, head_dim=32, intermediate_size=64)
     tokenizer = make_tokenizer(shape, seed=0)
     make_model(shape, tokenizer, seed=0).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")

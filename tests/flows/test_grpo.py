@@ -26,19 +26,19 @@ from wheel import PATIENCE, all_rows, kill_group, launched
 
 from agentr_core.errors import ConfigError, EnvironmentFault, StoreError, TrainingFault
 from agentr_core.fingerprint import fingerprint
+from agentr_core.methods.faults import load
 from agentr_core.methods.grpo import rollouts, train
 from agentr_core.methods.grpo.rollouts import Rollouts
 from agentr_core.methods.grpo.train import reinforce
 from agentr_core.models.files import weights_sha256
 from agentr_core.models.local.transformers import TransformersModel
-from agentr_core.recipes import load
 from agentr_core.recipes.training import UNREAD
-from agentr_core.runtime.place import Checkpoint
+from agentr_core.runtime.equipment import Checkpoint
 from agentr_core.runtime.start import start
 from agentr_core.runtime.trained_on import check_run
 from agentr_core.store import Store
 from agentr_core.store.care.pruning import prune
-from agentr_core.store.codec import load_groups
+from agentr_core.store.codec.groups import load_groups
 from agentr_core.types import Generation
 from flows.commands.exporting import export_folder
 from flows.commands.plan import describe

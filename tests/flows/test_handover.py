@@ -33,7 +33,7 @@ from agentr_core.runtime.experience import settled
 from agentr_core.runtime.start import begin, end, start
 from agentr_core.stages import outside
 from agentr_core.store import Store
-from agentr_core.training import is_complete
+from agentr_core.training.checkpoints import is_complete
 from flows.commands.exporting import data_sources, export_folder
 from flows.local import collect_recipe, import_training, run_recipe
 from tasks import experience

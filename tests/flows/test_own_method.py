@@ -13,7 +13,7 @@ import recital
 from door import Door
 
 from agentr_core.errors import ConfigError
-from agentr_core.recipes import load
+from agentr_core.methods.faults import load
 from agentr_core.store import Store
 from flows import stages
 from flows.commands.plan import describe

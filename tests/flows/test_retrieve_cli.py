@@ -12,7 +12,8 @@ from click.testing import CliRunner
 from wheel import started
 
 from agentr_core.errors import DataFileError
-from agentr_core.tools.search import RetrievalServer, SearchTool
+from agentr_core.tools.search.providers import RetrievalServer
+from agentr_core.tools.search.tool import SearchTool
 from flows.cli import cli
 
 

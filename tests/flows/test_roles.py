@@ -10,18 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asked import run_id_of
 from served import Served, refuse, serving
 
 from agentr_core.errors import ConfigError, EndpointError, ModelDirectoryError, UserError
 from agentr_core.methods.agent_r.critique.prompt import JUDGE_INSTRUCTION
 from agentr_core.methods.agent_r.stages.collect import collect
 from agentr_core.methods.agent_r.stages.critique import critique
+from agentr_core.methods.faults import parse
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.models.openai.chat import OpenAIModel
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.recipes import Recipe, parse
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.reports.markdown import render_markdown
-from agentr_core.runtime.start import begin, run_id_of, start
+from agentr_core.runtime.start import begin, start
 from agentr_core.stages.evaluate import evaluate
 from agentr_core.stages.report import build_report
 from agentr_core.types import Message

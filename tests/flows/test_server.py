@@ -20,7 +20,8 @@ from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, PREFEC
 from wheel import PATIENCE, launched
 
 from agentr_core.errors import ConfigError, ServerLost
-from agentr_core.recipes import Recipe, parse
+from agentr_core.methods.faults import parse
+from agentr_core.recipes.recipe import Recipe
 from flows import local, server
 from flows.serving import serve_recipes
 

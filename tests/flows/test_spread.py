@@ -20,7 +20,8 @@ from wheel import launched
 
 from agentr_core.errors import ConfigError, EnvironmentFault, WorkerLost
 from agentr_core.fingerprint import fingerprint
-from agentr_core.recipes import Recipe, parse
+from agentr_core.methods.faults import parse
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.shards import Batch
 from tasks import runners
 from tasks import shards as work

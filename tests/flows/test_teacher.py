@@ -8,15 +8,17 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from asked import run_id_of
 from served import Served, serving
 
 from agentr_core.errors import ConfigError
 from agentr_core.methods.agent_r.stages.collect import collect
 from agentr_core.methods.agent_r.stages.splice import keep_good_paths
+from agentr_core.methods.faults import parse
 from agentr_core.models.local.transformers import TransformersModel
-from agentr_core.recipes import Recipe, parse
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.start import begin, run_id_of, start
+from agentr_core.runtime.start import begin, start
 from agentr_core.samples.labels import IGNORED
 from agentr_core.samples.rendering import load_tokenizer
 from agentr_core.stages.dataset import dataset, dataset_file

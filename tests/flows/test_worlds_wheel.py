@@ -14,7 +14,8 @@ import pytest
 from click.testing import CliRunner
 from turning import turn
 
-from agentr_core.recipes import load, resolved
+from agentr_core.methods.faults import load
+from agentr_core.recipes.recipe import resolved
 from flows.cli import cli
 from flows.commands.plan import describe
 

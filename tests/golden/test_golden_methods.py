@@ -16,13 +16,13 @@ import pytest
 
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.comparison.arms import arms_of
-from agentr_core.recipes import Recipe
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, end, start
 from agentr_core.stages.dataset import dataset_id
 from agentr_core.stages.evaluate import evaluate
 from agentr_core.stages.train import job_of
-from agentr_core.store.codec import checkpoint_rows
+from agentr_core.store.codec.ledger import checkpoint_rows
 from agentr_core.store.tables import TABLES
 from tasks.wiring import load_recipe, quiet_workplace, reference
 

@@ -26,11 +26,11 @@ from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.agent_r.stages.collect import collect
 from agentr_core.methods.agent_r.stages.critique import critique
 from agentr_core.methods.agent_r.stages.splice import splice_pairs
-from agentr_core.recipes import parse
+from agentr_core.methods.faults import parse
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, start
 from agentr_core.stages.dataset import dataset, stored_tokens
-from agentr_core.store.codec import load_samples
+from agentr_core.store.codec.samples import load_samples
 from agentr_core.types import Message
 from tasks.wiring import quiet_workplace, reference
 

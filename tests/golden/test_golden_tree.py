@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from toy import Line, Policy, instance
 
-from agentr_core.recipes import SearchConfig
+from agentr_core.recipes.agent_r import SearchConfig
 from agentr_core.search.grow import grow
 from agentr_core.types import Tree
 

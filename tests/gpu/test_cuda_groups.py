@@ -12,7 +12,8 @@ import torch
 from devices import DEVICE, on_device
 
 from agentr_core.models.local.transformers import TransformersModel
-from agentr_core.recipes import GrpoConfig, TrainingConfig
+from agentr_core.recipes.grpo import GrpoConfig
+from agentr_core.recipes.training import TrainingConfig
 from agentr_core.training.group.learner import Learner
 from agentr_core.training.group.policy import Totals
 from agentr_core.training.group.rows import PolicyRow

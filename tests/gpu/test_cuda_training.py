@@ -14,8 +14,10 @@ from training_jobs import dpo_job, make_job, write_dataset
 from transformers import AutoModelForCausalLM
 
 from agentr_core.errors import OutOfMemory
-from agentr_core.recipes import LaunchConfig
-from agentr_core.training import TrainingJob, TrainingStep, is_complete, train
+from agentr_core.recipes.training import LaunchConfig
+from agentr_core.training.checkpoints import is_complete
+from agentr_core.training.job import TrainingJob, TrainingStep
+from agentr_core.training.sft import train
 
 pytestmark = on_device
 

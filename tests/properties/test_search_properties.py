@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy import ACTIONS, Growing, Line, Policy, instance
 
-from agentr_core.recipes import SearchConfig
+from agentr_core.recipes.agent_r import SearchConfig
 from agentr_core.search.grow import grow
 from agentr_core.search.paths import leaf_paths
 from agentr_core.types import Tree

@@ -41,7 +41,9 @@ from agentr_core.errors import DataFault, ModelDirectoryError  # noqa: E402
 from agentr_core.methods.agent_r.splicing import good_sample, splice  # noqa: E402
 from agentr_core.methods.eto.preferences import Played, among_own  # noqa: E402
 from agentr_core.models.shipped_templates import TWO_TURNS, fitting_template  # noqa: E402
-from agentr_core.recipes import DataConfig, PreferencesConfig, SpliceConfig  # noqa: E402
+from agentr_core.recipes.data import DataConfig  # noqa: E402
+from agentr_core.recipes.eto import PreferencesConfig  # noqa: E402
+from agentr_core.recipes.splicing import SpliceConfig  # noqa: E402
 from agentr_core.samples.labels import IGNORED  # noqa: E402
 from agentr_core.samples.pair_dataset import build_pairs  # noqa: E402
 from agentr_core.samples.rendering import Renderer, load_tokenizer  # noqa: E402

@@ -13,8 +13,8 @@ import pytest
 from real_model import smollm2
 
 from agentr_core.environments.crafting import TextCraft
+from agentr_core.methods.faults import parse
 from agentr_core.models.local.transformers import TransformersModel
-from agentr_core.recipes import parse
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, start
 from agentr_core.samples.labels import IGNORED

@@ -11,29 +11,22 @@ from finished import ended
 from agentr_core.episodes.units import UnitError
 from agentr_core.search.paths import leaf_paths
 from agentr_core.store import Store
-from agentr_core.store.codec import (
-    Group,
-    TreeHead,
+from agentr_core.store.codec.critiques import critique_rows, pair_rows
+from agentr_core.store.codec.derivations import derivation_rows
+from agentr_core.store.codec.groups import Group, group_rows
+from agentr_core.store.codec.ledger import (
     checkpoint_rows,
-    critique_rows,
-    dataset_rows,
-    derivation_rows,
-    episode_rows,
     evaluation_rows,
     event_rows,
-    finished_rows,
-    group_rows,
-    instance_row,
     iteration_rows,
-    pair_rows,
-    preference_rows,
     rejection_rows,
     run_rows,
-    sample_rows,
-    store_dataset,
-    trajectory_rows,
-    tree_rows,
 )
+from agentr_core.store.codec.preferences import preference_rows
+from agentr_core.store.codec.samples import dataset_rows, sample_rows, store_dataset
+from agentr_core.store.codec.texts import instance_row
+from agentr_core.store.codec.trajectories import episode_rows, trajectory_rows
+from agentr_core.store.codec.trees import TreeHead, finished_rows, tree_rows
 from agentr_core.store.tables import Rows, merge
 from agentr_core.types import (
     Critique,
@@ -56,8 +49,8 @@ from agentr_core.types import (
     Trajectory,
     Tree,
     Verdict,
+    grown_turn,
 )
-from agentr_core.types.conversation import grown_turn
 
 RUN: Final = "aaaa000000000001"
 ITERATION: Final = "aaaa000000000011"

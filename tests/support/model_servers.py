@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from agentr_core.models.vllm.command import Launch
-from agentr_core.recipes import VllmConfig
+from agentr_core.recipes.models import VllmConfig
 
 WELL = """
 import http.server, os, sys

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from asgi import running
+from asked import run_id_of
 
+from agentr_core.methods.faults import parse
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.recipes import parse
-from agentr_core.runtime.start import run_id_of, start
+from agentr_core.runtime.start import start
 from agentr_core.stages.evaluate import evaluate
-from agentr_core.tools.search import Document, Retriever
+from agentr_core.tools.search.corpus import Document
+from agentr_core.tools.search.retriever import Retriever
 from agentr_core.tools.search.server import app
 from agentr_core.types import Message
 from tasks.wiring import RunRef, quiet_workplace

@@ -13,14 +13,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from asked import run_id_of
 from door import Door
 from planned import perform
 
 from agentr_core.environments.replies import after_label
+from agentr_core.methods.faults import parse
+from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.recipes import parse
 from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.start import begin, run_id_of, start
+from agentr_core.runtime.start import begin, start
 from agentr_core.store import Store
 from agentr_core.types import Generation, Message, Request
 
@@ -104,6 +106,7 @@ def workplace(
     )
     return Workplace(
         recipe=recipe,
+        method=method_of(recipe),
         run_id=run_id_of(recipe),
         root=folder / "runs",
         store=Store(folder / "runs" / "store.duckdb"),

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from agentr_core import recipes
+from agentr_core.methods.faults import parse
 from agentr_core.models.vllm.command import Launch
 from agentr_core.models.vllm.model import VllmModel
 from agentr_core.models.vllm.replicas import Replicas
-from agentr_core.recipes import ModelConfig
+from agentr_core.recipes.models import ModelConfig
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "data" / "models" / "textcraft-tiny"
@@ -31,7 +31,7 @@ def settings(**vllm: object) -> ModelConfig:
         "context_length": 512,
         "vllm": {"start_timeout": START_SECONDS, **vllm},
     }
-    return recipes.parse({"name": "test", "model": model}).model
+    return parse({"name": "test", "model": model}).model
 
 
 @asynccontextmanager

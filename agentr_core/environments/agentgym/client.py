@@ -27,7 +27,7 @@ from agentr_core.errors import (
     ReplayDiverged,
     ReplayDrifted,
 )
-from agentr_core.recipes import url_fault
+from agentr_core.recipes.models import url_fault
 from agentr_core.repeating import Repeatability, repeats
 from agentr_core.types import Instance, Transition
 

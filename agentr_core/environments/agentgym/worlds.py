@@ -18,7 +18,7 @@ from agentr_core.environments.agentgym.client import AgentGymWorld
 from agentr_core.environments.crafting import text, textcraft
 from agentr_core.environments.crafting.recipes import load_split
 from agentr_core.errors import ConfigError, EnvironmentServerError
-from agentr_core.protocols import Labels
+from agentr_core.protocols.abilities import Labels
 from agentr_core.repeating import Repeatability
 from agentr_core.texts import outside_thoughts
 from agentr_core.types import Instance

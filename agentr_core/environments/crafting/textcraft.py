@@ -34,7 +34,7 @@ from agentr_core.environments.instances import Instances
 from agentr_core.environments.replies import words_after_label
 from agentr_core.errors import ConfigError, EnvironmentFault
 from agentr_core.fingerprint import canonical, derive_seed
-from agentr_core.protocols import Labels
+from agentr_core.protocols.abilities import Labels
 from agentr_core.types import Instance, Transition, Verdict
 
 RENAMINGS = 1_000_000

@@ -16,7 +16,7 @@ from typing import Any, Final
 from agentr_core.episodes.native_calls import NativeCall, read_call
 from agentr_core.episodes.transcript import reply_turn
 from agentr_core.errors import IllTypedAnswer
-from agentr_core.protocols import Environment
+from agentr_core.protocols.environment import Environment
 from agentr_core.types import Message, Role, Sampling, Step
 
 _LIST: Final = '[{"role": '

@@ -27,8 +27,8 @@ from agentr_core.errors import (
     EnvironmentUnavailable,
 )
 from agentr_core.fingerprint import canonical
-from agentr_core.protocols import Undelivered
-from agentr_core.recipes import url_fault
+from agentr_core.protocols.abilities import Undelivered
+from agentr_core.recipes.models import url_fault
 from agentr_core.repeating import Repeatability
 from agentr_core.samples.json_lines import records
 from agentr_core.types import Generation, Instance, Message, Transition

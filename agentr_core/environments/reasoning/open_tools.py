@@ -18,14 +18,16 @@ from agentr_core.environments.reasoning.grammar import PYTHON, SEARCH
 from agentr_core.environments.reasoning.per_process import PerProcess
 from agentr_core.environments.reasoning.toolbox import Tools, python_function
 from agentr_core.errors import ConfigError
-from agentr_core.protocols import Kept
+from agentr_core.protocols.abilities import Kept
 from agentr_core.recipes.fields import record
 from agentr_core.threads import LoopThread
 from agentr_core.tools.python.levels import STRICTEST, Level
 from agentr_core.tools.python.limits import Limits
 from agentr_core.tools.python.tool import PythonTool
-from agentr_core.tools.search import InProcess, Provider, RetrievalServer, SearchTool, Serper, open_retriever
 from agentr_core.tools.search.once import Once
+from agentr_core.tools.search.providers import InProcess, Provider, RetrievalServer, Serper
+from agentr_core.tools.search.retriever import open_retriever
+from agentr_core.tools.search.tool import SearchTool
 from agentr_core.types import ToolCall
 
 _TOOLS = (SEARCH, PYTHON)

@@ -21,8 +21,9 @@ from agentr_core.environments.reasoning.question_sets import (
 from agentr_core.environments.reasoning.scoring import Domain
 from agentr_core.environments.reasoning.world import ReasoningWorld, Rules
 from agentr_core.errors import ConfigError
-from agentr_core.protocols import Kept, Toolbox
-from agentr_core.tools.search import Serper
+from agentr_core.protocols.abilities import Kept
+from agentr_core.protocols.environment import Toolbox
+from agentr_core.tools.search.providers import Serper
 
 
 class Reasoning(ReasoningWorld):

@@ -28,7 +28,7 @@ from agentr_core.environments.reasoning.prompt import instruction
 from agentr_core.environments.reasoning.question_sets import QuestionSet
 from agentr_core.episodes.transcript import Continuation
 from agentr_core.errors import ConfigError, EnvironmentFault
-from agentr_core.protocols import Toolbox, Transcript
+from agentr_core.protocols.environment import Toolbox, Transcript
 from agentr_core.tools.search import summary
 from agentr_core.types import Instance, Step, StopReason, ToolCall, Trajectory, Transition
 

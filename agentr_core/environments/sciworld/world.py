@@ -22,7 +22,7 @@ from agentr_core.environments.sciworld.shared import Path, SharedSimulators, sim
 from agentr_core.environments.sciworld.simulator import Answer, JavaSettings, check_packages
 from agentr_core.environments.sciworld.tasks import ETO_STEP_LIMITS, Numbering, Variation, first_numbers, locate, tasks
 from agentr_core.errors import ConfigError, EnvironmentFault
-from agentr_core.protocols import Labels
+from agentr_core.protocols.abilities import Labels
 from agentr_core.types import Instance, Transition
 
 Setting = Literal["agentgym", "eto"]

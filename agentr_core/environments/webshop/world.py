@@ -32,7 +32,7 @@ from agentr_core.environments.webshop.goals import (
 from agentr_core.environments.webshop.pages import Visit
 from agentr_core.environments.webshop.reward import Nouns, reward, spacy_nouns, word_nouns
 from agentr_core.errors import ConfigError, EnvironmentFault
-from agentr_core.protocols import Labels
+from agentr_core.protocols.abilities import Labels
 from agentr_core.types import Instance, Transition
 
 INSTRUCTION = """\

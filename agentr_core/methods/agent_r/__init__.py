@@ -32,9 +32,12 @@ from agentr_core.methods.catalogue import (
 )
 from agentr_core.methods.objectives import acting_in_groups, reinforced, reinforcing_faults, sampled_groups, supervised
 from agentr_core.methods.wording import by_iteration, of_groups, of_unread
-from agentr_core.recipes import AgentRConfig, DataConfig, GrpoConfig, Learning, Recipe, SearchConfig
+from agentr_core.recipes.agent_r import AgentRConfig, Learning, SearchConfig
+from agentr_core.recipes.data import DataConfig
 from agentr_core.recipes.fields import in_iteration
-from agentr_core.runtime.description import Acting, Asked, Method, Plan, Stage, imported
+from agentr_core.recipes.grpo import GrpoConfig
+from agentr_core.recipes.recipe import Recipe
+from agentr_core.runtime.place import Acting, Asked, Method, Plan, Stage, imported
 
 _CLONE: Learning = "clone"
 RL: Learning = "rl"

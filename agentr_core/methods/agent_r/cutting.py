@@ -7,7 +7,7 @@ from itertools import takewhile
 from agentr_core.errors import EnvironmentFault, IllTypedAnswer, ReplayDrifted
 from agentr_core.methods.agent_r.pairing import pair_id
 from agentr_core.methods.agent_r.replaying import at
-from agentr_core.recipes import SpliceConfig
+from agentr_core.recipes.splicing import SpliceConfig
 from agentr_core.types import Critique, PathPair, Rejection, Step, StopReason
 
 STAGE = "splice"

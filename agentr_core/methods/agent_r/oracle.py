@@ -6,12 +6,13 @@ from collections.abc import Iterable
 
 from agentr_core.evaluation.metrics import success_rate
 from agentr_core.methods.agent_r.report_records import OracleAgreement
-from agentr_core.protocols import Oracle
+from agentr_core.protocols.abilities import Oracle
 from agentr_core.reports.records import Estimate
 from agentr_core.runtime.place import Workplace
 from agentr_core.search.tree import steps_to, way_to
 from agentr_core.stages.report_scores import estimate
-from agentr_core.store.codec import load_oracle, load_trees, oracle_rows
+from agentr_core.store.codec.critiques import load_oracle, oracle_rows
+from agentr_core.store.codec.trees import load_trees
 from agentr_core.store.queries.judging import PairVerdict, pair_verdicts
 from agentr_core.store.tables import merge
 from agentr_core.types import Verdict

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 
 from agentr_core.fingerprint import derive_seed, fingerprint
-from agentr_core.recipes import PairsConfig
+from agentr_core.recipes.agent_r import PairsConfig
 from agentr_core.recipes.thresholds import AlphaRule, clears, exceeds
 from agentr_core.types import Path, PathPair, Rejection
 

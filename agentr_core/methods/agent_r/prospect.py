@@ -13,9 +13,9 @@ from math import comb
 
 from agentr_core.evaluation.headroom import Forecast, Headroom, Prospect, prospect
 from agentr_core.evaluation.pass_rates import Run
-from agentr_core.recipes import Recipe
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.recipes.sampling import sampling_of
-from agentr_core.runtime.description import Acting
+from agentr_core.runtime.place import Acting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agentr_core.episodes.replay import play
-from agentr_core.protocols import Environment
+from agentr_core.protocols.environment import Environment
 from agentr_core.types import Instance
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from agentr_core.episodes.replay import diverged
 from agentr_core.episodes.steps import Outcome
-from agentr_core.protocols import Environment
+from agentr_core.protocols.environment import Environment
 from agentr_core.repeating import Repeatability, repeatability_of, repeats
 from agentr_core.texts import quoted
 from agentr_core.types import PathPair, Step

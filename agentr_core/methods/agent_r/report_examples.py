@@ -11,7 +11,8 @@ from agentr_core.episodes.transcript import OPENING, opening_length
 from agentr_core.fingerprint import derive_seed
 from agentr_core.reports.document import RevisionExample, Turn, TurnPart
 from agentr_core.runtime.place import Workplace
-from agentr_core.store.codec import load_critiques, load_samples
+from agentr_core.store.codec.critiques import load_critiques
+from agentr_core.store.codec.samples import load_samples
 from agentr_core.store.queries.datasets import trained_revisions
 from agentr_core.texts import counted
 from agentr_core.types import Critique, Message, Role, Sample, Span, StepVerdict

@@ -27,8 +27,9 @@ from agentr_core.methods.agent_r.cutting import cut_of, good_rest, reject
 from agentr_core.methods.agent_r.pruning import needed
 from agentr_core.methods.agent_r.reflections import ACKNOWLEDGEMENT, revision_text
 from agentr_core.methods.agent_r.replaying import at, check_replay, divergence, live
-from agentr_core.protocols import Calling, Environment
-from agentr_core.recipes import SpliceConfig
+from agentr_core.protocols.abilities import Calling
+from agentr_core.protocols.environment import Environment
+from agentr_core.recipes.splicing import SpliceConfig
 from agentr_core.recipes.thresholds import AlphaRule, clears
 from agentr_core.types import (
     Critique,

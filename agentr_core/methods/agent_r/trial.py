@@ -13,8 +13,8 @@ from agentr_core.evaluation.metrics import success_rate
 from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.agent_r.critique.locate import Scan, judge_paths
 from agentr_core.methods.table import plans_of
-from agentr_core.protocols import Oracle
-from agentr_core.recipes import ModelRole
+from agentr_core.protocols.abilities import Oracle
+from agentr_core.recipes.models import ModelRole
 from agentr_core.runtime.equipment import held_back, in_flight, speed
 from agentr_core.runtime.place import Workplace
 from agentr_core.store.codec.trajectories import Episode

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from agentr_core.recipes import BaseConfig, Recipe
-from agentr_core.runtime.description import Method, Plan
+from agentr_core.recipes.recipe import Recipe
+from agentr_core.recipes.training import BaseConfig
+from agentr_core.runtime.place import Method, Plan
 
 _CRAFTING = (
     "judge_share",

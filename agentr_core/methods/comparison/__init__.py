@@ -36,10 +36,11 @@ from agentr_core.methods.catalogue import (
 )
 from agentr_core.methods.comparison.arms import OF_TREES, TAKEN, arms_of
 from agentr_core.methods.objectives import preference, supervised
-from agentr_core.recipes import DataConfig, Recipe
 from agentr_core.recipes.comparison import Use
+from agentr_core.recipes.data import DataConfig
 from agentr_core.recipes.eto import eto_faults
-from agentr_core.runtime.description import Method, Plan, Stage, imported
+from agentr_core.recipes.recipe import Recipe
+from agentr_core.runtime.place import Method, Plan, Stage, imported
 from agentr_core.types import Sample, SampleKind
 
 FUNNEL_OF_POOL = replace(FUNNEL_OF_TREES, title="From the pool to training rows")

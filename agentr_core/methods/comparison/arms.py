@@ -13,12 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agentr_core.errors import ConfigError
-from agentr_core.methods.table import method_named, names, plan_of
-from agentr_core.recipes import EtoConfig, Recipe, parse, replace, resolved
-from agentr_core.recipes.faults import why_unread
-from agentr_core.recipes.recipe import ADAPTER, OPTIONAL
+from agentr_core.methods.faults import parse, why_unread
+from agentr_core.methods.table import method_named, method_of, names, plan_of
+from agentr_core.recipes.eto import EtoConfig
+from agentr_core.recipes.recipe import ADAPTER, OPTIONAL, Recipe, replace, resolved
 from agentr_core.reports.comparison import BASE
 from agentr_core.runtime.machine import settled
+from agentr_core.runtime.start import run_id_of
 from agentr_core.texts import listed
 
 OPEN = ("data.", "training.", "eto.dpo.")
@@ -135,7 +136,7 @@ def _of_each_seed(recipe: Recipe, name: str, pool: str) -> list[Arm]:
     """Return an arm with each seed. Raises `ConfigError`."""
     samples, run = _spliced(recipe, name, pool), ""
     if samples is not None:
-        run = _run_id(samples) if pool else "unknown"
+        run = run_id_of(samples, method_of(samples)) if pool else "unknown"
     arms = []
     for seed in recipe.compare.seeds:
         plain = resolved(recipe)
@@ -185,13 +186,6 @@ def _alike(one: Recipe, other: Recipe) -> bool:
     kind.
     """
     return (one.critique, one.pairs, one.splice) == (other.critique, other.pairs, other.splice)
-
-
-def _run_id(recipe: Recipe) -> str:
-    # It needs DuckDB, which the parsing of a recipe does without.
-    from agentr_core.runtime.start import run_id_of
-
-    return run_id_of(recipe)
 
 
 def _whole_arms(recipe: Recipe) -> tuple[Arm, ...]:

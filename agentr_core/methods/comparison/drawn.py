@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from agentr_core.methods.comparison import stages_for
-from agentr_core.runtime.description import Stage
-from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.place import Stage, Workplace
 from agentr_core.store.queries.runs import spliced_anew, uses_of_pool
 
 

@@ -16,8 +16,10 @@ from agentr_core.evaluation.metrics import over_seeds
 from agentr_core.fingerprint import canonical
 from agentr_core.methods.comparison.arms import OF_SAMPLES, RUNS, Arm, arms_of
 from agentr_core.methods.comparison.differences import EpisodesBySet, differences, episodes_by_set
-from agentr_core.recipes import Recipe, restored, shown
+from agentr_core.methods.table import method_of
 from agentr_core.recipes.evaluation import TEST
+from agentr_core.recipes.parsing import restored
+from agentr_core.recipes.recipe import Recipe, shown
 from agentr_core.reports import wording
 from agentr_core.reports.comparison import BASE, ArmReport, ArmRun, ComparisonReport, Difference, SeedMean
 from agentr_core.reports.records import IterationScore
@@ -88,8 +90,8 @@ def _taken(recipe: Recipe, arm: Arm) -> str:
 def _begun(place: Workplace, arms: Sequence[Arm]) -> Iterator[_Evaluated]:
     made_of = _trainings(place)
     for arm in arms:
-        if run_id := made_of.get(canonical(asked_for(arm.recipe))):
-            here = replace(place, recipe=arm.recipe, run_id=run_id)
+        if run_id := made_of.get(canonical(asked_for(arm.recipe, method := method_of(arm.recipe)))):
+            here = replace(place, recipe=arm.recipe, method=method, run_id=run_id)
             trained, last = ends_with(here) if arm.whole else (TRAINED, TRAINED)
             yield _Evaluated(arm=arm, place=here, board=Scoreboard(here), trained=trained, last=last)
 
@@ -163,7 +165,7 @@ def _trainings(place: Workplace) -> dict[str, str]:
     recipes = {
         run_id: restored(json.loads(config), source=f"recipe of run {run_id}") for run_id, config in configs.items()
     }
-    return {canonical(asked_for(recipe)): run_id for run_id, recipe in recipes.items()}
+    return {canonical(asked_for(recipe, method_of(recipe))): run_id for run_id, recipe in recipes.items()}
 
 
 def _run(one: _Evaluated, metrics: Sequence[str]) -> ArmRun | None:

@@ -9,9 +9,8 @@ reports.
 from __future__ import annotations
 
 from agentr_core.methods.comparison.arms import RUNS, arms_of
-from agentr_core.recipes import Recipe
-from agentr_core.recipes.recipe import OPTIONAL
-from agentr_core.runtime.description import Method, Plan
+from agentr_core.recipes.recipe import OPTIONAL, Recipe
+from agentr_core.runtime.place import Method, Plan
 
 
 def _settle(recipe: Recipe) -> None:

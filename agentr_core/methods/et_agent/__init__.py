@@ -17,12 +17,12 @@ from agentr_core.methods.et_agent import curriculum
 from agentr_core.methods.et_agent.conciseness import VOTE_TOKENS
 from agentr_core.methods.objectives import acting_in_groups, supervised
 from agentr_core.methods.wording import by_iteration, of_unread
-from agentr_core.recipes import Calibration, EtAgentConfig, Recipe
 from agentr_core.recipes.data import tree_faults
-from agentr_core.recipes.et_agent import FlywheelConfig, et_agent_faults
+from agentr_core.recipes.et_agent import Calibration, EtAgentConfig, FlywheelConfig, et_agent_faults
 from agentr_core.recipes.fields import in_iteration
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.recipes.sampling import sampling_of
-from agentr_core.runtime.description import Acting, Asked, Funnel, Method, Plan, ReportPart, Stage, imported
+from agentr_core.runtime.place import Acting, Asked, Funnel, Method, Plan, ReportPart, Stage, imported
 
 EVOLVE = Stage(
     name="evolve",

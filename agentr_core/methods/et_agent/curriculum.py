@@ -12,11 +12,12 @@ from dataclasses import replace
 from agentr_core.methods.catalogue import EVALUATE, REINFORCE
 from agentr_core.methods.et_agent.reward import EfficiencyReward
 from agentr_core.methods.objectives import arguments_for, reinforcing_faults, sampled_groups
-from agentr_core.recipes import GrpoConfig, Recipe, TrainingConfig
 from agentr_core.recipes.curriculum import CurriculumConfig, curriculum_faults
 from agentr_core.recipes.fields import in_iteration, spare_numbers
-from agentr_core.recipes.grpo import SCHEDULE
-from agentr_core.runtime.description import Asked, Funnel, Plan, ReportPart, Stage, Training, imported
+from agentr_core.recipes.grpo import SCHEDULE, GrpoConfig
+from agentr_core.recipes.recipe import Recipe
+from agentr_core.recipes.training import TrainingConfig
+from agentr_core.runtime.place import Asked, Funnel, Plan, ReportPart, Stage, Training, imported
 from agentr_core.training.objectives import GroupRelative
 
 ROLLOUT = Stage(

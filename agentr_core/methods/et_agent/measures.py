@@ -31,7 +31,8 @@ from agentr_core.recipes.evaluation import TEST
 from agentr_core.runtime.place import Workplace
 from agentr_core.stages.evaluate import evaluation_id
 from agentr_core.stages.lost_episodes import ended_episodes
-from agentr_core.store.codec import Episode, load_answers, load_episodes
+from agentr_core.store.codec.calls import load_answers
+from agentr_core.store.codec.trajectories import Episode, load_episodes
 from agentr_core.types import Answer, Trajectory
 
 NUDGED = "nudged"

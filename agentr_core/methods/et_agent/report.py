@@ -11,7 +11,7 @@ from agentr_core.reports.document import Column, Row, Section, Table
 from agentr_core.reports.records import FunnelStage
 from agentr_core.runtime.place import Workplace
 from agentr_core.stages.report_funnels import rejected_by, to_rows
-from agentr_core.store.codec import FLYWHEEL
+from agentr_core.store.codec.families import FLYWHEEL
 from agentr_core.store.queries.families import OperatorCount, operator_counts
 from agentr_core.store.queries.funnels import episode_counts
 

@@ -11,7 +11,7 @@ from agentr_core.reports import plots, wording
 from agentr_core.reports.document import Block, Column, Figure, Row, Section, Table
 from agentr_core.reports.records import FunnelStage
 from agentr_core.runtime.place import Workplace
-from agentr_core.store.codec import Selected, load_selection
+from agentr_core.store.codec.selections import Selected, load_selection
 from agentr_core.store.queries.iterations import trained_outside
 
 _FRONTS = 6

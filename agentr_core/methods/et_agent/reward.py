@@ -22,7 +22,7 @@ from agentr_core.environments.reasoning.world import ReasoningWorld
 from agentr_core.errors import DataFault
 from agentr_core.fingerprint import later
 from agentr_core.methods.et_agent.costs import weighed_cost, well_formed
-from agentr_core.protocols import Environment
+from agentr_core.protocols.environment import Environment
 from agentr_core.recipes.curriculum import Counts
 from agentr_core.types import Trajectory
 

@@ -26,11 +26,12 @@ from agentr_core.methods.catalogue import (
 )
 from agentr_core.methods.objectives import preference, supervised
 from agentr_core.methods.wording import by_iteration
-from agentr_core.recipes import EtoConfig, Phase, Recipe, TrainingConfig
 from agentr_core.recipes.data import tree_faults
-from agentr_core.recipes.eto import eto_faults
+from agentr_core.recipes.eto import EtoConfig, Phase, eto_faults
 from agentr_core.recipes.fields import in_iteration
-from agentr_core.runtime.description import Asked, Funnel, Method, Plan, Stage, Training, imported
+from agentr_core.recipes.recipe import Recipe
+from agentr_core.recipes.training import TrainingConfig
+from agentr_core.runtime.place import Asked, Funnel, Method, Plan, Stage, Training, imported
 
 _COUNTED = imported("agentr_core.methods.eto.report:funnel")
 _FUNNELS: dict[Phase, Funnel] = {

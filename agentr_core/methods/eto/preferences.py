@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from agentr_core.episodes.transcript import transcript
 from agentr_core.fingerprint import fingerprint
-from agentr_core.protocols import Environment
-from agentr_core.recipes import PreferencesConfig
+from agentr_core.protocols.environment import Environment
+from agentr_core.recipes.eto import PreferencesConfig
 from agentr_core.recipes.thresholds import exceeds
 from agentr_core.samples.identity import conversation_key, sample_id
 from agentr_core.types import Path, Preference, PreferenceCase, Provenance, Rejection, Sample, SampleKind, Trajectory

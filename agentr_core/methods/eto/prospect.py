@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from agentr_core.evaluation.headroom import Forecast, Headroom, Prospect, prospect
 from agentr_core.evaluation.pass_rates import Run, Tried, mixed
-from agentr_core.recipes import EtoConfig, Recipe
+from agentr_core.recipes.eto import EtoConfig
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.recipes.sampling import sampling_of
-from agentr_core.runtime.description import Acting
+from agentr_core.runtime.place import Acting
 
 
 def acting(recipe: Recipe) -> Acting:

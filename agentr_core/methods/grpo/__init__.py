@@ -16,9 +16,9 @@ from agentr_core.methods.catalogue import (
 )
 from agentr_core.methods.objectives import acting_in_groups, reinforced, sampled_groups, swapping_faults
 from agentr_core.methods.wording import of_groups
-from agentr_core.recipes import Recipe
 from agentr_core.recipes.grpo import grpo_faults
-from agentr_core.runtime.description import Asked, Method, Plan, imported
+from agentr_core.recipes.recipe import Recipe
+from agentr_core.runtime.place import Asked, Method, Plan, imported
 
 
 def plan(recipe: Recipe, iteration: int) -> Plan:

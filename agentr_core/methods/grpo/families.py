@@ -9,7 +9,7 @@ from agentr_core.evaluation.episodes import EpisodePlan
 from agentr_core.methods.grpo import branching
 from agentr_core.methods.grpo.branching import Fork, Member, forks
 from agentr_core.methods.grpo.revisiting import Beginning
-from agentr_core.recipes import GrpoConfig
+from agentr_core.recipes.grpo import GrpoConfig
 from agentr_core.types import Derivation, Instance, Trajectory
 
 

@@ -14,11 +14,10 @@ from agentr_core.errors import DataFault
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.models.files import SHARED_MEMORY, adapter_base, checkpoint_folder, shared_name, weight_files
 from agentr_core.runtime.place import Workplace
-from agentr_core.training import Manifest, TrainingStep, publish
-from agentr_core.training.checkpoints import publish_step
+from agentr_core.training.checkpoints import Manifest, publish, publish_step
 from agentr_core.training.group.learner import Learner
 from agentr_core.training.group.ranks import Ranks
-from agentr_core.training.job import OnlineJob
+from agentr_core.training.job import OnlineJob, TrainingStep
 from agentr_core.training.objectives import GroupRelative
 
 _PACKAGES = ("torch", "transformers")

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from agentr_core.errors import TrainingFault
-from agentr_core.recipes import GrpoConfig
-from agentr_core.store.codec import Group
+from agentr_core.recipes.grpo import GrpoConfig
+from agentr_core.store.codec.groups import Group
 from agentr_core.store.queries.groups import GroupCounts
 from agentr_core.training.group.advantages import has_contrast
 from agentr_core.training.group.policy import Totals

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agentr_core.evaluation.headroom import Forecast, Headroom, Prospect, prospect
 from agentr_core.evaluation.pass_rates import mixed
-from agentr_core.recipes import Recipe
+from agentr_core.recipes.recipe import Recipe
 
 
 def foresee(recipe: Recipe, headroom: Headroom) -> Prospect:

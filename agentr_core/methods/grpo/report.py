@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from agentr_core.methods.grpo.measures import untrained
-from agentr_core.recipes import Recipe
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.reports import plots, wording
 from agentr_core.reports.document import Block, Column, Figure, Paragraph, Row, Section, Table
 from agentr_core.reports.records import FunnelStage

@@ -16,25 +16,21 @@ from agentr_core.methods.grpo.curriculum import PastRewards, choose, lost
 from agentr_core.methods.grpo.families import Family
 from agentr_core.methods.grpo.revisiting import Beginning, beginning, revisited
 from agentr_core.models.samplers import Sampler
-from agentr_core.protocols import Environment
-from agentr_core.recipes import Recipe
+from agentr_core.protocols.environment import Environment
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.episode_shard import EpisodeShard, rollout_id, with_ungraded
+from agentr_core.runtime.equipment import Checkpoint
 from agentr_core.runtime.instances import held_out
-from agentr_core.runtime.place import Checkpoint, Workplace
+from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.shards import Effort
 from agentr_core.runtime.worlds import Worlds
 from agentr_core.stages.demonstrate import expert_id, expert_rows, expert_trajectory, need_expert
 from agentr_core.stages.evaluate import limited
 from agentr_core.store import Writer
-from agentr_core.store.codec import (
-    VALIDATION,
-    Group,
-    derivation_rows,
-    load_failures,
-    load_trajectories,
-    rejection_rows,
-    validation_rows,
-)
+from agentr_core.store.codec.derivations import derivation_rows
+from agentr_core.store.codec.groups import VALIDATION, Group, load_failures, validation_rows
+from agentr_core.store.codec.ledger import rejection_rows
+from agentr_core.store.codec.trajectories import load_trajectories
 from agentr_core.threads import in_thread
 from agentr_core.training.group.advantages import has_contrast
 from agentr_core.training.objectives import GroupReward

@@ -27,24 +27,25 @@ from agentr_core.methods.grpo.job import job_of, publish_policy, publish_policy_
 from agentr_core.methods.grpo.measures import check_answers, measures, untrained
 from agentr_core.methods.grpo.rollouts import STAGE, Rollouts
 from agentr_core.models.files import adapter_base
-from agentr_core.protocols import ChatModel, Reloading, Sleeping
-from agentr_core.recipes import replace, resolved
+from agentr_core.protocols.model import ChatModel, Reloading, Sleeping
+from agentr_core.recipes.recipe import replace, resolved
+from agentr_core.runtime.equipment import Checkpoint
 from agentr_core.runtime.helpers import helpers
 from agentr_core.runtime.instances import trained_instances
-from agentr_core.runtime.place import Checkpoint, Clock, Workplace
+from agentr_core.runtime.place import Clock, Workplace
 from agentr_core.runtime.shards import Effort
 from agentr_core.runtime.trained_on import check_weights, rows_of
 from agentr_core.runtime.worlds import Worlds
 from agentr_core.samples.rendering import Renderer, load_renderer
 from agentr_core.stages.train import store_checkpoint
 from agentr_core.store import Writer
-from agentr_core.store.codec import Group, group_rows, load_groups, load_outcomes, rl_step_rows
+from agentr_core.store.codec.groups import Group, group_rows, load_groups, load_outcomes, rl_step_rows
 from agentr_core.store.queries.groups import group_counts, step_hashes, validation_of
 from agentr_core.store.queries.outcomes import instance_traits
 from agentr_core.store.tables import merge
 from agentr_core.threads import check_wanted, in_thread
-from agentr_core.training import TrainingStep, is_complete, read_manifest
 from agentr_core.training.adapters import skeleton
+from agentr_core.training.checkpoints import is_complete, read_manifest
 from agentr_core.training.cpu_threads import threads
 from agentr_core.training.group import snapshots
 from agentr_core.training.group.advantages import advantages, has_contrast, step_advantages
@@ -53,7 +54,7 @@ from agentr_core.training.group.loggers import reporting
 from agentr_core.training.group.policy import Totals
 from agentr_core.training.group.ranks import Ranks, make_learner
 from agentr_core.training.group.rows import PolicyRow, policy_row
-from agentr_core.training.job import OnlineJob, write_whole
+from agentr_core.training.job import OnlineJob, TrainingStep, write_whole
 from agentr_core.types import Instance
 
 _log = logging.getLogger(__name__)

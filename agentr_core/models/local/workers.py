@@ -29,7 +29,7 @@ from agentr_core.models.local.worker_messages import Loaded, Loading, Reload, Re
 from agentr_core.models.processors import processors
 from agentr_core.models.sticky import replica_of
 from agentr_core.models.together import all_or_none
-from agentr_core.recipes import ModelConfig
+from agentr_core.recipes.models import ModelConfig
 from agentr_core.samples.rendering import Renderer, load_renderer
 from agentr_core.threads import check_wanted
 from agentr_core.types import Generation, Request

@@ -20,7 +20,7 @@ from agentr_core.models.openai import endpoint as endpoints
 from agentr_core.models.openai.endpoint import Endpoint, fault_of, retry_after
 from agentr_core.models.openai.wire import bodies, read_completion, read_prompt_tokens
 from agentr_core.models.together import all_or_none
-from agentr_core.recipes import ServerConfig
+from agentr_core.recipes.models import ServerConfig
 from agentr_core.recipes.secret_values import filled
 from agentr_core.retrying import RetryPolicy, wait_before_retry
 from agentr_core.samples.rendering import Renderer, load_renderer

@@ -22,7 +22,7 @@ from agentr_core.errors import (
 )
 from agentr_core.models.connections import MIB, GarbledAnswer, LargeAnswer, reading_now
 from agentr_core.models.openai.wire import read_models
-from agentr_core.recipes import ServerConfig, url_fault
+from agentr_core.recipes.models import ServerConfig, url_fault
 from agentr_core.recipes.secret_values import MASK, references
 from agentr_core.retrying import seconds_told
 

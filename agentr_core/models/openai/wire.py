@@ -16,7 +16,7 @@ from agentr_core.fingerprint import derive_seed
 from agentr_core.models.openai.choices import Choice, Strict, Tokens
 from agentr_core.models.openai.tool_calls import offered, tool_names, wire_messages
 from agentr_core.models.stopping import cut_at_stop
-from agentr_core.recipes import ServerConfig
+from agentr_core.recipes.models import ServerConfig
 from agentr_core.types import Generation, Request, Sampling
 
 _SHOWN = 200

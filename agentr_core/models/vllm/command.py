@@ -16,8 +16,7 @@ from agentr_core.errors import ConfigError
 from agentr_core.models.vllm.env import Device
 from agentr_core.models.vllm.lora import Adapter
 from agentr_core.models.vllm.server import agentr_serve, agentr_weights
-from agentr_core.recipes import VllmConfig
-from agentr_core.recipes.models import Dtype
+from agentr_core.recipes.models import Dtype, VllmConfig
 
 HOST = "127.0.0.1"
 BASE_NAME = "base"

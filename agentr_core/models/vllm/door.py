@@ -27,8 +27,7 @@ from agentr_core.http_server.hosts import LOOPBACK, host_in
 from agentr_core.models.vllm.command import HOST, Launch
 from agentr_core.models.vllm.replicas import Replicas
 from agentr_core.models.vllm.start import make_launch
-from agentr_core.recipes import ModelConfig
-from agentr_core.recipes.models import Dtype
+from agentr_core.recipes.models import Dtype, ModelConfig
 
 _POLL_SECONDS = 1.0
 _TIMEOUT_SECONDS = 60.0

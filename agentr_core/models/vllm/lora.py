@@ -9,7 +9,7 @@ from typing import Any
 
 from agentr_core.errors import ConfigError, ModelDirectoryError
 from agentr_core.models.files import ADAPTER_CONFIG, adapter_base, read_json
-from agentr_core.recipes import VLLM_LORA_RANKS
+from agentr_core.recipes.training import VLLM_LORA_RANKS
 
 _UNSERVED = {
     "use_dora": "is DoRA",

@@ -17,7 +17,7 @@ from agentr_core.models.vllm.command import Launch, check_compiler
 from agentr_core.models.vllm.env import Device, engine_version, ensure
 from agentr_core.models.vllm.lora import served_adapter
 from agentr_core.models.vllm.replicas import Replicas
-from agentr_core.recipes import ModelConfig
+from agentr_core.recipes.models import ModelConfig
 
 _DRIVER_SECONDS = 30.0
 _ALL_LAYERS_ALIKE = frozenset(("qwen2", "qwen3"))

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from agentr_core.answers import is_unreadable
-from agentr_core.recipes import ModelRole
+from agentr_core.recipes.models import ModelRole
 from agentr_core.store.database import Store
 from agentr_core.store.queries.published import GATHERED
 from agentr_core.types import Generation

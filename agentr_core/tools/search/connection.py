@@ -26,7 +26,7 @@ from agentr_core.errors import (
     Transient,
 )
 from agentr_core.models.connections import MIB, GarbledAnswer, LargeAnswer, limits, reading
-from agentr_core.recipes import url_fault
+from agentr_core.recipes.models import url_fault
 from agentr_core.recipes.secret_values import MASK
 from agentr_core.retrying import RetryPolicy, seconds_told, wait_before_retry
 from agentr_core.threads import LoopThread

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Final
 
-from agentr_core.protocols import Kept
+from agentr_core.protocols.abilities import Kept
 from agentr_core.tools.search.together import Together
 from agentr_core.types import ToolCall
 

@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from transformers.optimization import get_scheduler
 
 from agentr_core.errors import NonFiniteLoss
-from agentr_core.recipes import GrpoConfig, TrainingConfig
+from agentr_core.recipes.grpo import GrpoConfig
+from agentr_core.recipes.training import TrainingConfig
 from agentr_core.training.group.loss import token_weights
 from agentr_core.training.group.policy import Policy, Totals
 from agentr_core.training.group.rows import PolicyRow

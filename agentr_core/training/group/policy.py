@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from agentr_core.errors import ConfigError
-from agentr_core.recipes import GrpoConfig, TrainingConfig
+from agentr_core.recipes.grpo import GrpoConfig
+from agentr_core.recipes.training import TrainingConfig
 from agentr_core.samples.labels import IGNORED
 from agentr_core.training.adapters import adapted, full, plain_faults, whole_weights
 from agentr_core.training.group.loss import Surrogate, surrogate

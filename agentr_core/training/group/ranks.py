@@ -22,7 +22,8 @@ import torch
 
 from agentr_core.errors import TrainingFault
 from agentr_core.models.cpu_memory import keep_freed_memory
-from agentr_core.recipes import GrpoConfig, TrainingConfig
+from agentr_core.recipes.grpo import GrpoConfig
+from agentr_core.recipes.training import TrainingConfig
 from agentr_core.threads import check_wanted
 from agentr_core.training.cpu_threads import use_threads
 from agentr_core.training.faults import describe

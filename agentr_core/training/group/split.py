@@ -20,7 +20,7 @@ from accelerate.utils.fsdp_utils import fsdp2_prepare_auto_wrap_policy
 from torch import Tensor
 
 from agentr_core.errors import ConfigError
-from agentr_core.recipes import TrainingConfig
+from agentr_core.recipes.training import TrainingConfig
 from agentr_core.training.adapters import full
 from agentr_core.training.parent import text_config
 from agentr_core.training.zero import read_zero, splits_weights

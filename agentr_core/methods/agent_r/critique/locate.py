@@ -19,7 +19,7 @@ from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.agent_r.critique.parse import majority, parse_verdict, published_verdict
 from agentr_core.methods.agent_r.critique.prompt import judge_messages
 from agentr_core.models.together import all_or_none
-from agentr_core.recipes import CritiqueConfig
+from agentr_core.recipes.agent_r import CritiqueConfig
 from agentr_core.recipes.sampling import sampling_of
 from agentr_core.types import Critique, Generation, Judgement, Path, PathPair, Request, StepVerdict, Verdict
 

@@ -12,13 +12,15 @@ from uuid import uuid4
 from agentr_core.errors import DataFault
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.agent_r.stages.tree_shard import MAX_RESTARTS, STAGE, TreeShard, TreeWork, restarted
-from agentr_core.protocols import Environment
-from agentr_core.recipes import Recipe
+from agentr_core.protocols.environment import Environment
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.instances import separate_instances
 from agentr_core.runtime.place import Workplace
 from agentr_core.stages.demonstrate import need_expert
-from agentr_core.store import Store, codec
-from agentr_core.store.codec import claim_trees, copy_trees, load_trees, runs_alike, stored_trees, unfinished_trees
+from agentr_core.store import Store
+from agentr_core.store.codec import trees as stored
+from agentr_core.store.codec.copies import copy_trees, runs_alike
+from agentr_core.store.codec.trees import claim_trees, load_trees, stored_trees, unfinished_trees
 from agentr_core.types import Instance, Tree
 
 VERSION = 1
@@ -59,7 +61,7 @@ def finished_trees(place: Workplace, iteration: int) -> dict[str, Tree]:
     left out.
     """
     collector = place.collector(iteration)
-    return load_trees(place.store, codec.finished_trees(place.store, place.iteration_id(iteration), collector.id))
+    return load_trees(place.store, stored.finished_trees(place.store, place.iteration_id(iteration), collector.id))
 
 
 async def collect(place: Workplace, iteration: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from agentr_core.recipes.sampling import sampling_of
 from agentr_core.runtime.episode_shard import rollout_id
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.rollouts import play_rollouts
-from agentr_core.store.codec import load_trajectories
+from agentr_core.store.codec.trajectories import load_trajectories
 from agentr_core.threads import check_wanted, in_thread
 from agentr_core.types import Critique, PathPair, Rejection, Step, Trajectory
 

@@ -17,16 +17,9 @@ from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.readings import Readings
 from agentr_core.search.paths import leaf_paths
 from agentr_core.store import Writer
-from agentr_core.store.codec import (
-    copy_judgements,
-    critique_rows,
-    judgement_rows,
-    load_judgements,
-    load_pairs,
-    pair_rows,
-    rejection_rows,
-    runs_alike,
-)
+from agentr_core.store.codec.copies import copy_judgements, runs_alike
+from agentr_core.store.codec.critiques import critique_rows, judgement_rows, load_judgements, load_pairs, pair_rows
+from agentr_core.store.codec.ledger import rejection_rows
 from agentr_core.store.tables import Rows, merge
 from agentr_core.types import Judgement, Path, PathPair, Rejection, Tree
 

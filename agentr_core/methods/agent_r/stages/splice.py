@@ -18,15 +18,20 @@ from agentr_core.methods.agent_r.stages.collect import finished_trees
 from agentr_core.methods.agent_r.stages.continuation import Continued, continuations
 from agentr_core.methods.agent_r.stages.critique import pairs_of
 from agentr_core.models.checkpoint_dir import context_length_of
-from agentr_core.protocols import Environment, Graded
-from agentr_core.recipes import Recipe
+from agentr_core.protocols.abilities import Graded
+from agentr_core.protocols.environment import Environment
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.worlds import Worlds
 from agentr_core.samples.identity import sample_id
 from agentr_core.samples.rendering import load_renderer
 from agentr_core.samples.stretches import drops, split
 from agentr_core.search.paths import leaf_paths
-from agentr_core.store.codec import load_critiques, rejection_rows, sample_rows, store_anew, trajectory_rows
+from agentr_core.store.codec.anew import store_anew
+from agentr_core.store.codec.critiques import load_critiques
+from agentr_core.store.codec.ledger import rejection_rows
+from agentr_core.store.codec.samples import sample_rows
+from agentr_core.store.codec.trajectories import trajectory_rows
 from agentr_core.store.tables import Rows, merge
 from agentr_core.threads import check_wanted, in_thread
 from agentr_core.types import Critique, Instance, Path, PathPair, Rejection, Sample, SampleKind, Tree

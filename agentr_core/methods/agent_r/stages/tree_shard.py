@@ -15,7 +15,7 @@ from agentr_core.episodes.units import UnitError, phase, phase_of, run_all
 from agentr_core.errors import ReplayDiverged, ReplayDrifted
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.models.samplers import Sampler
-from agentr_core.protocols import Environment
+from agentr_core.protocols.environment import Environment
 from agentr_core.recipes.sampling import sampling_of
 from agentr_core.repeating import repeatability_of, repeats
 from agentr_core.runtime.equipment import Checkpoint, Equipment, Sink, following, held_back, in_flight, speed, window
@@ -23,7 +23,7 @@ from agentr_core.runtime.helpers import helpers
 from agentr_core.runtime.shards import Effort, spent
 from agentr_core.search.grow import grow
 from agentr_core.search.tree import Arena, Expansion, grown
-from agentr_core.store.codec import TreeHead, finished_rows, growth_rows, tree_rows
+from agentr_core.store.codec.trees import TreeHead, finished_rows, growth_rows, tree_rows
 from agentr_core.types import Instance, Tree
 
 STAGE = "collect"

@@ -13,10 +13,10 @@ from agentr_core.episodes.rollout import episode
 from agentr_core.episodes.steps import EpisodeTimer, Reply, call, step_with
 from agentr_core.episodes.units import phase
 from agentr_core.methods.et_agent.flywheel.drafts import Draft
-from agentr_core.protocols import Environment
-from agentr_core.recipes import FlywheelConfig
+from agentr_core.protocols.environment import Environment
+from agentr_core.recipes.et_agent import FlywheelConfig
 from agentr_core.recipes.sampling import sampling_of
-from agentr_core.store.codec import Draw
+from agentr_core.store.codec.generations import Draw
 from agentr_core.types import Instance, Trajectory
 
 

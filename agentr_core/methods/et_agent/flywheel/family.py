@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from agentr_core.recipes import FlywheelConfig
+from agentr_core.recipes.et_agent import FlywheelConfig
 from agentr_core.types import Trajectory
 
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from agentr_core.methods.et_agent.flywheel.family import Member, PlannedChild, begun, parents, planned_children
-from agentr_core.recipes import FlywheelConfig
+from agentr_core.recipes.et_agent import FlywheelConfig
 
 Make = Callable[[PlannedChild], Awaitable[Member | None]]
 """Returns the planned child, made now or earlier; None where its operator makes none."""

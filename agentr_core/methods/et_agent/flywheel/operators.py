@@ -1,4 +1,22 @@
-"""The operators: how a child begins, given its parent, or why there is none."""
+"""The operators of the flywheel, which varies a policy's trajectories round by round: how a child
+begins, given its parent, or why there is none.
+
+    question -> fresh trajectories -> [parent -> children by operators] * rounds
+
+Source: ET-Agent (arXiv 2601.06860), self-evolving data flywheel. Operators of a right parent:
+
+    C0  a fresh trajectory
+    C1  the editor rewrites the first redundant step; it is carried out, and the policy goes on
+    C2  the editor rewrites all thoughts; calls, results and answer stay the same to the byte
+
+and of a wrong one:
+
+    I0  the editor names the first flawed step, for I1 and I2; it makes no child
+    I1  the reflector reviews that step and rewrites it; it is carried out, and the policy goes on
+    I2  the policy goes on after that step, with a hint
+    I3  the policy goes on after the whole trajectory, with a hint
+    I4  as I3, with the reflector's review in place of the hint
+"""
 
 from __future__ import annotations
 
@@ -16,8 +34,8 @@ from agentr_core.methods.et_agent.flywheel.drafts import Draft, Manner, Unmade, 
 from agentr_core.methods.et_agent.flywheel.prompts import PromptName, asked
 from agentr_core.methods.et_agent.flywheel.replies import STEP_FOUND, redundant_step, step_number, thoughts
 from agentr_core.methods.et_agent.flywheel.tagged import Tagged, rethought, thoughts_of
-from agentr_core.recipes import DrawingConfig, FlywheelConfig
-from agentr_core.recipes.sampling import sampling_of
+from agentr_core.recipes.et_agent import FlywheelConfig
+from agentr_core.recipes.sampling import DrawingConfig, sampling_of
 from agentr_core.types import Answer, Message, Question, Step, Trajectory
 
 LOCATE = "I0"

@@ -11,7 +11,7 @@ from agentr_core.episodes.transcript import Continuation, transcript_of
 from agentr_core.methods.et_agent.flywheel.drafts import Draft, Manner, Unmade
 from agentr_core.methods.et_agent.flywheel.prompts import IN_TURNS, Domain
 from agentr_core.methods.et_agent.flywheel.tagged import Tagged
-from agentr_core.protocols import Environment
+from agentr_core.protocols.environment import Environment
 from agentr_core.types import Instance, Step, Trajectory
 
 

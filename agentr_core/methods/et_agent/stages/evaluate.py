@@ -18,9 +18,9 @@ from agentr_core.methods.et_agent.flywheel.prompts import HINTS
 from agentr_core.methods.et_agent.flywheel.turns import manner_of
 from agentr_core.methods.et_agent.measures import CONCISENESS, NUDGED, answers_of
 from agentr_core.models.samplers import Sampler
-from agentr_core.protocols import Environment
-from agentr_core.recipes import Recipe
+from agentr_core.protocols.environment import Environment
 from agentr_core.recipes.evaluation import TEST
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.recipes.sampling import sampling_of
 from agentr_core.runtime.equipment import following, in_flight, speed
 from agentr_core.runtime.helpers import answer
@@ -29,7 +29,8 @@ from agentr_core.stages.evaluate import Series, evaluation_id, keep_measures, me
 from agentr_core.stages.evaluate import evaluate as evaluate_policy
 from agentr_core.stages.lost_episodes import counted_episodes
 from agentr_core.stages.measures import measure, measure_rows
-from agentr_core.store.codec import Episode, answer_rows, load_answers, load_episodes
+from agentr_core.store.codec.calls import answer_rows, load_answers
+from agentr_core.store.codec.trajectories import Episode, load_episodes
 from agentr_core.types import Answer, Instance, Trajectory
 
 STAGE = "evaluate"

@@ -15,12 +15,14 @@ from agentr_core.methods.et_agent.flywheel.tagged import Tagged
 from agentr_core.methods.et_agent.flywheel.turns import manner_of
 from agentr_core.methods.et_agent.stages.family_maker import STAGE, FamilyWork, Kept, Said
 from agentr_core.methods.et_agent.stages.family_shard import FamilyShard
-from agentr_core.protocols import Environment
-from agentr_core.recipes import Recipe
+from agentr_core.protocols.environment import Environment
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.instances import separate_instances
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.ungraded import UNGRADED
-from agentr_core.store.codec import load_draws, load_edits, load_members, load_trajectories, tokens_written
+from agentr_core.store.codec.families import load_edits, load_members, tokens_written
+from agentr_core.store.codec.generations import load_draws
+from agentr_core.store.codec.trajectories import load_trajectories
 from agentr_core.types import Instance, Trajectory
 
 VERSION = 1

@@ -21,12 +21,15 @@ from agentr_core.methods.et_agent.flywheel.operators import OPERATORS, Case
 from agentr_core.methods.et_agent.flywheel.prompts import PromptName, version
 from agentr_core.methods.et_agent.flywheel.turns import manner_of
 from agentr_core.models.samplers import Sampler
-from agentr_core.protocols import Environment
-from agentr_core.recipes import FlywheelConfig
+from agentr_core.protocols.environment import Environment
+from agentr_core.recipes.et_agent import FlywheelConfig
 from agentr_core.recipes.sampling import sampling_of
 from agentr_core.runtime.equipment import Checkpoint, Equipment, Sink, held_back, tokens_in, window
 from agentr_core.runtime.ungraded import UNGRADED, ungraded_id
-from agentr_core.store.codec import FLYWHEEL, derivation_rows, edit_rows, family_rows, rejection_rows, trajectory_rows
+from agentr_core.store.codec.derivations import derivation_rows
+from agentr_core.store.codec.families import FLYWHEEL, edit_rows, family_rows
+from agentr_core.store.codec.ledger import rejection_rows
+from agentr_core.store.codec.trajectories import trajectory_rows
 from agentr_core.store.tables import Rows, merge
 from agentr_core.types import Answer, Derivation, Grading, Instance, Question, Rejection, Trajectory
 

@@ -14,8 +14,8 @@ from agentr_core.errors import ConfigError
 from agentr_core.evaluation.episodes import EpisodePlan
 from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.objectives import acting_in_groups
-from agentr_core.protocols import Environment
-from agentr_core.recipes import Recipe
+from agentr_core.protocols.environment import Environment
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.episode_shard import rollout_id
 from agentr_core.runtime.instances import separate_instances
 from agentr_core.runtime.place import Workplace

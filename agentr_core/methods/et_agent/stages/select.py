@@ -17,10 +17,10 @@ from agentr_core.methods.et_agent.selection import Selection, draw, reasons, sel
 from agentr_core.recipes.curriculum import CurriculumConfig
 from agentr_core.runtime.instances import SELECTED, separate_instances
 from agentr_core.runtime.place import Workplace
-from agentr_core.store.codec import (
+from agentr_core.store.codec.choices import chosen_rows
+from agentr_core.store.codec.selections import (
     RolloutOutcome,
     Selected,
-    chosen_rows,
     load_rollout_outcomes,
     load_selection,
     selection_rows,

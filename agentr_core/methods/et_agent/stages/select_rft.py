@@ -12,7 +12,9 @@ from agentr_core.methods.et_agent.flywheel.turns import manner_of
 from agentr_core.methods.et_agent.rft import STAGE, fit_for_tuning
 from agentr_core.runtime.place import Workplace
 from agentr_core.stages.whole_episodes import whole_rows
-from agentr_core.store.codec import load_members, rejection_rows, store_anew
+from agentr_core.store.codec.anew import store_anew
+from agentr_core.store.codec.families import load_members
+from agentr_core.store.codec.ledger import rejection_rows
 from agentr_core.store.tables import merge
 from agentr_core.threads import in_thread
 from agentr_core.types import SampleKind

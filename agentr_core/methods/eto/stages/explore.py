@@ -11,15 +11,15 @@ from agentr_core.episodes.rollout import stateful
 from agentr_core.evaluation.episodes import EpisodePlan
 from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.eto.prospect import acting
-from agentr_core.protocols import Environment
-from agentr_core.recipes import Recipe
+from agentr_core.protocols.environment import Environment
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.episode_shard import rollout_id
 from agentr_core.runtime.instances import separate_instances
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.rollouts import plan_rollouts, play_rollouts
 from agentr_core.stages.demonstrate import best_experts
 from agentr_core.stages.whole_episodes import whole_rows
-from agentr_core.store.codec import load_trajectories
+from agentr_core.store.codec.trajectories import load_trajectories
 from agentr_core.types import Instance, Trajectory
 
 STAGE = "explore"

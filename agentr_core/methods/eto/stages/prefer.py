@@ -23,8 +23,8 @@ from agentr_core.methods.eto.preferences import (
     preference_id,
 )
 from agentr_core.methods.eto.stages.explore import STAGE as EXPLORE
-from agentr_core.protocols import Environment
-from agentr_core.recipes import Recipe
+from agentr_core.protocols.environment import Environment
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.instances import separate_instances
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.worlds import Worlds
@@ -33,16 +33,12 @@ from agentr_core.samples.json_lines import World
 from agentr_core.samples.pairs_file import read_pairs
 from agentr_core.search.paths import leaf_paths
 from agentr_core.stages.demonstrate import best_experts
-from agentr_core.store.codec import (
-    PlannedRollout,
-    finished_trees_of_run,
-    load_planned,
-    load_trajectories,
-    load_trees,
-    preference_rows,
-    rejection_rows,
-    store_anew,
-)
+from agentr_core.store.codec.anew import store_anew
+from agentr_core.store.codec.choices import PlannedRollout, load_planned
+from agentr_core.store.codec.ledger import rejection_rows
+from agentr_core.store.codec.preferences import preference_rows
+from agentr_core.store.codec.trajectories import load_trajectories
+from agentr_core.store.codec.trees import finished_trees_of_run, load_trees
 from agentr_core.store.queries.outcomes import failed_subjects
 from agentr_core.store.queries.runs import runs_beginning
 from agentr_core.store.tables import merge

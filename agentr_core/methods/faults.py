@@ -1,0 +1,139 @@
+"""Recipes read from files and mappings, and checked with the rules of their methods."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agentr_core.errors import ConfigError
+from agentr_core.methods.table import SHIPPED, method_named, method_of, plans_of
+from agentr_core.recipes import parsing
+from agentr_core.recipes.faults import (
+    faults_of_choice,
+    faults_of_models,
+    faults_of_sections,
+    faults_of_teacher,
+    foreign_sections,
+)
+from agentr_core.recipes.recipe import Recipe
+from agentr_core.recipes.training import UNREAD, TrainingConfig, sharing_faults
+from agentr_core.runtime.place import Training
+
+
+def load(path: Path, overrides: Sequence[str] = (), *, workspace: str = "") -> Recipe:
+    """Return the recipe in a YAML file, checked as `faults_of` says; all else as `parsing.load`."""
+    return parsing.load(path, overrides, check=faults_of, workspace=workspace)
+
+
+def parse(
+    data: dict[str, Any], overrides: Sequence[str] = (), *, source: str = "recipe", stored: bool = False
+) -> Recipe:
+    """Return the recipe of a mapping, checked as `faults_of` says; all else as `parsing.parse`."""
+    return parsing.parse(data, overrides, check=faults_of, source=source, stored=stored)
+
+
+def faults_of(name: Any, recipe: Recipe | None) -> list[str]:
+    """Return what is wrong with the method that a recipe names and with the recipe as a whole, one
+    sentence each: by the rules for all methods and for its own.
+
+    Args:
+        recipe: None where its fields have faults already.
+    """
+    faults = _faults_of_name(name)
+    if recipe is None:
+        return faults
+    if faults:
+        return faults + faults_of_models(recipe) + faults_of_sections(recipe)
+    method = method_of(recipe)
+    faults = faults_of_models(recipe) if method.acts else []
+    faults += foreign_sections(recipe, method.name, method.sections)
+    faults += method.faults(recipe)
+    if not faults or recipe.method in SHIPPED:
+        faults += _unread_settings(recipe)
+    # The plans go through both lists.
+    if not faults and method.acts and recipe.pairs.alpha and recipe.training.num_train_epochs:
+        faults += _faults_of_plans(recipe)
+    return faults + faults_of_sections(recipe) + faults_of_choice(recipe, goes_round=method.flow == "flywheel")
+
+
+def _faults_of_name(name: Any) -> list[str]:
+    """Return why a recipe's method cannot be had, as one sentence; none where it can, or where the
+    recipe names it by something other than a text.
+    """
+    try:
+        if isinstance(name, str):
+            method_named(name)
+    except ConfigError as error:
+        return [f"method: {error}"]
+    return []
+
+
+def _faults_of_plans(recipe: Recipe) -> list[str]:
+    """Return what is wrong with a teacher and with a sampler that sleeps, and why processes cannot
+    share the steps of a training; the recipe must be right otherwise.
+    """
+    # The stages of a comparison depend on its arms, which are not settled yet.
+    plans = [] if method_of(recipe).flow == "compare" else plans_of(recipe)
+    roles = {role for plan in plans for stage in plan.stages for role in stage.roles}
+    rows = {plan.training.objective.rows for plan in plans if plan.training is not None}
+    faults = faults_of_teacher(recipe, collects=not plans or "teacher" in roles, online="episodes" in rows)
+    if plans and recipe.model.vllm.sleep and "episodes" not in rows:
+        faults.append(
+            "model.vllm.sleep: only group RL takes turns with its sampler, and no iteration here is group RL; leave it "
+            "out, since servers end before any other training begins"
+        )
+    # Group RL divides each step by episodes. A comparison always trains on datasets.
+    return faults if rows == {"episodes"} else faults + sharing_faults(recipe.training)
+
+
+def _unread_settings(recipe: Recipe) -> list[str]:
+    """Return a sentence for each setting of section `training` that none of a recipe's trainings
+    reads. A comparison's arms share theirs, and each reads what it needs.
+    """
+    trainings, plain, faults = _trainings(recipe), TrainingConfig(), []
+    for name, value in vars(recipe.training).items():
+        whys = [why_unread(name, value, training) for training in trainings]
+        if value != getattr(plain, name) and whys and all(whys):
+            faults.append(f"training.{name}: {' and '.join(dict.fromkeys(whys))}; leave it out")
+    epochs = recipe.training.num_train_epochs
+    whys = [why_unread("num_train_epochs", epochs, training) for training in trainings[len(epochs) - 1 :]]
+    # One number says nothing of a single iteration, and the default has numbers to spare.
+    if not faults and len(epochs) > 1 and epochs != plain.num_train_epochs and whys and all(whys):
+        faults.append(
+            f"training.num_train_epochs: its last number is for iteration {len(epochs)} and later ones, where "
+            f"{' and '.join(dict.fromkeys(whys))}; leave it out"
+        )
+    return faults
+
+
+def _trainings(recipe: Recipe) -> list[Training]:
+    """Return the training of each of a recipe's first iterations, after which all are alike; none
+    where a recipe has other faults by which they cannot be planned.
+    """
+    method = method_of(recipe)
+    if not method.acts or method.flow == "compare":
+        return []
+    try:
+        return [plan.training for plan in plans_of(recipe) if plan.training is not None]
+    except IndexError:
+        # A list without a number for an iteration, which is told by itself.
+        return []
+
+
+def why_unread(name: str, value: Any, training: Any) -> str:
+    """Return why a training does not read a field of section `training`; empty if it does.
+
+    Args:
+        value: the recipe's; that of `training.config` differs where another section replaces it.
+    """
+    kind, section = training.objective.kind, training.section if training.section != "training" else "grpo"
+    if name == "start_from":
+        return "" if value != "base" or training.anew else "it goes on from the policy so far"
+    if name in UNREAD.get(kind, {}):
+        return UNREAD[kind][name]
+    if getattr(training.config, name) == value:
+        return ""
+    if name == "lr_scheduler_kwargs":
+        return f"{section}.lr_scheduler_type replaces the schedule that they belong to"
+    return f"{section}.{name} takes its place"
