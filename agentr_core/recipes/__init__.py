@@ -31,16 +31,14 @@ from agentr_core.recipes.models import (
     url_fault,
 )
 from agentr_core.recipes.parsing import load, parse, restored
-from agentr_core.recipes.questions_base import QuestionsConfig
 from agentr_core.recipes.recipe import FieldValue, Recipe, field_values, identifying, replace, resolved, shown
 from agentr_core.recipes.sampling import DrawingConfig
 from agentr_core.recipes.splicing import ContinuationConfig, SpliceConfig
-from agentr_core.recipes.training import VLLM_LORA_RANKS, BaseConfig, LaunchConfig, TrainingConfig
+from agentr_core.recipes.training import VLLM_LORA_RANKS, LaunchConfig, TrainingConfig
 
 __all__ = [
     "VLLM_LORA_RANKS",
     "AgentRConfig",
-    "BaseConfig",
     "Calibration",
     "CompareConfig",
     "ContinuationConfig",
@@ -71,7 +69,6 @@ __all__ = [
     "Phase",
     "PreferencesConfig",
     "PricesConfig",
-    "QuestionsConfig",
     "Recipe",
     "RevisionTestConfig",
     "RftConfig",

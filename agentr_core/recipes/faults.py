@@ -43,13 +43,13 @@ def faults_of(recipe: Recipe) -> list[str]:
     if faults := faults_of_method(recipe.method):
         return faults + _faults_of_models(recipe) + _faults_of_sections(recipe)
     method = method_of(recipe)
-    faults = _faults_of_models(recipe) if method.acts else []
+    faults = _faults_of_models(recipe)
     faults += _foreign_sections(recipe, method.name, method.sections)
     faults += method.faults(recipe)
     if not faults or recipe.method in SHIPPED:
         faults += _unread_settings(recipe)
     # The plans go through both lists.
-    if not faults and method.acts and recipe.pairs.alpha and recipe.training.num_train_epochs:
+    if not faults and recipe.pairs.alpha and recipe.training.num_train_epochs:
         faults += _faults_of_plans(recipe)
     return faults + _faults_of_sections(recipe) + _faults_of_choice(recipe, goes_round=method.flow == "flywheel")
 
@@ -157,7 +157,7 @@ def _trainings(recipe: Recipe) -> list[Any]:
     from agentr_core.methods.table import method_of, plans_of
 
     method = method_of(recipe)
-    if not method.acts or method.flow == "compare":
+    if method.flow == "compare":
         return []
     try:
         return [plan.training for plan in plans_of(recipe) if plan.training is not None]

@@ -10,26 +10,27 @@ from itertools import islice
 from statistics import fmean
 
 import pytest
-
-from agentr_core.base_model.habits import (
+from base_settings import QuestionsConfig
+from question_samples import (
     DETOUR,
     EARLY,
     GUESS,
     MALFORMED,
     REPEAT,
+    Questions,
     Shares,
     attempt,
     form_of,
+    printed,
     shares_of,
 )
-from agentr_core.base_model.questions import Questions, printed
+
 from agentr_core.data_files import data_path
 from agentr_core.environments.reasoning.grammar import strict_fault
 from agentr_core.environments.reasoning.made import encyclopaedia, numbers
 from agentr_core.environments.reasoning.made.universe import universe
 from agentr_core.environments.reasoning.open_tools import ToolSettings, open_tools
 from agentr_core.environments.reasoning.question_sets import SHIPPED, load
-from agentr_core.recipes import QuestionsConfig
 from agentr_core.samples.json_lines import records
 from agentr_core.types import Sample
 

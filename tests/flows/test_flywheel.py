@@ -320,9 +320,10 @@ def test_an_evaluation_alone_is_a_finished_run(turned: Turned) -> None:
 
 @pytest.mark.long
 def test_a_model_that_never_succeeds_is_told_in_one_sentence(tmp_path: Path) -> None:
-    from agentr_core.base_model.pretrain import make_model, make_tokenizer
+    from base_settings import BaseConfig
+    from pretrain import make_model, make_tokenizer
 
-    shape = recipes.BaseConfig(hidden_size=32, num_hidden_layers=1, head_dim=32, intermediate_size=64)
+    shape = BaseConfig(hidden_size=32, num_hidden_layers=1, head_dim=32, intermediate_size=64)
     tokenizer = make_tokenizer(shape, seed=0)
     make_model(shape, tokenizer, seed=0).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
