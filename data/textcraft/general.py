@@ -38,12 +38,16 @@ def conversations(config: BaseConfig, *, seed: int, number: int) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-if __name__ == "__main__":
+def texts() -> dict[str, str]:
+    """Return the text of each file by its name."""
     base = load(SETTINGS)
-    texts = {
+    return {
         "general.jsonl": conversations(replace(base, mistake_share=0.0), seed=1, number=400),
         "judgements.jsonl": conversations(replace(base, judge_share=1.0), seed=2, number=300),
     }
-    for name, text in texts.items():
+
+
+if __name__ == "__main__":
+    for name, text in texts().items():
         (HERE / name).write_text(text, encoding="utf-8")
         sys.stdout.write(f"{text.count(chr(10))} conversations are in {HERE / name}\n")

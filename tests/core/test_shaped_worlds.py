@@ -108,11 +108,13 @@ def test_depth_two_asks_for_parts_that_are_crafted_again(env: TextCraft) -> None
 @pytest.mark.slow
 def test_general_data_is_what_its_script_writes_and_has_nothing_official(env: TextCraft) -> None:
     general = script("general")
-    text = general.FILE.read_text(encoding="utf-8")
-    assert text == general.conversations()
-    samples, useless = read_chat(general.FILE)
-    assert len(samples) == general.CONVERSATIONS
-    assert not useless
+    samples = []
+    for name, text in general.texts().items():
+        assert general.HERE.joinpath(name).read_text(encoding="utf-8") == text
+        chats, useless = read_chat(general.HERE / name)
+        assert not useless
+        samples += chats
+    assert len(samples) == 700
     official = {
         command
         for split in ("train", "test", "rest")

@@ -15,17 +15,20 @@ from __future__ import annotations
 
 import random
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import count
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "reasoning"))
 
 from base_settings import QuestionsConfig
+from generators import Entity, articles, encyclopaedia_problems, number_problems, universe
 
 from agentr_core.data_files import data_path
 from agentr_core.environments.reasoning.grammar import PYTHON, SEARCH
-from agentr_core.environments.reasoning.made import encyclopaedia, numbers
-from agentr_core.environments.reasoning.made.universe import Entity, universe
 from agentr_core.environments.reasoning.problems import Move, Problem
 from agentr_core.environments.reasoning.question_sets import SHIPPED, load
 from agentr_core.environments.reasoning.toolbox import Tools
@@ -129,13 +132,13 @@ class Questions:
         config, seed = self._config, derive_seed("questions-universe", self._seed, number)
         entities = universe(seed, people=config.people, towns=config.towns)
         subjects = [entity.name for entity in entities.values() if entity.kind != "river"]
-        asked = encyclopaedia.problems(entities, subjects, hops=config.hops, seed=seed, prefix=f"made-{number}")
-        counted = numbers.problems(seed, f"made-numbers-{number}")
+        asked = encyclopaedia_problems(entities, subjects, hops=config.hops, seed=seed, prefix=f"made-{number}")
+        counted = number_problems(seed, f"made-numbers-{number}")
         rng = random.Random(derive_seed(seed, "sources"))
         problems = tuple(
             next(counted if rng.random() < config.numbers_share else asked) for _ in range(config.questions)
         )
-        documents = (Document(row["id"], row["title"], row["contents"]) for row in encyclopaedia.articles(entities))
+        documents = (Document(row["id"], row["title"], row["contents"]) for row in articles(entities))
         search = SearchTool(
             InProcess(Retriever.of(documents), top_k=config.top_k), document_chars=config.document_chars
         )
