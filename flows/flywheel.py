@@ -77,8 +77,6 @@ def _check_kind(recipe: Recipe) -> None:
     kind = method_of(recipe).flow
     if kind == "compare":
         raise ConfigError(f"recipe {recipe.name} compares arms; run it with `agentr compare`, or the flow `compare`")
-    if kind == "base-model":
-        raise ConfigError(f"recipe {recipe.name} makes a model; run it with `agentr run`, or the flow `base-model`")
 
 
 async def prepare(run: RunRef, recipe: Recipe) -> None:

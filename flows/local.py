@@ -19,7 +19,6 @@ from agentr_core.methods.comparison.arms import arms_of
 from agentr_core.methods.table import method_of, plans_of
 from agentr_core.recipes.recipe import Recipe, replace
 from flows import interruption, server
-from flows.base_model import make_base
 from flows.collecting import gather, learn, take_back
 from flows.compare import comparison, run_arms
 from flows.flywheel import prepare, turn
@@ -42,10 +41,6 @@ def run_recipe(path: Path, overrides: Sequence[str], *, resume: str | None = Non
     kind = method_of(recipe).flow
     if kind == "compare":
         raise ConfigError(f"recipe {recipe.name} compares arms; run it with `agentr compare {path}`")
-    if kind == "base-model" and more:
-        raise ConfigError(f"--more adds iterations, and recipe {recipe.name} makes a model, without any; leave it out")
-    if kind == "base-model":
-        return f"model in {_run(_base_model, recipe)}"
     if more:
         recipe = _further(recipe, overrides, more)
     result = _run(_flywheel, recipe)
@@ -139,7 +134,7 @@ def collect_recipe(path: Path, overrides: Sequence[str], *, limit: int | None, e
     """Gather experience for the iteration that the run of a recipe is at, and return the result as
     text. Raises `UserError` before anything is started.
     """
-    recipe = _acting(path, overrides)
+    recipe = load_recipe(path, list(overrides))
     again = {"recipe": str(path), "overrides": list(overrides)}
     result = _run(_collection, recipe, trains=False, limit=limit, enough=enough, again=again)
     changed = "".join(f" -o {shlex.quote(change)}" for change in overrides)
@@ -154,7 +149,7 @@ def improve_recipe(path: Path, overrides: Sequence[str], *, enough: int) -> str:
     """Train on what was gathered for the iteration that the run of a recipe is at, and return the
     result as text. Raises `UserError` before anything is started.
     """
-    result = _run(_improvement, _acting(path, overrides), enough=enough)
+    result = _run(_improvement, load_recipe(path, list(overrides)), enough=enough)
     if not result["trained"]:
         return f"{result['trajectories']} of {enough} trajectories are gathered; nothing is trained"
     return (
@@ -171,7 +166,7 @@ def evaluate_recipe(path: Path, overrides: Sequence[str], states: str | None = N
         states: the beginning of the id of a run of the same workspace, whose states the revision
             test takes.
     """
-    recipe = _acting(path, overrides)
+    recipe = load_recipe(path, list(overrides))
     if states:
         run_id = find_run(Path(recipe.workspace), states)
         recipe = load_recipe(path, [*overrides, f"evaluation.revision_test.states={json.dumps(run_id)}"])
@@ -195,19 +190,9 @@ def headroom_of(
         judged: lost episodes that judges are asked about.
         judges: directories of models that judge beside the recipe's judge.
     """
-    recipe = _acting(path, overrides)
+    recipe = load_recipe(path, list(overrides))
     numbers = {"episodes": episodes, "instances": instances, "judged": judged}
     return _run(_headroom, recipe, trains=False, **numbers, judges=[str(judge) for judge in judges])
-
-
-def _acting(path: Path, overrides: Sequence[str]) -> Recipe:
-    """Return a recipe whose model acts in a world. Raises `ConfigError` for one that makes a
-    model.
-    """
-    recipe = load_recipe(path, list(overrides))
-    if not method_of(recipe).acts:
-        raise ConfigError(f"recipe {path} makes a model and plays no episodes; give a recipe of another method")
-    return recipe
 
 
 # Prefect makes a form from the parameters of each flow. For a recipe that takes half a second per
@@ -235,11 +220,6 @@ async def _taking_back(recipe: Any, folder: Path) -> dict[str, Any]:
 @flow(name="compare", flow_run_name="{recipe.name}", validate_parameters=False)
 async def _comparison(recipe: Any) -> dict[str, Any]:
     return await run_arms(recipe)
-
-
-@flow(name="base-model", flow_run_name="{recipe.name}", validate_parameters=False)
-async def _base_model(recipe: Any) -> str:
-    return await make_base(recipe)
 
 
 @flow(name="evaluate", validate_parameters=False)

@@ -12,13 +12,12 @@ from agentr_core.errors import ConfigError
 from agentr_core.methods.faults import load
 from agentr_core.methods.table import method_of, plan_of
 from flows import server, stages
-from flows.base_model import make_base_from
 from flows.collecting import collect_only, improve
 from flows.compare import compare
 from flows.flywheel import flywheel
 
 RECIPES = Path("deployments/recipes")
-FLOWS: dict[str, Any] = {"flywheel": flywheel, "compare": compare, "base-model": make_base_from}
+FLOWS: dict[str, Any] = {"flywheel": flywheel, "compare": compare}
 
 
 def deployments(recipes: Sequence[Path]) -> list[Any]:

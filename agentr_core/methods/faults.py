@@ -46,13 +46,13 @@ def faults_of(name: Any, recipe: Recipe | None) -> list[str]:
     if faults:
         return faults + faults_of_models(recipe) + faults_of_sections(recipe)
     method = method_of(recipe)
-    faults = faults_of_models(recipe) if method.acts else []
+    faults = faults_of_models(recipe)
     faults += foreign_sections(recipe, method.name, method.sections)
     faults += method.faults(recipe)
     if not faults or recipe.method in SHIPPED:
         faults += _unread_settings(recipe)
     # The plans go through both lists.
-    if not faults and method.acts and recipe.pairs.alpha and recipe.training.num_train_epochs:
+    if not faults and recipe.pairs.alpha and recipe.training.num_train_epochs:
         faults += _faults_of_plans(recipe)
     return faults + faults_of_sections(recipe) + faults_of_choice(recipe, goes_round=method.flow == "flywheel")
 
@@ -112,7 +112,7 @@ def _trainings(recipe: Recipe) -> list[Training]:
     where a recipe has other faults by which they cannot be planned.
     """
     method = method_of(recipe)
-    if not method.acts or method.flow == "compare":
+    if method.flow == "compare":
         return []
     try:
         return [plan.training for plan in plans_of(recipe) if plan.training is not None]

@@ -24,7 +24,6 @@ SHIPPED = {
     "et-agent": "agentr_core.methods.et_agent:METHOD",
     "compare": "agentr_core.methods.comparison:METHOD",
     "compare-runs": "agentr_core.methods.comparison.whole_runs:METHOD",
-    "base": "agentr_core.methods.base:METHOD",
 }
 
 

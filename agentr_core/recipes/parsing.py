@@ -101,8 +101,10 @@ def restored(data: dict[str, Any], *, source: str) -> Recipe:
 
     Raises `ConfigError` for a field that this version does not know, or whose value it refuses.
     """
+    # Until 2026-11-28 a recipe had a section `base`, which no run with a store read.
+    known = {name: value for name, value in data.items() if name != "base"}
     try:
-        return ADAPTER.validate_python(data)
+        return ADAPTER.validate_python(known)
     except ValidationError as error:
         raise ConfigError(listed(_told(error.errors()), source)) from None
 

@@ -28,7 +28,7 @@ from agentr_core.recipes.instances import InstancesConfig
 from agentr_core.recipes.models import ModelConfig, ModelRole, ModelsConfig
 from agentr_core.recipes.secret_values import masked
 from agentr_core.recipes.splicing import SpliceConfig
-from agentr_core.recipes.training import BaseConfig, TrainingConfig
+from agentr_core.recipes.training import TrainingConfig
 
 
 @record
@@ -37,7 +37,7 @@ class Recipe:
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]*$")]
     method: str = "agent-r"
-    """A shipped method (agent-r, eto, grpo, et-agent, compare, compare-runs, base) or one that
+    """A shipped method (agent-r, eto, grpo, et-agent, compare, compare-runs) or one that
     another package adds."""
     description: str = ""
     workspace: str = "runs"
@@ -80,7 +80,6 @@ class Recipe:
     data: DataConfig = DataConfig()
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
-    base: BaseConfig = BaseConfig()
     errors: ErrorsConfig = ErrorsConfig()
     scale: ScaleConfig = ScaleConfig()
 

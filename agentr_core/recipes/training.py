@@ -11,7 +11,6 @@ from pydantic import Field
 
 from agentr_core.fingerprint import later
 from agentr_core.recipes.fields import Count, Natural, Positive, Unit, record
-from agentr_core.recipes.questions_base import QuestionsConfig
 
 _OF_ADAPTERS = (
     *("lora_alpha", "lora_dropout", "lora_target_modules", "lora_modules_to_save", "use_dora", "load_in_4bit"),
@@ -158,87 +157,6 @@ class TrainingConfig:
             return self
         unplaced = dataclasses.replace(self.launch, main_process_ip="", main_process_port=0)
         return dataclasses.replace(self, launch=unplaced)
-
-
-@record
-class BaseConfig:
-    """How a tiny base model is made from expert episodes and oracle-judged steps (recipe `method:
-    base`).
-    """
-
-    hidden_size: Count = 256
-    num_hidden_layers: Count = 4
-    head_dim: Count = 64
-    num_key_value_heads: Natural = later(0)
-    """Heads of keys and values, which the query heads share evenly; 0: one for each query head."""
-    intermediate_size: Count = 704
-    sliding_window: Count = 4
-    """Tokens that every other layer sees, from the first layer on, the present token included."""
-    max_position_embeddings: Count = 2048
-    tokens: Count = 20_000_000
-    """Tokens of all batches, padding included."""
-    batch_tokens: Count = 4096
-    learning_rate: Positive = 0.02
-    """Learning rate of Muon, which trains the matrices of the layers."""
-    embedding_learning_rate: Positive = 3e-3
-    """Learning rate of AdamW, which trains embeddings and norms."""
-    warmup_steps: Natural = 100
-    judge_share: Unit = 0.2
-    """Share of the samples that are judge examples."""
-    mistake_share: Unit = 0.0
-    """Share of the expert episodes in which the expert misreads a command for some replies, which
-    are not trained.
-    """
-    careless_share: Unit = later(0.0)
-    """Share of the expert episodes in which the expert is careless; `mistake_share` then counts
-    among the others. All replies of a careless expert are trained, so that the model does now
-    right, now wrong.
-    """
-    forget_share: Unit = later(0.8)
-    """Where a careless expert holds a part of what a command takes: the chance that it overlooks
-    the rest.
-    """
-    repeat_share: Unit = later(0.7)
-    """The chance that a careless expert repeats an action that was just refused."""
-    shaped_share: Unit = later(0.0)
-    """Share of the samples that come from invented worlds in the shape of the official goals."""
-    depths: tuple[Annotated[float, Field(ge=0)], ...] = later((0.25, 0.25, 0.25, 0.25))
-    """Weights of depths 1 to 4 among the goals of those worlds; fewer numbers leave the deepest
-    out.
-    """
-    max_steps: Natural = later(0)
-    """Only those worlds are used whose goal the expert reaches in at most this many steps; 0 means
-    any.
-    """
-    long_share: Unit = later(0.0)
-    """Share of those worlds that `max_steps` does not limit: a base that has seen a few long goals
-    wins some of them sometimes, and what is won sometimes can be learned.
-    """
-    judge_depths: tuple[Annotated[float, Field(ge=0)], ...] = later(())
-    """As `depths`, for the worlds of judge examples, whose goals then take any number of steps: an
-    agent attempts longer goals than it can reach, and must judge these attempts, too. Empty: as the
-    other examples."""
-    procedural_share: Unit = 0.5
-    """Share of the other samples that come from procedural worlds; the rest comes from the training
-    instances.
-    """
-    rename_share: Unit = 0.65
-    """Share of the samples of training instances whose items are renamed; those of procedural
-    worlds always are.
-    """
-    drills: Natural = 0
-    """Samples at the beginning that only ask for listed commands, one by one."""
-    drill_questions: Count = later(100)
-    """The most commands that one such sample asks for."""
-    output: str = ""
-    """Where the finished model directory goes."""
-    bf16: bool | Literal["auto"] = later(True)
-    """Mixed precision; `auto`: where the GPU or processor computes bfloat16 fast."""
-    num_threads: Natural = 0
-    questions: QuestionsConfig | None = later(None)
-    """Settings of a base for the world `reasoning`; those of TextCraft's curriculum, from
-    `judge_share` to `drill_questions`, then have no effect. None: a base for TextCraft.
-    """
 
 
 OF_TRAINER = ("optim", "fp16", "use_liger_kernel")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 from agentr_core.models.processors import processors
 from agentr_core.recipes.models import ModelConfig
@@ -72,7 +71,6 @@ def settled(recipe: Recipe) -> Recipe:
         model=_settled_model(recipe.model),
         models=dataclasses.replace(recipe.models, **models),
         training=_settled_launch(_settled_training(recipe.training)),
-        base=_settled_training(recipe.base),
     )
 
 
@@ -123,8 +121,8 @@ def _settled_model(model: ModelConfig) -> ModelConfig:
     return dataclasses.replace(model, dtype="bfloat16" if fast else "float32")
 
 
-def _settled_training(section: Any) -> Any:
-    return dataclasses.replace(section, bf16=bool(bfloat16())) if section.bf16 == "auto" else section
+def _settled_training(training: TrainingConfig) -> TrainingConfig:
+    return dataclasses.replace(training, bf16=bool(bfloat16())) if training.bf16 == "auto" else training
 
 
 def _settled_launch(training: TrainingConfig) -> TrainingConfig:

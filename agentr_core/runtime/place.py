@@ -216,7 +216,7 @@ class Method:
     name: str
     """The name, as recipes give it in `method`."""
     title: str
-    flow: Literal["flywheel", "compare", "base-model"] = "flywheel"
+    flow: Literal["flywheel", "compare"] = "flywheel"
     """Which flow runs its recipes."""
     sections: tuple[str, ...] = ()
     """The sections of a recipe that it reads, among those that not every method reads
@@ -228,8 +228,6 @@ class Method:
     """Returns what an iteration, counted from 1, does."""
     before: tuple[Stage, ...] = ()
     """Stages for the model that a run begins with, before the first iteration."""
-    acts: bool = True
-    """Whether a policy acts in an environment; otherwise a recipe has neither."""
     faults: Callable[[Recipe], list[str]] = lambda recipe: []
     """Returns what is wrong with a recipe, one sentence each, beyond the faults that are checked
     for all methods.

@@ -34,6 +34,27 @@ from agentr_core.store.snapshot import snapshot
 from agentr_core.store.tables import Rows, merge
 
 PACKAGES = ("agentr", "torch", "transformers", "trl", "openai", "prefect", "duckdb", "numpy")
+# Until 2026-11-28 a recipe had a section `base`, whose defaults are in the ids of all runs.
+_BASE = {
+    "hidden_size": 256,
+    "num_hidden_layers": 4,
+    "head_dim": 64,
+    "intermediate_size": 704,
+    "sliding_window": 4,
+    "max_position_embeddings": 2048,
+    "tokens": 20_000_000,
+    "batch_tokens": 4096,
+    "learning_rate": 0.02,
+    "embedding_learning_rate": 0.003,
+    "warmup_steps": 100,
+    "judge_share": 0.2,
+    "mistake_share": 0.0,
+    "procedural_share": 0.5,
+    "rename_share": 0.65,
+    "drills": 0,
+    "output": "",
+    "num_threads": 0,
+}
 
 
 def run_id_of(recipe: Recipe, method: Method) -> str:
@@ -79,6 +100,7 @@ def asked_for(recipe: Recipe, method: Method) -> dict[str, Any]:
     anywhere = recipe.training.anywhere()
     plain = identifying(replace(recipe, iterations=1, workspace="", description="", training=anywhere))
     del plain["scale"], plain["compare"]
+    plain["base"] = _BASE
     method.identify(recipe, plain)
     for section in (plain["model"], *filter(None, plain["models"].values())):
         del section["prices"], section["prefix_cache_gib"], section["workers"]

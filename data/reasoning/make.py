@@ -19,8 +19,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from agentr_core.environments.reasoning.made import encyclopaedia, numbers
-from agentr_core.environments.reasoning.made.universe import universe
+from generators import articles, encyclopaedia_problems, number_problems, universe
+
 from agentr_core.environments.reasoning.problems import Problem
 from agentr_core.fingerprint import derive_seed
 
@@ -36,11 +36,11 @@ def files(options: argparse.Namespace) -> dict[str, str]:
     half = len(subjects) // 2
     sizes = {"train": options.train, "test": options.test}
     about = {"train": subjects[:half], "test": subjects[half:]}
-    found = {"corpus.jsonl": _lines(encyclopaedia.articles(entities))}
-    made = numbers.problems(options.seed, "numbers")
+    found = {"corpus.jsonl": _lines(articles(entities))}
+    made = number_problems(options.seed, "numbers")
     for split, size in sizes.items():
         found[f"numbers/{split}.jsonl"] = _lines(map(row, islice(made, size)))
-        asked = encyclopaedia.problems(
+        asked = encyclopaedia_problems(
             entities, about[split], hops=options.hops, seed=options.seed, prefix=f"encyclopaedia-{split}"
         )
         found[f"encyclopaedia/{split}.jsonl"] = _lines(map(row, islice(asked, size)))

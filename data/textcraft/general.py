@@ -7,7 +7,7 @@
 `judgements.jsonl` is for a model that was never taught to judge: the judge's question about an
 action of an expert that errs, and the oracle's verdict with its reason.
 
-The settings are those of `deployments/recipes/textcraft-tiny-base.yaml`, with other seeds. Drills
+The settings are those of `data/models/make/textcraft-tiny.yaml`, with other seeds. Drills
 are left out, and episodes with mistakes that the base was not trained on: every assistant turn of
 general data is trained.
 """
@@ -20,12 +20,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from agentr_core.base_model.curriculum import Curriculum
-from agentr_core.methods.faults import load
-from agentr_core.recipes.training import BaseConfig
+sys.path.append(str(Path(__file__).resolve().parents[1] / "models" / "make"))
+
+from base_settings import BaseConfig, load
+from crafting_samples import Curriculum
 
 HERE = Path(__file__).resolve().parent
-RECIPE = HERE.parents[1] / "deployments" / "recipes" / "textcraft-tiny-base.yaml"
+SETTINGS = HERE.parent / "models" / "make" / "textcraft-tiny.yaml"
 
 
 def conversations(config: BaseConfig, *, seed: int, number: int) -> str:
@@ -37,12 +38,16 @@ def conversations(config: BaseConfig, *, seed: int, number: int) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-if __name__ == "__main__":
-    base = load(RECIPE, []).base
-    texts = {
+def texts() -> dict[str, str]:
+    """Return the text of each file by its name."""
+    base = load(SETTINGS)
+    return {
         "general.jsonl": conversations(replace(base, mistake_share=0.0), seed=1, number=400),
         "judgements.jsonl": conversations(replace(base, judge_share=1.0), seed=2, number=300),
     }
-    for name, text in texts.items():
+
+
+if __name__ == "__main__":
+    for name, text in texts().items():
         (HERE / name).write_text(text, encoding="utf-8")
         sys.stdout.write(f"{text.count(chr(10))} conversations are in {HERE / name}\n")

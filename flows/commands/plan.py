@@ -48,7 +48,6 @@ _OF_LORA = tuple(
     f"training.{name}"
     for name in ("lora_alpha", "lora_dropout", "lora_target_modules", "lora_modules_to_save", "use_dora", "publish")
 )
-_OF_A_BASE_MODEL = ("name", "method", "description", "workspace", "seed", "base")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,12 +71,8 @@ def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float | None = No
     """
     recipe = load_recipe(path, list(overrides))
     method = method_of(recipe)
-    if not method.acts:
-        found = _Described(summary=[f"recipe {recipe.name}: make a base model"], stages={"pretrain": ("base",)})
-        fields = [field for field in field_values(recipe) if _within(field.name, _OF_A_BASE_MODEL)]
-    else:
-        found = _described(recipe, method, gpu_gib)
-        fields = _read(recipe, method, found.stages)
+    found = _described(recipe, method, gpu_gib)
+    fields = _read(recipe, method, found.stages)
     names = {field.name for field in fields}
     idle = [field for field in field_values(recipe) if not field.usual and field.name not in names]
     if form == "json":
@@ -197,7 +192,7 @@ def _read(recipe: Recipe, method: Method, stages: dict[str, tuple[str, ...]]) ->
     """
     read = [name for reads in stages.values() for name in reads]
     idle = [name for stage in method.stages for name in stage.reads]
-    foreign = ["base", *(section for section in OPTIONAL if section not in method.sections)]
+    foreign = [section for section in OPTIONAL if section not in method.sections]
     off = [*_switched_off(recipe), *_roles_not_asked(recipe, method)]
     return [
         field

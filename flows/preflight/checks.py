@@ -12,7 +12,7 @@ from agentr_core.episodes.opening import Opening, instruction_of
 from agentr_core.episodes.rollout import stateful
 from agentr_core.episodes.transcript import transcript_of
 from agentr_core.errors import ConfigError, DataFault, SandboxError, StoreError
-from agentr_core.methods.table import method_of, plans_of
+from agentr_core.methods.table import plans_of
 from agentr_core.protocols.abilities import Graded, Sandboxed, Served
 from agentr_core.protocols.environment import Environment
 from agentr_core.recipes.recipe import Recipe
@@ -55,8 +55,6 @@ def faults_of(recipe: Recipe, *, trains: bool = True, asks: bool = True) -> Faul
     machine.
     """
     faults = Faults()
-    if not method_of(recipe).acts:
-        return faults
     model_requirements(recipe, faults, trains=trains, asks=asks)
     if trains and recipe.model.backend == "openai":
         with faults.noted():

@@ -7,8 +7,8 @@ from __future__ import annotations
 import random
 
 import pytest
+from pretrain import LENGTHS, batches
 
-from agentr_core.base_model.batches import LENGTHS, batches
 from agentr_core.samples.labels import IGNORED
 from agentr_core.samples.rendering import RenderedSample
 

@@ -6,22 +6,25 @@ import random
 from collections import Counter
 
 import pytest
-
-from agentr_core.base_model.curriculum import (
+from base_settings import BaseConfig
+from crafting_samples import (
     REFUSED,
+    Careless,
     Curriculum,
+    careless_sample,
     drill_sample,
+    expert_sample,
     judged_episode,
+    mistake_sample,
     shuffled,
 )
-from agentr_core.base_model.expert_episodes import Careless, careless_sample, expert_sample, mistake_sample
+
 from agentr_core.environments.crafting import TextCraft
 from agentr_core.environments.crafting import text as crafting_text
 from agentr_core.environments.crafting.game import CraftingGame
 from agentr_core.environments.crafting.planner import CraftingProblem, plan
 from agentr_core.environments.crafting.recipes import build_book
 from agentr_core.environments.crafting.renaming import rename
-from agentr_core.recipes.training import BaseConfig
 from agentr_core.types import Instance, Sample, SampleKind, Verdict
 
 FAULTLESS = Careless()

@@ -6,11 +6,9 @@ import copy
 
 import pytest
 import torch
+from base_settings import BaseConfig
+from pretrain import FullPrecisionMuon, MuonWithAdamW, make_model, orthogonalized
 from words import Words
-
-from agentr_core.base_model.optimizer import FullPrecisionMuon, MuonWithAdamW, orthogonalized
-from agentr_core.base_model.pretrain import make_model
-from agentr_core.recipes.training import BaseConfig
 
 COEFFICIENTS = (3.4445, -4.775, 2.0315)
 

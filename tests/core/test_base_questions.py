@@ -10,26 +10,26 @@ from itertools import islice
 from statistics import fmean
 
 import pytest
-
-from agentr_core.base_model.habits import (
+from base_settings import QuestionsConfig
+from generators import encyclopaedia_problems, number_problems, universe
+from question_samples import (
     DETOUR,
     EARLY,
     GUESS,
     MALFORMED,
     REPEAT,
+    Questions,
     Shares,
     attempt,
     form_of,
+    printed,
     shares_of,
 )
-from agentr_core.base_model.questions import Questions, printed
+
 from agentr_core.data_files import data_path
 from agentr_core.environments.reasoning.grammar import strict_fault
-from agentr_core.environments.reasoning.made import encyclopaedia, numbers
-from agentr_core.environments.reasoning.made.universe import universe
 from agentr_core.environments.reasoning.open_tools import ToolSettings, open_tools
 from agentr_core.environments.reasoning.question_sets import SHIPPED, load
-from agentr_core.recipes.questions_base import QuestionsConfig
 from agentr_core.samples.json_lines import records
 from agentr_core.types import Sample
 
@@ -82,7 +82,7 @@ def test_replies_carry_loss_and_results_do_not() -> None:
 def test_habits_have_the_asked_shares() -> None:
     shares = Shares(guess=0.25, early=0.4, repeat=0.3, detour=0.2)
     entities = universe(3, people=60, towns=12)
-    asked = encyclopaedia.problems(entities, list(entities)[:70], hops=(2, 3), seed=3, prefix="q")
+    asked = encyclopaedia_problems(entities, list(entities)[:70], hops=(2, 3), seed=3, prefix="q")
     rng = random.Random(0)
     tried = [attempt(problem, entities, shares, rng) for problem in islice(asked, 600)]
     told = Counter(habit for each in tried for habit in set(each.habits))
@@ -154,5 +154,5 @@ def test_nothing_that_ships_is_asked_or_looked_up() -> None:
 @pytest.mark.slow
 def test_the_sandbox_prints_what_the_curriculum_says_that_code_prints() -> None:
     python = open_tools(ToolSettings(tools=("python",))).toolbox
-    for problem in islice(numbers.problems(11, "n"), 20):
+    for problem in islice(number_problems(11, "n"), 20):
         assert python.call("python", problem.solution[0].query).output == printed(problem)

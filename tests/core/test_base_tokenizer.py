@@ -6,15 +6,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pretrain
 import pytest
+from base_settings import BaseConfig
+from base_tokenizers import END, PAD
+from crafting_samples import Curriculum
 
-from agentr_core.base_model import pretrain
-from agentr_core.base_model.curriculum import Curriculum
-from agentr_core.base_model.tokenizer import END, PAD
 from agentr_core.environments.crafting.text import INSTRUCTION
 from agentr_core.methods.agent_r.critique.prompt import JUDGE_INSTRUCTION
 from agentr_core.methods.agent_r.reflections import ACTION, REFLECTIONS
-from agentr_core.recipes.training import BaseConfig
 from agentr_core.samples.rendering import Renderer
 from agentr_core.types import Message
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from base_tokenizers import build_tokenizer
 from toy import Line, generation, instance
 from toy_paths import ToyTree, renderer, sampled_ids, tokenizer
 
-from agentr_core.base_model.tokenizer import build_tokenizer
 from agentr_core.episodes.conversation import of_another_run
 from agentr_core.episodes.steps import act
 from agentr_core.episodes.transcript import AlternatingTurns

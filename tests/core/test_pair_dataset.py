@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Literal
 
 import pytest
+from base_tokenizers import END
 from toy import Line
 from toy_paths import ToyTree, renderer, sampled_ids, tokenizer
 
-from agentr_core.base_model.tokenizer import END
 from agentr_core.errors import DataFault
 from agentr_core.methods.eto.preferences import Played, against_expert, preference_id
 from agentr_core.recipes.data import DataConfig

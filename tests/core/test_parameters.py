@@ -12,7 +12,6 @@ from prefect.utilities.callables import parameter_schema
 from pydantic import ValidationError
 
 from agentr_core.methods.faults import load
-from flows.base_model import make_base_from
 from flows.collecting import collect_only, improve
 from flows.compare import compare
 from flows.flywheel import flywheel
@@ -61,7 +60,7 @@ def test_what_is_out_of_range_is_refused(wrong: dict[str, Any]) -> None:
         Settings(**wrong)
 
 
-@pytest.mark.parametrize("flow", [flywheel, collect_only, improve, compare, make_base_from, of("train"), report])
+@pytest.mark.parametrize("flow", [flywheel, collect_only, improve, compare, of("train"), report])
 def test_the_form_explains_each_parameter(flow: Any) -> None:
     properties = parameter_schema(flow).model_dump()["properties"]
     assert not [name for name, told in properties.items() if not told.get("description")]

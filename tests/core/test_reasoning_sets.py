@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 from authors_files import FORMS, LISTED, REINFORCED, in_parquet, write_rows
 from datasets import Dataset, DatasetDict
+from generators import RELATIONS, articles, encyclopaedia_problems, number_problems, universe
 from readme import ROOT
 from toolboxes import ran
 
-from agentr_core.environments.reasoning.made import encyclopaedia, numbers
-from agentr_core.environments.reasoning.made.universe import universe
 from agentr_core.environments.reasoning.problems import SOURCES, Problem, problem_of
 from agentr_core.environments.reasoning.question_sets import SHIPPED, QuestionFile, load
 from agentr_core.environments.reasoning.scoring import same_answer
@@ -49,7 +48,7 @@ def test_shipped_sets_have_splits_that_share_no_question() -> None:
 
 
 def test_the_experts_code_prints_the_answer_that_was_derived_otherwise() -> None:
-    for problem in islice(numbers.problems(5, "n"), 60):
+    for problem in islice(number_problems(5, "n"), 60):
         status, output = ran(problem.solution[0].query)
         assert status == "ok"
         assert same_answer(output, problem.golds[0]), problem
@@ -61,7 +60,7 @@ def stated(articles: list[dict[str, str]]) -> dict[tuple[str, str], str]:
         name: re.compile(
             re.escape(relation.sentence).replace(r"\{subject\}", "(?P<s>.+?)").replace(r"\{object\}", "(?P<o>.+?)")
         )
-        for name, relation in encyclopaedia.RELATIONS.items()
+        for name, relation in RELATIONS.items()
     }
     facts: dict[tuple[str, str], str] = {}
     for article in articles:
@@ -75,7 +74,7 @@ def stated(articles: list[dict[str, str]]) -> dict[tuple[str, str], str]:
 def reasoned(question: str, facts: dict[tuple[str, str], str]) -> str:
     """Return the answer to a question, unwrapped phrase by phrase from what the articles say."""
     phrase = question.removeprefix("Who is ").removeprefix("What is ").removesuffix("?")
-    for name, relation in encyclopaedia.RELATIONS.items():
+    for name, relation in RELATIONS.items():
         head, tail = relation.phrase.split("{subject}")
         if phrase.startswith(head) and phrase.endswith(tail):
             return facts[reasoned(phrase[len(head) : len(phrase) - len(tail)], facts), name]
@@ -84,9 +83,9 @@ def reasoned(question: str, facts: dict[tuple[str, str], str]) -> str:
 
 def test_answers_follow_from_the_articles_alone() -> None:
     entities = universe(3, people=60, towns=14)
-    facts = stated(encyclopaedia.articles(entities))
+    facts = stated(articles(entities))
     people = [entity.name for entity in entities.values() if entity.kind == "person"]
-    made = encyclopaedia.problems(entities, people, hops=[1, 2, 3, 4], seed=3, prefix="q")
+    made = encyclopaedia_problems(entities, people, hops=[1, 2, 3, 4], seed=3, prefix="q")
     for problem in islice(made, 200):
         assert reasoned(problem.question, facts) == problem.golds[0]
         assert len(problem.solution) == (problem.depth or 0) + 1
@@ -101,7 +100,7 @@ def test_a_universe_is_that_of_its_seed_and_has_no_name_twice() -> None:
     with pytest.raises(ConfigError, match="20 people"):
         universe(1, people=5, towns=12)
     with pytest.raises(ConfigError, match="no further question of 1 hops"):
-        list(islice(encyclopaedia.problems(one, list(one)[:1], hops=[1], seed=1, prefix="q"), 50))
+        list(islice(encyclopaedia_problems(one, list(one)[:1], hops=[1], seed=1, prefix="q"), 50))
 
 
 def other(**changes: object) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from agentr_core.environments.crafting import TextCraft
 from agentr_core.environments.crafting.planner import plan
 from agentr_core.environments.crafting.shaped import PLANKS, ShapedWorlds
 from agentr_core.samples.chat_file import read_chat
+from agentr_core.types import Sample
 
 ROOT = Path(__file__).parents[2]
 Measures = dict[int, dict[str, float]]
@@ -108,11 +109,13 @@ def test_depth_two_asks_for_parts_that_are_crafted_again(env: TextCraft) -> None
 @pytest.mark.slow
 def test_general_data_is_what_its_script_writes_and_has_nothing_official(env: TextCraft) -> None:
     general = script("general")
-    text = general.FILE.read_text(encoding="utf-8")
-    assert text == general.conversations()
-    samples, useless = read_chat(general.FILE)
-    assert len(samples) == general.CONVERSATIONS
-    assert not useless
+    samples: list[Sample] = []
+    for name, text in general.texts().items():
+        assert general.HERE.joinpath(name).read_text(encoding="utf-8") == text
+        chats, useless = read_chat(general.HERE / name)
+        assert not useless
+        samples += chats
+    assert len(samples) == 700
     official = {
         command
         for split in ("train", "test", "rest")

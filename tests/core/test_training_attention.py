@@ -8,11 +8,11 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from base_settings import BaseConfig
+from pretrain import make_model
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from words import Words
 
-from agentr_core.base_model.pretrain import make_model
-from agentr_core.recipes.training import BaseConfig
 from agentr_core.training import attention
 from agentr_core.training.attention import attend
 

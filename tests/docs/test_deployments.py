@@ -61,7 +61,7 @@ def test_the_recipe_exists_and_belongs_to_the_flow(deployment: dict[str, Any]) -
     if path is None:
         return
     recipe = load(ROOT / path, deployment["parameters"].get("overrides", ()))
-    wanted = {"base": "base-model", "compare": "compare", "compare-runs": "compare"}.get(recipe.method, "flywheel")
+    wanted = {"compare": "compare", "compare-runs": "compare"}.get(recipe.method, "flywheel")
     name = flow_of(deployment).name
     assert name == wanted or (name in ("collect-only", "improve") and plan_of(recipe, 1).gathering)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import shutil
@@ -16,14 +15,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from readme import ROOT
 from wheel import LIGHT, PATIENCE, started, wait_for
 
 from agentr_core.errors import ConfigError
 from agentr_core.store import Store
-from flows.base_model import make_base_from
 from flows.cli import PREFECT_DEFAULTS, cli
-from flows.flywheel import flywheel
 from flows.serving import deployments
 from tasks import runners, workspaces
 
@@ -84,17 +80,6 @@ def test_a_resumed_run_says_which_change_it_would_ignore(refusal: Answer, recipe
     said = refusal("run", recipe, "--resume", "abc", "-o", "iterations=3", "-o", "search.width=2")
 
     assert "-o search.width=2 has no effect" in said
-
-
-def test_a_recipe_that_makes_a_model_belongs_to_its_own_flow(refusal: Answer) -> None:
-    base, other = (ROOT / f"deployments/recipes/textcraft-{name}.yaml" for name in ("tiny-base", "tiny"))
-
-    assert refusal("run", base, "--more", "1").startswith("--more adds iterations, and recipe textcraft-tiny-base")
-    for more in (None, 1):
-        with pytest.raises(ConfigError, match=r"^recipe textcraft-tiny-base makes a model; run it with `agentr run`"):
-            asyncio.run(flywheel.fn(str(base), more=more))
-    with pytest.raises(ConfigError, match=r"textcraft-tiny\.yaml is of method agent-r and makes no base model"):
-        asyncio.run(make_base_from.fn(str(other)))
 
 
 def test_a_missing_recipe_is_named(refusal: Answer, tmp_path: Path) -> None:

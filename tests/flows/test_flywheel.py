@@ -27,7 +27,6 @@ from agentr_core.errors import ConfigError, DataFault
 from agentr_core.exchange.formats import FORMATS
 from agentr_core.methods.faults import load, parse
 from agentr_core.models.files import weights_sha256
-from agentr_core.recipes.training import BaseConfig
 from agentr_core.reports import wording
 from agentr_core.store import Store
 from agentr_core.store.care.sizes import sizes
@@ -321,7 +320,8 @@ def test_an_evaluation_alone_is_a_finished_run(turned: Turned) -> None:
 
 @pytest.mark.long
 def test_a_model_that_never_succeeds_is_told_in_one_sentence(tmp_path: Path) -> None:
-    from agentr_core.base_model.pretrain import make_model, make_tokenizer
+    from base_settings import BaseConfig
+    from pretrain import make_model, make_tokenizer
 
     shape = BaseConfig(hidden_size=32, num_hidden_layers=1, head_dim=32, intermediate_size=64)
     tokenizer = make_tokenizer(shape, seed=0)

@@ -29,7 +29,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS), str(TESTS / "support")]
+sys.path[:0] = [str(TESTS), str(TESTS / "support"), str(TESTS.parent / "data" / "models" / "make")]
 
 from growing import GrowingLine  # noqa: E402
 from toy import Line  # noqa: E402

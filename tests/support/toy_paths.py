@@ -9,9 +9,9 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from base_tokenizers import END, build_tokenizer
 from toy import ACTIONS, Line, instance
 
-from agentr_core.base_model.tokenizer import END, build_tokenizer
 from agentr_core.episodes.replay import play
 from agentr_core.methods.agent_r.pairing import shared_steps
 from agentr_core.methods.agent_r.reflections import REFLECTIONS

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-PROGRAMS = ("agentr_core.training.worker", "agentr_core.models.local.worker", "agentr_core.base_model.worker")
+PROGRAMS = ("agentr_core.training.worker", "agentr_core.models.local.worker")
 """What a fork may run: modules whose imports take many times as long as what a test has for
 them to do.
 """

@@ -28,8 +28,6 @@ from typing import Any, NoReturn
 from warm_client import LONGEST
 
 IMPORTED = (
-    "agentr_core.base_model.pretrain",
-    "agentr_core.base_model.publish",
     "agentr_core.models.local.loading",
     "agentr_core.models.local.transformers",
     "agentr_core.training.dpo",

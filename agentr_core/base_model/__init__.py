@@ -1,1 +1,0 @@
-"""How the shipped tiny base models are made."""

@@ -1,1 +1,0 @@
-"""Question sets made from a seed: their answers are derived, never written down."""
