@@ -16,8 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from agentr_core.errors import AgentrError, ConfigError, EnvironmentFault, IllTypedAnswer, ModelFault
-from agentr_core.protocols.abilities import Asking, Identifying, Resuming
-from agentr_core.protocols.environment import Environment
+from agentr_core.protocols import Asking, Environment, Identifying, Resuming
 from agentr_core.texts import cause, lone_surrogate
 from agentr_core.types import Answer, Generation, Instance, Question, Request, Step, ToolCall, Transition
 

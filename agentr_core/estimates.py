@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from agentr_core.data_files import data_path
 from agentr_core.episodes.transcript import whole_episode
 from agentr_core.errors import DataFileError, EnvironmentFault
 from agentr_core.models.files import adapter_base, no_model
-from agentr_core.protocols.environment import Environment
+from agentr_core.protocols import Environment
 from agentr_core.recipes.grpo import on_one_machine
 from agentr_core.recipes.models import ModelConfig, ModelRole
 from agentr_core.recipes.recipe import Recipe
@@ -25,8 +24,9 @@ from agentr_core.recipes.training import TrainingConfig
 from agentr_core.runtime.place import Asked
 from agentr_core.samples.rendering import Renderer, trained_tokens
 from agentr_core.stages.demonstrate import expert_trajectory
-from agentr_core.store import Store
-from agentr_core.store.queries.usage import Written, written_in
+from agentr_core.store.database import Store
+from agentr_core.store.queries.runs import Written, written_in
+from agentr_core.system import data_path
 from agentr_core.texts import counted
 from agentr_core.types import Instance
 
@@ -164,7 +164,7 @@ def read_shape(model_dir: Path) -> Shape:
     """Return the shape of a model from its configuration. Raises `ModelDirectoryError` when it
     cannot be read.
     """
-    from agentr_core.training.adapters import skeleton
+    from agentr_core.training.parent import skeleton
 
     where = find_shape(model_dir)
     model = skeleton(where)
@@ -404,7 +404,7 @@ def _linear(model: Any) -> list[Any]:
 def _trained(shape: Shape, config: TrainingConfig) -> int:
     if not config.lora_r:
         return shape.parameters
-    from agentr_core.training.adapters import adapted, skeleton
+    from agentr_core.training.parent import adapted, skeleton
 
     made = adapted(skeleton(shape.where), config)
     return sum(one.numel() for one in made.parameters() if one.requires_grad)

@@ -13,7 +13,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
 
-from agentr_core.threads import started
+from agentr_core.system import started
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from prefect.client.schemas import FlowRun, State
 from prefect.states import Failed
 from pydantic import BaseModel, ConfigDict, Field
 
-from agentr_core.recipes.yaml_text import quoted
+from agentr_core.recipes.parsing import quoted
 from agentr_core.texts import closest
 
 Iterations = Annotated[int | None, Field(ge=1, le=10_000)]

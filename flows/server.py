@@ -19,7 +19,7 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL, get_current_settings
 
 from agentr_core.errors import ConfigError, ServerLost
-from agentr_core.lifetime import importing
+from agentr_core.system import importing
 from flows import server_guard
 
 _DATABASE = 4 * 2**20

@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from agentr_core.recipes.recipe import Recipe
-from agentr_core.runtime.trained_on import check_run
+from agentr_core.runtime.start import check_run
 from agentr_core.stages import outside
 from agentr_core.stages.outside import Training
-from agentr_core.store.queries.iterations import count_finished_iterations
-from agentr_core.store.queries.published import count_trajectories
-from agentr_core.store.queries.runs import run_state
+from agentr_core.store.queries.runs import count_finished_iterations, count_trajectories, run_state
 from tasks import events
 from tasks.wiring import RunRef, quiet_workplace
 

@@ -14,10 +14,9 @@ from prefect.cache_policies import NO_CACHE
 from agentr_core.errors import ConfigError
 from agentr_core.methods.comparison.report import build_comparison
 from agentr_core.reports import wording
-from agentr_core.reports.addresses import VIEWER
-from agentr_core.reports.beside import beside_table
 from agentr_core.reports.comparison import ComparisonReport
 from agentr_core.reports.comparison import scores as arm_scores
+from agentr_core.reports.document import VIEWER, IterationReport, report_name
 from agentr_core.reports.html import render_comparison, render_html, render_index, render_runs
 from agentr_core.reports.markdown import (
     render_comparison_markdown,
@@ -26,17 +25,24 @@ from agentr_core.reports.markdown import (
     render_runs_markdown,
     table_markdown,
 )
-from agentr_core.reports.records import IterationReport, report_name
-from agentr_core.reports.runs import paired_table
-from agentr_core.reports.summary import summary_markdown, summary_table, table_text
+from agentr_core.reports.model_card import summary_markdown, summary_table, table_text
+from agentr_core.reports.run_page import beside_table, paired_table
 from agentr_core.runtime.place import Workplace
-from agentr_core.stages.report import build_outline, build_report, finished_at, promoted, roles, with_run
-from agentr_core.stages.report_beside import beside, differences
-from agentr_core.stages.report_runs import build_runs
-from agentr_core.stages.report_scores import Scoreboard
-from agentr_core.store.queries.iterations import trained_iterations
-from agentr_core.store.snapshot import settled
-from agentr_core.writing import write_text
+from agentr_core.stages.report import (
+    Scoreboard,
+    beside,
+    build_outline,
+    build_report,
+    build_runs,
+    differences,
+    finished_at,
+    promoted,
+    roles,
+    with_run,
+)
+from agentr_core.store.database import settled_state
+from agentr_core.store.queries.runs import trained_iterations
+from agentr_core.system import write_text
 from tasks.wiring import RunRef, quiet_workplace, viewer_address, viewer_page
 from tasks.workspaces import find_run
 
@@ -136,7 +142,7 @@ def _at_once(run: RunRef, read: Callable[[Workplace], T]) -> T:
     opened once for dozens of them. Verdicts that it asks of an oracle itself are included.
     """
     place = quiet_workplace(run)
-    return settled(place.store, lambda state: read(replace(place, store=state)))
+    return settled_state(place.store, lambda state: read(replace(place, store=state)))
 
 
 def write_reports(workspace: Path, prefix: str, *, viewer: str = VIEWER) -> list[Path]:

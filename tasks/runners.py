@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from agentr_core.errors import ConfigError
-from agentr_core.recipes.execution import ScaleConfig
+from agentr_core.recipes.recipe import ScaleConfig
 
 if TYPE_CHECKING:
     from prefect.task_runners import TaskRunner

@@ -15,7 +15,7 @@ from typing import Literal
 from agentr_core.errors import RunBusy, StoreError
 from agentr_core.recipes.recipe import Recipe, replace
 from agentr_core.runtime.start import finish, goal_with
-from agentr_core.store.at_work import LOCKS
+from agentr_core.store.connection import LOCKS
 from agentr_core.store.queries.runs import runs_beginning
 from tasks.wiring import RunRef, quiet_workplace, reference
 from tasks.workspaces import open_store

@@ -19,13 +19,13 @@ from agentr_core.errors import ConfigError
 from agentr_core.methods.table import importable, plan_of
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime import start as starting
-from agentr_core.runtime.experience import has_begun, settled
+from agentr_core.runtime.instances import has_begun, settled
 from agentr_core.runtime.machine import formats
 from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.trained_on import check_run
+from agentr_core.runtime.start import check_run
 from agentr_core.stages import headroom as sampled
 from agentr_core.stages.headroom import Found
-from agentr_core.store.snapshot import snapshot
+from agentr_core.store.database import snapshot
 from tasks import events
 from tasks.options import OPTIONS
 from tasks.progress import stage_progress, tell

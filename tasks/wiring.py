@@ -15,30 +15,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentr_core.environments import registry
-from agentr_core.episodes.opening import open_with
+from agentr_core.episodes.transcript import open_with
 from agentr_core.errors import ConfigError
 from agentr_core.methods.faults import load
 from agentr_core.methods.table import method_of
-from agentr_core.models.local.worker_messages import Loading
-from agentr_core.models.local.workers import load_local
+from agentr_core.models.local.workers import Loading, load_local
 from agentr_core.models.openai.chat import OpenAIModel
 from agentr_core.models.openai.endpoint import endpoint
 from agentr_core.models.vllm.door import RemoteFleet
-from agentr_core.models.vllm.start import make_launch, start
-from agentr_core.protocols.abilities import Keeping, Labels, Take
-from agentr_core.protocols.environment import Environment
-from agentr_core.protocols.model import ChatModel
+from agentr_core.models.vllm.replicas import make_launch, start
+from agentr_core.protocols import ChatModel, Environment, Keeping, Labels, Take
 from agentr_core.recipes.models import ModelConfig, ModelRole
 from agentr_core.recipes.recipe import Recipe, replace
-from agentr_core.reports.addresses import page_of
+from agentr_core.reports.document import page_of
 from agentr_core.runtime.equipment import Equipment
 from agentr_core.runtime.machine import settled
 from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.prompts import opening_of
-from agentr_core.runtime.start import run_id_of
-from agentr_core.store import Store
-from agentr_core.store.answered_calls import AnsweredCalls
-from agentr_core.store.queries.iterations import last_promotion
+from agentr_core.runtime.start import opening_of, run_id_of
+from agentr_core.store.codec.trajectories import AnsweredCalls
+from agentr_core.store.database import Store
+from agentr_core.store.queries.runs import last_promotion
 from tasks import runners
 from tasks.workspaces import find_run, open_store, stored_recipe
 

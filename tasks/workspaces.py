@@ -10,7 +10,7 @@ from pathlib import Path
 from agentr_core.errors import ConfigError, StoreError
 from agentr_core.recipes.parsing import restored
 from agentr_core.recipes.recipe import Recipe
-from agentr_core.store import Store
+from agentr_core.store.database import Store
 from agentr_core.store.queries.runs import run_config, runs_beginning
 from agentr_core.texts import placed
 

@@ -167,10 +167,10 @@ def make_tiny_tokenizer() -> Callable[..., Any]:
 @pytest.fixture
 def open_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """On this machine no level of the Python tool keeps code from files, and none is known yet."""
-    from agentr_core.environments.reasoning import open_tools
+    from agentr_core.environments.reasoning import toolbox
     from agentr_core.errors import SandboxError
-    from agentr_core.tools.python.levels import Level
-    from agentr_core.tools.python.process import KeeperProcess
+    from agentr_core.tools.python.confinement import Level
+    from agentr_core.tools.python.tool import KeeperProcess
 
     start = KeeperProcess.start
 
@@ -180,9 +180,9 @@ def open_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return await start(level, *others)
 
     monkeypatch.setattr(KeeperProcess, "start", weak)
-    open_tools._python.cache_clear()
+    toolbox._python.cache_clear()
     yield
-    open_tools._python.cache_clear()
+    toolbox._python.cache_clear()
 
 
 def tier_of(item: pytest.Item) -> str:

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from agentr_core import answers
 from agentr_core.episodes.transcript import AlternatingTurns, transcript_of
 from agentr_core.errors import AgentrError, ConfigError, IllTypedAnswer
-from agentr_core.protocols.abilities import Graded, Limited
-from agentr_core.protocols.environment import Environment
-from agentr_core.repeating import Repeatability, repeatability_of, repeats
+from agentr_core.protocols import Environment, Graded, Limited, Repeatability, repeatability_of, repeats
 from agentr_core.texts import cause
 from agentr_core.types import Instance, Transition
 

@@ -11,8 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from agentr_core.environments.replies import LABEL
-from agentr_core.episodes.native_calls import Misread, NativeCall, Tool, calling, read_call, text_arguments
-from agentr_core.episodes.native_turns import NativeTurns
+from agentr_core.episodes.native_calls import Misread, NativeCall, NativeTurns, Tool, calling, read_call, text_arguments
 from agentr_core.types import Instance, Step, Transition
 
 ACT = Tool(name="act", description="Do one thing in the world.", arguments=(("action", "The action."),))

@@ -26,10 +26,66 @@ or brackets of their own.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
 
-from agentr_core.protocols.abilities import Labels
+from agentr_core.errors import EnvironmentFault
+from agentr_core.protocols import Labels
 from agentr_core.texts import outside_thoughts
+from agentr_core.types import Instance
+
+# The instances of a split, made when they are asked for: a split may hold billions.
+
+
+class Instances(Sequence[Instance]):
+    """The instances of one split of an environment, in the order of `indices`."""
+
+    def __init__(self, environment: str, split: str, indices: Sequence[int]) -> None:
+        self._environment = environment
+        self._split = split
+        self._indices = indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __contains__(self, one: object) -> bool:
+        return (
+            isinstance(one, Instance)
+            and (one.environment, one.split) == (self._environment, self._split)
+            and one.index in self._indices
+        )
+
+    def __getitem__(self, position: Any) -> Any:
+        if isinstance(position, slice):
+            return Instances(self._environment, self._split, self._indices[position])
+        return Instance(environment=self._environment, split=self._split, index=self._indices[position])
+
+
+# What worlds have in common that are played elsewhere: on a server, in another library, by an
+# agent outside.
+
+
+class Opaque:
+    """A world whose state cannot be copied, and which has no depths and no expert."""
+
+    can_snapshot: ClassVar[bool] = False
+
+    def snapshot(self) -> Any:
+        """Raise `EnvironmentFault`."""
+        raise EnvironmentFault(f"{type(self).__name__} has no snapshots; a state is restored by replay")
+
+    def restore(self, snapshot: Any) -> None:
+        """Raise `EnvironmentFault`."""
+        self.snapshot()
+
+    def depth(self, instance: Instance) -> int | None:
+        """Return None: nobody tells how hard an instance is."""
+        return None
+
+    def expert(self, instance: Instance) -> Sequence[str] | None:
+        """Return None: there is no expert."""
+        return None
+
 
 LABEL = "Action:"
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from agentr_core.environments.instances import Instances
-from agentr_core.environments.replies import line_after_label
+from agentr_core.environments.replies import Instances, line_after_label
 from agentr_core.errors import ConfigError, EnvironmentFault
-from agentr_core.protocols.abilities import Labels
+from agentr_core.protocols import Labels
 from agentr_core.types import Instance, Transition
 
 _MAX_TRIES = 8

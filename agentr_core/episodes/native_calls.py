@@ -17,7 +17,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from agentr_core.episodes.transcript import Turns, instruction_of, with_system
+from agentr_core.errors import ConfigError
+from agentr_core.protocols import Environment
 from agentr_core.texts import json_end, lone_surrogate, outside_thoughts
+from agentr_core.types import Message, Step
 
 OPENS: Final = "<tool_call>"
 CLOSES: Final = "</tool_call>"
@@ -123,3 +127,43 @@ def calling(tool: Tool, *texts: str, beside: str = "") -> str:
     """Return the reply that calls a tool with texts as its arguments, in their order."""
     arguments = dict(zip((name for name, _ in tool.arguments), texts, strict=True))
     return call_text(tool.name, json.dumps(arguments, ensure_ascii=False), beside=beside)
+
+
+# The transcript of native tool calls: messages with tools, as OpenAI's protocol has them.
+#
+# tools    system        user                assistant   tool     assistant   user      assistant
+# tools  | instruction | first observation | call      | result | no call   | answer  | ...
+#
+# A turn of role `tools` comes first; its text is the JSON list of their definitions. A chat
+# template is given that list as `tools`, and so is a server. The result of a call is a turn of role
+# `tool`; the observation after a reply without a readable call is a user turn.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeTurns(Turns):
+    """Reply and result in turns, after tools, instruction and first observation.
+
+    Args:
+        tools: what the model is offered, at least one.
+        note: goes after the world's instruction.
+    """
+
+    tools: tuple[Tool, ...]
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.tools:
+            raise ConfigError("a world without tools has nothing to call; leave transcript: native out")
+
+    def opening(self, env: Environment, first_observation: str) -> tuple[Message, ...]:
+        """Return the definitions of the tools, then instruction and first observation."""
+        return (
+            Message(role="tools", text=definitions(self.tools)),
+            Message(role="system", text=with_system(env, "\n\n".join(filter(None, (instruction_of(env), self.note))))),
+            Message(role="user", text=first_observation),
+        )
+
+    def result(self, step: Step) -> Message:
+        """Return the result of a call, or what was said where none could be read."""
+        called = isinstance(read_call(step.reply), NativeCall)
+        return Message(role="tool" if called else "user", text=step.observation)

@@ -17,14 +17,100 @@ Examples that are turns stand before the first observation.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from agentr_core.episodes.opening import example_turns, instruction_of, system_turns, with_system
 from agentr_core.errors import ConfigError
-from agentr_core.protocols.environment import Dividing, Environment, Transcript
+from agentr_core.protocols import Dividing, Environment, Transcript
 from agentr_core.types import Message, Request, Sampling, Span, Step, Trajectory, grown_turn
+
+# What a recipe puts before the first observation: a system turn, another instruction, examples.
+#
+# It is kept on the environment, where its transcript finds it, so that search, episodes, samples
+# and previews all begin alike. Nothing of it carries loss.
+
+ATTRIBUTE = "opening"
+_OBSERVED = "Observation: "
+_ONE = "Here is an example of an episode."
+_SEVERAL = "Here are {} examples of episodes."
+_OWN_TURN = "That was the last example. What comes next is the problem that you solve."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """A recipe's changes to what a world puts before the first observation."""
+
+    system: str = ""
+    """The text of the system turn; if the instruction is a system turn already, that turn begins
+    with it.
+    """
+    instruction: str | None = None
+    """The instruction that replaces the world's."""
+    examples: tuple[str, ...] = ()
+    """Episodes as texts; they follow the instruction in its turn."""
+    turns: tuple[Message, ...] = ()
+    """Episodes as turns; they stand before the first observation."""
+
+
+def open_with(env: Any, opening: Opening) -> None:
+    """Make the episodes of an environment begin with an opening. Raises `ConfigError` when its
+    class does not let one be set.
+    """
+    try:
+        setattr(env, ATTRIBUTE, opening)
+    except AttributeError as error:
+        raise ConfigError(
+            f"environment {env.name} takes no attribute {ATTRIBUTE}; let its class have one, or leave the prompt out"
+        ) from error
+
+
+def instruction_of(env: Any) -> str:
+    """Return the instruction of an environment with its examples that are texts."""
+    opening = _opening_of(env)
+    said: str = env.instruction if opening.instruction is None else opening.instruction
+    if not opening.examples:
+        return said
+    number = len(opening.examples)
+    title = _ONE if number == 1 else _SEVERAL.format(number)
+    return "\n\n".join((said, title, *opening.examples, _OWN_TURN))
+
+
+def with_system(env: Any, instruction: str) -> str:
+    """Return an instruction that is a system turn, with the recipe's system text before it."""
+    return "\n\n".join(filter(None, (_opening_of(env).system, instruction)))
+
+
+def system_turns(env: Any) -> tuple[Message, ...]:
+    """Return the system turn before an instruction that is a user turn; none if the recipe has
+    none.
+    """
+    system = _opening_of(env).system
+    return (Message(role="system", text=system),) if system else ()
+
+
+def example_turns(env: Any) -> tuple[Message, ...]:
+    """Return the turns of the examples; none if the recipe has none, or has them as texts."""
+    return _opening_of(env).turns
+
+
+def example_text(turns: Sequence[Message]) -> str:
+    """Return the turns of an episode as one text. The first is the problem's; what the world says
+    later is marked, and what it says after the last reply is left out.
+    """
+    last = max((number for number, turn in enumerate(turns) if turn.role == "assistant"), default=0)
+    return "\n\n".join(
+        f"{_OBSERVED}{turn.text}"
+        if number and turn.role == "user" and not turn.text.startswith(_OBSERVED)
+        else turn.text
+        for number, turn in enumerate(turns[: last + 1])
+    )
+
+
+def _opening_of(env: Any) -> Opening:
+    found: Opening = getattr(env, ATTRIBUTE, None) or Opening()
+    return found
+
 
 OPENING = 3
 """Turns before the first reply where turns alternate, unless a system turn comes before them, or
@@ -268,3 +354,60 @@ def reply_turn(step: Step, train: bool) -> Message:
         finish_reason=reply.finish_reason,
         tokenizer=reply.tokenizer,
     )
+
+
+# Windows over a conversation of alternating turns.
+#
+# A history that outgrows the context may be read through a window, as the authors do: the oldest
+# exchanges, each an observation and the reply to it, are left out.
+#
+#     instruction, "Ok.", first observation, first reply | turn        | turn        | observation
+#     always kept                                          dropped = 1   dropped = 2   always kept
+#
+# A turn that was grown by continuation is always read whole.
+
+Fits = Callable[[tuple[Message, ...]], bool]
+"""Returns whether a prompt leaves room for a whole reply."""
+TokensOf = Callable[[tuple[Message, ...]], int]
+"""Returns the number of tokens of a prompt."""
+
+
+def windowed(messages: tuple[Message, ...], dropped: int) -> tuple[Message, ...]:
+    """Return a conversation without its `dropped` oldest exchanges, of which a prompt has at most
+    `droppable`.
+    """
+    head = opening_length(messages) + 1
+    return messages[:head] + messages[head + 2 * dropped :]
+
+
+def droppable(messages: tuple[Message, ...]) -> int:
+    """Return how many exchanges of a prompt may be left out: all but its last observation; none if
+    a turn was grown by continuation.
+    """
+    return 0 if is_grown(messages) else max(0, (len(messages) - opening_length(messages) - 2) // 2)
+
+
+def fewest_dropped(messages: tuple[Message, ...], fits: Fits, *, least: int = 0) -> int:
+    """Return how many exchanges of a prompt to leave out, `least` or more: as few as make it fit.
+
+    The number is `droppable` if not even that is enough.
+    """
+    most = droppable(messages)
+    dropped = min(least, most)
+    while dropped < most and not fits(windowed(messages, dropped)):
+        dropped += 1
+    return dropped
+
+
+def of_another_run(steps: Iterable[Step]) -> tuple[Step, ...]:
+    """Return steps that another run recorded, for use in this one.
+
+    Token ids of an unknown tokenizer, such as those that earlier versions stored, are left out:
+    only their own run knows whose they are.
+    """
+    return tuple(step if step.tokenizer else replace(step, token_ids=(), logprobs=None) for step in steps)
+
+
+def is_grown(messages: Sequence[Message]) -> bool:
+    """Return whether any turn of a conversation was grown by continuation."""
+    return any(message.spans for message in messages)

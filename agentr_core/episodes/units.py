@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from agentr_core.errors import ErrorBudgetSpent, Transient, UserError
-from agentr_core.recipes.execution import ErrorsConfig
+from agentr_core.recipes.recipe import ErrorsConfig
 
 U = TypeVar("U")
 R = TypeVar("R")

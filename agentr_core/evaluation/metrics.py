@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean
 
@@ -203,3 +203,173 @@ def t_quantile(freedom: int) -> float:
         return _T[freedom - 1]
     z = _Z
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+
+
+# How often a policy wins each instance, and what to expect of further episodes; pure functions.
+#
+# An instance of pass rate p is won by an episode with chance p, independently of its other
+# episodes. Most rates are near 0 or 1, and only those in between teach by contrast, so a mean rate
+# says little. The rates are assumed to have a Beta distribution, whose mean and spread are matched
+# to the sample; an instance's own episodes then update it to the Beta distribution of that instance
+# (empirical Bayes: Casella 1985). This distribution is only used for the chance of a given number
+# of wins and losses in a given order, which has a closed form.
+
+Run = Callable[[int, int], float]
+"""A function of two numbers, wins and losses: the chance that episodes of an instance end with
+these, in one given order.
+"""
+_SIMILARITY = (0.001, 0.999)
+"""The bounds of the correlation between two episodes of one instance."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """The results of sampled episodes of one instance; `greedy` says whether its greedy episode
+    won.
+
+    `origin` is the instance that it is a variant of, or itself.
+    """
+
+    key: str
+    origin: str
+    depth: int | None
+    episodes: int
+    wins: int
+    greedy: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassRates:
+    """The pass rates of instances: the tried instances, and the Beta distribution of all rates."""
+
+    tried: tuple[Tried, ...]
+    alpha: float
+    beta: float
+
+    def run(self, one: Tried) -> Run:
+        """Return the chances of wins and losses of a tried instance."""
+        alpha, beta = self.alpha + one.wins, self.beta + one.episodes - one.wins
+        least = _log_beta(alpha, beta)
+        return lambda wins, losses: math.exp(_log_beta(alpha + wins, beta + losses) - least)
+
+    def total(self, instances: int, expected: Callable[[Tried, Run], float], *, most: float = math.inf) -> Estimate:
+        """Return the expected sum over `instances` instances, of which the tried ones are a sample,
+        with the 95% interval that reflects which instances were tried.
+
+        `n` is the number of tried instances; `most` is the most that an instance can give.
+        """
+        values = [expected(one, self.run(one)) for one in self.tried]
+        found = clustered_mean(values, [one.origin for one in self.tried])
+        low, high = (end * instances for end in (found.low, found.high))
+        return within(Estimate(mean=found.mean * instances, low=low, high=high, n=found.n), 0.0, most * instances)
+
+
+def pass_rates(tried: Sequence[Tried]) -> PassRates:
+    """Return the pass rates of instances of which some were tried, each at least twice.
+
+    The Beta distribution has the observed mean rate, and the observed correlation between two
+    episodes of one instance: (E[p^2] - E[p]^2) / (E[p] - E[p]^2), with unbiased estimates of both
+    expectations. Raises `ValueError` if no instance was tried, or one only once.
+    """
+    if not tried or min(one.episodes for one in tried) < 2:
+        raise ValueError("pass rates need at least one instance, and two episodes of each")
+    once = sum(one.wins / one.episodes for one in tried) / len(tried)
+    twice = sum(one.wins * (one.wins - 1) / (one.episodes * (one.episodes - 1)) for one in tried) / len(tried)
+    # Even if all episodes were won, or none, one more might have ended differently.
+    unseen = 1 / (2 * sum(one.episodes for one in tried))
+    mean = min(max(once, unseen), 1 - unseen)
+    spread = (twice - once**2) / (mean - mean**2)
+    similarity = min(max(spread, _SIMILARITY[0]), _SIMILARITY[1])
+    weight = 1 / similarity - 1
+    return PassRates(tried=tuple(tried), alpha=mean * weight, beta=(1 - mean) * weight)
+
+
+def mixed(run: Run, episodes: int) -> float:
+    """Return the chance that among `episodes` episodes at least one wins and at least one does not:
+    a group with contrast.
+    """
+    return 1 - run(0, episodes) - run(episodes, 0)
+
+
+def _log_beta(alpha: float, beta: float) -> float:
+    return math.lgamma(alpha) + math.lgamma(beta) - math.lgamma(alpha + beta)
+
+
+# Records of what a policy could learn from its own experience, estimated before any training.
+
+_FEW = 8
+"""Fewer contrasts than this are less than one batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headroom:
+    """The evidence from sampled episodes of some training instances about all the instances that an
+    iteration collects from.
+
+    `instances` is the number of all these instances; `has_expert` says whether the environment has
+    an expert for them.
+    """
+
+    rates: PassRates
+    instances: int
+    has_expert: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """The expected number of items of one kind that an iteration would make, with its 95%
+    interval.
+    """
+
+    name: str
+    expected: Estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judge:
+    """What the verdicts of a judge on all steps of some lost episodes are worth; shares in [0, 1].
+
+    All but `read` are compared with the world's oracle; without one they are NaN, as is a share of
+    nothing.
+    """
+
+    name: str
+    votes: int
+    episodes: int
+    steps: int
+    read: Estimate
+    """Verdicts that could be read."""
+    right: Estimate
+    """Verdicts that are the oracle's."""
+    bad_is_right: Estimate
+    """Steps called bad that are bad."""
+    bad_is_seen: Estimate
+    """Bad steps that are called bad."""
+    first_error: Estimate
+    """Episodes whose first bad step is the oracle's, or that have none for both."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prospect:
+    """The prospect of a method: whether it has anything to learn from, why, and the numbers behind
+    it.
+    """
+
+    method: str
+    learns: bool
+    reason: str
+    forecasts: tuple[Forecast, ...]
+
+
+def prospect(method: str, forecasts: Sequence[Forecast], *, needs: str, short: str) -> Prospect:
+    """Return the prospect of a method, judged by the one forecast that it needs most.
+
+    Args:
+        needs: the name of that forecast.
+        short: the reason to give if the number is too small.
+    """
+    number = next(forecast.expected.mean for forecast in forecasts if forecast.name == needs)
+    learns = number >= _FEW
+    said = f"about {number:.0f} {needs.replace('_', ' ')}"
+    reason = f"{said} to learn from" if learns else f"{said}, less than a batch: {short}"
+    return Prospect(method=method, learns=learns, reason=reason, forecasts=tuple(forecasts))

@@ -2,18 +2,578 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
 
 from agentr_core.errors import ConfigError
-from agentr_core.exchange import atif, chat, parquet, verl
-from agentr_core.exchange.card import card
-from agentr_core.exchange.column_types import column_types
-from agentr_core.exchange.training_set import TrainingSet, cut_replies, cut_turns, rows_told, spared_turns
-from agentr_core.writing import writing
+from agentr_core.exchange import verl
+from agentr_core.exchange.training_set import (
+    TOOL_TURNS,
+    Origin,
+    PairRow,
+    SampleRow,
+    TrainingSet,
+    cut_replies,
+    cut_turns,
+    export_lines,
+    opening,
+    pair_lines,
+    rows_told,
+    samples_of,
+    spans_of,
+    spared_turns,
+)
+from agentr_core.samples.chat_file import OBSERVED_AS
+from agentr_core.system import writing
+from agentr_core.types import Message, Sample, Span
+
+# Conversations as JSON for TRL, for readers of ShareGPT, for LLaMA-Factory, and as AgentTraj.
+
+_LLAMA_FACTORY = "agentr"
+"""The name of the data set in `dataset_info.json`."""
+
+
+def write_trl(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
+    """Write `preference.jsonl` for pairs; for samples `messages.jsonl` and, if no turn was grown by
+    continuation, `prompt_completion.jsonl`. Raises `DataFault` for a sample without tokens.
+    """
+    if training_set.pairs:
+        return _write(folder, "preference", _pair_lines(training_set, "trl"))
+    samples = training_set.samples
+    rows = {row.id: row.tokens for row in samples if row.tokens is not None}
+    written = _write(folder, "messages", _with_origin(samples, export_lines(_samples(samples), "trl", rows=rows)))
+    if any(message.spans for row in samples for message in row.sample.messages):
+        return written
+    return {**written, **_write(folder, "prompt_completion", map(_dumped, _completions(samples)))}
+
+
+def write_sharegpt(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
+    """Write `sharegpt.jsonl` for samples, `preference.jsonl` for pairs."""
+    if training_set.pairs:
+        return _write(folder, "preference", _pair_lines(training_set, "sharegpt"))
+    lines = export_lines(_samples(training_set.samples), "sharegpt")
+    return _write(folder, "sharegpt", _with_origin(training_set.samples, lines))
+
+
+def write_llama_factory(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
+    """Write `agentr.jsonl` and `dataset_info.json`. Raises `DataFault` if the turns of a sample do
+    not alternate.
+    """
+    columns = {"messages": "conversations", "system": "system"}
+    if training_set.pairs:
+        rewards = not lacks_rewards(training_set)
+        lines: Iterable[str] = (_dumped(_ranked(pair, rewards=rewards)) for pair in training_set.pairs)
+        columns |= {"chosen": "chosen", "rejected": "rejected"}
+    else:
+        lines = export_lines(_samples(training_set.samples), "llamafactory")
+    written = _write(folder, _LLAMA_FACTORY, lines)
+    info = {
+        "file_name": written[_LLAMA_FACTORY],
+        "formatting": "sharegpt",
+        **({"ranking": True} if training_set.pairs else {}),
+        "columns": columns,
+        "tags": {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt"},
+    }
+    (folder / "dataset_info.json").write_text(json.dumps({_LLAMA_FACTORY: info}, indent=2) + "\n", encoding="utf-8")
+    return written
+
+
+def not_for_llama_factory(training_set: TrainingSet) -> str:
+    """Return why LLaMA-Factory cannot read a training set; empty if it can."""
+    if any(len(side) != 1 for pair in training_set.pairs for side in pair.sides):
+        return "its pairs have one reply on each side, and these have whole episodes; choose parquet, trl or sharegpt"
+    if any(message.spans for sample in samples_of(training_set) for message in sample.messages):
+        return "it trains whole turns, and these were grown by continuation; choose parquet, trl or sharegpt"
+    if any(message.role in TOOL_TURNS for sample in samples_of(training_set) for message in sample.messages):
+        return "it writes calls of tools in a way of its own; export it as trl or sharegpt, or choose parquet"
+    prompts = [
+        [m.role for m in _unless_system(pair.preference.chosen.messages[: pair.start])] for pair in training_set.pairs
+    ]
+    if any(
+        roles != [("user", "assistant")[n % 2] for n in range(len(roles))] or not len(roles) % 2 for roles in prompts
+    ):
+        return (
+            "user and assistant must take turns in a prompt, and the user must end it; choose parquet, trl or sharegpt"
+        )
+    return ""
+
+
+def cutoff(training_set: TrainingSet) -> str:
+    """Return at which length LLaMA-Factory cuts, and the length of the longest sample if it is
+    known. Source: `DataArguments` of LLaMA-Factory 0.9.5.
+    """
+    longest = max((len(row.tokens[0]) for row in training_set.samples if row.tokens), default=0)
+    own = f"; the longest sample has {longest:,} with the model of its run" if longest else ""
+    return f"LLaMA-Factory cuts each line to `cutoff_len` tokens, 2,048 unless that is set{own}"
+
+
+def lacks_rewards(training_set: TrainingSet) -> str:
+    """Return why rewards are left out; empty if all pairs have some.
+
+    LLaMA-Factory reads the file with `datasets`, which a key that is null or missing at first stops
+    at its first value.
+    """
+    pairs = [pair.preference for pair in training_set.pairs]
+    count = sum(pair.chosen_reward is None or pair.rejected_reward is None for pair in pairs)
+    return f"left out are the rewards, which {count} of {len(pairs)} pairs do not have" if count else ""
+
+
+def _unless_system(messages: Sequence[Message]) -> Sequence[Message]:
+    return messages[1:] if messages and messages[0].role == "system" else messages
+
+
+def not_for_agenttraj(training_set: TrainingSet) -> str:
+    """Return why AgentTraj cannot hold a training set; empty if it can."""
+    if training_set.pairs:
+        return "it has no form for preference pairs; choose parquet, trl, sharegpt or atif"
+    messages = [message for row in training_set.samples for message in _unless_system(row.sample.messages)]
+    if any(message.role not in ("user", "assistant") for message in messages):
+        return "its turns are those of a human and of the model, and these have others; choose parquet, trl or sharegpt"
+    return ""
+
+
+def systems_beside(training_set: TrainingSet) -> str:
+    """Return how many samples have a system text, for which AgentTraj has no turn; empty if
+    none.
+    """
+    count = sum(row.sample.messages[0].role == "system" for row in training_set.samples)
+    return f"{count} samples have a system text in a field `system`, which AgentGym does not read" if count else ""
+
+
+def write_agenttraj(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
+    """Write `agenttraj.json`, one array."""
+    records = [_agenttraj(row) for row in training_set.samples]
+    (folder / "agenttraj.json").write_text(json.dumps(records, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    return {"agenttraj": "agenttraj.json"}
+
+
+def _agenttraj(row: SampleRow) -> dict[str, Any]:
+    instance = row.sample.instance
+    # AgentGym's own names lack the prefix `agentgym-`.
+    world = "" if instance is None else instance.environment.removeprefix("agentgym-")
+    messages = row.sample.messages
+    spoken = _unless_system(messages)
+    return {
+        "item_id": row.id if instance is None else f"{world}_{instance.index}",
+        "conversations": [
+            {
+                "from": "gpt" if message.role == "assistant" else "human",
+                "loss": message.train if message.role == "assistant" else None,
+                "value": message.text,
+                **spans_of(message),
+            }
+            for message in spoken
+        ],
+        **({"system": messages[0].text} if len(spoken) < len(messages) else {}),
+        "id": row.id,
+        "kind": str(row.sample.kind),
+        **row.origin,
+    }
+
+
+def _completions(samples: Iterable[SampleRow]) -> Iterable[dict[str, Any]]:
+    for row in samples:
+        turns = [_openai(message) for message in row.sample.messages]
+        for position, message in enumerate(row.sample.messages):
+            if message.train:
+                yield {
+                    "prompt": turns[:position],
+                    "completion": [turns[position]],
+                    "id": row.id,
+                    "kind": str(row.sample.kind),
+                    **row.origin,
+                }
+
+
+def _ranked(pair: PairRow, *, rewards: bool) -> dict[str, Any]:
+    before = pair.preference.chosen.messages[: pair.start]
+    system = before[0].text if before[0].role == "system" else ""
+    (chosen,), (rejected,) = pair.sides
+    return {
+        "conversations": [_sharegpt(message) for message in before if message.role != "system"],
+        "chosen": _sharegpt(chosen),
+        "rejected": _sharegpt(rejected),
+        "system": system,
+        "id": pair.id,
+        **({name: getattr(pair.preference, name) for name in ("chosen_reward", "rejected_reward")} if rewards else {}),
+        **pair.origin,
+    }
+
+
+def _pair_lines(training_set: TrainingSet, form: str) -> Iterable[str]:
+    lines = pair_lines([pair.preference for pair in training_set.pairs], form)
+    for pair, line in zip(training_set.pairs, lines, strict=True):
+        # `id` is that of the instance, so that the file can be read back as ready pairs.
+        yield _dumped({**json.loads(line), "preference_id": pair.id, **pair.origin})
+
+
+def _with_origin(rows: Iterable[SampleRow], lines: Iterable[str]) -> Iterable[str]:
+    for row, line in zip(rows, lines, strict=True):
+        yield _dumped({**json.loads(line), **row.origin})
+
+
+def _write(folder: Path, name: str, lines: Iterable[str]) -> dict[str, str]:
+    file = f"{name}.jsonl"
+    with (folder / file).open("w", encoding="utf-8") as stream:
+        stream.writelines(f"{line}\n" for line in lines)
+    return {name: file}
+
+
+def _samples(rows: Iterable[SampleRow]) -> list[Any]:
+    return [row.sample for row in rows]
+
+
+def _openai(message: Message) -> dict[str, Any]:
+    return {"role": message.role, "content": message.text}
+
+
+def _sharegpt(message: Message) -> dict[str, Any]:
+    return {"from": "gpt" if message.role == "assistant" else "human", "value": message.text}
+
+
+def _dumped(record: Mapping[str, Any]) -> str:
+    return json.dumps(record, ensure_ascii=False)
+
+
+# The types of the columns of JSON files, for the head of an export's README.md.
+#
+# `datasets` types a JSON file from its first 10 MB, and stops at the first value of a key that was
+# null or missing until then. The types in the head hold for the whole file.
+
+_ANY = ("tools", "tool_definitions")
+"""Keys whose values have no common type: each tool names its own arguments."""
+_BATCH = 1000
+
+
+def column_types(folder: Path, files: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return `dataset_info` for the JSON files of an export: the features of each set, by the name
+    that a reader asks for.
+    """
+    # The library takes a second to import, and most commands do without.
+    from datasets import DatasetInfo, Features, Json
+    from datasets.info import DatasetInfosDict
+    from huggingface_hub import DatasetCardData
+
+    infos = DatasetInfosDict()
+    for name, pattern in files.items():
+        found = [file for file in sorted(folder.glob(pattern)) if file.suffix in (".json", ".jsonl")]
+        if found:
+            features = Features.from_arrow_schema(_schema(chain.from_iterable(map(_records, found))))
+            infos[name] = DatasetInfo(features=_with_any(features, Json()))
+    head = DatasetCardData()
+    infos.to_dataset_card_data(head)
+    types = head.to_dict().get("dataset_info", [])
+    return types if isinstance(types, list) else [types]
+
+
+def _records(file: Path) -> Iterator[Any]:
+    with file.open(encoding="utf-8") as stream:
+        if file.suffix == ".jsonl":
+            yield from map(json.loads, stream)
+            return
+        value = json.load(stream)
+    yield from value if isinstance(value, list) else [value]
+
+
+def _schema(records: Iterable[Any]) -> pa.Schema:
+    rest = iter(records)
+    schema = pa.schema([])
+    while batch := [_without_any(record) for record in islice(rest, _BATCH)]:
+        schema = pa.unify_schemas([schema, pa.schema(pa.array(batch).type.fields)], promote_options="permissive")
+    return schema
+
+
+def _without_any(value: Any) -> Any:
+    """Return a record without the values that have no common type; its lists have none."""
+    if not isinstance(value, dict):
+        return value
+    return {name: None if name in _ANY else _without_any(inner) for name, inner in value.items()}
+
+
+def _with_any(features: Any, kind: Any) -> Any:
+    for name, inner in features.items():
+        if name in _ANY:
+            features[name] = kind
+        elif isinstance(inner, dict):
+            _with_any(inner, kind)
+    return features
+
+
+# A training set as Parquet that `datasets.load_dataset` opens, with everything that is known about
+# each row.
+
+FILE = "data/train-00000-of-00001.parquet"
+_TURNS = pa.list_(
+    pa.struct(
+        [
+            ("role", pa.string()),
+            ("content", pa.string()),
+            ("train", pa.bool_()),
+            ("spans", pa.list_(pa.struct([("text", pa.string()), ("train", pa.bool_())]))),
+        ]
+    )
+)
+ORIGIN = pa.schema(
+    [
+        *((name, pa.string()) for name in ("run_id", "recipe", "dataset_id", "dataset_hash")),
+        *((name, pa.int64()) for name in ("iteration", "position")),
+        *((name, pa.string()) for name in ("instance_id", "pair_id", "trajectory_id", "tree_id")),
+        *((name, pa.int64()) for name in ("good_leaf", "bad_leaf", "cut")),
+        *((name, pa.float64()) for name in ("good_reward", "bad_reward")),
+    ]
+)
+"""The columns for the origin of a row, as `origin` names them."""
+_SAMPLES = pa.schema(
+    [
+        ("id", pa.string()),
+        ("kind", pa.string()),
+        ("messages", _TURNS),
+        ("input_ids", pa.list_(pa.int32())),
+        ("labels", pa.list_(pa.int32())),
+        ("tool_calls", pa.string()),
+        ("extra", pa.string()),
+        *ORIGIN,
+    ]
+)
+_PAIRS = pa.schema(
+    [
+        ("id", pa.string()),
+        ("kind", pa.string()),
+        *((name, _TURNS) for name in ("prompt", "chosen", "rejected")),
+        *((name, pa.float64()) for name in ("chosen_reward", "rejected_reward")),
+        *((name, pa.string()) for name in ("chosen_sample_id", "rejected_sample_id")),
+        *ORIGIN,
+    ]
+)
+
+
+def write_parquet(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
+    """Write one Parquet file; `tool_calls` and `extra` are JSON."""
+    rows = [_pair(pair) for pair in training_set.pairs] or [_sample(row) for row in training_set.samples]
+    schema = _PAIRS if training_set.pairs else _SAMPLES
+    file = folder / FILE
+    file.parent.mkdir()
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), file)
+    return {"default": FILE}
+
+
+def _sample(row: SampleRow) -> dict[str, Any]:
+    ids, labels = row.tokens or (None, None)
+    return {
+        "id": row.id,
+        "kind": str(row.sample.kind),
+        "messages": _turns(row.sample.messages),
+        "input_ids": ids,
+        "labels": labels,
+        "tool_calls": json.dumps(list(row.tool_calls), ensure_ascii=False),
+        "extra": json.dumps(dict(row.sample.provenance.extra), ensure_ascii=False, default=str),
+        **row.origin,
+    }
+
+
+def _pair(pair: PairRow) -> dict[str, Any]:
+    chosen, rejected = pair.sides
+    return {
+        "id": pair.id,
+        "kind": str(pair.preference.case),
+        "prompt": _turns(pair.preference.chosen.messages[: pair.start]),
+        "chosen": _turns(chosen),
+        "rejected": _turns(rejected),
+        "chosen_reward": pair.preference.chosen_reward,
+        "rejected_reward": pair.preference.rejected_reward,
+        **pair.origin,
+    }
+
+
+def _turns(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    return [
+        {
+            "role": message.role,
+            "content": message.text,
+            "train": message.train,
+            "spans": [{"text": span.text, "train": span.train} for span in message.spans] or None,
+        }
+        for message in messages
+    ]
+
+
+# The README.md of an export, in the form that the Hugging Face hub and `datasets` read.
+
+_WIDTH = 100
+_TYPED = (
+    "The head of this file has the types of the columns, so load the folder: `datasets` types a JSON file that it is "
+    "given alone from its first 10 MB, and fails where a key that was null until then has a value. Parquet "
+    "(`agentr export --format parquet`) has no such limit."
+)
+
+
+def card(
+    training_set: TrainingSet,
+    files: Mapping[str, str],
+    *,
+    types: Sequence[Mapping[str, Any]],
+    told: str,
+    read_with: str,
+    unmasked: str,
+    notes: Sequence[str],
+) -> str:
+    """Return the card of an export.
+
+    Args:
+        told: how many rows there are, and of what.
+        files: the paths in its folder by the name of the set that a reader asks for; the first is
+            the default.
+        types: `dataset_info` of those of these sets that have no types of their own.
+        read_with: how the files are read.
+        unmasked: what the files leave out about the loss mask; empty if nothing.
+        notes: what else a reader has to know.
+    """
+    configs = [
+        {"config_name": name, "data_files": [{"split": "train", "path": path}], "default": number == 0}
+        for number, (name, path) in enumerate(files.items())
+    ]
+    head = {
+        "pretty_name": training_set.name,
+        "tags": ["agentr", "agent-trajectories"],
+        "configs": configs,
+        **({"dataset_info": list(types)} if types else {}),
+    }
+    lines = [
+        f"---\n{yaml.safe_dump(head, sort_keys=False, width=_WIDTH)}---",
+        f"# {training_set.name}",
+        f"{told}, exported by agentr. {read_with}",
+        *([f"**Without the loss mask**: {unmasked}."] if unmasked else []),
+        *(f"**Note**: {note}." for note in notes),
+        *([_TYPED] if types else []),
+        "\n".join(f"- {name}: `{fact}`" for name, fact in training_set.facts.items()),
+    ]
+    return "".join(f"{line}\n\n" for line in lines).rstrip() + "\n"
+
+
+# Trajectories in the agent trajectory interchange format (ATIF) of Harbor.
+
+VERSION = "ATIF-v1.7"
+"""The version that is written; source: RFC 0001 of Harbor and its models of version 0.25."""
+_FOLDER = "trajectories"
+
+
+def write_atif(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
+    """Write a file for each sample, and for each side of a pair, named after its id."""
+    (folder / _FOLDER).mkdir()
+    for key, sample, origin in _sides(training_set):
+        text = json.dumps(trajectory(key, sample, origin), ensure_ascii=False, indent=1)
+        (folder / _FOLDER / f"{key}.json").write_text(f"{text}\n", encoding="utf-8")
+    return {"default": f"{_FOLDER}/*.json"}
+
+
+def unmasked(training_set: TrainingSet) -> str:
+    """Return what ATIF cannot express about the loss mask of a training set; empty if all replies
+    carry loss.
+    """
+    spared = sum(not span.train for _, sample, _ in _sides(training_set) for span in _replies(sample))
+    return f"it has no field for that, and {spared} replies carry none (`extra.train` tells)" if spared else ""
+
+
+def impossible(training_set: TrainingSet) -> str:
+    """Return why ATIF cannot hold a training set; empty if it can: an observation belongs to the
+    step of a reply.
+    """
+    for sample in samples_of(training_set):
+        for before, message in pairwise(sample.messages):
+            if message.role == "tool" and (before.role not in ("assistant", "tool") or before.spans):
+                return (
+                    "some results of tools follow no reply that could have called them; choose parquet, trl or sharegpt"
+                )
+    return ""
+
+
+def sides_apart(training_set: TrainingSet) -> str:
+    """Return that pairs are taken apart; empty if there are none."""
+    apart = "each side of a pair is a trajectory of its own (`extra.side`), which `agentr import` does not join again"
+    return apart if training_set.pairs else ""
+
+
+def trajectory(key: str, sample: Sample, origin: Origin) -> dict[str, Any]:
+    """Return a sample as a trajectory: the world's response to a reply is the observation of its
+    step.
+    """
+    steps = [{"step_id": number, **step} for number, step in enumerate(_steps(sample), start=1)]
+    first = sample.messages[0]
+    tools = {"tool_definitions": json.loads(first.text)} if first.role == "tools" else {}
+    return {
+        "schema_version": VERSION,
+        "session_id": origin.get("run_id"),
+        "trajectory_id": key,
+        "agent": {"name": "agentr", "version": version("agentr"), **tools, "extra": {"recipe": origin.get("recipe")}},
+        "steps": steps,
+        "final_metrics": {"total_steps": len(steps)},
+        "extra": {
+            "kind": str(sample.kind),
+            "instance_id": None if sample.instance is None else sample.instance.key,
+            **origin,
+        },
+    }
+
+
+def _sides(training_set: TrainingSet) -> Iterator[tuple[str, Sample, Origin]]:
+    yield from ((row.id, row.sample, row.origin) for row in training_set.samples)
+    for pair in training_set.pairs:
+        yield f"{pair.id}-chosen", pair.preference.chosen, {**pair.origin, "side": "chosen"}
+        yield f"{pair.id}-rejected", pair.preference.rejected, {**pair.origin, "side": "rejected"}
+
+
+def _replies(sample: Sample) -> Iterable[Span]:
+    for message in sample.messages:
+        if message.role == "assistant":
+            yield from message.parts[::2]
+
+
+def _steps(sample: Sample) -> list[dict[str, Any]]:
+    begun = len(opening(sample.messages)) if sample.instance is not None else len(sample.messages)
+    steps: list[dict[str, Any]] = []
+    for position, message in enumerate(sample.messages):
+        if message.role == "assistant":
+            for number, part in enumerate(message.parts):
+                if number % 2:
+                    _observed(steps[-1], part.text)
+                else:
+                    steps.append(_agent(part, grown=bool(message.spans)))
+        elif message.role == "tool":
+            steps[-1]["extra"][OBSERVED_AS] = "tool"
+            _observed(steps[-1], message.text)
+        elif message.role == "user" and position >= begun and _unanswered(steps):
+            _observed(steps[-1], message.text)
+        elif message.role != "tools":
+            steps.append({"source": message.role, "message": message.text})
+    return steps
+
+
+def _unanswered(steps: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the last step is a reply with a turn of its own, and no observation yet."""
+    last = steps[-1] if steps else {}
+    return last.get("source") == "agent" and OBSERVED_AS not in last["extra"] and "observation" not in last
+
+
+def _agent(reply: Span, *, grown: bool) -> dict[str, Any]:
+    ids = list(reply.token_ids or ())
+    metrics = {"metrics": {"completion_tokens": len(ids), "completion_token_ids": ids}} if ids else {}
+    extra = {"train": reply.train, **({OBSERVED_AS: "assistant"} if grown else {})}
+    return {"source": "agent", "message": reply.text, **metrics, "extra": extra}
+
+
+def _observed(step: dict[str, Any], text: str) -> None:
+    step.setdefault("observation", {"results": []})["results"].append({"content": text})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,45 +673,45 @@ def _cut_in_pairs(training_set: TrainingSet) -> str:
 FORMATS: Mapping[str, Format] = MappingProxyType(
     {
         "parquet": Format(
-            write=parquet.write,
+            write=write_parquet,
             read_with="`datasets.load_dataset(FOLDER)` reads it; `train` of a turn, and `labels`, say what carries "
             "loss.",
             # The labels of a sample end where its reply was cut.
             notes=(_cut_in_pairs,),
         ),
         "trl": Format(
-            write=chat.write_trl,
+            write=write_trl,
             read_with="For TRL 1.16. Rows of `messages` have the token ids and labels of the model of the run, which "
             "its SFT trainer takes as they are: give it a `max_length` that holds them. Rows of `prompt_completion` "
             "have each trained turn with all that comes before it, for any model.",
             unmasked=_within_a_side,
         ),
         "sharegpt": Format(
-            write=chat.write_sharegpt,
+            write=write_sharegpt,
             read_with="The flag `train` of a turn says whether it carries loss; Axolotl reads it when it is told "
             "`message_field_training: train`.",
             unmasked=_first(_in_part, _within_a_side),
         ),
         "llama-factory": Format(
-            write=chat.write_llama_factory,
+            write=write_llama_factory,
             read_with="Name the folder as `dataset_dir`. The last turn of each line is what is trained: LLaMA-Factory "
             "needs `mask_history: true`, and a `cutoff_len` that holds the lines.",
-            impossible=chat.not_for_llama_factory,
-            notes=(chat.cutoff, chat.lacks_rewards, cut_replies),
+            impossible=not_for_llama_factory,
+            notes=(cutoff, lacks_rewards, cut_replies),
         ),
         "agenttraj": Format(
-            write=chat.write_agenttraj,
+            write=write_agenttraj,
             read_with="`loss` of a turn says whether it carries loss, as in AgentTraj-L of AgentGym.",
             unmasked=_in_part,
-            impossible=chat.not_for_agenttraj,
-            notes=(chat.systems_beside, cut_replies),
+            impossible=not_for_agenttraj,
+            notes=(systems_beside, cut_replies),
         ),
         "atif": Format(
-            write=atif.write,
-            read_with=f"A file for each trajectory, in the agent trajectory interchange format, {atif.VERSION}.",
-            unmasked=atif.unmasked,
-            impossible=atif.impossible,
-            notes=(atif.sides_apart, cut_replies),
+            write=write_atif,
+            read_with=f"A file for each trajectory, in the agent trajectory interchange format, {VERSION}.",
+            unmasked=unmasked,
+            impossible=impossible,
+            notes=(sides_apart, cut_replies),
         ),
         "verl": Format(
             write=verl.write,

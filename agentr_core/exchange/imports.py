@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from agentr_core.errors import DataFileError
-from agentr_core.samples import chat_file, pairs_file
-from agentr_core.samples.expert_file import Demonstration, check_other, demonstration
-from agentr_core.samples.json_lines import World, entries
-from agentr_core.samples.record_fields import Use, left_out
-from agentr_core.samples.record_turns import conversation
+from agentr_core.samples import chat_file, demonstration_files
+from agentr_core.samples.chat_file import Use, World, conversation, entries, left_out
+from agentr_core.samples.demonstration_files import Demonstration, check_other, demonstration
 from agentr_core.types import Instance, Message
 
 EXPERT, PAIRS, GENERAL = "eto.expert.file", "eto.preferences.file", "data.general.file"
@@ -76,11 +74,11 @@ def import_pairs(path: Path, place: Place) -> Imported:
     """
 
     def read(record: dict[str, Any], where: str, line: int) -> dict[str, Any]:
-        made = pairs_file.preference_of(record, where, path.name, line, world=place.world, split=place.split)
+        made = demonstration_files.preference_of(record, where, path.name, line, world=place.world, split=place.split)
         instance = made.chosen.instance
-        prompt, chosen, rejected = pairs_file.parts_of(record, where)
+        prompt, chosen, rejected = demonstration_files.parts_of(record, where)
         _check_known(instance, place, where)
-        _check_use(pairs_file.fault_of(made), where)
+        _check_use(demonstration_files.fault_of(made), where)
         return {
             "id": None if instance is None else instance.key,
             **_written(prompt, "prompt", flags=False),

@@ -2,13 +2,169 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from agentr_core.episodes.transcript import opening_length
-from agentr_core.samples.export import Tokens
-from agentr_core.types import Message, Preference, Sample
+from agentr_core.errors import ConfigError, DataFault
+from agentr_core.samples.identity import sample_id
+from agentr_core.types import Message, Preference, Role, Sample
+
+# Samples as lines of JSON for other trainers. Every format says which turns must not be trained,
+# in its own way.
+
+Format = Literal["trl", "sharegpt", "llamafactory"]
+Tokens = tuple[Sequence[int], Sequence[int]]
+"""The token ids of a sample and their labels, -100 where there is no loss."""
+
+_SHAREGPT_ROLES: dict[Role, str] = {"system": "system", "user": "human", "assistant": "gpt", "tool": "observation"}
+
+
+def export_lines(samples: Iterable[Sample], format: str, *, rows: Mapping[str, Tokens] | None = None) -> Iterator[str]:
+    """Yield the samples as lines of JSON, each with the sample's id and kind.
+
+    trl            `messages` with a list `train` of one flag for each. With `rows` (by sample id)
+                   also `input_ids`, `labels` and `completion_mask`. TRL's SFT trainer takes these
+                   as they are, cut at its `max_length`; it ignores `train`, so without them
+                   it would train on the bad steps too.
+    sharegpt       `conversations` with a flag `train` in each turn, which Axolotl reads if it is
+                   told `message_field_training: train`. A reader that ignores the flag would train
+                   on the bad steps.
+    llamafactory   ShareGPT turns with the system text apart. A conversation has one line for each
+                   trained turn, which is its last: LLaMA-Factory reads no flags, so train on these
+                   with `mask_history: true`. Other readers find the flags in `train` of each turn.
+
+    A turn that was grown by continuation has `spans` in the first two formats: the text of each
+    with its flag. Readers that ignore spans would train on results too, unless they take `labels`.
+    The definitions of tools are in `tools`, beside the turns; a call is part of its reply's text.
+
+    Raises:
+        ConfigError: there is no such format.
+        DataFault: `rows` lacks a sample, or a conversation cannot be written in the format.
+    """
+    writers: dict[str, Callable[[Sample], Iterable[dict[str, Any]]]] = {
+        "trl": lambda sample: [_trl(sample, rows)],
+        "sharegpt": lambda sample: [_sharegpt(sample)],
+        "llamafactory": _llamafactory,
+    }
+    if format not in writers:
+        raise ConfigError(f"there is no export format {format!r}; choose one of {', '.join(get_args(Format))}")
+    return (
+        json.dumps({"id": sample_id(sample), "kind": sample.kind, **record}, ensure_ascii=False)
+        for sample in samples
+        for record in writers[format](sample)
+    )
+
+
+def pair_lines(preferences: Iterable[Preference], format: str) -> Iterator[str]:
+    """Yield preferences as lines of JSON that `pairs_file.read_pairs` and TRL read: `prompt`,
+    `chosen`, `rejected`.
+
+    `trl` writes `role` and `content`, `sharegpt` writes `from` and `value`. TRL itself masks the
+    prompt alone: trained with its stock collator, the observations within a side would carry loss
+    too. A reply within a side that carries none says so in its flag `train`.
+
+    Raises `ConfigError` for another format: LLaMA-Factory's pairs have one reply on each side.
+    """
+    write = {"trl": _openai_turn, "sharegpt": _turn}.get(format)
+    if write is None:
+        raise ConfigError(f"preference pairs cannot be written as {format!r}; choose trl or sharegpt")
+    for preference in preferences:
+        instance, turns = preference.chosen.instance, _spoken(preference.chosen)
+        start = next(position for position, message in enumerate(turns) if message.train)
+        record = {
+            "id": None if instance is None else instance.key,
+            "prompt": [write(message) for message in turns[:start]],
+            "chosen": [{**write(message), **_spared(message)} for message in turns[start:]],
+            "rejected": [{**write(message), **_spared(message)} for message in _spoken(preference.rejected)[start:]],
+            "chosen_reward": preference.chosen_reward,
+            "rejected_reward": preference.rejected_reward,
+            **_tools(preference.chosen),
+        }
+        yield json.dumps(record, ensure_ascii=False)
+
+
+def _trl(sample: Sample, rows: Mapping[str, Tokens] | None) -> dict[str, Any]:
+    spoken = _spoken(sample)
+    record: dict[str, Any] = {
+        "messages": [_openai_turn(message) for message in spoken],
+        "train": [message.train for message in spoken],
+        **_tools(sample),
+    }
+    if rows is None:
+        return record
+    row = rows.get(sample_id(sample))
+    if row is None:
+        raise DataFault(
+            f"sample {sample_id(sample)} has no token row; export with the rows of its dataset, or without any"
+        )
+    ids, labels = row
+    mask = [int(label == token) for token, label in zip(ids, labels, strict=True)]
+    return record | {"input_ids": ids, "labels": labels, "completion_mask": mask}
+
+
+def _sharegpt(sample: Sample) -> dict[str, Any]:
+    turns = [{**_turn(message), "train": message.train} for message in _spoken(sample)]
+    return {"conversations": turns, **_tools(sample)}
+
+
+def _spoken(sample: Sample) -> tuple[Message, ...]:
+    """Return the turns of a sample, without the one that defines tools: these have a field of their
+    own.
+    """
+    return sample.messages[1:] if sample.messages[0].role == "tools" else sample.messages
+
+
+def _tools(sample: Sample) -> dict[str, Any]:
+    first = sample.messages[0]
+    return {"tools": json.loads(first.text)} if first.role == "tools" else {}
+
+
+def _llamafactory(sample: Sample) -> Iterator[dict[str, Any]]:
+    has_system = sample.messages[0].role == "system"
+    system = sample.messages[0].text if has_system else ""
+    spoken = sample.messages[1:] if has_system else sample.messages
+    _check_alternation(sample, spoken)
+    for position, message in enumerate(spoken):
+        if message.spans:
+            raise DataFault(
+                f"sample {sample_id(sample)}: turn {position} has spans without loss, and LLaMA-Factory trains whole "
+                "turns; export it as trl or sharegpt"
+            )
+        if message.train:
+            turns = [{**_turn(before), "train": False} for before in spoken[:position]]
+            yield {"conversations": [*turns, {**_turn(message), "train": True}], "system": system}
+
+
+def _check_alternation(sample: Sample, spoken: Sequence[Message]) -> None:
+    for position, message in enumerate(spoken):
+        expected = ("user", "assistant")[position % 2]
+        if message.role != expected:
+            raise DataFault(
+                f"sample {sample_id(sample)}: turn {position} is the {message.role}'s where LLaMA-Factory wants the "
+                f"{expected}'s; export it as trl or sharegpt"
+            )
+
+
+def _openai_turn(message: Message) -> dict[str, Any]:
+    return {"role": message.role, "content": message.text, **spans_of(message)}
+
+
+def _turn(message: Message) -> dict[str, Any]:
+    return {"from": _SHAREGPT_ROLES[message.role], "value": message.text, **spans_of(message)}
+
+
+def _spared(message: Message) -> dict[str, bool]:
+    return {"train": False} if message.role == "assistant" and not message.train else {}
+
+
+def spans_of(message: Message) -> dict[str, Any]:
+    """Return the spans of a turn as a field of its record; nothing for a turn without any."""
+    spans = [{"text": span.text, "train": span.train} for span in message.spans]
+    return {"spans": spans} if spans else {}
+
 
 Origin = Mapping[str, Any]
 """The origin of a row: ids in the store by the names of its columns."""

@@ -9,12 +9,15 @@ requests join a later batch.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from agentr_core.answers import checked_generations
 from agentr_core.errors import ModelFault, PromptTooLong, Transient
-from agentr_core.protocols.model import ChatModel
+from agentr_core.protocols import ChatModel
 from agentr_core.types import Generation, Request
 
 _QUIET_TURNS = 3
@@ -228,3 +231,32 @@ class Batcher:
 def _fail(waiting: _Waiting, error: Exception) -> None:
     if not waiting.future.done():
         waiting.future.set_exception(error)
+
+
+# Concurrent requests: all of their results, or the first fault.
+
+T = TypeVar("T")
+
+
+async def all_or_none(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return all results; the first fault cancels the others, and is raised when they have
+    ended.
+    """
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# Which replica serves which session: rendezvous hashing.
+
+
+def replica_of(session: str, replicas: int) -> int:
+    """Return the number of the replica, below `replicas`, that all requests of a session go to.
+
+    With one replica more or fewer, only the sessions of that replica move.
+    """
+    return max(range(replicas), key=lambda number: hashlib.sha256(f"{number}:{session}".encode()).digest())

@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 
 from agentr_core.errors import ConfigError, DataFault, DiskError, ModelDirectoryError
 from agentr_core.fingerprint import file_sha256
-from agentr_core.models.shipped_templates import way_out
+from agentr_core.models.checkpoint_dir import way_out
 from agentr_core.samples.rendering import Renderer, load_tokenizer
+from agentr_core.system import writing
 from agentr_core.texts import cause, placed
 from agentr_core.types import Message
-from agentr_core.writing import writing
 
 KINDS = ("gemma3", "llama", "qwen2", "qwen3")
 """The values of `general.architecture` whose models come out as they were, which tests check."""

@@ -5,13 +5,87 @@ model's backend.
 from __future__ import annotations
 
 import asyncio
+import time
+from dataclasses import replace
 
+from agentr_core.answers import checked_generations
+from agentr_core.errors import ModelFault, PromptTooLong
 from agentr_core.models.batching import Batcher, BatchStats
 from agentr_core.models.local.workers import Workers
-from agentr_core.models.relay import Relay
-from agentr_core.protocols.model import ChatModel
+from agentr_core.protocols import ChatModel, Estimating
 from agentr_core.recipes.models import ModelConfig
 from agentr_core.types import Generation, Request
+
+# Passes requests one by one to a model that makes its own batches, such as a server. The
+# alternative is `batching`.
+
+
+class Relay:
+    """A sender of requests one by one, so that a fault belongs to one request alone. It has
+    `Batcher`'s methods.
+
+    The model limits how many requests are under way at once. In the statistics each request is a
+    batch, `fill` is the mean share of `concurrency` that was in use when a request was answered,
+    and `generate_seconds` is the time during which anything was under way.
+
+    Args:
+        model: The model that gets the requests. The relay does not close it.
+        concurrency: The most requests that may be under way at once.
+    """
+
+    def __init__(self, model: ChatModel, *, concurrency: int) -> None:
+        self.model = model
+        self._concurrency = concurrency
+        self._estimates = isinstance(model, Estimating) and model.estimates
+        self._under_way: set[asyncio.Task[list[list[Generation]]]] = set()
+        self._busy_since = 0.0
+        self._stats = BatchStats()
+        self._closed = False
+
+    async def sample(self, request: Request) -> list[Generation]:
+        """Return the replies to one request. Raises what the model raises; after `close`,
+        `ModelFault`.
+        """
+        if self._closed:
+            raise ModelFault("the relay is closed; make a new one")
+        tokens = 0 if self._estimates else self.model.count_tokens(request)
+        if tokens >= self.model.context_length:
+            raise PromptTooLong.counted(tokens, self.model.context_length, self.model.name)
+        asking = asyncio.ensure_future(self.model.generate([request]))
+        if not self._under_way:
+            self._busy_since = time.perf_counter()
+        self._under_way.add(asking)
+        try:
+            (given,) = await asking
+            generations = checked_generations(given, request, self.model.name)
+        except Exception:
+            self._stats = replace(self._stats, failures=self._stats.failures + 1)
+            raise
+        finally:
+            fill = min(1.0, len(self._under_way) / self._concurrency)
+            self._under_way.discard(asking)
+            if not self._under_way:
+                busy = time.perf_counter() - self._busy_since
+                self._stats = replace(self._stats, generate_seconds=self._stats.generate_seconds + busy)
+        self._stats = self._stats.with_batch([generations], fill=fill)
+        return generations
+
+    @property
+    def capacity(self) -> int:
+        """The most requests that are under way at once."""
+        return self._concurrency
+
+    def stats(self) -> BatchStats:
+        """Return the counters so far."""
+        running = time.perf_counter() - self._busy_since if self._under_way else 0.0
+        return replace(self._stats, generate_seconds=self._stats.generate_seconds + running)
+
+    async def close(self) -> None:
+        """Refuse further requests, and return when those under way have ended. Calling it twice is
+        harmless.
+        """
+        self._closed = True
+        await asyncio.gather(*self._under_way, return_exceptions=True)
 
 
 class WorkerBatchers:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from agentr_core.errors import ModelFault, PromptTooLong
 from agentr_core.fingerprint import fingerprint
-from agentr_core.models.stopping import cut_at_stop
+from agentr_core.models.local.waves import cut_at_stop
 from agentr_core.types import Generation, Message, Request
 
 ReplyFunction = Callable[[tuple[Message, ...], int, int], str]

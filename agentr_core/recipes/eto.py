@@ -11,8 +11,19 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from agentr_core.fingerprint import later
-from agentr_core.recipes.fields import Count, Natural, Positive, Repeats, Temperature, Unit, record, spare_numbers
-from agentr_core.recipes.sampling import DrawingConfig, SamplingFields, TopP
+from agentr_core.recipes.fields import (
+    Count,
+    DrawingConfig,
+    Natural,
+    Positive,
+    Repeats,
+    SamplingFields,
+    Temperature,
+    TopP,
+    Unit,
+    record,
+    spare_numbers,
+)
 
 Phase = Literal["sft", "rft", "dpo"]
 """What an iteration trains on: the expert's episodes, the policy's own successes (see

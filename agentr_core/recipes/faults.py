@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from agentr_core.recipes.agent_r import critique_faults, search_faults
-from agentr_core.recipes.environments import WorldConfig, action_faults, prompt_faults, worlds_faults
-from agentr_core.recipes.evaluation import development_faults, evaluation_faults
-from agentr_core.recipes.execution import ScaleConfig
-from agentr_core.recipes.instances import instances_faults
+from agentr_core.recipes.agent_r import critique_faults, search_faults, splice_faults
+from agentr_core.recipes.environments import (
+    WorldConfig,
+    action_faults,
+    development_faults,
+    evaluation_faults,
+    instances_faults,
+    prompt_faults,
+    worlds_faults,
+)
 from agentr_core.recipes.models import ModelRole, gpu_faults, model_faults, secret_faults
-from agentr_core.recipes.recipe import ADAPTER, OPTIONAL, Recipe
-from agentr_core.recipes.served import served_sampling_faults
-from agentr_core.recipes.splicing import splice_faults
+from agentr_core.recipes.recipe import ADAPTER, OPTIONAL, Recipe, ScaleConfig, served_sampling_faults
 from agentr_core.recipes.training import training_faults, vllm_adapter_faults
 
 

@@ -3,10 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, TypeVar, cast, dataclass_transform
+from typing import Annotated, Literal, Protocol, TypeVar, cast, dataclass_transform, get_args
 
 from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.dataclasses import dataclass
+
+from agentr_core.fingerprint import later
+from agentr_core.types import EpisodeLimits, Sampling
+
+# Comparisons of rewards with the thresholds of a recipe, with room for rounding.
+
+AlphaRule = Literal["at_least", "more_than"]
+
+_ROUNDING = 1e-9
+"""Room for rounding: rewards are sums and quotients of small numbers, which differ by far more than
+this, and floats do not hold them exactly.
+"""
+
+
+def clears(reward: float, alpha: float, rule: AlphaRule = "at_least") -> bool:
+    """Return whether a reward reaches `alpha`, or by the rule `more_than` lies above it.
+
+    The paper writes "more than alpha" and sets alpha to 1.0 in its third iteration, where that
+    would accept nothing, so the full reward, 1, clears every alpha by either rule.
+    """
+    if rule == "more_than" and reward < 1 - _ROUNDING:
+        return exceeds(reward, alpha)
+    return reward >= alpha - _ROUNDING
+
+
+def exceeds(value: float, line: float) -> bool:
+    """Return whether a value lies above a line by more than rounding."""
+    return value > line + _ROUNDING
+
 
 T = TypeVar("T")
 
@@ -49,3 +78,111 @@ Repeats = Annotated[Natural, AfterValidator(_not_one)]
 Temperature = Annotated[float, Field(ge=0, le=5)]
 CutReplies = Literal["keep", "reject"]
 """What becomes of samples with a trained reply that was cut off at its token limit."""
+
+
+# How replies are drawn: the fields shared by all sections that ask a model.
+
+BeyondProtocol = Literal["top_k", "min_p", "repetition_penalty"]
+"""Fields that are not in OpenAI's protocol."""
+TopP = Annotated[float, Field(gt=0, le=1)]
+
+
+@record
+class SamplingFields:
+    """The fields that sections share; each section has its own temperature. They are applied in
+    this order: penalty, temperature, top-k, top-p, min-p.
+    """
+
+    repetition_penalty: Annotated[float, Field(gt=0, le=2)] = later(1.0)
+    """Divides the positive logits, and multiplies the negative ones, of tokens that occur in the
+    prompt or in the reply so far; 1 changes nothing. It also applies to greedy replies.
+    """
+    top_k: Natural = later(0)
+    """Sample only from this many of the likeliest tokens; 0: from all."""
+    top_p: TopP = later(1.0)
+    """Sample only from the smallest set of likeliest tokens that together reach this probability.
+    """
+    min_p: Unit = later(0.0)
+    """Sample only from tokens with at least this fraction of the likeliest token's probability."""
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = later(())
+    """Texts that end a reply, in addition to those of the world. In a world of one growing turn
+    they stay in the reply, as the world's own do; elsewhere they are cut off."""
+
+    def sampling(self, *, temperature: float, max_new_tokens: int, logprobs: bool = False) -> Sampling:
+        """Return how replies are drawn at a temperature, with at most `max_new_tokens` tokens
+        each.
+        """
+        return Sampling(
+            temperature=temperature,
+            max_new_tokens=max_new_tokens,
+            logprobs=logprobs,
+            repetition_penalty=self.repetition_penalty,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            stop=self.stop,
+        )
+
+    def beyond_protocol(self) -> list[BeyondProtocol]:
+        """Return the fields that are not in OpenAI's protocol and not at their defaults."""
+        plain = SamplingFields()
+        return [name for name in get_args(BeyondProtocol) if getattr(self, name) != getattr(plain, name)]
+
+
+@record
+class EpisodeFields:
+    """The limits of whole episodes, in sections that play them. An episode that reaches one ends
+    without success and is not graded; the report counts these by their stop reasons.
+    """
+
+    max_episode_tokens: Natural = later(0)
+    """The most tokens of all replies of an episode together with what stands between them, such as
+    results of tools (stop reason `token_limit`): a reply may have no more than are left. 0: no
+    limit but the context. A served model without `server.tokenizer` estimates their number."""
+    max_episode_seconds: Annotated[float, Field(ge=0)] = later(0.0)
+    """The most seconds of an episode, waiting for models included (stop reason `time_limit`). A
+    reply that is not done by then is given up; a call of a tool is waited for. 0: no limit."""
+
+    @property
+    def limits(self) -> EpisodeLimits:
+        """The limits of an episode."""
+        return EpisodeLimits(tokens=self.max_episode_tokens, seconds=self.max_episode_seconds)
+
+
+class Drawn(Protocol):
+    """A section with `SamplingFields`, a temperature and a limit of its own."""
+
+    @property
+    def temperature(self) -> float: ...
+
+    @property
+    def max_new_tokens(self) -> int: ...
+
+    def sampling(self, *, temperature: float, max_new_tokens: int) -> Sampling: ...
+
+
+def sampling_of(section: Drawn) -> Sampling:
+    """Return how replies are drawn at a section's own temperature and limit."""
+    return section.sampling(temperature=section.temperature, max_new_tokens=section.max_new_tokens)
+
+
+@record
+class DrawingConfig(SamplingFields):
+    """How a model other than the policy is sampled where it edits the text of others."""
+
+    temperature: Temperature = 1.0
+    top_p: TopP = 0.95
+    max_new_tokens: Count = 4096
+
+
+def filter_faults(where: str, section: SamplingFields) -> list[str]:
+    """Return one sentence for each setting of a section that changes the distribution of its
+    replies, which group RL does not allow; `where` is the section's name.
+    """
+    plain = SamplingFields()
+    return [
+        f"{where}.{name}: group RL needs the probabilities that replies were drawn with, and models tell those before "
+        "penalty and filters; leave it out"
+        for name in ("repetition_penalty", "top_k", "top_p", "min_p")
+        if getattr(section, name) != getattr(plain, name)
+    ]

@@ -13,8 +13,17 @@ from pydantic import Field
 
 from agentr_core.fingerprint import later
 from agentr_core.recipes.data import DataConfig
-from agentr_core.recipes.fields import Count, Natural, Positive, Repeats, Unit, record
-from agentr_core.recipes.sampling import EpisodeFields, SamplingFields, filter_faults
+from agentr_core.recipes.fields import (
+    Count,
+    EpisodeFields,
+    Natural,
+    Positive,
+    Repeats,
+    SamplingFields,
+    Unit,
+    filter_faults,
+    record,
+)
 from agentr_core.recipes.training import OF_TRAINER, TrainingConfig
 
 ScaleRewards = Literal["group", "none"]

@@ -14,21 +14,51 @@ from pydantic import Field, TypeAdapter
 
 from agentr_core.errors import DataFault
 from agentr_core.fingerprint import absent, default_of, later
-from agentr_core.recipes.agent_r import AgentRConfig, CritiqueConfig, PairsConfig, SearchConfig
-from agentr_core.recipes.comparison import CompareConfig
-from agentr_core.recipes.data import DataConfig
-from agentr_core.recipes.environments import EnvironmentConfig, WorldConfig
+from agentr_core.recipes.agent_r import AgentRConfig, CritiqueConfig, PairsConfig, SearchConfig, SpliceConfig
+from agentr_core.recipes.data import CompareConfig, DataConfig
+from agentr_core.recipes.environments import EnvironmentConfig, EvaluationConfig, InstancesConfig, WorldConfig
 from agentr_core.recipes.et_agent import EtAgentConfig
 from agentr_core.recipes.eto import EtoConfig
-from agentr_core.recipes.evaluation import EvaluationConfig
-from agentr_core.recipes.execution import ErrorsConfig, ScaleConfig
-from agentr_core.recipes.fields import Count, Natural, in_iteration, record
+from agentr_core.recipes.fields import Count, Natural, SamplingFields, Unit, in_iteration, record
 from agentr_core.recipes.grpo import GrpoConfig
-from agentr_core.recipes.instances import InstancesConfig
-from agentr_core.recipes.models import ModelConfig, ModelRole, ModelsConfig
-from agentr_core.recipes.secret_values import masked
-from agentr_core.recipes.splicing import SpliceConfig
+from agentr_core.recipes.models import ModelConfig, ModelRole, ModelsConfig, masked
 from agentr_core.recipes.training import TrainingConfig
+
+# The sections of a recipe that say how it is carried out: where, how much at once, and how many
+# errors it may have.
+
+
+@record
+class ErrorsConfig:
+    """The episode errors that a stage may have before it stops."""
+
+    budget: Unit = 0.02
+    """Share of the stage's episodes that may fail."""
+    retries: Natural = 2
+    """Further tries of an episode after a transient error."""
+    count_as: Literal["out", "zero"] = later("out")
+    """How an evaluation's episode that failed for good counts in its means: not at all, or as a
+    failure with reward 0 (as in ETO). Reports state how many there were. Such an episode is never
+    trained on, and no other episode continues from it."""
+
+
+@record
+class ScaleConfig:
+    """Where trees are grown and episodes played, here or by the workers of a cluster, and how many
+    at once.
+    """
+
+    runner: Literal["local", "dask", "ray"] = "local"
+    address: str = ""
+    """The cluster (`tcp://host:8786` for Dask, `ray://host:10001` for Ray); if empty, one is
+    started on this machine for each stage."""
+    workers: Natural = 0
+    """Processes of a cluster that the run starts; 0 leaves their number to the library."""
+    shard_size: Count = 32
+    """Trees or episodes that are given to a worker, returned and stored together."""
+    concurrency: Natural = 0
+    """Trees or episodes in flight at once in a process, each with an environment. 0: 512, or as
+    many as fill two batches if that is more. A server of environments may hold fewer."""
 
 
 @record
@@ -285,3 +315,47 @@ def _with(section: S, changes: Any = None, **more: Any) -> S:
     given = {} if changes is None else vars(changes)
     told = {name: value for name, value in given.items() if value is not None}
     return dataclasses.replace(section, **told, **more)  # type: ignore[type-var]
+
+
+# What a recipe needs of the servers of its models.
+
+
+def sampling_sections(recipe: Recipe) -> dict[str, tuple[ModelRole, SamplingFields]]:
+    """Return each section of a recipe that asks a model, by name, with the role that it asks; in a
+    recipe without a teacher, the actor fills that role. In a flywheel, the model that collects
+    fills the roles that have none of their own.
+    """
+    flywheel, evaluation = recipe.et_agent.flywheel, recipe.evaluation
+    return {
+        "search": ("teacher", recipe.search),
+        "critique": ("judge", recipe.critique),
+        "splice.continuation": ("teacher", recipe.splice.continuation),
+        "eto.expert.thoughts": ("editor", recipe.eto.expert.thoughts),
+        "eto.explore": ("teacher", recipe.eto.explore),
+        "grpo": ("actor", recipe.grpo),
+        "et_agent.flywheel": ("teacher", flywheel),
+        "et_agent.flywheel.reflector": (recipe.asked_beside("reflector"), flywheel.reflector),
+        "et_agent.flywheel.editor": (recipe.asked_beside("editor"), flywheel.editor),
+        "evaluation": ("actor", evaluation),
+        **{f"evaluation.sets.{name}": ("actor", chosen) for name, chosen in evaluation.sets.items()},
+    }
+
+
+def served_sampling_faults(recipe: Recipe) -> list[str]:
+    """Return one sentence for each sampling setting that a model's server is not known to accept.
+
+    Backends transformers and vllm accept them all.
+    """
+    faults = []
+    for where, (role, section) in sampling_sections(recipe).items():
+        model = recipe.model_of(role)
+        if model.backend != "openai":
+            continue
+        owner = f"models.{role}" if role != "actor" and role in recipe.own_models() else "model"
+        faults += [
+            f"{where}.{name}: OpenAI's protocol does not know it; leave it out or, if the server has a field of this "
+            f"name as vLLM does, name it in {owner}.server.sampling_fields"
+            for name in section.beyond_protocol()
+            if name not in model.server.sampling_fields
+        ]
+    return faults

@@ -7,8 +7,19 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from agentr_core.reports import wording
-from agentr_core.reports.document import Cell, Column, Listing, Measured, Paragraph, Row, Section, Table, Whisker
-from agentr_core.reports.records import Estimate, IterationScore
+from agentr_core.reports.document import (
+    Cell,
+    Column,
+    Estimate,
+    IterationScore,
+    Listing,
+    Measured,
+    Paragraph,
+    Row,
+    Section,
+    Table,
+    Whisker,
+)
 from agentr_core.reports.score_tables import gain
 
 BASE = "base"

@@ -8,8 +8,8 @@ from functools import cache
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from agentr_core.reports import addresses, comparison, document, plots, run_page, runs, sections, wording
-from agentr_core.reports.records import IterationReport, of_one_run
+from agentr_core.reports import comparison, document, plots, run_page, sections, wording
+from agentr_core.reports.document import IterationReport, of_one_run
 
 
 def render_html(report: IterationReport) -> str:
@@ -27,9 +27,9 @@ def render_index(reports: Sequence[IterationReport]) -> str:
     return _render("index.html.jinja", report=of_one_run(reports)[-1], sections=parts)
 
 
-def render_runs(report: runs.RunsReport) -> str:
+def render_runs(report: run_page.RunsReport) -> str:
     """Return the page that shows runs side by side."""
-    return _render("runs.html.jinja", report=report, sections=runs.sections(report))
+    return _render("runs.html.jinja", report=report, sections=run_page.runs_sections(report))
 
 
 def render_comparison(report: comparison.ComparisonReport) -> str:
@@ -62,8 +62,8 @@ def _render(template: str, **values: object) -> str:
 @cache
 def _templates() -> Environment:
     made = environment("agentr_core.reports")
-    made.globals.update(page_of=addresses.page_of)
-    made.filters.update(inline_svg=_inline_svg, mark=_mark, kind=lambda block: type(block).__name__)
+    made.globals.update(page_of=document.page_of)
+    made.filters.update(inline_svg=_inline_svg, mark=_mark_markup, kind=lambda block: type(block).__name__)
     return made
 
 
@@ -72,7 +72,7 @@ def _finalize(value: object) -> object:
     return value if isinstance(value, Markup) or not isinstance(value, str) else wording.visible(value)
 
 
-def _mark(place: int) -> Markup:
+def _mark_markup(place: int) -> Markup:
     return Markup(plots.mark(place))
 
 

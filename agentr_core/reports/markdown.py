@@ -7,9 +7,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from agentr_core.reports import comparison, document, run_page, runs, wording
-from agentr_core.reports.document import RevisionExample, Turn
-from agentr_core.reports.records import IterationReport, of_one_run
+from agentr_core.reports import comparison, document, run_page, wording
+from agentr_core.reports.document import IterationReport, RevisionExample, Turn, of_one_run
 from agentr_core.reports.sections import sections
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&$])")
@@ -50,10 +49,10 @@ def render_run_markdown(reports: Sequence[IterationReport]) -> str:
     return head + "".join(_section(section) for section in run_page.sections(reports))
 
 
-def render_runs_markdown(report: runs.RunsReport) -> str:
+def render_runs_markdown(report: run_page.RunsReport) -> str:
     """Return a comparison of runs as Markdown."""
     head = f"# {escape(' and '.join(run.recipe_name for run in report.runs))}\n"
-    return head + "".join(_section(section) for section in runs.sections(report))
+    return head + "".join(_section(section) for section in run_page.runs_sections(report))
 
 
 def escape(text: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from xml.etree import ElementTree as ET
 
 from agentr_core.reports import wording
-from agentr_core.reports.records import BASE, Counts, Estimate, IterationScore
+from agentr_core.reports.document import BASE, Counts, Estimate, IterationScore
 
 _WIDTH = 440.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 34.0, 12.0, 18.0, 26.0

@@ -6,9 +6,58 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from agentr_core.reports import wording
-from agentr_core.reports.document import Cell, Column, Measured, Meter, Row, RowTone, Table, Whisker
-from agentr_core.reports.records import Estimate, IterationScore, Promoted, SetScore, Unfinished
-from agentr_core.reports.unfinished import unfinished_rows
+from agentr_core.reports.document import (
+    Cell,
+    Column,
+    Estimate,
+    IterationScore,
+    Measured,
+    Meter,
+    Promoted,
+    Row,
+    RowTone,
+    SetScore,
+    Table,
+    Unfinished,
+    Whisker,
+)
+
+# Evaluations that are not finished, as rows and sentences of a report: how far they are, and no
+# score.
+
+
+def unfinished_rows(columns: Sequence[Column], pending: Sequence[Unfinished]) -> tuple[Row, ...]:
+    """Return a row for each evaluation that is not finished, in a table of scores."""
+
+    def row(one: Unfinished) -> Row:
+        known = {
+            "Model": wording.iteration(one.iteration),
+            "Set": wording.label(one.name),
+            "Success %": "not finished",
+            "Episodes": _progress(one),
+        }
+        return Row(tuple(None if column.drawn else known.get(column.title, wording.NOTHING) for column in columns))
+
+    return tuple(map(row, pending))
+
+
+def unfinished(pending: Sequence[Unfinished]) -> list[str]:
+    """Return a sentence for each model whose evaluation is not finished: how far it is, and what
+    goes on with it.
+    """
+    told: dict[int, list[str]] = {}
+    for one in pending:
+        told.setdefault(one.iteration, []).append(f"{_progress(one)} episodes of {wording.label(one.name)}")
+    return [
+        f"{wording.iteration(number)}: the evaluation is not finished: {', '.join(parts)}; "
+        "the command that began the run goes on with it."
+        for number, parts in told.items()
+    ]
+
+
+def _progress(one: Unfinished) -> str:
+    of = "" if one.planned is None else f" of {wording.count(one.planned)}"
+    return f"{wording.count(one.episodes)}{of}"
 
 
 def scores(all_scores: Sequence[IterationScore], current: int, pending: Sequence[Unfinished] = ()) -> Table:

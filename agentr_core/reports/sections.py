@@ -4,23 +4,217 @@ so in one line.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
-from agentr_core.reports import plots, score_tables, tables, wording
+from agentr_core.reports import plots, score_tables, wording
 from agentr_core.reports.document import (
+    BASE,
+    Bar,
+    Bill,
     Block,
+    Cell,
+    Column,
+    Counts,
     Delta,
+    ErrorRecord,
+    Estimate,
     Figure,
+    FunnelStage,
     Headline,
+    IterationReport,
     Listing,
     Paragraph,
     Part,
+    Row,
     Section,
+    SetScore,
     Stack,
+    Table,
+    TokenCounts,
     not_measured,
 )
-from agentr_core.reports.records import BASE, ErrorRecord, Estimate, IterationReport, SetScore
-from agentr_core.reports.unfinished import unfinished
+from agentr_core.reports.score_tables import unfinished
+
+# Tables about data construction, judge, cost and errors: records in, plain tables out.
+
+
+def funnel(stages: Sequence[FunnelStage]) -> Table:
+    """Return the stages of data construction as a ledger: each count, and below it what was turned
+    away and why.
+    """
+    most = max(stage.count for stage in stages)
+    rows = []
+    before: int | None = None
+    for stage in stages:
+        cells: tuple[Cell, ...] = (wording.label(stage.name), wording.count(stage.count), _ratio(stage.count, before))
+        rows.append(Row((*cells, Bar(wording.share(stage.count, most) or 0.0)), "strong"))
+        rows += [
+            Row((wording.label(reason), f"{wording.MINUS}{wording.count(count)}", "", None), "minor")
+            for reason, count in by_count(stage.rejected).items()
+        ]
+        before = stage.count
+    return Table((Column("Stage", "text"), Column("Count"), Column("Of stage before"), Column("", "bar")), tuple(rows))
+
+
+def time(spent: Mapping[str, float]) -> Table:
+    """Return time and share of each activity, and their total."""
+    total = sum(spent.values())
+    rows = [
+        Row((wording.label(name), wording.duration(seconds), wording.percent(wording.share(seconds, total))))
+        for name, seconds in spent.items()
+    ]
+    rows.append(Row(("total", wording.duration(total), wording.percent(1.0)), "strong"))
+    return Table((Column("Activity", "text"), Column("Time"), Column("Share %")), tuple(rows))
+
+
+def tokens(counts: TokenCounts) -> Table:
+    """Return tokens read, written, and trained by class; where training took another number than
+    one pass over the dataset has, that of the pass by class, and that of training.
+    """
+    trained = sum(counts.trained.values())
+    whole = counts.all_trained == trained
+    rows = [
+        Row(("prompt", wording.count(counts.prompt), ""), "strong"),
+        Row(("completion", wording.count(counts.completion), ""), "strong"),
+        Row(
+            (
+                "trained (with loss)" if whole else "with loss, in one pass",
+                wording.count(trained),
+                wording.percent(1.0) if trained else wording.NOTHING,
+            ),
+            "strong",
+        ),
+    ]
+    rows += [
+        Row((wording.label(name), wording.count(count), wording.percent(wording.share(count, trained))), "minor")
+        for name, count in counts.trained.items()
+    ]
+    if not whole:
+        rows.append(Row(("trained (with loss)", wording.count(counts.all_trained), ""), "strong"))
+    return Table((Column("Tokens", "text"), Column("Count"), Column("Of trained %")), tuple(rows))
+
+
+def cut_replies(found: Mapping[str, tuple[int, int]]) -> Table:
+    """Return how many replies were cut by their token limit, by purpose."""
+    return _cuts(found, "Replies", "Cut by the limit")
+
+
+def unreadable_replies(found: Mapping[str, tuple[int, int]]) -> Table:
+    """Return how many replies of helpers were cut within a thought, by role."""
+    return _cuts(found, "Replies of", "Cut within a thought")
+
+
+def _cuts(found: Mapping[str, tuple[int, int]], whole: str, part: str) -> Table:
+    rows = (
+        Row(
+            (
+                wording.label(name),
+                wording.count(replies),
+                wording.count(cut),
+                wording.percent(wording.share(cut, replies)),
+            )
+        )
+        for name, (replies, cut) in found.items()
+    )
+    return Table((Column(whole, "text"), Column("Count"), Column(part), Column("%")), tuple(rows))
+
+
+def bills(items: Sequence[Bill]) -> Table:
+    """Return what served models read, wrote and cost, by role."""
+    columns = (Column("Served model", "text"), Column("", "code"), Column("Requests"), Column("Prompt tokens"))
+    rows = (
+        Row(
+            (
+                wording.label(bill.role),
+                bill.model,
+                wording.count(bill.requests),
+                wording.count(bill.prompt),
+                wording.count(bill.completion),
+                wording.decimal(bill.cost, 4),
+            )
+        )
+        for bill in items
+    )
+    return Table((*columns, Column("Completion tokens"), Column("Cost")), tuple(rows))
+
+
+def stops(record: ErrorRecord) -> Table:
+    """Return why tree paths and held-out episodes ended."""
+    collected = sum(stop.collected for stop in record.stops)
+    evaluated = sum(stop.evaluated for stop in record.stops)
+    rows = (
+        Row(
+            (
+                wording.label(stop.reason),
+                wording.count(stop.collected),
+                wording.percent(wording.share(stop.collected, collected)),
+                wording.count(stop.evaluated),
+                wording.percent(wording.share(stop.evaluated, evaluated)),
+            )
+        )
+        for stop in record.stops
+    )
+    columns = (
+        Column("Stop reason", "text"),
+        Column("Collected paths"),
+        Column("%"),
+        Column("Held-out episodes"),
+        Column("%"),
+    )
+    return Table(columns, tuple(rows))
+
+
+def faults(record: ErrorRecord) -> Table:
+    """Return exceptions by class and phase, with how many were not healed by a retry."""
+    columns = (Column("Exception", "code"), Column("Phase", "text"), Column("Count"), Column("Lost episodes"))
+    rows = (
+        Row((item.error, wording.label(item.phase), wording.count(item.count), wording.count(item.lost)))
+        for item in record.faults
+    )
+    return Table(columns, tuple(rows))
+
+
+def counts(title: str, unit: str, found: Counts, whole: int | None = None) -> Table:
+    """Return counts with their share of the whole (by default their sum) as numbers and bars."""
+    total = sum(found.values()) if whole is None else whole
+    rows = (
+        Row(
+            (
+                wording.label(name),
+                wording.count(count),
+                wording.percent(wording.share(count, total)),
+                Bar(wording.share(count, total) or 0.0),
+            )
+        )
+        for name, count in found.items()
+    )
+    return Table((Column(title, "text"), Column(unit), Column("%"), Column("", "bar")), tuple(rows))
+
+
+def named(title: str, values: Mapping[str, str]) -> Table:
+    """Return names with their values as code."""
+    return Table((Column(title, "text"), Column("", "code")), tuple(map(Row, values.items())))
+
+
+def _ratio(count: int, before: int | None) -> str:
+    if not before:
+        return wording.NOTHING
+    return f"{wording.TIMES}{count / before:.1f}" if count > before else f"{100 * count / before:.1f}%"
+
+
+def by_count(found: Counts) -> dict[str, int]:
+    """Return counts, the largest first."""
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+
+
+def worlds(data: Mapping[str, Counts]) -> Table:
+    """Return what was made in each world, and in all of them; kinds without any are left out."""
+    kinds = dict.fromkeys(kind for made in data.values() for kind, count in made.items() if count)
+    rows = [*data.items(), ("all", {kind: sum(made.get(kind, 0) for made in data.values()) for kind in kinds})]
+    return Table(
+        (Column("World", "text"), *(Column(wording.label(kind)) for kind in kinds)),
+        tuple(Row((name, *(wording.count(made.get(kind, 0)) for kind in kinds))) for name, made in rows),
+    )
 
 
 def sections(report: IterationReport) -> tuple[Section, ...]:
@@ -180,12 +374,12 @@ def _funnel(report: IterationReport) -> Section:
     if not report.funnel:
         return not_measured("funnel", title, "this iteration built no training data")
     note = "What came out of each stage; indented, what the stage turned away and why."
-    return Section("funnel", title, (tables.funnel(report.funnel),), note)
+    return Section("funnel", title, (funnel(report.funnel),), note)
 
 
 def _data_by_world(report: IterationReport) -> Section:
     note = "What of the training data each world gave; general data belongs to none."
-    return Section("data-worlds", "Training data by world", (tables.worlds(report.worlds),), note)
+    return Section("data-worlds", "Training data by world", (worlds(report.worlds),), note)
 
 
 def _time(report: IterationReport) -> Section:
@@ -195,24 +389,24 @@ def _time(report: IterationReport) -> Section:
         return not_measured("time", title, "no timings were recorded")
     parts = tuple(Part(wording.label(name), seconds / total) for name, seconds in report.time.items())
     note = "Waits for the environment count while no reply is generated. Times of several workers are summed."
-    return Section("time", title, (Stack(parts), tables.time(report.time)), note)
+    return Section("time", title, (Stack(parts), time(report.time)), note)
 
 
 def _tokens(report: IterationReport) -> Section:
     title = "Tokens"
     if report.tokens is None:
         return not_measured("tokens", title, "the backend of the model counted no tokens")
-    blocks: list[Block] = [tables.tokens(report.tokens)]
+    blocks: list[Block] = [tokens(report.tokens)]
     if report.tokens.cut:
-        blocks.append(tables.cut_replies(report.tokens.cut))
+        blocks.append(cut_replies(report.tokens.cut))
     else:
         blocks.append(
             Paragraph("Not measured: replies that their token limit cut; none was drawn, or no backend told.")
         )
     if any(count for _, count in report.tokens.unreadable.values()):
-        blocks.append(tables.unreadable_replies(report.tokens.unreadable))
+        blocks.append(unreadable_replies(report.tokens.unreadable))
     if report.tokens.bills:
-        blocks.append(tables.bills(report.tokens.bills))
+        blocks.append(bills(report.tokens.bills))
     return Section("tokens", title, tuple(blocks))
 
 
@@ -226,14 +420,14 @@ def _errors(report: IterationReport) -> Section:
 
 def _error_blocks(record: ErrorRecord) -> Iterator[Block]:
     if record.refused:
-        yield tables.counts("Refused action, by the environment's first words", "Steps", record.refused)
+        yield counts("Refused action, by the environment's first words", "Steps", record.refused)
     else:
         yield Paragraph("No collected action was refused, or the environment does not tell.")
     if record.stops:
-        yield tables.stops(record)
+        yield stops(record)
     else:
         yield Paragraph("Not measured: why episodes stopped.")
-    yield tables.faults(record) if record.faults else Paragraph("No exception was met.")
+    yield faults(record) if record.faults else Paragraph("No exception was met.")
 
 
 def _recipe(report: IterationReport) -> Section:
@@ -247,9 +441,9 @@ def _versions(report: IterationReport) -> Section:
     title = "Versions and hashes"
     blocks: list[Block] = []
     if report.hashes:
-        blocks.append(tables.named("Artefact", report.hashes))
+        blocks.append(named("Artefact", report.hashes))
     if report.versions:
-        blocks.append(tables.named("Software", report.versions))
+        blocks.append(named("Software", report.versions))
     if not blocks:
         return not_measured("versions", title, "no versions or hashes were stored with the run")
     return Section("versions", title, tuple(blocks))

@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 
-from agentr_core.reports.document import Measured, TurnPart
-from agentr_core.reports.records import BASE, Estimate
+from agentr_core.reports.document import BASE, Estimate, Measured, TurnPart
 from agentr_core.texts import visible as visible
 
 MINUS = "\N{MINUS SIGN}"

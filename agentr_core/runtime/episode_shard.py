@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
-from agentr_core.episodes.asking import Helper
-from agentr_core.episodes.shared import SharedEnvironments
-from agentr_core.evaluation.episodes import EpisodePlan, EpisodeResult, Player, play_all
+from agentr_core.episodes.steps import Helper, Outcome, Reply, SharedEnvironments
+from agentr_core.evaluation.episodes import EpisodePlan, EpisodeResult, Player, count_invalid, play_all
 from agentr_core.fingerprint import fingerprint
 from agentr_core.models.samplers import Sampler
 from agentr_core.runtime.equipment import (
@@ -24,13 +23,71 @@ from agentr_core.runtime.equipment import (
     tokens_in,
     window,
 )
-from agentr_core.runtime.helpers import helpers
+from agentr_core.runtime.place import Workplace, helpers
 from agentr_core.runtime.shards import Effort, spent
-from agentr_core.runtime.ungraded import UNGRADED, draws_of, load_ungraded, ungraded_id
-from agentr_core.store import Store
-from agentr_core.store.codec.trajectories import episode_rows, trajectory_rows
+from agentr_core.store.codec.samples import PlannedRollout, planned_rows
+from agentr_core.store.codec.trajectories import Draw, episode_rows, load_draws, load_trajectories, trajectory_rows
+from agentr_core.store.codec.trees import copy_rollouts, runs_alike
+from agentr_core.store.database import Store
 from agentr_core.store.tables import Rows
 from agentr_core.types import NO_LIMITS, EpisodeLimits, Sampling
+
+# Episodes that were played and could not be graded: stored apart, until a rerun has them graded.
+#
+# They are trajectories of their own, with the rewards that they had without a grade, so that no
+# count of episodes includes them.
+
+UNGRADED = "ungraded"
+
+
+def ungraded_id(trajectory_id: str) -> str:
+    """Return the id of an episode while it waits for its grade, given its id after that."""
+    return fingerprint(UNGRADED, trajectory_id)
+
+
+def draws_of(result: EpisodeResult) -> dict[int, Draw]:
+    """Return the draws of an episode's replies, by position."""
+    start = len(result.plan.prefix)
+    return {
+        position: Draw(seed=reply.seed, number=0, generation=reply.generation)
+        for position, reply in enumerate(result.replies, start)
+    }
+
+
+def load_ungraded(store: Store, plans: Mapping[str, EpisodePlan]) -> dict[str, EpisodeResult]:
+    """Return the planned episodes that wait for their grade, by the key of their plan.
+
+    Args:
+        plans: by `ungraded_id`.
+
+    Raises as `Store.reading`.
+    """
+    found = load_trajectories(store, list(plans))
+    draws = load_draws(store, "step", list(found))
+    results = {}
+    for key, trajectory in found.items():
+        plan = plans[key]
+        replies = tuple(
+            Reply(
+                seed=draw.seed,
+                generation=draw.generation,
+                outcome=Outcome(
+                    step=trajectory.steps[position],
+                    stop=trajectory.stop if position + 1 == len(trajectory.steps) else None,
+                ),
+            )
+            for position, (draw,) in sorted(draws.get(key, {}).items())
+        )
+        results[plan.key] = EpisodeResult(
+            plan=plan,
+            trajectory=trajectory,
+            replies=replies,
+            depth=None,
+            invalid_actions=count_invalid(replies),
+            environment_seconds=None,
+            sampling_seconds=None,
+        )
+    return results
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,3 +302,69 @@ def with_ungraded(store: Store, shard: EpisodeShard, iteration_id: str) -> Episo
     """
     ids = {ungraded_id(shard.trajectory_id(iteration_id, plan)): plan for plan in shard.plans}
     return replace(shard, ungraded=load_ungraded(store, ids))
+
+
+# Rollouts on training instances: those of an iteration that are not stored yet are played.
+
+
+def plan_rollouts(place: Workplace, iteration: int, wanted: Mapping[str, EpisodePlan], *, stage: str) -> None:
+    """Store which rollouts an iteration plans to play, by trajectory id; those that runs with the
+    same inputs of a stage have played are copied.
+    """
+    iteration_id, collector = place.iteration_id(iteration), place.collector(iteration)
+    planned = [
+        PlannedRollout(trajectory_id=key, instance=plan.instance, number=plan.number, forced=len(plan.prefix))
+        for key, plan in wanted.items()
+    ]
+    place.store.write(planned_rows(iteration_id, planned))
+    for run in runs_alike(place.store, place.run_id, stage):
+        missing = place.store.missing("trajectory", list(wanted))
+        if not missing:
+            break
+        theirs = replace(place, run_id=run).iteration_id(iteration)
+        originals = {key: rollout_id(theirs, collector.id, wanted[key]) for key in missing}
+        copy_rollouts(place.store, originals, iteration_id=iteration_id)
+
+
+async def play_rollouts(
+    place: Workplace,
+    iteration: int,
+    wanted: Mapping[str, EpisodePlan],
+    *,
+    stage: str,
+    name: str,
+    sampling: Sampling,
+    max_steps: int,
+    limits: EpisodeLimits = NO_LIMITS,
+) -> int:
+    """Play and store the rollouts of an iteration that are not stored yet; return their number.
+
+    Rollouts that were played and wait for their grade are only graded.
+
+    Args:
+        wanted: by trajectory id (`episode_shard.rollout_id`).
+        name: what the episodes are for, as a word for progress lines.
+        max_steps: the most replies of the policy in an episode.
+        limits: the most tokens and seconds of an episode.
+
+    Raises as `shards.carry_out`.
+    """
+    unplayed = place.store.missing("trajectory", list(wanted))
+    missing, left = unplayed[: place.limit], len(unplayed)
+    if missing:
+        shard = EpisodeShard(
+            stage=stage,
+            evaluation_id="",
+            name=name,
+            iteration=iteration,
+            checkpoint=place.collector(iteration),
+            plans=tuple(wanted[key] for key in missing),
+            sampling=sampling,
+            max_steps=max_steps,
+            limits=limits,
+            done=len(wanted) - left,
+            total=len(wanted) - left + len(missing),
+        )
+        shard = with_ungraded(place.store, shard, place.iteration_id(iteration))
+        await place.work_through(shard, stage, iteration, f"episodes of {name}")
+    return len(missing)

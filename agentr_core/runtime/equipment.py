@@ -3,26 +3,66 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractContextManager, asynccontextmanager, closing
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from agentr_core.episodes.conversation import Fits, TokensOf
-from agentr_core.episodes.drawing import Ask
+from agentr_core.answers import is_unreadable
+from agentr_core.episodes.steps import Ask
+from agentr_core.episodes.transcript import Fits, TokensOf
 from agentr_core.episodes.units import UnitError
 from agentr_core.errors import ConfigError
 from agentr_core.fingerprint import fingerprint
+from agentr_core.models.files import weights_sha256
 from agentr_core.models.samplers import Sampler, sampler_of
-from agentr_core.protocols.model import Abandoning, Caching, ChatModel, Counting, Starting
-from agentr_core.recipes.models import ModelRole
+from agentr_core.protocols import Abandoning, Caching, ChatModel, Counting, Environment, Starting
+from agentr_core.recipes.models import ModelConfig, ModelRole
 from agentr_core.recipes.recipe import Recipe
-from agentr_core.runtime.worlds import MakeEnvironment, Worlds
 from agentr_core.store.codec.ledger import event_rows
 from agentr_core.store.tables import Rows
-from agentr_core.threads import in_thread
-from agentr_core.types import Generation, Message, Request, Sampling
+from agentr_core.system import in_thread
+from agentr_core.types import Answer, Generation, Instance, Message, Request, Sampling
+
+# The open worlds of a recipe: the environment of each, and of any instance.
+
+MakeEnvironment = Callable[[str], Environment]
+"""Makes a new environment of a world, given the name that its instances use."""
+
+
+class Worlds:
+    """An environment for each world of a recipe, made when it is first needed."""
+
+    def __init__(self, recipe: Recipe, make: MakeEnvironment) -> None:
+        self._recipe = recipe
+        self._make = make
+        self._open: dict[str, Environment] = {}
+
+    def __iter__(self) -> Iterator[tuple[Recipe, Environment]]:
+        """Yield for each world, in order, the recipe as that world sees it and the world's
+        environment.
+        """
+        for name, recipe in self._recipe.worlds().items():
+            yield recipe, self.named(name)
+
+    def of(self, instance: Instance) -> Environment:
+        """Return the environment of an instance. Raises `DataFault` if the recipe has none."""
+        return self.named(instance.environment)
+
+    def named(self, environment: str) -> Environment:
+        """Return the environment by the name that its instances use. Raises as `of`."""
+        name = self._recipe.world_name(environment)
+        if name not in self._open:
+            self._open[name] = self._make(name)
+        return self._open[name]
+
+    def close(self) -> None:
+        """Close the environments. Calling it twice is harmless."""
+        while self._open:
+            self._open.popitem()[1].close()
+
 
 Progress = Callable[[int, int, str], None]
 """Called with (done, total, note) as a stage goes on."""
@@ -209,3 +249,79 @@ async def following(batcher: Sampler, show: Callable[[], None]) -> AsyncIterator
         yield
     finally:
         watch.cancel()
+
+
+# The identity of a recipe's models.
+
+
+def identity(model: ModelConfig) -> str:
+    """Return the identity of a model: the SHA-256 of its weights; for a served one, of its name on
+    the server.
+
+    Raises `ModelDirectoryError` when there are no sound weights.
+    """
+    if model.backend == "openai":
+        return fingerprint("served", model.server.model)
+    return weights_sha256(Path(model.path))
+
+
+def teacher_of(recipe: Recipe) -> Checkpoint | None:
+    """Return the teacher of a recipe as the store knows it, or None where it has none. Raises as
+    `identity`.
+    """
+    model = recipe.models.teacher
+    if model is None:
+        return None
+    digest = identity(model)
+    return Checkpoint(
+        id=fingerprint("checkpoint", digest), path=Path(model.label), weights_sha256=digest, role="teacher"
+    )
+
+
+# How many replies of helpers are unreadable; a stage in which most are is stopped.
+
+_log = logging.getLogger(__name__)
+_LEAST = 20
+"""Fewer replies stop no stage."""
+
+
+class Readings:
+    """Counts the replies of the model of a role in a stage, and those that are unreadable."""
+
+    def __init__(self, role: str, model: str) -> None:
+        self._who = f"the {role} ({model})"
+        self._replies = 0
+        self._unreadable = 0
+
+    def count(self, reply: Answer | Generation) -> None:
+        """Count a reply. Raises `ConfigError` once more than half of at least 20 replies are
+        unreadable: the others would be, too.
+        """
+        self._replies += 1
+        self._unreadable += is_unreadable(reply)
+        if self._replies >= _LEAST and 2 * self._unreadable > self._replies:
+            raise ConfigError(
+                f"{self}; give it more tokens (max_new_tokens of what it is asked for), start its server with a "
+                "reasoning parser, or switch its thinking off (server.extra_body)"
+            )
+
+    def log(self) -> None:
+        """Log how many replies were unreadable, if any were."""
+        if self._unreadable:
+            _log.warning("%s", self)
+
+    def __str__(self) -> str:
+        return (
+            f"{self._unreadable:,} of {self._replies:,} replies of {self._who} were cut at their token limit before "
+            "their thought had ended, so nothing of them counts"
+        )
+
+
+@contextmanager
+def readings_of(role: str, model: str) -> Iterator[Readings]:
+    """Yield the count of the replies of a model, which is logged after the block."""
+    readings = Readings(role, model)
+    try:
+        yield readings
+    finally:
+        readings.log()

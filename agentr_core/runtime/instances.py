@@ -11,16 +11,15 @@ from dataclasses import replace
 from agentr_core import answers
 from agentr_core.errors import ConfigError, DataFault, EnvironmentFault, IllTypedAnswer, Transient
 from agentr_core.fingerprint import derive_seed
-from agentr_core.protocols.abilities import Deriving
-from agentr_core.protocols.environment import Environment
-from agentr_core.recipes.evaluation import TEST, EvaluationSetConfig
-from agentr_core.recipes.instances import InstancesConfig
+from agentr_core.protocols import Deriving, Environment
+from agentr_core.recipes.environments import TEST, EvaluationSetConfig, InstancesConfig
 from agentr_core.recipes.recipe import Recipe
-from agentr_core.runtime.place import Workplace
-from agentr_core.store.codec.choices import chosen_rows, load_chosen
-from agentr_core.store.codec.texts import instance_row
+from agentr_core.runtime.place import Product, Stage, Workplace
+from agentr_core.store.codec.samples import chosen_rows, load_chosen
+from agentr_core.store.codec.trajectories import instance_row
+from agentr_core.store.queries.runs import iteration_state, published, trained_outside
 from agentr_core.store.tables import Row, Rows
-from agentr_core.threads import check_wanted, in_thread
+from agentr_core.system import check_wanted, in_thread
 from agentr_core.types import Instance
 
 MOST_INSTANCES = 1_000_000
@@ -310,3 +309,30 @@ def _names(env: Environment, instance: Instance, begins: bool) -> tuple[str, ...
         if isinstance(fault, Transient):
             raise
     return tuple(names)
+
+
+# How far the experience of an iteration has been turned into a checkpoint.
+
+
+def has_begun(place: Workplace, iteration: int) -> bool:
+    """Return whether an iteration is in the store."""
+    return iteration_state(place.store, place.iteration_id(iteration)) is not None
+
+
+def made(place: Workplace, iteration: int) -> frozenset[Product]:
+    """Return what an iteration has made so far."""
+    found = published(place.store, place.iteration_id(iteration))
+    products: dict[Product, str | None] = {"dataset": found.dataset_id, "checkpoint": found.checkpoint_id}
+    return frozenset(product for product, key in products.items() if key is not None)
+
+
+def settled(place: Workplace, iteration: int) -> Sequence[Stage]:
+    """Return the stages of an iteration that add nothing more: what is trained on its data, here or
+    in another run, has been made.
+    """
+    plan = place.plan(iteration)
+    drawn_on = place.method.drawn_on(place) if iteration else ()
+    own = plan.settled(made(place, iteration))
+    if any(one.iteration == iteration for one in trained_outside(place.store, place.run_id)):
+        own = plan.stages[: 1 + max(at for at, stage in enumerate(plan.stages) if stage.makes == "checkpoint")]
+    return [stage for stage in plan.stages if stage in own or stage in drawn_on]

@@ -8,10 +8,10 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from agentr_core.models.processors import processors
 from agentr_core.recipes.models import ModelConfig
 from agentr_core.recipes.recipe import Recipe, replace
 from agentr_core.recipes.training import TrainingConfig
+from agentr_core.system import processors
 
 _PROCESSOR = Path("/proc/cpuinfo")
 _CGROUP = Path("/sys/fs/cgroup")

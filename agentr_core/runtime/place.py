@@ -7,38 +7,37 @@ description imports neither torch nor the code of its stages.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from agentr_core.errors import ConfigError, DataFault
+from agentr_core.errors import ConfigError, DataFault, IllTypedAnswer
+from agentr_core.fingerprint import fingerprint
 from agentr_core.models.samplers import Sampler
 from agentr_core.recipes.models import ModelRole
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.recipes.training import TrainingConfig
-from agentr_core.runtime.equipment import Checkpoint, Equipment
-from agentr_core.runtime.identity import teacher_of
-from agentr_core.runtime.readings import Readings, readings_of
-from agentr_core.runtime.shards import Effort, Shard, Spread, carry_out
-from agentr_core.store import Store, Writer
+from agentr_core.runtime.equipment import Checkpoint, Equipment, Readings, Sink, readings_of, teacher_of
+from agentr_core.runtime.shards import Effort, Shard, Spread, carry_out, spent
 from agentr_core.store.codec.ledger import started_at, timing_rows
-from agentr_core.store.queries.iterations import StoredCheckpoint, checkpoint_made, checkpoint_promoted
-from agentr_core.training.objectives import Objective
-from agentr_core.types import NO_LIMITS, EpisodeLimits, Sampling
+from agentr_core.store.database import Store, Writer
+from agentr_core.store.queries.runs import StoredCheckpoint, checkpoint_made, checkpoint_promoted
+from agentr_core.training.job import Objective
+from agentr_core.types import NO_LIMITS, Answer, EpisodeLimits, Question, Request, Sampling
 
 if TYPE_CHECKING:
-    from agentr_core.evaluation.headroom import Headroom, Judge, Prospect
-    from agentr_core.evaluation.metrics import Estimate
-    from agentr_core.protocols.environment import Environment
-    from agentr_core.reports.document import Section
-    from agentr_core.reports.records import FunnelStage
+    from agentr_core.evaluation.metrics import Estimate, Headroom, Judge, Prospect
+    from agentr_core.protocols import Environment
+    from agentr_core.reports.document import FunnelStage, Section
     from agentr_core.store.codec.trajectories import Episode
     from agentr_core.types import Instance, Sample
+
 
 Need = Literal["gpu", "env"]
 """What a stage occupies, as a tag that Prefect limits: a model on a GPU, environments."""
@@ -414,3 +413,86 @@ class Clock:
         """Add what the work of a shard took."""
         self.add({"generate": effort.generate_seconds, "environment": effort.environment_seconds})
         self.tokens = (self.tokens or 0) + effort.tokens
+
+
+# Models of roles other than the actor, which are asked on the side of an episode.
+
+
+async def answer(sampler: Sampler, question: Question, *, seed: int, session: str) -> Answer:
+    """Return what a model says to a question. Raises as `ChatModel.generate`."""
+    request = Request(messages=question.messages, sampling=question.sampling, seed=seed, session=session, helper=True)
+    (said,) = await sampler.sample(request)
+    return Answer(
+        role=question.role,
+        model=sampler.model.fingerprint,
+        prompt_hash=fingerprint([(message.role, message.text) for message in question.messages]),
+        seed=seed,
+        text=said.text,
+        finish_reason=said.finish_reason,
+        prompt_tokens=said.prompt_tokens,
+        completion_tokens=said.completion_tokens,
+        thinks=said.thinks,
+    )
+
+
+class Helpers:
+    """The models of a recipe that are asked by role; each is loaded when it is first asked.
+
+    A role without a model of its own is taken by the actor, with the actor's sampler. Roles with
+    the same model share one sampler.
+    """
+
+    def __init__(self, equipment: Equipment, path: Path, actor: Sampler, sink: Sink, opened: AsyncExitStack) -> None:
+        self._equipment = equipment
+        self._path = path
+        self._actor = actor
+        self._sink = sink
+        self._opened = opened
+        self._samplers: dict[ModelRole, Sampler] = {}
+        self._readings: dict[str, Readings] = {}
+        self._loading = asyncio.Lock()
+
+    async def ask(self, question: Question, *, seed: int, session: str) -> Answer:
+        """Return what the model of a role says to a question.
+
+        Raises `IllTypedAnswer` for an unknown role, else as `ChatModel.generate` and
+        `Readings.count`.
+        """
+        sampler = await self._sampler(question.role)
+        await self._sink.room()
+        said = await answer(sampler, question, seed=seed, session=session)
+        if question.role not in self._readings:
+            counting = readings_of(question.role, sampler.model.name)
+            self._readings[question.role] = self._opened.enter_context(counting)
+        self._readings[question.role].count(said)
+        return said
+
+    def effort(self) -> Effort:
+        """Return the effort of the models that were loaded here."""
+        return spent(*self._samplers.values())
+
+    async def _sampler(self, name: str) -> Sampler:
+        role = next((role for role in get_args(ModelRole) if role == name), None)
+        if role is None:
+            raise IllTypedAnswer(
+                f"an environment asks a model of role {name!r}; the roles are {', '.join(get_args(ModelRole))}"
+            )
+        if role == "actor" or role not in self._equipment.recipe.own_models():
+            return self._actor
+        own, wanted = self._equipment.recipe.own_models(), self._equipment.recipe.model_of(role)
+        first = next(other for other, model in own.items() if other != "actor" and model == wanted)
+        async with self._loading:
+            if first not in self._samplers:
+                lent = self._equipment.sampling(self._path, first)
+                self._samplers[first] = await self._opened.enter_async_context(lent)
+        return self._samplers[first]
+
+
+@asynccontextmanager
+async def helpers(equipment: Equipment, path: Path, actor: Sampler, sink: Sink) -> AsyncIterator[Helpers]:
+    """Yield the helpers that ask models of other roles, which are closed after the block.
+
+    `path` is that of the acting policy, whose sampler is `actor`.
+    """
+    async with AsyncExitStack() as opened:
+        yield Helpers(equipment, path, actor, sink, opened)

@@ -23,7 +23,7 @@ from agentr_core.errors import AgentrError, ErrorBudgetSpent, ModelDirectoryErro
 from agentr_core.models.files import weights_sha256
 from agentr_core.models.samplers import Sampler
 from agentr_core.runtime.equipment import Checkpoint, Equipment, Sink
-from agentr_core.store import Writer
+from agentr_core.store.database import Writer
 from agentr_core.store.tables import TABLES, Rows, merge, settled
 
 

@@ -4,34 +4,375 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
+from functools import lru_cache
 from importlib.metadata import version
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 from agentr_core.environments import registry
-from agentr_core.errors import ConfigError
-from agentr_core.fingerprint import fingerprint
-from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory
-from agentr_core.protocols.abilities import Sandboxed
+from agentr_core.episodes.transcript import Opening, example_text
+from agentr_core.errors import ConfigError, DataFileError, ModelDirectoryError, StoreError
+from agentr_core.fingerprint import file_sha256, fingerprint
+from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory, prints_date
+from agentr_core.protocols import Sandboxed
+from agentr_core.recipes.environments import PromptConfig
 from agentr_core.recipes.models import ModelRole
 from agentr_core.recipes.recipe import Recipe, identifying, replace, resolved
-from agentr_core.runtime.identity import identity, teacher_of
-from agentr_core.runtime.inputs import contents, input_files, input_ids
+from agentr_core.runtime.equipment import identity, teacher_of
 from agentr_core.runtime.machine import bfloat16
 from agentr_core.runtime.place import Method, Stage, Workplace
-from agentr_core.runtime.prompts import prompt_files
-from agentr_core.runtime.trained_on import check_run
-from agentr_core.store import Store
-from agentr_core.store.codec.copies import OF_DATASETS, OF_FILES, known_input, stage_input_rows
+from agentr_core.samples.chat_file import conversation, records
 from agentr_core.store.codec.ledger import Status, checkpoint_rows, iteration_rows, run_rows
-from agentr_core.store.queries.iterations import count_finished_iterations, iteration_state
-from agentr_core.store.queries.runs import RunState, checkpoint_with, run_state
-from agentr_core.store.snapshot import snapshot
+from agentr_core.store.codec.trees import OF_DATASETS, OF_FILES, known_input, stage_input_rows
+from agentr_core.store.database import Store, snapshot
+from agentr_core.store.queries.datasets import whole_datasets
+from agentr_core.store.queries.runs import (
+    RunState,
+    checkpoint_made,
+    checkpoint_with,
+    count_finished_iterations,
+    iteration_state,
+    run_state,
+    trained_iterations,
+)
+from agentr_core.store.queries.trees import step_hashes
 from agentr_core.store.tables import Rows, merge
+from agentr_core.system import content_sha256, data_path
+from agentr_core.texts import placed, unreadable
+from agentr_core.training.checkpoints import Manifest, read_manifest
+from agentr_core.types import NO_LIMITS, Message
+
+# What determines the replies of a stage, as one hash: runs in which it is equal reuse each other's
+# work.
+#
+# A reply depends on the policy, the iteration and the instance as well; these are told apart where
+# rows are copied. What only later stages read is left out: how a model is trained, evaluated and
+# reported does not change a tree.
+
+VERSION = 1
+"""Increase it when the same inputs would give different replies."""
+
+SHIPPED = {
+    "data/textcraft/recipes.json": "2da02ba812aaa3318174c333b6edb3343af076fe5cd8084e90f0ffb691f36298",
+    "data/textcraft/split.json": "3cc34323c8a308e0c74e21c4dfa09c5ab828e29b86ee36b603f3d26614613e9e",
+    "data/webshop/items_shuffle.json": "d6ead415b67e6680e0b5bf306eee48ecce27076f741d8832070e72f232a66f8d",
+    "data/webshop/items_ins_v2.json": "c701559a14078ec97701c8b89d2267e55c91b7499d4c2d0317906c703eabe006",
+    "data/webshop/items_human_ins.json": "261b316f72b8c67fd97b619b1db71e815206fd35ac784cf85bdca12017757ffa",
+    "data/reasoning/numbers": "8b0206c773b089bf",
+    "data/reasoning/encyclopaedia": "a08506fb4d3c1c9f",
+    "data/reasoning/corpus.jsonl": "b4108e3bef7139bc99479ee9eeff0f7ef63da0641b03d9e41598d35864086e15",
+}
+"""The contents of shipped files that are in no id: those that all runs played from before ids said
+which files they are. Never change an entry: other contents make other runs by themselves.
+"""
+
+
+def input_ids(
+    recipe: Recipe,
+    asked: Mapping[str, Any],
+    *,
+    weights: Mapping[ModelRole, str],
+    files: Mapping[str, str],
+    prompts: Mapping[str, str],
+    at: datetime,
+) -> dict[str, str]:
+    """Return, for each stage, the hash of what determines its replies.
+
+    Args:
+        asked: what the recipe asks for, as plain data (`start.asked_for`).
+        weights: the identities of the models, by role.
+        files: the SHA-256 of files that the recipe names.
+        prompts: the SHA-256 of files of prompts (`prompts.prompt_files`).
+        at: when the run starts; its date counts if a chat template prints it.
+    """
+
+    def model(role: ModelRole) -> tuple[Any, ...]:
+        config = recipe.model_of(role)
+        plain = asked["model"] if config is recipe.model else asked["models"][role]
+        if config.backend == "openai":
+            return plain, weights.get(role, "")
+        path = Path(config.path)
+        # The actor's weights are those of the checkpoint that acts.
+        own = "" if config is recipe.model else weights[role]
+        return plain, own, behaviour_files_sha256(path), at.date().isoformat() if prints_date(path) else ""
+
+    world, train = _worlds(recipe, asked)
+    besides = _besides(recipe, model, files, prompts)
+    acting = VERSION, recipe.seed, world, model("actor"), recipe.context, train, *besides
+    collect = fingerprint("collect", *acting, asked["search"])
+    eto = asked["eto"]
+    grpo = recipe.grpo
+    # Without them, ids stay what they were before these became part of them.
+    more = [value for value in (grpo.stop, grpo.limits) if value not in ((), NO_LIMITS)]
+    limits = grpo.max_steps, grpo.max_new_tokens, grpo.repeats, *more
+    forks = eto["preferences"]["level"], eto["preferences"]["forced_steps"]
+    # Episodes that go on from the expert's steps read what the editor wrote there.
+    edited = [model("editor")] if recipe.eto.expert.thoughts.enabled else []
+    return {
+        "collect": collect,
+        "critique": fingerprint("critique", collect, model("judge"), asked["critique"]),
+        "rollout": fingerprint("rollout", *acting, recipe.et_agent.curriculum.rollouts, limits),
+        "explore": fingerprint(
+            "explore", *acting, eto["explore"], eto["expert"], files, eto["phases"], *forks, *edited
+        ),
+    }
+
+
+def _besides(
+    recipe: Recipe,
+    model: Callable[[ModelRole], tuple[Any, ...]],
+    files: Mapping[str, str],
+    prompts: Mapping[str, str],
+) -> Iterator[Any]:
+    """Yield what else decides how a recipe acts, apart from the actor and its world."""
+    if any(registry.asks_models(one.environment.name) for one in recipe.worlds().values()):
+        # Rewards and observations may be made with these models as well.
+        yield {role: model(role) for role in recipe.own_models() if role != "actor"}
+    elif recipe.models.teacher is not None:
+        yield {"teacher": model("teacher")}
+    if recipe.models.teacher is not None:
+        yield recipe.teacher_iterations
+    if prompts:
+        yield prompts
+    if played := {name: files[name] for name in played_from(recipe) if name in files}:
+        yield played
+
+
+def played_from(recipe: Recipe) -> dict[str, str]:
+    """Return the files and folders that the worlds of a recipe play from, by their names in ids."""
+    found: dict[str, str] = {}
+    for world in recipe.worlds().values():
+        found |= registry.files_of(world.environment.name, world.environment.options, os.environ)
+    return found
+
+
+def input_files(recipe: Recipe) -> dict[str, str]:
+    """Return the SHA-256 of the files and folders that a recipe plays from or trains on, by their
+    names in ids. Raises `DataFileError` if one cannot be read.
+    """
+    launch = recipe.training.launch
+    # The name of a shipped file of settings is no path.
+    settings = launch.deepspeed if launch and Path(launch.deepspeed).is_file() else ""
+    named = (recipe.eto.expert.file, recipe.eto.preferences.file, settings)
+    files = {**{name: name for name in named if name}, **played_from(recipe)}
+    found = {name: contents(Path(path), recipe) for name, path in files.items()}
+    return {name: sha256 for name, sha256 in found.items() if SHIPPED.get(name) != sha256}
+
+
+def contents(path: Path, recipe: Recipe) -> str:
+    """Return the SHA-256 of a file or folder that a recipe names, with a memory in its workspace.
+    Raises `DataFileError` if it cannot be read.
+    """
+    try:
+        return content_sha256(path, Path(recipe.workspace) / "cache")
+    except OSError as error:
+        raise DataFileError(f"the recipe's file {placed(path)} cannot be read: {error.strerror or error}") from error
+
+
+def _worlds(recipe: Recipe, asked: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return what a recipe asks of its world, or of all its worlds, and the splits from which it
+    collects.
+    """
+    versions = {
+        name: registry.version_of(world.environment.name, world.environment.options)
+        for name, world in recipe.worlds().items()
+    }
+    if not recipe.environments:
+        return (asked["environment"], versions[recipe.environment.name]), asked["instances"]["train"]
+    acting = ("name", "options", "transcript", "prompt", "action", "search", "explore")
+    worlds = {
+        name: {field: world[field] for field in acting if field in world}
+        for name, world in asked["environments"].items()
+    }
+    return (worlds, versions), {name: world["instances"]["train"] for name, world in asked["environments"].items()}
+
+
+# The prompts of a recipe's worlds: the contents of their files.
+
+FOLDER = "examples"
+"""The folder of the shipped data with a file of examples for each world that has some."""
+
+
+def opening_of(recipe: Recipe) -> Opening | None:
+    """Return what the prompt of a recipe of one world puts before the first observation; None if
+    the recipe sets no prompt.
+
+    Raises:
+        ConfigError: no examples are shipped for the world, or fewer than wanted.
+        DataFileError: a file cannot be read, or is not a file of examples.
+    """
+    prompt = recipe.environment.prompt
+    return None if prompt == PromptConfig() else _read(prompt, recipe.environment.name)
+
+
+def example_ids(recipe: Recipe) -> frozenset[str]:
+    """Return the ids in the file of examples that the prompt of a recipe of one world uses: those
+    of the instances that they solve. Raises as `opening_of`.
+    """
+    prompt = recipe.environment.prompt
+    if not prompt.examples:
+        return frozenset()
+    file = _examples_file(prompt, recipe.environment.name)
+    told = islice(records(file, setting="environment.prompt.examples_file"), prompt.examples)
+    return frozenset(str(record["id"]) for _, record in told if "id" in record)
+
+
+def prompt_files(recipe: Recipe) -> dict[str, str]:
+    """Return the SHA-256 of each file that the prompts of a recipe name, by world and kind, for the
+    run's id. Raises as `opening_of`.
+    """
+    found: dict[str, str] = {}
+    for name, world in recipe.worlds().items():
+        prompt = world.environment.prompt
+        if prompt.instruction_file:
+            found[f"instruction of {name}"] = _sha256(Path(prompt.instruction_file))
+        if prompt.examples:
+            found[f"examples of {name}"] = _sha256(_examples_file(prompt, world.environment.name))
+    return found
+
+
+# Cached, since hundreds of environments of a world are opened at once.
+@lru_cache(maxsize=64)
+def _read(prompt: PromptConfig, environment: str) -> Opening:
+    shown = _examples(prompt, environment) if prompt.examples else ()
+    as_turns = prompt.examples_as == "turns"
+    return Opening(
+        system=prompt.system,
+        instruction=_text(Path(prompt.instruction_file)) if prompt.instruction_file else None,
+        examples=() if as_turns else tuple(map(example_text, shown)),
+        turns=tuple(turn for turns in shown for turn in _as_turns(turns)) if as_turns else (),
+    )
+
+
+def _as_turns(turns: Sequence[Message]) -> Iterator[Message]:
+    """Yield the turns of an example up to its last reply, as those of an episode before it."""
+    last = max(number for number, turn in enumerate(turns) if turn.role == "assistant")
+    return (Message(role=turn.role, text=turn.text, example=True) for turn in turns[: last + 1])
+
+
+def _examples(prompt: PromptConfig, environment: str) -> tuple[Sequence[Message], ...]:
+    """Return the turns of each example that a prompt shows."""
+    file = _examples_file(prompt, environment)
+    found: list[Sequence[Message]] = []
+    for number, record in records(file, setting="environment.prompt.examples_file"):
+        turns = [turn for turn in conversation(record, f"{file}:{number}") if turn.role not in ("system", "tools")]
+        if [turn.role for turn in turns[:2]] != ["user", "assistant"]:
+            raise DataFileError(f"{file}:{number} must begin with the turn of the problem and then a reply")
+        if prompt.examples_as == "turns" and any(one.role == two.role for one, two in pairwise(turns)):
+            raise DataFileError(
+                f"{file}:{number} has two turns of one role in a row, and a conversation alternates; join them, or set "
+                "environment.prompt.examples_as to text"
+            )
+        found.append(turns)
+    if len(found) < prompt.examples:
+        raise ConfigError(
+            f"environment.prompt.examples is {prompt.examples}, and {file} has {len(found)}; lower it, or name another "
+            "file in environment.prompt.examples_file"
+        )
+    return tuple(found[: prompt.examples])
+
+
+def _examples_file(prompt: PromptConfig, environment: str) -> Path:
+    if prompt.examples_file:
+        return Path(prompt.examples_file)
+    try:
+        return data_path(FOLDER, f"{environment}.jsonl")
+    except DataFileError as error:
+        raise ConfigError(
+            f"no examples come along for {environment}; make some with `agentr env examples {environment} FILE`, and "
+            "name the file in environment.prompt.examples_file"
+        ) from error
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataFileError(f"environment.prompt: file {placed(file)} cannot be read: {unreadable(error)}") from error
+
+
+def _sha256(file: Path) -> str:
+    try:
+        return file_sha256(file)
+    except OSError as error:
+        raise DataFileError(f"environment.prompt: file {placed(file)} cannot be read: {error}") from error
+
+
+# Whether weights on the disk are those that the rows of the store made.
+#
+# A store may lack rows whose weights are still there: after `agentr store prune`, or when a backup
+# was put in its place. What goes on from such weights would be a model of which the store cannot
+# say what it was trained on.
+
+
+def rows_of(place: Workplace, iteration_id: str) -> str:
+    """Return the hash of the rows of all steps of reinforcement learning of an iteration."""
+    return fingerprint(sorted(step_hashes(place.store, iteration_id).items()))
+
+
+def check_weights(place: Workplace, iteration: int, folder: Path, *, parent_weights: str) -> None:
+    """Check that published weights, which a stage of an iteration found, were made of the rows of
+    the store and of the weights that the iteration starts from.
+
+    Raises `StoreError` otherwise.
+    """
+    manifest = read_manifest(folder)
+    if not _has_rows(place, iteration, manifest):
+        raise StoreError(
+            f"{folder} was trained on rows that {place.store.path} lacks or has otherwise (iteration {iteration} of "
+            f"run {place.run_id}); put back a store that has them, or move that folder away and run again to train anew"
+        )
+    if manifest.parent_weights not in ("", parent_weights):
+        raise StoreError(
+            f"{folder} was trained from other weights than those with which iteration {iteration} of run "
+            f"{place.run_id} begins now; move that folder away and run again to train anew"
+        )
+
+
+def check_run(place: Workplace, *iterations: int) -> None:
+    """Check the weights that iterations of a run have made, by default all of them: they are those
+    that are stored, and were made of rows that are stored.
+
+    Weights that are not there are not checked. Raises `StoreError` if others are not right.
+    """
+    made = trained_iterations(place.store, place.run_id)
+    for iteration in made if not iterations else sorted({*made} & {*iterations}):
+        stored = checkpoint_made(place.store, place.iteration_id(iteration))
+        try:
+            manifest = read_manifest(stored.path) if stored is not None and stored.trained else None
+        except ModelDirectoryError:
+            manifest = None
+        if stored is None or manifest is None:
+            continue
+        if manifest.weights_sha256 != stored.weights_sha256:
+            raise StoreError(
+                f"the weights in {stored.path} are not those that iteration {iteration} of run {place.run_id} made "
+                f"according to {place.store.path}; put back the weights or the store that belong together, or take "
+                "the run out with `agentr store prune`, move that folder away and run it again"
+            )
+        if not _has_rows(place, iteration, manifest):
+            raise StoreError(
+                f"{stored.path} was trained on rows that {place.store.path} lacks or has otherwise (iteration "
+                f"{iteration} of run {place.run_id}); put back a store that has them, or take the run out with "
+                "`agentr store prune`, move that folder away and run it again"
+            )
+
+
+def _has_rows(place: Workplace, iteration: int, manifest: Manifest) -> bool:
+    key = place.iteration_id(iteration)
+    if manifest.dataset_hash:
+        return manifest.dataset_hash in whole_datasets(place.store, key)
+    if manifest.rows:
+        return manifest.rows == rows_of(place, key)
+    # Weights of a version that wrote no hash: all their steps must be there.
+    return len(step_hashes(place.store, key)) == manifest.steps
+
 
 PACKAGES = ("agentr", "torch", "transformers", "trl", "openai", "prefect", "duckdb", "numpy")
 # Until 2026-11-28 a recipe had a section `base`, whose defaults are in the ids of all runs.

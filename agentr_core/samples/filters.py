@@ -7,17 +7,85 @@ Filters are idempotent: applied to what they kept, they reject nothing.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from dataclasses import replace
+from typing import Generic, Literal, NamedTuple, TypeVar
 
+from agentr_core.episodes.transcript import Fits, fewest_dropped, is_grown, opening_length, windowed
 from agentr_core.errors import DataFault
 from agentr_core.fingerprint import derive_seed
-from agentr_core.recipes.comparison import Use
+from agentr_core.recipes.data import Use
 from agentr_core.recipes.fields import CutReplies
 from agentr_core.samples.identity import content_order, conversation_key, sample_id, trained_spans
 from agentr_core.samples.rendering import Renderer
 from agentr_core.samples.rows import TokenRow
-from agentr_core.types import Instance, Rejection, Sample, SampleKind
+from agentr_core.types import Instance, Message, Rejection, Sample, SampleKind
+
+# Samples of paths that were read through a window: one for each stretch between two drops.
+#
+#     reply drawn with   0 0 0 0 | 1 1 | 2 2 2     exchanges left out
+#     stretch            first     second third
+#
+# A stretch is a conversation as it was read at that point. Only its own replies carry loss; earlier
+# ones that are still in the window are read, but not trained again.
+
+Way = Literal["stretches", "reject"]
+
+
+def drops(messages: tuple[Message, ...], fits: Fits) -> tuple[int, ...]:
+    """Return for each reply of a conversation how many exchanges a window leaves out of its prompt;
+    empty for a turn that was grown by continuation, which is read whole.
+    """
+    if is_grown(messages):
+        return ()
+    found: list[int] = []
+    for reply in range(opening_length(messages), len(messages), 2):
+        found.append(fewest_dropped(messages[:reply], fits, least=found[-1] if found else 0))
+    return tuple(found)
+
+
+def split(
+    sample: Sample, dropped: Sequence[int], way: Way, *, stage: str, subject: str
+) -> tuple[Sample, ...] | Rejection:
+    """Return the sample of a whole path as samples of its stretches, or why it gives none.
+
+    A path that was read whole is returned as it is. Stretches without a trained reply are left out.
+
+    Args:
+        dropped: for each reply, how many exchanges were left out of its prompt; never fewer than
+        for the one before.
+        stage, subject: those of the rejection.
+    """
+    if not any(dropped):
+        return (sample,)
+    if way == "reject":
+        first = next(position for position, number in enumerate(dropped) if number)
+        detail = f"from step {first} on it was read without its oldest turns; data.windowed is reject"
+        return Rejection(stage=stage, subject=subject, reason="windowed", detail=detail)
+    borders = [position for position, number in enumerate(dropped) if position == 0 or dropped[position - 1] != number]
+    made: list[Sample] = []
+    for start, end in zip(borders, [*borders[1:], len(dropped)], strict=True):
+        messages = _stretch(sample.messages, start, end, dropped[start])
+        if any(message.train for message in messages):
+            made.append(_numbered(sample, messages, number=len(made), dropped=dropped[start]))
+    return tuple(made)
+
+
+def _stretch(messages: tuple[Message, ...], start: int, end: int, dropped: int) -> tuple[Message, ...]:
+    """Return what was read and said from reply `start` up to, not including, reply `end`; it ends
+    with a reply.
+    """
+    opening = opening_length(messages)
+    first = opening + 2 * start
+    before = tuple(replace(message, train=False) for message in messages[:first])
+    return windowed(before + messages[first : opening + 2 * end - 1], dropped)
+
+
+def _numbered(sample: Sample, messages: tuple[Message, ...], *, number: int, dropped: int) -> Sample:
+    extra = {**sample.provenance.extra, "stretch": number, "dropped": dropped}
+    return replace(sample, messages=messages, provenance=replace(sample.provenance, extra=extra))
+
 
 T = TypeVar("T")
 
@@ -199,3 +267,67 @@ def _preference(path: Sequence[Sample]) -> tuple[int, int, tuple[str, int, int]]
 
 def _reject(subject: str, reason: str, detail: str) -> Rejection:
     return Rejection(stage=STAGE, subject=subject, reason=reason, detail=detail)
+
+
+# Revision samples whose suffixes are those of other instances: the control of a comparison.
+#
+# They have the texts, lengths and revision turns of the real samples, but nothing to learn from. If
+# training on them gains as much as training on the real ones, the gain comes from elsewhere, such
+# as a leak or the budget.
+
+
+def exchanged(samples: Iterable[Sample]) -> Filtered[Sample]:
+    """Return each revision sample with the suffix of one of another instance, none twice, and the
+    other samples as they are. Prefix, revision turn and instance stay.
+
+    Revisions that cannot be cut after their revision turn are rejected: those whose reply grows by
+    continuation, and the later stretches of paths that were read through a window.
+
+    Raises `DataFault` when one instance has more than half of the revisions.
+    """
+    others, whole, rejected = [], [], []
+    for sample in samples:
+        if sample.kind != SampleKind.REVISION:
+            others.append(sample)
+        elif any(turn.spans for turn in sample.messages) or sample.provenance.extra.get("stretch", 0):
+            detail = "it cannot be cut after its turn of revision"
+            rejected.append(
+                Rejection(stage="dataset", subject=sample_id(sample), reason="no-suffix-of-its-own", detail=detail)
+            )
+        else:
+            whole.append(sample)
+    return Filtered((*others, *_shifted(whole)), tuple(rejected))
+
+
+def _shifted(samples: Sequence[Sample]) -> list[Sample]:
+    """Return samples with each other's suffixes. They are ordered by instance, and each takes the
+    suffix of the one N places on, N being the most samples of one instance: that one is always of
+    another instance.
+    """
+    ordered = sorted(samples, key=lambda sample: (_instance(sample), content_order(sample)))
+    most = max(Counter(map(_instance, ordered)).values(), default=0)
+    if most > len(ordered) / 2:
+        raise DataFault(
+            f"{most} of {len(ordered)} revision samples are of one instance, so some cannot get another's suffix; "
+            "set data.suffixes=own, or collect from more instances"
+        )
+    return [_with_suffix(one, other) for one, other in zip(ordered, [*ordered[most:], *ordered[:most]], strict=True)]
+
+
+def _with_suffix(sample: Sample, other: Sample) -> Sample:
+    messages = (*sample.messages[: _suffix_of(sample.messages)], *other.messages[_suffix_of(other.messages) :])
+    made_of = {"prefix_of": sample_id(sample), "suffix_of": sample_id(other)}
+    extra = {name: value for name, value in sample.provenance.extra.items() if not name.startswith("live_")}
+    provenance = replace(sample.provenance, split=None, good_leaf=None, good_reward=None, extra=extra | made_of)
+    return replace(sample, messages=messages, provenance=provenance)
+
+
+def _suffix_of(messages: Sequence[Message]) -> int:
+    """Return the position of the first reply after the revision turn, which is the first trained
+    turn.
+    """
+    return next(place for place, message in enumerate(messages) if message.train) + 2
+
+
+def _instance(sample: Sample) -> str:
+    return "" if sample.instance is None else sample.instance.key

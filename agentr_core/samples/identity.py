@@ -128,3 +128,9 @@ def _shown(replies: int, dropped: int) -> int:
     it has not dropped.
     """
     return min(replies, 1) + max(0, replies - 1 - dropped)
+
+
+# The label that marks a token without loss.
+
+IGNORED = -100
+"""What torch's cross entropy skips by default."""

@@ -11,10 +11,8 @@ from itertools import groupby, pairwise
 from typing import NamedTuple
 
 from agentr_core.errors import DataFault
-from agentr_core.samples.identity import TurnClass, check_flags, sample_id, turn_classes
-from agentr_core.samples.labels import IGNORED
-from agentr_core.samples.rendering import RenderedSample, Renderer, check_sample
-from agentr_core.samples.tokenizing import last_of
+from agentr_core.samples.identity import IGNORED, TurnClass, check_flags, sample_id, turn_classes
+from agentr_core.samples.rendering import RenderedSample, Renderer, check_sample, last_of
 from agentr_core.types import Sample, Span
 
 

@@ -8,26 +8,470 @@ every path is in the tree.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 from agentr_core import answers
-from agentr_core.episodes.asking import Helper, no_helper
-from agentr_core.episodes.conversation import Fits
-from agentr_core.episodes.drawing import Ask
-from agentr_core.episodes.steps import EpisodeTimer, call
+from agentr_core.episodes.rollout import diverged, episode, restore
+from agentr_core.episodes.steps import (
+    Ask,
+    EpisodeTimer,
+    Helper,
+    Outcome,
+    Reply,
+    act,
+    call,
+    draw_within,
+    graded,
+    no_helper,
+    read_through,
+    step_with,
+)
+from agentr_core.episodes.transcript import Fits, ask_next
 from agentr_core.episodes.units import phase
-from agentr_core.errors import DataFault
-from agentr_core.protocols.environment import Environment
+from agentr_core.errors import DataFault, PromptTooLong
+from agentr_core.fingerprint import derive_seed
+from agentr_core.models.batching import all_or_none
+from agentr_core.protocols import Asking, Environment, repeatability_of, repeats
 from agentr_core.recipes.agent_r import SearchConfig
-from agentr_core.search.chains import grow_chains
-from agentr_core.search.expansion import expand
-from agentr_core.search.leading import Lead
-from agentr_core.search.selection import descend
-from agentr_core.search.states import NodeStates
-from agentr_core.search.tree import ROOT, Arena, Expansion
-from agentr_core.types import Instance, Tree
+from agentr_core.recipes.fields import sampling_of
+from agentr_core.search.tree import ROOT, Arena, Draw, Expansion, Growth, descend, steps_to, way_to
+from agentr_core.types import Generation, Grading, Instance, Request, Step, StopReason, Trajectory, Tree
+
+# Bring one environment to the nodes of a growing tree.
+
+
+@dataclass(slots=True)
+class NodeStates:
+    """One environment and the snapshots of the nodes that are still to be expanded.
+
+    A node is reached by staying if the environment is already there, else by snapshot in constant
+    time, else by replaying the node's steps from a reset. `standing` is the node whose state the
+    environment is in, None if unknown.
+    """
+
+    env: Environment
+    standing: int | None = None
+    snapshots: dict[int, Any] = field(default_factory=dict)
+
+    async def ask_branch(
+        self,
+        arena: Arena,
+        node: int,
+        generations: Sequence[Generation],
+        *,
+        horizon: bool,
+        timer: EpisodeTimer,
+        helper: Helper,
+        seed: int,
+        session: str,
+    ) -> list[Outcome]:
+        """Return what `branch` returns, for a world whose steps ask models of other roles."""
+        outcomes = []
+        for number, generation in enumerate(generations):
+            outcomes.append(
+                await self.follow(
+                    arena,
+                    node,
+                    generation,
+                    child=len(arena.nodes) + number,
+                    horizon=horizon,
+                    timer=timer,
+                    helper=helper,
+                    seed=derive_seed(seed, "ask", number),
+                    session=session,
+                )
+            )
+        self.snapshots.pop(node, None)
+        return outcomes
+
+    async def follow(
+        self,
+        arena: Arena,
+        node: int,
+        reply: Generation | str,
+        *,
+        child: int,
+        horizon: bool = False,
+        timer: EpisodeTimer,
+        helper: Helper,
+        seed: int,
+        session: str,
+    ) -> Outcome:
+        """Return the outcome of one reply at a node, sampled or not, which must become node
+        `child`; `horizon` and the errors are those of `branch`.
+        """
+        await call(self.env, timer, partial(self._go, arena, node))
+        self.standing = None
+        outcome = await step_with(self.env, timer, reply, helper, seed=seed, session=session)
+        return await call(self.env, timer, partial(self._keep, child, outcome, horizon=horizon))
+
+    def branch(self, arena: Arena, node: int, generations: Sequence[Generation], *, horizon: bool) -> list[Outcome]:
+        """Return the outcome of each reply at a node; with `horizon` an open outcome stops at the
+        step limit.
+
+        Generation i must become the i-th node that is added next, since the state it leads to is
+        kept under that index. Raises `ReplayDiverged` when the node is reached by replay and the
+        environment answers differently.
+        """
+        outcomes = []
+        for child, generation in enumerate(generations, len(arena.nodes)):
+            self._go(arena, node)
+            self.standing = None
+            outcome = act(self.env, generation.text, generation=generation)
+            outcomes.append(self._keep(child, outcome, horizon=horizon))
+        self.snapshots.pop(node, None)
+        return outcomes
+
+    def _keep(self, child: int, outcome: Outcome, *, horizon: bool) -> Outcome:
+        """Record that the environment is at a new child, and keep its state if its path goes on."""
+        if outcome.stop is None and horizon:
+            outcome = replace(outcome, stop=StopReason.STEP_LIMIT)
+        if outcome.stop is None and self.env.can_snapshot:
+            self.snapshots[child] = self.env.snapshot()
+        self.standing = child
+        return outcome
+
+    def _go(self, arena: Arena, node: int) -> None:
+        if node in self.snapshots and self.standing != node:
+            self.env.restore(self.snapshots[node])
+            return
+        if self.standing != node:
+            with phase("restore"):
+                restore(
+                    self.env,
+                    arena.instance,
+                    steps_to(arena.nodes, node),
+                    first_observation=arena.first_observation,
+                )
+        if self.env.can_snapshot and node not in self.snapshots:
+            self.snapshots[node] = self.env.snapshot()
+
+
+# One expansion: draw replies at a node, step the environment with each, and back up ended paths.
+#
+# Source: Agent-R (arXiv 2501.11425), section 3.1. Unlike in the reference code, all replies come
+# from one request, equal replies are stepped once, and the environment returns to a node by a
+# snapshot if it supports them.
+
+
+async def expand(
+    arena: Arena,
+    node: int,
+    states: NodeStates,
+    sample: Ask,
+    config: SearchConfig,
+    timer: EpisodeTimer,
+    fits: Fits | None = None,
+    helper: Helper = no_helper,
+) -> Growth:
+    """Grow the arena below an unexpanded node and return what changed.
+
+    The replies are drawn with seed `derive_seed(arena.seed, "expand", node)`. Children deeper than
+    `config.depth` end at the step limit with the reward they have. A node whose conversation leaves
+    no room for a reply is ended; with `fits`, only if there is no room even after the window has
+    left out all it may. `helper` answers the questions that steps and the grader put to models of
+    other roles.
+    """
+    env = states.env
+    steps = steps_to(arena.nodes, node)
+    request = ask_next(
+        env,
+        arena.first_observation,
+        steps,
+        sampling_of(config),
+        seed=derive_seed(arena.seed, "expand", node),
+        n=config.width,
+        session=arena.session,
+    )
+    try:
+        generations, dropped = await draw_within(sample, request, timer, fits, least=steps[-1].dropped if steps else 0)
+    except PromptTooLong:
+        return end_at_context_limit(arena, node)
+    firsts = first_of_equals(generations, same_reply(env, config))
+    chosen = [generations[i] for i in sorted(set(firsts))]
+    outcomes = await _branch(arena, node, states, chosen, config, timer, helper, request)
+    outcomes = [read_through(outcome, dropped) for outcome in outcomes]
+    outcomes, gradings = await grade_ends(env, arena, steps, outcomes, helper, request)
+    grown = _add_children(arena, node, request.seed, generations, firsts, outcomes)
+    graded_nodes = ((grown.first_created + number, grading) for number, grading in gradings.items())
+    return replace(grown, gradings=tuple(graded_nodes))
+
+
+def _add_children(
+    arena: Arena,
+    node: int,
+    seed: int,
+    generations: Sequence[Generation],
+    firsts: Sequence[int],
+    outcomes: Sequence[Outcome],
+) -> Growth:
+    """Add the outcomes of the distinct replies at a node to the arena, back up those that ended,
+    and return what changed, without grades.
+
+    Args:
+        generations: all replies that were drawn, with `seed`.
+        firsts: for each reply, the position of the first reply equal to it; see `first_of_equals`.
+        outcomes: the outcomes of the replies that equal no earlier reply, in order.
+    """
+    first_created = len(arena.nodes)
+    child_of = {
+        position: arena.add(node, outcome.step, outcome.stop, duplicates=firsts.count(position))
+        for position, outcome in zip(sorted(set(firsts)), outcomes, strict=True)
+    }
+    touched: set[int] = set()
+    for child in child_of.values():
+        if arena.nodes[child].terminal:
+            touched |= arena.back_up(child)
+    touched |= arena.close(node)
+    return Growth(
+        first_created=first_created,
+        touched=frozenset(touched),
+        draws=tuple(
+            Draw(parent=node, node=child_of[first], seed=seed, number=number, generation=generation)
+            for number, (first, generation) in enumerate(zip(firsts, generations, strict=True))
+        ),
+    )
+
+
+async def _branch(
+    arena: Arena,
+    node: int,
+    states: NodeStates,
+    generations: Sequence[Generation],
+    config: SearchConfig,
+    timer: EpisodeTimer,
+    helper: Helper,
+    request: Request,
+) -> list[Outcome]:
+    """Return the outcomes of replies to `request` at a node, before anything is graded."""
+    horizon = arena.nodes[node].depth + 1 > config.depth
+    if isinstance(states.env, Asking):
+        return await states.ask_branch(
+            arena,
+            node,
+            generations,
+            horizon=horizon,
+            timer=timer,
+            helper=helper,
+            seed=request.seed,
+            session=request.session,
+        )
+    with phase("step"):
+        return await call(states.env, timer, lambda: states.branch(arena, node, generations, horizon=horizon))
+
+
+async def grade_ends(
+    env: Environment,
+    arena: Arena,
+    steps: Sequence[Step],
+    outcomes: Sequence[Outcome],
+    helper: Helper,
+    request: Request,
+) -> tuple[list[Outcome], dict[int, Grading]]:
+    """Return the outcomes of replies to `request`, with the grader's reward where the path ended,
+    and the grades by the number of the reply.
+    """
+    ended = {
+        number: Trajectory.ended(arena.instance, arena.first_observation, (*steps, outcome.step), outcome.stop)
+        for number, outcome in enumerate(outcomes)
+        if outcome.stop is not None
+    }
+    asked = [
+        graded(env, path, helper, seed=derive_seed(request.seed, "grade", number), session=request.session)
+        for number, path in ended.items()
+    ]
+    found = dict(zip(ended, await all_or_none(asked), strict=True))
+    return (
+        [
+            Outcome(step=found[number][0].steps[-1], stop=found[number][0].stop) if number in found else outcome
+            for number, outcome in enumerate(outcomes)
+        ],
+        {number: grading for number, (_, grading) in found.items() if grading is not None},
+    )
+
+
+def end_at_context_limit(arena: Arena, node: int) -> Growth:
+    """End the path at an unexpanded node, with the reward it has, and return what changed."""
+    arena.put(replace(arena.nodes[node], terminal=True, stop=StopReason.CONTEXT_LIMIT))
+    touched = arena.back_up(node) | arena.close(arena.nodes[node].parent)
+    return Growth(first_created=len(arena.nodes), touched=frozenset(touched))
+
+
+def same_reply(env: Environment, config: SearchConfig) -> Callable[[str], str]:
+    """Return the function whose value two replies share if one child stands for both."""
+    return env.parse if config.merge == "action" else str
+
+
+def first_of_equals(generations: Sequence[Generation], key: Callable[[str], str]) -> list[int]:
+    """Return for each reply the position of the first one with the same key."""
+    seen: dict[str, int] = {}
+    return [seen.setdefault(key(generation.text), position) for position, generation in enumerate(generations)]
+
+
+# Where the dives of a tree begin that has earned nothing: after the expert's first steps.
+#
+# The end of a long task is searched before its beginning (reverse curriculum, arXiv 2402.05808).
+# Not in the Agent-R paper, whose trees of such instances have no good path and so teach nothing.
+
+
+def steps_shown(steps: int, *, dives_done: int, give_up: int) -> int:
+    """Return how many of the expert's steps the next dive begins after: half of them, then half of
+    the rest after each `give_up` further dives, but never the last one.
+    """
+    return steps - max(1, steps >> max(1, dives_done // give_up))
+
+
+@dataclass(slots=True, kw_only=True)
+class Lead:
+    """The way of the expert's first steps in a tree. Steps that the tree has are not taken again,
+    so the way is found again when a search is resumed.
+    """
+
+    arena: Arena
+    states: NodeStates
+    config: SearchConfig
+    timer: EpisodeTimer
+    helper: Helper
+    _replies: tuple[str, ...] | None = None
+
+    async def start(self) -> tuple[int, frozenset[int]]:
+        """Return the node at which the next dive begins, and the nodes that are open again; the
+        root if the expert leads nowhere.
+
+        The steps that the tree lacks are added as if the last dive had made them. Where one cannot
+        be added, because the path has no room or the episode ends, the way ends before it.
+        """
+        arena, node, opened = self.arena, ROOT, frozenset[int]()
+        replies = await self._expert()
+        shown = steps_shown(len(replies), dives_done=arena.dives_done, give_up=self.config.give_up)
+        for reply in replies[: min(shown, self.config.depth)] if replies else ():
+            child = self._child(node, reply)
+            if child is None:
+                child = await self._add(node, reply)
+                if child is None:
+                    break
+                opened |= self._open(node)
+            node = child
+        return node, opened
+
+    async def _expert(self) -> tuple[str, ...]:
+        if self._replies is None:
+            env, instance = self.states.env, self.arena.instance
+            self._replies = await call(env, self.timer, partial(answers.expert, env, instance)) or ()
+            # An expert may have played in the environment to know its replies.
+            self.states.standing = None
+        return self._replies
+
+    def _child(self, node: int, reply: str) -> int | None:
+        """Return the child of a node that stands for a reply."""
+        key = same_reply(self.states.env, self.config)
+        for child in self.arena.children[node]:
+            step = self.arena.nodes[child].step
+            if step is not None and key(step.reply) == key(reply):
+                return child
+        return None
+
+    async def _add(self, node: int, reply: str) -> int | None:
+        arena = self.arena
+        if arena.nodes[node].stop is not None:
+            return None
+        outcome = await self.states.follow(
+            arena,
+            node,
+            reply,
+            child=len(arena.nodes),
+            timer=self.timer,
+            helper=self.helper,
+            seed=derive_seed(arena.seed, "lead", node),
+            session=arena.session,
+        )
+        if outcome.stop is not None:
+            self.states.standing = None
+            return None
+        return arena.add(node, outcome.step, None, duplicates=0, dive=arena.dives_done - 1)
+
+    def _open(self, node: int) -> frozenset[int]:
+        """Make the nodes from the root to `node` open, since there is a new one below; return those
+        that were not.
+        """
+        closed = [index for index in (ROOT, *way_to(self.arena.nodes, node)) if self.arena.nodes[index].terminal]
+        for index in closed:
+            self.arena.put(replace(self.arena.nodes[index], terminal=False))
+        return frozenset(closed)
+
+
+# Independent episodes stored as a tree, each a chain below the root: the control for the tree
+# search.
+
+
+async def grow_chains(
+    arena: Arena,
+    env: Environment,
+    sample: Ask,
+    config: SearchConfig,
+    timer: EpisodeTimer,
+    fits: Fits | None,
+    helper: Helper,
+) -> AsyncGenerator[Expansion, None]:
+    """Yield each finished episode until there are `config.dives * config.width`; `width` of them
+    count as one dive.
+
+    Episode number i has seed `derive_seed(arena.seed, "episode", i)` and may take as many steps as
+    the longest path of a search, `config.depth + 1`. Every node of a chain is terminal; the root
+    becomes terminal with the last episode.
+    """
+    total = config.dives * config.width
+    while (number := len(arena.children[ROOT])) < total and not arena.nodes[ROOT].terminal:
+        replies: list[Reply] = []
+        seed = derive_seed(arena.seed, "episode", number)
+        trajectory = await episode(
+            arena.instance,
+            env,
+            sample,
+            max_steps=config.depth + 1,
+            sampling=sampling_of(config),
+            seed=seed,
+            fits=fits,
+            on_reply=replies.append,
+            timer=timer,
+            helper=helper,
+        )
+        if not repeats(trajectory.first_observation, arena.first_observation, repeatability_of(env)):
+            raise diverged(
+                env, f"{arena.instance.key}: episode {number} began with another observation than the first one"
+            )
+        trajectory, grading = await graded(env, trajectory, helper, seed=seed)
+        growth = _add(arena, trajectory, replies, grading, dive=number // config.width)
+        arena.dives_done = len(arena.children[ROOT]) // config.width
+        if number + 1 == total:
+            arena.put(replace(arena.nodes[ROOT], terminal=True))
+        yield arena.report(growth)
+
+
+def _add(
+    arena: Arena, trajectory: Trajectory, replies: Sequence[Reply], grading: Grading | None, *, dive: int
+) -> Growth:
+    if not replies:
+        return end_at_context_limit(arena, ROOT)
+    first_created = node = len(arena.nodes)
+    draws = []
+    parent = ROOT
+    for position, (reply, step) in enumerate(zip(replies, trajectory.steps, strict=True), 1):
+        stop = trajectory.stop if position == len(replies) else None
+        node = arena.add(parent, step, stop, terminal=True, dive=dive)
+        draws.append(Draw(parent=parent, node=node, seed=reply.seed, number=0, generation=reply.generation))
+        parent = node
+    return Growth(
+        first_created=first_created,
+        touched=frozenset(arena.back_up(node)),
+        draws=tuple(draws),
+        gradings=() if grading is None else ((node, grading),),
+    )
+
 
 OnExpansion = Callable[[Expansion], None]
 

@@ -2,12 +2,130 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from agentr_core.errors import DataFault
-from agentr_core.search.backup import back_up, close
-from agentr_core.types import Generation, Grading, Instance, Node, Step, StopReason, Tree
+from agentr_core.fingerprint import derive_seed
+from agentr_core.types import Generation, Grading, Instance, Node, Path, Step, StopReason, Trajectory, Tree
+
+# The changes that a new leaf makes to its ancestors, as pure functions that return the changed
+# nodes by index.
+#
+# Source: Agent-R (arXiv 2501.11425), section 3.1. Only leaves that end an episode are backed up,
+# once each, when they are created; a child whose episode goes on has no value until an episode ends
+# below it.
+
+
+def visited(node: Node, reward: float) -> Node:
+    """Return the node after one more visit, with `reward` in [0, 1]."""
+    return replace(node, visits=node.visits + 1, value_sum=node.value_sum + reward)
+
+
+def back_up(nodes: Sequence[Node], leaf: int) -> dict[int, Node]:
+    """Return the leaf and all its ancestors after a visit with the leaf's reward; the root's own
+    reward is 0.
+    """
+    step = nodes[leaf].step
+    reward = step.reward if step else 0.0
+    changed = {}
+    index = leaf
+    while index >= 0:
+        changed[index] = visited(nodes[index], reward)
+        index = nodes[index].parent
+    return changed
+
+
+def close(nodes: Sequence[Node], children: Sequence[Sequence[int]], start: int) -> dict[int, Node]:
+    """Return the nodes from `start` upwards that become terminal because all their children are
+    terminal.
+    """
+    changed: dict[int, Node] = {}
+    index = start
+    while index >= 0 and not nodes[index].terminal and _exhausted(nodes, children[index], changed):
+        changed[index] = replace(nodes[index], terminal=True)
+        index = nodes[index].parent
+    return changed
+
+
+def _exhausted(nodes: Sequence[Node], children: Sequence[int], changed: Mapping[int, Node]) -> bool:
+    return bool(children) and all(index in changed or nodes[index].terminal for index in children)
+
+
+# The selection of a child: UCT over children that are not terminal, as pure functions over nodes.
+#
+# Source: Agent-R (arXiv 2501.11425), equation 2 with c = 0.25.
+
+
+def uct(*, value_sum: float, visits: int, parent_visits: int, exploration: float) -> float:
+    """Return W/N + c * sqrt(ln(N_parent) / N), or infinity for a child that was never visited.
+
+    A visited child has a visited parent, so `parent_visits` is at least 1 where it is used.
+    """
+    if visits == 0:
+        return math.inf
+    return value_sum / visits + exploration * math.sqrt(math.log(parent_visits) / visits)
+
+
+def best_children(parent: Node, children: Sequence[Node], exploration: float) -> tuple[Node, ...]:
+    """Return the children with the highest UCT among those that are not terminal: several on a tie,
+    none if all are terminal.
+    """
+    scored = [
+        (
+            uct(
+                value_sum=child.value_sum,
+                visits=child.visits,
+                parent_visits=parent.visits,
+                exploration=exploration,
+            ),
+            child,
+        )
+        for child in children
+        if not child.terminal
+    ]
+    highest = max((score for score, _ in scored), default=-math.inf)
+    return tuple(child for score, child in scored if score == highest)
+
+
+def select_child(parent: Node, children: Sequence[Node], *, exploration: float, seed: int, dive: int) -> Node | None:
+    """Return the child to go to, or None when all are terminal. Ties are broken uniformly.
+
+    The random stream for a tie is derived from (seed, dive, parent): no choice depends on the
+    number of earlier draws, so a resumed search makes the same choices as an uninterrupted one.
+    """
+    best = best_children(parent, children, exploration)
+    if len(best) <= 1:
+        return best[0] if best else None
+    return random.Random(derive_seed(seed, "select", dive, parent.index)).choice(best)
+
+
+def descend(
+    nodes: Sequence[Node],
+    children: Sequence[Sequence[int]],
+    start: int,
+    *,
+    exploration: float,
+    seed: int,
+    dive: int,
+) -> int | None:
+    """Return the index of the unexpanded node reached from `start`, or None when only terminal
+    nodes are reached.
+
+    `children[i]` are the indices of the children of node i, in the order of their creation.
+    """
+    index = start
+    while children[index]:
+        found = select_child(
+            nodes[index], [nodes[i] for i in children[index]], exploration=exploration, seed=seed, dive=dive
+        )
+        if found is None:
+            return None
+        index = found.index
+    return None if nodes[index].terminal else index
+
 
 ROOT = 0
 
@@ -190,3 +308,26 @@ def way_to(nodes: Sequence[Node], index: int) -> tuple[int, ...]:
         way.append(index)
         index = nodes[index].parent
     return tuple(reversed(way))
+
+
+# The paths of a tree, from the root to where an episode ended, and what two of them share.
+
+
+def leaf_paths(tree: Tree, tree_id: str) -> tuple[Path, ...]:
+    """Return a path for each leaf at which an episode ended, in the order in which the leaves were
+    created.
+
+    Open leaves, which were never expanded, end no episode; neither does a root whose prompt was too
+    long.
+    """
+    return tuple(
+        Path(
+            tree_id=tree_id,
+            nodes=way_to(tree.nodes, node.index),
+            trajectory=Trajectory.ended(
+                tree.instance, tree.first_observation, steps_to(tree.nodes, node.index), node.stop
+            ),
+        )
+        for node in tree.nodes
+        if node.stop is not None and node.step is not None
+    )

@@ -5,7 +5,7 @@ rows in the store.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -14,28 +14,26 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from agentr_core.episodes.transcript import conversations
 from agentr_core.errors import ConfigError, DataFault, StoreError
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.models.checkpoint_dir import own_context_length
+from agentr_core.protocols import Environment
 from agentr_core.recipes.data import DataConfig
 from agentr_core.runtime.instances import held_out
 from agentr_core.runtime.place import Workplace
 from agentr_core.samples.chat_file import read_chat
-from agentr_core.samples.control import exchanged
-from agentr_core.samples.datasets import Dataset, build_dataset, hash_of
-from agentr_core.samples.filters import Filtered
+from agentr_core.samples.dataset import Dataset, build_dataset, build_pairs, hash_of
+from agentr_core.samples.filters import Filtered, Way, exchanged, split
 from agentr_core.samples.identity import sample_id, trained_spans
-from agentr_core.samples.pair_dataset import build_pairs
 from agentr_core.samples.rendering import Renderer, load_renderer
 from agentr_core.samples.rows import TokenRow
 from agentr_core.store.codec.ledger import rejection_rows
-from agentr_core.store.codec.preferences import load_preferences
-from agentr_core.store.codec.samples import dataset_rows, load_samples, sample_rows, store_dataset
-from agentr_core.store.queries.datasets import stored_dataset, whole_datasets
-from agentr_core.store.queries.outcomes import instance_traits
-from agentr_core.store.tables import merge
-from agentr_core.types import Instance, Rejection, Sample
-from agentr_core.writing import writing
+from agentr_core.store.codec.samples import dataset_rows, load_preferences, load_samples, sample_rows, store_dataset
+from agentr_core.store.queries.datasets import instance_traits, stored_dataset, whole_datasets
+from agentr_core.store.tables import Rows, merge
+from agentr_core.system import writing
+from agentr_core.types import Instance, Provenance, Rejection, Sample, SampleKind, Trajectory
 
 STAGE = "dataset"
 _HASH = b"agentr.dataset_hash"
@@ -315,3 +313,42 @@ def _write_file(sides: Mapping[str, Sequence[TokenRow]], path: Path, content_has
             draft.unlink(missing_ok=True)
             raise
         draft.replace(path)
+
+
+# Whole episodes as samples: all replies are trained, and nothing else.
+
+
+def whole_rows(place: Workplace, iteration: int, trajectories: Mapping[str, Trajectory], *, stage: str) -> Rows:
+    """Return the rows of a sample of each trajectory, given by id, or of a rejection where one
+    gives none.
+    """
+    iteration_id = place.iteration_id(iteration)
+    units: list[Rows] = []
+    with place.worlds() as worlds:
+        for key, trajectory in trajectories.items():
+            env = worlds.of(trajectory.instance)
+            for read in whole_samples(env, key, trajectory, place.recipe.data.windowed, stage=stage):
+                if isinstance(read, Rejection):
+                    units.append(rejection_rows([read], iteration_id=iteration_id))
+                else:
+                    units.append(sample_rows(sample_id(read), read, iteration_id=iteration_id, trajectory_id=key))
+    return merge(units)
+
+
+def whole_samples(
+    env: Environment, key: str, trajectory: Trajectory, windowed: Way, *, stage: str
+) -> Iterator[Sample | Rejection]:
+    """Yield the samples of a trajectory, each with all its replies trained: one for each
+    conversation of it and stretch of that, or a rejection of a conversation.
+    """
+    for part in (parts := conversations(env, trajectory)):
+        extra = {"trajectory": key} | ({"conversation": part.start} if len(parts) > 1 else {})
+        whole = Sample(
+            kind=SampleKind.GOOD,
+            messages=part.messages,
+            instance=trajectory.instance,
+            provenance=Provenance(good_reward=trajectory.reward, extra=extra),
+        )
+        dropped = [step.dropped for step in trajectory.steps[part.start : part.end]]
+        read = split(whole, dropped, windowed, stage=stage, subject=key)
+        yield from [read] if isinstance(read, Rejection) else read

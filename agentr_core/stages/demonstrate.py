@@ -4,34 +4,229 @@ if they are trained on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import re
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count, takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentr_core import answers
-from agentr_core.episodes.replay import play
+from agentr_core.answers import readable
+from agentr_core.environments.replies import LABEL
+from agentr_core.episodes.rollout import play
 from agentr_core.episodes.steps import EpisodeTimer
-from agentr_core.episodes.transcript import whole_episode
-from agentr_core.episodes.units import allowed_losses
-from agentr_core.errors import ConfigError, DataFileError, EnvironmentFault, IllTypedAnswer, Transient
-from agentr_core.fingerprint import fingerprint
-from agentr_core.protocols.environment import Environment
+from agentr_core.episodes.transcript import AlternatingTurns, transcript_of, whole_episode
+from agentr_core.episodes.units import allowed_losses, run_all
+from agentr_core.errors import ConfigError, DataFileError, EnvironmentFault, IllTypedAnswer, PromptTooLong, Transient
+from agentr_core.fingerprint import derive_seed, fingerprint
+from agentr_core.models.samplers import Sampler
+from agentr_core.protocols import Calling, Environment
+from agentr_core.recipes.eto import ThoughtsConfig
+from agentr_core.recipes.fields import sampling_of
 from agentr_core.recipes.recipe import Recipe
+from agentr_core.runtime.equipment import Readings, Worlds, following, in_flight, speed
 from agentr_core.runtime.instances import separate_instances
-from agentr_core.runtime.place import Method, Workplace
-from agentr_core.samples.expert_file import Demonstration, read_demonstrations
+from agentr_core.runtime.place import Method, Workplace, answer
+from agentr_core.samples.chat_file import World
+from agentr_core.samples.demonstration_files import Demonstration, read_demonstrations
 from agentr_core.samples.identity import sample_id
-from agentr_core.samples.json_lines import World
-from agentr_core.stages.thoughts import check_thoughts, labelled
 from agentr_core.store.codec.ledger import rejection_rows
-from agentr_core.store.codec.samples import sample_rows
+from agentr_core.store.codec.samples import derivation_rows, edit_rows, load_edits, sample_rows
 from agentr_core.store.codec.trajectories import load_trajectories, trajectory_rows
+from agentr_core.store.database import Writer
 from agentr_core.store.tables import Rows, merge
-from agentr_core.threads import check_wanted, in_thread
-from agentr_core.types import Instance, Provenance, Rejection, Sample, SampleKind, StopReason, Trajectory
+from agentr_core.system import check_wanted, in_thread
+from agentr_core.types import (
+    Answer,
+    Derivation,
+    Instance,
+    Message,
+    Provenance,
+    Question,
+    Rejection,
+    Sample,
+    SampleKind,
+    Step,
+    StopReason,
+    Trajectory,
+)
+
+# Thoughts before bare actions: what the editor is asked, and what becomes of its replies.
+#
+# An episode whose expert gave only actions gets a thought before each. The action stays the same to
+# the byte, and so does its outcome. The editor sees what the expert had seen by then, and no later
+# step, so that no thought anticipates what follows. Source: ETO (arXiv 2403.02502, section 4),
+# whose authors had a large model write thoughts around given actions.
+
+VERSION = 1
+"""Increase it when the same configuration would ask something else."""
+THOUGHT = "Thought:"
+PROMPT = """\
+An expert did a task step by step, and of each step only the action was written down. Below are what the expert was \
+told, the task, what was done so far, and the next action.
+Write what the expert thought before that action: one or two sentences in the first person that lead from what was \
+known by then to this action. Say nothing that only later steps can show. Write the thought alone, without a label \
+and without the action."""
+NAME = f"expert-thought@{fingerprint(PROMPT)[:8]}"
+"""The name of the prompt with a hash of its text, as it is stored."""
+_LABEL = re.compile(r"Action[ \t]*\d*[ \t]*:")
+_SHOWN = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bare:
+    """An expert's episode, some of whose replies have no thought; `name` tells it apart from others
+    of its run, and `seed` is the recipe's.
+    """
+
+    env: Environment
+    trajectory: Trajectory
+    name: str
+    run_id: str
+    config: ThoughtsConfig
+    seed: int
+
+
+class Asked(NamedTuple):
+    """A question to the editor about a step, with the id of its answer."""
+
+    answer_id: str
+    subject: str
+    question: Question
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thoughtful:
+    """An episode with a thought in each reply. `position` is the first step that had none, None if
+    all had one; `prompt_hash` is the hash of all prompts.
+    """
+
+    trajectory: Trajectory
+    position: int | None
+    prompt_hash: str
+
+
+class Thoughtless(NamedTuple):
+    """The reason why an episode gets no thoughts: a slug, and details."""
+
+    reason: str
+    detail: str
+
+
+Written = Thoughtful | Thoughtless
+
+
+def labelled(env: Environment, reply: str) -> str:
+    """Return a reply with a label before its action: a bare action gets one, in the form that the
+    world's instruction uses.
+    """
+    if _LABEL.search(reply):
+        return reply
+    return LABEL + ("\n" if f"{LABEL}\n" in env.instruction else " ") + reply.strip()
+
+
+def is_bare(reply: str) -> bool:
+    """Return whether a labelled reply has no thought before its action."""
+    return not reply[: _action_at(reply)].strip().removeprefix(THOUGHT).strip()
+
+
+def with_thought(reply: str, thought: str) -> str:
+    """Return a bare reply with a thought before its action; from the label on it stays as it is."""
+    action = reply[_action_at(reply) :]
+    if action.partition(":")[2].startswith("\n"):
+        return f"{THOUGHT}\n{thought}\n\n{action}"
+    return f"{THOUGHT} {thought}\n{action}"
+
+
+def thought_in(answer: Answer) -> str:
+    """Return the thought in an editor's reply as one paragraph: labels, and an action that follows,
+    are left out, and so is what the editor itself thought. The result is empty if there is no
+    thought, or if the reply was cut.
+    """
+    if answer.finish_reason == "length":
+        return ""
+    said = (readable(answer) or "").strip().removeprefix(THOUGHT)
+    label = _LABEL.search(said)
+    return " ".join(said[: label.start() if label else None].split())
+
+
+def check_thoughts(env: Environment) -> None:
+    """Raise `ConfigError` for a world whose replies are not a thought and a labelled action."""
+    if not isinstance(transcript_of(env), AlternatingTurns) or isinstance(env, Calling):
+        raise ConfigError(
+            f"eto.expert.thoughts: replies in {env.name} are not a thought and an action after a label; leave it out, "
+            "or choose the world's transcript of text"
+        )
+
+
+def writing(bare: Bare) -> Generator[Asked, Answer, Written]:
+    """Yield the questions about one episode, step by step, take the answers, and return the episode
+    with its thoughts, or why it gets none.
+    """
+    steps: list[Step] = []
+    asked: list[str] = []
+    first: int | None = None
+    for position, step in enumerate(bare.trajectory.steps):
+        spoken = labelled(bare.env, step.reply)
+        if not is_bare(spoken):
+            steps.append(step)
+            continue
+        first = position if first is None else first
+        for attempt in range(bare.config.tries):
+            answer = yield _thought_question(bare, steps, step, attempt)
+            asked.append(answer.prompt_hash)
+            thought = thought_in(answer)
+            reply = with_thought(spoken, thought)
+            if thought and bare.env.parse(reply) == step.action:
+                break
+        else:
+            return Thoughtless("no-thought", f"step {position}: {answer.role}: {answer.text[:_SHOWN]}")
+        steps.append(replace(step, reply=reply))
+    whole = replace(bare.trajectory, steps=tuple(steps))
+    return Thoughtful(trajectory=whole, position=first, prompt_hash=fingerprint(*asked) if asked else "")
+
+
+def written(bare: Bare, known: Mapping[str, Answer]) -> Written | None:
+    """Return the outcome for an episode from known answers; None if an answer is missing."""
+    questions = writing(bare)
+    try:
+        asked = next(questions)
+        while asked.answer_id in known:
+            asked = questions.send(known[asked.answer_id])
+    except StopIteration as end:
+        made: Written = end.value
+        return made
+    return None
+
+
+def _action_at(reply: str) -> int:
+    """Return where the last label begins, which is the one that worlds read, or else the end."""
+    return max((label.start() for label in _LABEL.finditer(reply)), default=len(reply))
+
+
+def _thought_question(bare: Bare, before: list[Step], step: Step, attempt: int) -> Asked:
+    done = "\n".join(f"{each.reply}\nObservation: {each.observation}" for each in before) or "Nothing yet."
+    parts = {
+        "What the expert was told": bare.env.instruction,
+        "Task": bare.trajectory.first_observation,
+        "Done so far": done,
+        "Next action": step.action,
+    }
+    text = "\n\n".join([PROMPT, *(f"{title}:\n{words}" for title, words in parts.items())])
+    drawing = bare.config
+    question = Question(
+        role="editor",
+        messages=(Message(role="user", text=text),),
+        sampling=sampling_of(drawing),
+    )
+    subject = f"{bare.name} step {len(before)}" + (f" try {attempt + 1}" if attempt else "")
+    seed = derive_seed(bare.seed, "thoughts", bare.name, len(before), attempt)
+    answer_id = fingerprint("thought", VERSION, bare.run_id, subject, text, question.sampling, seed)
+    return Asked(answer_id, subject, question, seed)
+
 
 STAGE = "expert"
 BARE = "bare"
@@ -294,3 +489,171 @@ def expert_rows(iteration_id: str, trajectory: Trajectory, number: int, *, env: 
     return merge(
         [episode, sample_rows(sample_id(sample), sample, iteration_id=iteration_id, trajectory_id=trajectory_id)]
     )
+
+
+# Thoughts for the expert's episodes of an iteration: the editor is asked for missing ones.
+
+THINK = "think"
+
+
+async def think(place: Workplace, iteration: int) -> dict[str, Any]:
+    """Have a thought written before each bare action of the expert's episodes of an iteration.
+
+    Questions that the run answered before, in this iteration or an earlier one, are not asked
+    again.
+
+    Raises:
+        ConfigError: no episode got its thoughts, or most answers of the editor are unreadable.
+        ErrorBudgetSpent: more episodes failed than the recipe allows; what was answered is kept.
+    """
+    return await _think(place, iteration, samples=False)
+
+
+async def think_and_clone(place: Workplace, iteration: int) -> dict[str, Any]:
+    """Do as `think`, and keep each episode as a sample."""
+    return await _think(place, iteration, samples=True)
+
+
+async def _think(place: Workplace, iteration: int, *, samples: bool) -> dict[str, Any]:
+    known = _known(place, iteration)
+    with place.worlds() as worlds:
+        bare = await in_thread(_bare, place, iteration, worlds)
+        looked_up = {key: written(one, known) for key, one in bare.items()}
+        found = {key: one for key, one in looked_up.items() if one is not None}
+        missing = {key: one for key, one in bare.items() if key not in found}
+        if missing:
+            found |= await _write_thoughts(place, iteration, missing, known, total=len(bare))
+        made = {key: one for key, one in found.items() if isinstance(one, Thoughtful)}
+        turned = [
+            Rejection(stage=STAGE, subject=bare[key].name, reason=one.reason, detail=one.detail)
+            for key, one in found.items()
+            if isinstance(one, Thoughtless)
+        ]
+        iteration_id = place.iteration_id(iteration)
+        units = [_rows(place, iteration, key, bare[key], one, samples=samples) for key, one in made.items()]
+        place.store.write(merge([*units, rejection_rows(turned, iteration_id=iteration_id)]))
+    if bare and not made:
+        raise ConfigError(
+            f"no thought could be read from what the editor wrote for any of {len(bare)} demonstrations; name another "
+            "model in models.editor, or raise eto.expert.thoughts.max_new_tokens or .tries"
+        )
+    return {"expert": len(made), "rejected": len(turned), "asked": len(missing)}
+
+
+def _bare(place: Workplace, iteration: int, worlds: Worlds) -> dict[str, Bare]:
+    """Return the expert's episodes as they were played, by the id of the episode with thoughts."""
+    iteration_id = place.iteration_id(iteration)
+    played = load_trajectories(place.store, iteration_id=iteration_id, source=BARE)
+    found: dict[str, Bare] = {}
+    for instance in {one.instance.key: one.instance for one in played.values()}.values():
+        ids = (bare_id(iteration_id, instance, number) for number in count())
+        for number, key in enumerate(takewhile(played.__contains__, ids)):
+            found[expert_id(iteration_id, instance, number)] = Bare(
+                env=worlds.of(instance),
+                trajectory=played[key],
+                name=instance.episode(number),
+                run_id=place.run_id,
+                config=place.recipe.eto.expert.thoughts,
+                seed=place.recipe.seed,
+            )
+    return found
+
+
+def _known(place: Workplace, iteration: int) -> dict[str, Answer]:
+    """Return the answers of an iteration and of those before it, by id."""
+    return {
+        edit.edit_id: edit.answer
+        for number in range(1, iteration + 1)
+        for edit in load_edits(place.store, place.iteration_id(number))
+    }
+
+
+async def _write_thoughts(
+    place: Workplace, iteration: int, missing: Mapping[str, Bare], known: dict[str, Answer], *, total: int
+) -> dict[str, Written]:
+    """Return the outcome of episodes for which the editor must be asked; its answers are added to
+    `known`. Episodes that fail for good are stored as events.
+    """
+    done = total - len(missing)
+    # All iterations have the thoughts of one model: without an editor, the run's first model.
+    async with place.asking("editor", place.trained(0).path, THINK, iteration) as (sampler, writer, readings):
+
+        def ended(*_: Any) -> None:
+            nonlocal done
+            done += 1
+            show()
+
+        def show() -> None:
+            place.progress(done, total, f"episodes with thoughts, {speed(sampler)}")
+
+        async with following(sampler, show):
+            found = await run_all(
+                list(missing.items()),
+                lambda item: _write(item[1], known, Editor(sampler, writer, readings, place.iteration_id(iteration))),
+                key=lambda item: item[0],
+                errors=place.recipe.errors,
+                on_error=place.on_error(writer, THINK, iteration),
+                concurrency=in_flight(sampler, 1, wanted=place.recipe.scale.concurrency),
+                on_result=ended,
+                total=total,
+            )
+    return found
+
+
+class Editor(NamedTuple):
+    """The editor of an iteration, where its answers are stored, and the count of them."""
+
+    sampler: Sampler
+    writer: Writer
+    readings: Readings
+    iteration_id: str
+
+
+async def _write(bare: Bare, known: dict[str, Answer], editor: Editor) -> Written:
+    questions = writing(bare)
+    try:
+        asked = next(questions)
+        while True:
+            if asked.answer_id not in known:
+                known[asked.answer_id] = await _ask(asked, bare, editor)
+            asked = questions.send(known[asked.answer_id])
+    except StopIteration as end:
+        made: Written = end.value
+        return made
+    except PromptTooLong as error:
+        return Thoughtless("prompt-too-long", str(error))
+
+
+async def _ask(asked: Asked, bare: Bare, editor: Editor) -> Answer:
+    session = f"{bare.name}#editor"
+    said = await answer(editor.sampler, asked.question, seed=asked.seed, session=session)
+    editor.writer.add(
+        edit_rows(
+            asked.answer_id,
+            said,
+            subject=asked.subject,
+            prompt=NAME,
+            instance=bare.trajectory.instance,
+            iteration_id=editor.iteration_id,
+        )
+    )
+    # An editor is a large model: each answer is stored before the next question, and is never
+    # requested again.
+    await editor.writer.flush()
+    editor.readings.count(said)
+    return said
+
+
+def _rows(place: Workplace, iteration: int, expert: str, bare: Bare, made: Thoughtful, *, samples: bool) -> Rows:
+    iteration_id, instance = place.iteration_id(iteration), made.trajectory.instance
+    number = int(bare.name.rpartition("#")[2])
+    derived = Derivation(
+        child=expert,
+        parent=bare_id(iteration_id, instance, number),
+        operator="thoughts",
+        position=made.position,
+        prompt_hash=made.prompt_hash,
+        seed=place.recipe.seed,
+    )
+    rows = expert_rows(iteration_id, made.trajectory, number, env=bare.env, samples=samples)
+    return merge([rows, derivation_rows([derived], iteration_id=iteration_id)])

@@ -16,15 +16,21 @@ from pathlib import Path
 from agentr_core import answers
 from agentr_core.errors import ConfigError, DataFault
 from agentr_core.evaluation.episodes import episode_plans
-from agentr_core.evaluation.headroom import Headroom, Judge, Prospect
-from agentr_core.evaluation.pass_rates import Tried, pass_rates
+from agentr_core.evaluation.metrics import Headroom, Judge, Prospect, Tried, pass_rates
 from agentr_core.fingerprint import derive_seed, fingerprint
-from agentr_core.recipes.evaluation import TEST as EVERY_TEST
+from agentr_core.recipes.environments import TEST as EVERY_TEST
 from agentr_core.runtime.instances import foreseen_instances, held_out
 from agentr_core.runtime.place import Acting, Method, Workplace
-from agentr_core.stages.evaluate import Series, keep_measures, play_evaluations
-from agentr_core.stages.lost_episodes import counted_episodes
-from agentr_core.stages.measures import Measures, by_instance, measure, measure_rows
+from agentr_core.stages.evaluate import (
+    Measures,
+    Series,
+    by_instance,
+    counted_episodes,
+    keep_measures,
+    measure,
+    measure_rows,
+    play_evaluations,
+)
 from agentr_core.store.codec.trajectories import Episode
 from agentr_core.types import NO_LIMITS, Instance
 

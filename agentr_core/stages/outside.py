@@ -22,21 +22,27 @@ from agentr_core.exchange import verl
 from agentr_core.exchange.verl import Rollout
 from agentr_core.fingerprint import canonical, file_sha256, fingerprint
 from agentr_core.models.files import ADAPTER_CONFIG, adapter_base, checkpoint_folder, weight_files, weights_sha256
-from agentr_core.protocols.abilities import Recalling
-from agentr_core.protocols.environment import Environment
+from agentr_core.protocols import Environment, Recalling
 from agentr_core.reports.document import Column, Row, Section, Table
 from agentr_core.runtime.equipment import Checkpoint
 from agentr_core.runtime.instances import held_out
 from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.trained_on import rows_of
+from agentr_core.runtime.start import rows_of
 from agentr_core.samples.rendering import Renderer, load_tokenizer
-from agentr_core.store.codec.groups import VALIDATION, Group, group_rows, rl_step_rows, validation_rows
-from agentr_core.store.codec.ledger import checkpoint_rows, iteration_rows
+from agentr_core.store.codec.ledger import (
+    VALIDATION,
+    Group,
+    checkpoint_rows,
+    group_rows,
+    iteration_rows,
+    rl_step_rows,
+    validation_rows,
+)
 from agentr_core.store.codec.trajectories import trajectory_rows
-from agentr_core.store.queries.groups import step_hashes
-from agentr_core.store.queries.iterations import checkpoint_made, count_finished_iterations, trained_outside
-from agentr_core.store.queries.worlds import instances_stored
-from agentr_core.store.snapshot import burst
+from agentr_core.store.database import burst
+from agentr_core.store.queries.listings import instances_stored
+from agentr_core.store.queries.runs import checkpoint_made, count_finished_iterations, trained_outside
+from agentr_core.store.queries.trees import step_hashes
 from agentr_core.store.tables import Rows, merge
 from agentr_core.texts import counted, placed, quoted
 from agentr_core.training.checkpoints import HISTORY, Manifest, from_here, is_complete, publish, read_manifest

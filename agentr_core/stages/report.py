@@ -2,35 +2,286 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import get_args
 
 import yaml
 
-from agentr_core.recipes.evaluation import REVISION, TEST
-from agentr_core.recipes.recipe import Recipe, shown
+from agentr_core.errors import ConfigError
+from agentr_core.evaluation import metrics
+from agentr_core.recipes.environments import REVISION, TEST
+from agentr_core.recipes.models import ModelRole
+from agentr_core.recipes.recipe import Recipe, identifying, shown
 from agentr_core.reports import wording
-from agentr_core.reports.document import Section, Transcripts
-from agentr_core.reports.records import (
+from agentr_core.reports.document import (
+    Bill,
+    DepthScore,
     ErrorRecord,
+    Estimate,
     FaultCount,
+    FunnelStage,
     IterationReport,
+    IterationScore,
+    PassAt,
     Promoted,
+    Section,
+    SetScore,
     StopCount,
     TokenCounts,
+    Transcripts,
+    Unfinished,
 )
+from agentr_core.reports.run_page import BesideScore, PairedScore, RunColumn, RunsReport
+from agentr_core.reports.score_tables import unfinished
 from agentr_core.runtime.place import Position, Workplace
-from agentr_core.stages.evaluate import evaluation_id
+from agentr_core.stages.evaluate import (
+    Measures,
+    by_depth,
+    counted_episodes,
+    ended_episodes,
+    evaluation_id,
+    gain,
+    given_steps,
+    ks_of_pass,
+    load_measures,
+    lost_episodes,
+    measure_evaluation,
+    of_depths,
+    of_world,
+)
 from agentr_core.stages.outside import outside_section
-from agentr_core.stages.report_costs import bills
-from agentr_core.stages.report_scores import Scoreboard
-from agentr_core.store.queries import outcomes, usage
-from agentr_core.store.queries.datasets import dataset_of
-from agentr_core.store.queries.iterations import checkpoint_made, iteration_state, promotion_of
-from agentr_core.store.queries.overview import iteration_lines
-from agentr_core.store.queries.runs import run_versions
-from agentr_core.store.queries.tool_calls import providers
-from agentr_core.store.queries.worlds import made_by_world
+from agentr_core.store.codec.trajectories import Episode
+from agentr_core.store.queries import datasets, runs
+from agentr_core.store.queries.datasets import dataset_of, finished_evaluations, is_finished, unfinished_evaluations
+from agentr_core.store.queries.listings import iteration_lines, made_by_world
+from agentr_core.store.queries.runs import (
+    checkpoint_made,
+    iteration_state,
+    iterations_of,
+    promotion_of,
+    request_use,
+    run_versions,
+)
+from agentr_core.store.queries.trees import providers
+
+# What served models read and wrote in an iteration, and what that costs at the recipe's prices.
+
+_MILLION = 1_000_000
+
+
+def bills(place: Workplace, iteration: int) -> tuple[Bill, ...]:
+    """Return a bill for each role whose served model replied in an iteration.
+
+    A prompt counts once for each HTTP request, however many replies it brought. Only what was kept
+    is counted: tries that failed, and replies of episodes that were given up, may be on the
+    server's own bill as well. Copies of another run's replies are on that run's bill. Where a
+    teacher answered for a role without a model of its own, that is on the teacher's bill.
+    """
+    recipe = place.recipe
+    taught = iteration > 0 and place.collector(iteration).role == "teacher"
+    lent = [role for role in get_args(ModelRole) if role not in recipe.own_models()] if taught else []
+    asking = [stage.roles for stage in place.plan(iteration).stages if "teacher" in stage.roles]
+    edited = [role for role in lent if any(role in roles for roles in asking)]
+    found = []
+    for role in get_args(ModelRole):
+        model = recipe.model_of(role)
+        if model.backend != "openai":
+            continue
+        used = request_use(
+            place.store,
+            place.iteration_id(iteration),
+            role=role,
+            per_request=model.server.n_per_request,
+            taught=taught,
+            lent=lent,
+            edited=edited,
+        )
+        if used.requests:
+            cost = (used.prompt * model.prices.prompt + used.completion * model.prices.completion) / _MILLION
+            found.append(
+                Bill(
+                    role=role,
+                    model=model.label,
+                    requests=used.requests,
+                    prompt=used.prompt,
+                    completion=used.completion,
+                    cost=cost if model.prices.prompt or model.prices.completion else None,
+                )
+            )
+    return tuple(found)
+
+
+# The scores of a report: every model evaluated to the end so far, on the same held-out
+# instances.
+
+
+class Scoreboard:
+    """The scores of a run's models: each is read once, however many reports show it."""
+
+    def __init__(self, place: Workplace) -> None:
+        self._place = place
+        self._measures: dict[tuple[int, str], Measures] = {}
+        self._scores: dict[int, IterationScore | None] = {}
+
+    def up_to(self, iteration: int) -> tuple[IterationScore, ...]:
+        """Return the score of the base model and of each iteration up to the given one, where it
+        was evaluated.
+        """
+        found = (self.score(number) for number in range(iteration + 1))
+        return tuple(score for score in found if score is not None)
+
+    def score(self, iteration: int) -> IterationScore | None:
+        """Return the score of the model that an iteration made (0: the base model); None where it
+        was not evaluated.
+        """
+        if iteration not in self._scores:
+            self._scores[iteration] = self._read(iteration)
+        return self._scores[iteration]
+
+    def difference(self, iteration: int, other: int) -> Estimate | None:
+        """Return the success of an iteration minus that of the base model (0) or of the iteration
+        before, paired by episode, with its 95% interval.
+
+        None when one of the two was not evaluated.
+        """
+        found = self.measured(iteration, TEST)
+        return finite(found.get("gain_over_base" if other == 0 else "gain_over_previous"))
+
+    def measured(self, iteration: int, name: str) -> Measures:
+        """Return what was measured of an iteration's model on a set; empty until its evaluation is
+        finished.
+
+        One of an earlier version is measured now.
+        """
+        key = iteration, name
+        if key not in self._measures:
+            store, evaluation = self._place.store, evaluation_id(self._place, iteration, name)
+            found = load_measures(store, evaluation)
+            if not found and is_finished(store, evaluation):
+                found = measure_evaluation(self._place, iteration, name)
+            self._measures[key] = found
+        return self._measures[key]
+
+    def unfinished(self, iteration: int) -> tuple[Unfinished, ...]:
+        """Return how far the evaluations of the models up to an iteration are that have begun and
+        are not finished.
+        """
+        asked = {
+            evaluation_id(self._place, number, name): (number, name)
+            for number in range(iteration + 1)
+            for name in self._names
+        }
+        ended = unfinished_evaluations(self._place.store, list(asked))
+        return tuple(
+            Unfinished(iteration=number, name=name, episodes=ended[key], planned=self._planned(name))
+            for key, (number, name) in asked.items()
+            if key in ended
+        )
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return (TEST, *self._place.recipe.evaluation.sets, REVISION)
+
+    def _planned(self, name: str) -> int | None:
+        """Return how many episodes a set has, as the first model played them."""
+        found = self.measured(0, name)
+        if not found:
+            return None
+        lost = lost_episodes(self._place, evaluation_id(self._place, 0, name))
+        return found["success"].n + (len(lost) if self._place.recipe.errors.count_as == "out" else 0)
+
+    def _read(self, iteration: int) -> IterationScore | None:
+        measures = self.measured(iteration, TEST)
+        if not measures:
+            return None
+        recipe = self._place.recipe
+        evaluations = [evaluation_id(self._place, iteration, name) for name in self._names]
+        return replace(
+            _score(iteration, measures, self.measured(iteration, REVISION)),
+            sets=tuple(self._sets(iteration)) if recipe.evaluation.sets else (),
+            worlds=tuple(self._worlds(iteration)),
+            lost=sum(len(lost_episodes(self._place, one)) for one in evaluations),
+            lost_as=recipe.errors.count_as,
+        )
+
+    def _sets(self, iteration: int) -> Iterator[SetScore]:
+        recipe = self._place.recipe
+        # The test sets of several worlds are reported world by world.
+        first = {} if recipe.environments else {TEST: recipe.instances.test}
+        further = {name: chosen.split for name, chosen in recipe.evaluation.sets.items()}
+        for name, split in (first | further).items():
+            if found := self.measured(iteration, name):
+                yield _set_score(name, split, found)
+
+    def _worlds(self, iteration: int) -> Iterator[SetScore]:
+        """Yield the score of an iteration's model on the test set of each of several worlds."""
+        for name, world in self._place.recipe.environments.items():
+            if found := of_world(self.measured(iteration, TEST), name):
+                revised = of_world(self.measured(iteration, REVISION), name)
+                yield replace(
+                    _set_score(name, world.instances.test, found),
+                    reward=estimate(found["reward"]),
+                    revision=estimate(revised["success"]) if revised else None,
+                    revision_reward=estimate(revised["reward"]) if revised else None,
+                )
+
+
+def _set_score(name: str, split: str, found: Measures) -> SetScore:
+    return SetScore(
+        name=name,
+        split=split,
+        instances=int(found["instances"].mean),
+        success=estimate(found["success_clustered"]),
+        versus_base=finite(found.get("gain_over_base")),
+        by_depth=tuple(
+            DepthScore(
+                depth=depth,
+                success=estimate(part["success_clustered"]),
+                versus_base=finite(part.get("gain_over_base")),
+            )
+            for depth, part in of_depths(found)
+        ),
+        pass_at=tuple(_pass_at(found)),
+    )
+
+
+def _pass_at(found: Measures) -> Iterator[PassAt]:
+    for k in ks_of_pass(found):
+        whole = finite(found[f"pass@{k}"])
+        if whole is not None:
+            parts = ((depth, finite(part.get(f"pass@{k}"))) for depth, part in of_depths(found))
+            by_depth = tuple(DepthScore(depth=depth, success=part) for depth, part in parts if part is not None)
+            yield PassAt(k=k, success=whole, by_depth=by_depth)
+
+
+def _score(number: int, found: Measures, revision: Measures) -> IterationScore:
+    loops = [found[f"loops@{length}"].mean for length in metrics.LOOP_LENGTHS if f"loops@{length}" in found]
+    return IterationScore(
+        iteration=number,
+        success=estimate(found["success"]),
+        reward=estimate(found["reward"]),
+        versus_base=finite(found.get("gain_over_base")),
+        steps_to_success=found["steps_to_success"].mean if "steps_to_success" in found else None,
+        by_depth=tuple(DepthScore(depth=depth, success=estimate(part["success"])) for depth, part in of_depths(found)),
+        revision=estimate(revision["success"]) if revision else None,
+        revision_reward=estimate(revision["reward"]) if revision else None,
+        loops=tuple(loops),
+        looping=found["looping"].mean if "looping" in found else None,
+    )
+
+
+def estimate(found: metrics.Estimate) -> Estimate:
+    """Return a measured number as a report shows it."""
+    return Estimate(value=found.mean, low=found.low, high=found.high, n=found.n)
+
+
+def finite(found: metrics.Estimate | None) -> Estimate | None:
+    """Return an estimate for a report; None if there is none, or if it has no finite interval."""
+    return estimate(found) if found is not None and math.isfinite(found.low) else None
+
 
 _LISTS = ("trees", "trajectories", "pairs", "preferences", "groups", "samples", "rejections")
 """Lists of the viewer that are filtered by run and iteration."""
@@ -160,24 +411,24 @@ def _worlds(place: Workplace, iteration: int) -> dict[str, dict[str, int]]:
 
 
 def _time(place: Workplace, iteration: int) -> dict[str, float]:
-    seconds = usage.seconds_by_part(place.store, place.iteration_id(iteration))
+    seconds = runs.seconds_by_part(place.store, place.iteration_id(iteration))
     order = ("generate", "environment", "train", "store", "other")
     return {part: seconds[part] for part in order if part in seconds}
 
 
 def _tokens(place: Workplace, iteration: int) -> TokenCounts:
-    used = usage.token_use(place.store, place.iteration_id(iteration))
+    used = runs.token_use(place.store, place.iteration_id(iteration))
     built = dataset_of(place.store, place.iteration_id(iteration))
-    online = usage.trained_online(place.store, place.iteration_id(iteration))
+    online = runs.trained_online(place.store, place.iteration_id(iteration))
     # An objective that samples while it trains has no dataset.
     trained = built.counts["trained_tokens"] if built else {"sampled episodes": online} if online else {}
     return TokenCounts(
         prompt=used.prompt,
         completion=used.completion,
         trained=dict(sorted(trained.items())),
-        in_training=usage.trained_offline(place.store, place.iteration_id(iteration)) if built else 0,
-        cut=usage.cut_replies(place.store, place.iteration_id(iteration)),
-        unreadable=usage.unreadable_replies(place.store, place.iteration_id(iteration)),
+        in_training=runs.trained_offline(place.store, place.iteration_id(iteration)) if built else 0,
+        cut=runs.cut_replies(place.store, place.iteration_id(iteration)),
+        unreadable=runs.unreadable_replies(place.store, place.iteration_id(iteration)),
         bills=bills(place, iteration),
     )
 
@@ -185,9 +436,9 @@ def _tokens(place: Workplace, iteration: int) -> TokenCounts:
 def _errors(place: Workplace, iteration: int) -> ErrorRecord:
     iteration_id = place.iteration_id(iteration)
     evaluations = [evaluation_id(place, iteration, name) for name in (TEST, REVISION, *place.recipe.evaluation.sets)]
-    collected = outcomes.collected_stops(place.store, iteration_id)
-    evaluated = outcomes.evaluated_stops(place.store, evaluations)
-    refused = outcomes.refusals(place.store, iteration_id, limit=8)
+    collected = datasets.collected_stops(place.store, iteration_id)
+    evaluated = datasets.evaluated_stops(place.store, evaluations)
+    refused = datasets.refusals(place.store, iteration_id, limit=8)
     return ErrorRecord(
         refused={opening or "(nothing)": count for opening, count in refused.items()},
         stops=tuple(
@@ -196,7 +447,7 @@ def _errors(place: Workplace, iteration: int) -> ErrorRecord:
         ),
         faults=tuple(
             FaultCount(error=one.error, phase=one.phase, count=one.count, lost=one.lost)
-            for one in outcomes.error_counts(place.store, iteration_id)
+            for one in datasets.error_counts(place.store, iteration_id)
         ),
     )
 
@@ -212,3 +463,263 @@ def _hashes(place: Workplace, iteration: int) -> dict[str, str]:
         "weights": made.weights_sha256,
     }
     return {name: text for name, text in hashes.items() if text}
+
+
+# One model in several worlds compared with a model for each world. Source: Agent-R (arXiv
+# 2501.11425), table 6.
+
+TOGETHER, APART = "one model", "a model a world"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Played:
+    """The scores of a model in one world, and the instances that it played."""
+
+    success: Estimate
+    reward: Estimate
+    instances: frozenset[str]
+
+
+def beside(place: Workplace, others: Sequence[Workplace]) -> tuple[BesideScore, ...]:
+    """Return the held-out scores of a run of several worlds, and those of runs of one world each,
+    by iteration, starting with the model that the runs began with.
+
+    Raises `ConfigError` when a run has other worlds than it should, or played other instances.
+    """
+    worlds = place.recipe.world_names
+    if len(worlds) < 2:
+        raise ConfigError(f"run {place.run_id} has one world; name a run of several worlds first")
+    by_name = _by_world(others, worlds, place.run_id)
+    together = _scores(place)
+    apart = {name: _scores(other) for name, other in by_name.items()}
+    for name, other in by_name.items():
+        _check_instances(place, other, name, together, apart[name])
+    last = max([0, *together, *(number for found in apart.values() for number in found)])
+    found = []
+    for iteration in range(last + 1):
+        rows = {
+            TOGETHER: together.get(iteration, {}),
+            APART: {name: one[iteration][name] for name, one in apart.items() if name in one.get(iteration, {})},
+        }
+        found += [
+            BesideScore(
+                iteration=iteration,
+                mode=mode,
+                success={name: one.success for name, one in played.items()},
+                reward={name: one.reward for name, one in played.items()},
+            )
+            for mode, played in rows.items()
+            if played
+        ]
+    return tuple(found)
+
+
+def differences(place: Workplace, others: Sequence[Workplace]) -> list[str]:
+    """Return the recipe sections in which each run of one world differs from the run of several,
+    one sentence each.
+    """
+    told = []
+    for other in others:
+        (name,) = other.recipe.world_names
+        if differing := differing_sections(place.recipe.in_world(name), other.recipe.in_world(name)):
+            told.append(f"run {other.run_id} also differs in {', '.join(differing)}")
+    return told
+
+
+def differing_sections(recipe: Recipe, other: Recipe) -> list[str]:
+    """Return the names of the sections in which two recipes differ, sorted; names, descriptions and
+    sections that change no result are left out.
+    """
+    mine, theirs = _asked(recipe), _asked(other)
+    return sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
+
+
+def _asked(recipe: Recipe) -> dict[str, object]:
+    return {
+        name: value
+        for name, value in identifying(recipe).items()
+        if name not in ("name", "description", "workspace", "scale")
+    }
+
+
+def _by_world(others: Sequence[Workplace], worlds: Sequence[str], run_id: str) -> dict[str, Workplace]:
+    found: dict[str, Workplace] = {}
+    for other in others:
+        own = other.recipe.world_names
+        if len(own) > 1 or own[0] not in worlds:
+            raise ConfigError(f"run {other.run_id} is of {', '.join(own)}; name runs of one world of run {run_id} each")
+        if own[0] in found:
+            raise ConfigError(f"runs {found[own[0]].run_id} and {other.run_id} are both of {own[0]}; name one of them")
+        found[own[0]] = other
+    return found
+
+
+def _scores(place: Workplace) -> dict[int, dict[str, _Played]]:
+    """Return the scores in each world, by iteration."""
+    board = Scoreboard(place)
+    numbers = iterations_of(place.store, place.run_id)
+    return {number: found for number in numbers if (found := dict(_played(place, board, number)))}
+
+
+def _played(place: Workplace, board: Scoreboard, number: int) -> Iterator[tuple[str, _Played]]:
+    found = board.measured(number, TEST)
+    instances = [e.instance for e in counted_episodes(place, evaluation_id(place, number, TEST))]
+    for name in place.recipe.world_names:
+        if own := of_world(found, name) if place.recipe.environments else found:
+            yield (
+                name,
+                _Played(
+                    success=estimate(own["success_clustered"]),
+                    reward=estimate(own["reward"]),
+                    instances=frozenset(i.key for i in instances if place.recipe.world_name(i.environment) == name),
+                ),
+            )
+
+
+def _check_instances(
+    place: Workplace,
+    other: Workplace,
+    name: str,
+    together: Mapping[int, Mapping[str, _Played]],
+    apart: Mapping[int, Mapping[str, _Played]],
+) -> None:
+    for mine, theirs in ((together[number], apart[number]) for number in together.keys() & apart.keys()):
+        if name in mine and name in theirs and mine[name].instances != theirs[name].instances:
+            raise ConfigError(
+                f"run {other.run_id} played other held-out instances of {name} than run {place.run_id}; compare runs "
+                "with the same test split and test_limit"
+            )
+
+
+# A report of runs side by side, filled from the store: episodes paired, intervals over the same
+# instances.
+
+
+def build_runs(places: Sequence[Workplace], *, viewer: str = "") -> RunsReport:
+    """Return the report of runs side by side, in which the others are compared with the first.
+
+    Raises `ConfigError` where a run has no model that was evaluated, or is named twice.
+    """
+    names = [place.run_id for place in places]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"a run is named twice: {', '.join(names)}; name different runs")
+    first, last = places[0], _last(places[0])
+    columns = tuple(_column(place, first, last) for place in places)
+    return RunsReport(runs=columns, date=wording.moment(datetime.now(UTC)), viewer=viewer)
+
+
+def _last(place: Workplace) -> int:
+    """Return the iteration whose model a run ends with so far: the last one that was evaluated, or
+    the one that this iteration promotes.
+    """
+    ended = {one.evaluation_id for one in finished_evaluations(place.store, place.run_id, after=-1)}
+    numbers = [n for n in iterations_of(place.store, place.run_id) if evaluation_id(place, n, TEST) in ended]
+    if not numbers:
+        raise ConfigError(_why_not(place))
+    chosen = promoted(place, numbers[-1])
+    return chosen.iteration if chosen else numbers[-1]
+
+
+def _why_not(place: Workplace) -> str:
+    """Return why a run cannot be compared yet."""
+    begun = Scoreboard(place).unfinished(max(iterations_of(place.store, place.run_id), default=0))
+    if not begun:
+        return f"run {place.run_id} has no model that was evaluated, so there is nothing to compare"
+    return f"run {place.run_id} cannot be compared yet; {unfinished(begun)[-1]}"
+
+
+def _column(place: Workplace, first: Workplace, last_of_first: int) -> RunColumn:
+    iteration, board = _last(place), Scoreboard(place)
+    outlines = [build_outline(place, number, board) for number in range(1, iteration + 1)]
+    tokens = [one.tokens for one in outlines if one.tokens]
+    return RunColumn(
+        run_id=place.run_id,
+        recipe_name=place.recipe.name,
+        method=place.method.title,
+        model=place.recipe.model.label,
+        seed=place.recipe.seed,
+        iteration=iteration,
+        scores=board.up_to(iteration),
+        sets=tuple(_paired_scores(place, iteration, first, last_of_first, board)),
+        seconds=sum(seconds for one in outlines for seconds in one.time.values()),
+        prompt=sum(one.prompt for one in tokens),
+        completion=sum(one.completion for one in tokens),
+        trained=sum(one.all_trained for one in tokens),
+        differs=() if place is first else tuple(differing_sections(first.recipe, place.recipe)),
+    )
+
+
+def _paired_scores(
+    place: Workplace, iteration: int, first: Workplace, last_of_first: int, board: Scoreboard
+) -> Iterator[PairedScore]:
+    for name in (TEST, *place.recipe.evaluation.sets, REVISION):
+        own = ended_episodes(place, evaluation_id(place, iteration, name))
+        if not own:
+            continue
+        measured = board.measured(iteration, name)
+        success = estimate(measured.get("success_clustered", measured["success"]))
+        theirs = [] if place is first else ended_episodes(first, evaluation_id(first, last_of_first, name))
+        yield _paired(wording.label(name), success, own, theirs)
+
+
+def _paired(name: str, success: Estimate, own: Sequence[Episode], theirs: Sequence[Episode]) -> PairedScore:
+    solved = {_key(one): one.trajectory.success for one in theirs if _is_known(one)}
+    shared = [one for one in own if _is_known(one) and _key(one) in solved]
+    apart = [(one.trajectory.success, solved[_key(one)]) for one in shared]
+    depths = ((depth, finite(gain(some, theirs))) for depth, some in by_depth(shared))
+    return PairedScore(
+        name=name,
+        success=success,
+        difference=finite(gain(shared, theirs)) if shared else None,
+        shared=len(shared),
+        won=apart.count((True, False)),
+        lost=apart.count((False, True)),
+        depths=tuple((depth, found) for depth, found in depths if found is not None),
+    )
+
+
+def _is_known(episode: Episode) -> bool:
+    """Return whether it is known how an episode began: one of a revision test that failed for good
+    has no steps that would tell.
+    """
+    return not episode.cut or bool(episode.trajectory_id)
+
+
+def _key(episode: Episode) -> tuple[str, int, int, tuple[str, ...]]:
+    """Return what makes an episode the same in two runs: their revision tests go on from failures
+    of their own first models, which may differ though instance, number and cut are equal.
+    """
+    return episode.instance.key, episode.repeat, episode.cut, given_steps(episode)
+
+
+# What came out of the stages of data construction that several methods share.
+
+
+def expert_episodes(place: Workplace, iteration: int) -> FunnelStage:
+    """Return how many episodes of the expert there are for an iteration."""
+    source = place.source_id(iteration)
+    played = datasets.episode_counts(place.store, source, "expert").played
+    return FunnelStage(name="expert episodes", count=played, rejected=rejected_by(place, source, "expert"))
+
+
+def expert_funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
+    """Return what came out of each stage where the expert is cloned."""
+    return to_rows(place, iteration, [expert_episodes(place, iteration)])
+
+
+def to_rows(place: Workplace, iteration: int, made: Sequence[FunnelStage]) -> tuple[FunnelStage, ...]:
+    """Return the given stages, followed by the numbers of samples and of trained rows."""
+    own, source = place.iteration_id(iteration), place.source_id(iteration)
+    samples, rows = datasets.count_samples(place.store, source), datasets.count_trained_rows(place.store, own)
+    return (
+        *made,
+        FunnelStage(name="samples of the pool" if source != own else "samples", count=samples),
+        FunnelStage(name="trained rows", count=rows, rejected=rejected_by(place, own, "filter")),
+    )
+
+
+def rejected_by(place: Workplace, iteration_id: str, stage: str) -> dict[str, int]:
+    """Return how many candidates a stage rejected in an iteration, by reason, the most frequent
+    first.
+    """
+    return datasets.rejection_counts(place.store, iteration_id).get(stage, {})

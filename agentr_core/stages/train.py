@@ -11,7 +11,7 @@ from agentr_core.errors import DataFault
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.models.files import checkpoint_folder
 from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.trained_on import check_weights
+from agentr_core.runtime.start import check_weights
 from agentr_core.stages.dataset import check_dataset, dataset_file, dataset_id
 from agentr_core.store.codec.ledger import checkpoint_rows, metric_rows, training_step_rows
 from agentr_core.store.queries.datasets import stored_dataset
@@ -24,9 +24,8 @@ from agentr_core.training.checkpoints import (
     read_history,
     read_manifest,
 )
-from agentr_core.training.job import Job, TrainingJob, TrainingStep
-from agentr_core.training.objectives import Preference, Supervised
-from agentr_core.training.sft import train as fine_tune
+from agentr_core.training.job import Job, Preference, Supervised, TrainingJob, TrainingStep
+from agentr_core.training.process import train as fine_tune
 
 STAGE = "train"
 

@@ -2,8 +2,7 @@
 rows, and the queries of the program.
 """
 
-from agentr_core.store.database import Store
+from agentr_core.store.database import Store, Writer
 from agentr_core.store.tables import Rows
-from agentr_core.store.writer import Writer
 
 __all__ = ["Rows", "Store", "Writer"]

@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 import sqlite3
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Final
 
 from agentr_core.errors import StoreError
-from agentr_core.store.database import Store
-from agentr_core.store.snapshot import snapshot
+from agentr_core.store.database import Store, snapshot
 
 _CHUNK: Final = 10_000
 """How many texts are read from the store at a time."""
@@ -51,10 +50,10 @@ class TextIndex:
 
         Raises `StoreError` if the file cannot be written; otherwise as `Store.reading`.
         """
-        deadline = time.monotonic() + seconds
+        deadline = monotonic() + seconds
         with self._refreshing, self._opened() as index:
             while self._take(index):
-                if time.monotonic() >= deadline:
+                if monotonic() >= deadline:
                     return False
         return True
 

@@ -15,8 +15,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from agentr_core.errors import ModelDirectoryError, TrainingFault
 from agentr_core.models.files import weights_sha256
+from agentr_core.system import sync
 from agentr_core.training.job import STEP, TrainingStep, write_whole
-from agentr_core.writing import sync
 
 MANIFEST = "manifest.json"
 HISTORY = "training_history.jsonl"

@@ -20,12 +20,10 @@ from datasets import Dataset, disable_progress_bars, load_from_disk
 from trl import DPOConfig, DPOTrainer
 
 from agentr_core.errors import NonFiniteLoss, TrainingFault
-from agentr_core.samples.labels import IGNORED
-from agentr_core.training.job import TrainingJob, TrainingStep
-from agentr_core.training.objectives import Preference, PreferenceLoss
-from agentr_core.training.packing import TokenPair, TokenRow, padded_length
+from agentr_core.samples.identity import IGNORED
+from agentr_core.training.job import Preference, PreferenceLoss, TrainingJob, TrainingStep
+from agentr_core.training.packing import Plan, TokenPair, TokenRow, padded_length
 from agentr_core.training.parent import Parent
-from agentr_core.training.plan import Plan
 from agentr_core.training.planned import FollowsPlan, MarkSaved, plain_arguments
 
 _STEPS: Final = 5

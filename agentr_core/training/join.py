@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from agentr_core.models.files import CHECKPOINTS
 from agentr_core.training.checkpoints import is_complete
 from agentr_core.training.job import JOB, TrainingJob
-from agentr_core.training.launch import start_launcher
+from agentr_core.training.process import start_launcher
 
 POLL = 2.0
 """Seconds between two searches for a training, also after one that failed: its next attempt is

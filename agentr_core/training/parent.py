@@ -4,22 +4,33 @@ continues.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 
 import torch
-from peft import LoraConfig, PeftConfig, PeftModel
+from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
+from peft.tuners.lora.layer import ParamWrapper
+from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+from torch.distributed.tensor import DTensor
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, masking_utils
 from transformers.utils.logging import disable_progress_bar
 
 from agentr_core.errors import ConfigError, ModelDirectoryError, TrainingFault
-from agentr_core.models.files import adapter_base
+from agentr_core.models.files import ADAPTER_CONFIG, adapter_base, read_json
 from agentr_core.recipes.training import TrainingConfig
 from agentr_core.training.attention import use_training_attention
+from agentr_core.training.checkpoints import ADAPTER, HISTORY, from_here
+from agentr_core.training.job import STEP, Job, TrainingStep
+from agentr_core.training.packing import packing_faults
+from agentr_core.training.process import read_zero, splits_weights
 
 _ADAPTED: Final = re.compile(r"\.(?:base_layer|original_module)\.")
 """What PEFT puts into the names of weights below an adapter, and of those trained in a copy."""
@@ -230,3 +241,286 @@ def _faults(model_dir: Path) -> Iterator[None]:
         raise
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelDirectoryError(f"model {model_dir} cannot be loaded: {str(error).splitlines()[0]}") from error
+
+
+# Checks whether adapters fit a model, on the model's shape alone: no weight is read.
+
+
+def skeleton(model_dir: Path) -> Any:
+    """Return the model of a directory with weights that take no memory. Raises
+    `ModelDirectoryError`.
+    """
+    try:
+        config = AutoConfig.from_pretrained(model_dir, local_files_only=True).get_text_config()
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config)
+    # What a foreign configuration makes a library raise is anyone's guess.
+    except Exception as error:
+        raise ModelDirectoryError(f"{model_dir} describes no model: {str(error).splitlines()[0]}") from error
+
+
+def adapted(model: Any, config: TrainingConfig) -> Any:
+    """Return a model with the adapters of the settings added. Raises what PEFT raises if they do
+    not fit.
+    """
+    return _with(model, lora_config(config))
+
+
+def plain_faults(model: Any) -> list[str]:
+    """Return why `whole_weights` cannot add the adapters of a model, one sentence each: an adapter
+    that training goes on with may have more than the two matrices of plain LoRA.
+    """
+    strange = [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and not re.search(r"\.lora_(?:[AB]\.\w+\.weight|embedding_[AB]\.\w+)$", name)
+    ]
+    strange += [name for name, module in model.named_modules() if isinstance(module, ParamWrapper)]
+    if not strange:
+        return []
+    return [
+        f"group RL trains plain LoRA adapters on whole modules, and this one also trains {strange[0]}; merge it into "
+        "its model, and set training.lora_r for a new one"
+    ]
+
+
+def whole_weights(
+    model: Any,
+    dtype: torch.dtype,
+    *,
+    gathered: Callable[[Sequence[torch.Tensor]], AbstractContextManager[None]] = lambda parameters: nullcontext(),
+    wanted: bool = True,
+) -> dict[str, torch.Tensor]:
+    """Return the weights of a model, each once, on the CPU, by their names in the model without
+    adapters. Plain LoRA adapters are added to them in 32 bits, as a merge adds them.
+
+    Args:
+        gathered: gives a context in which parameters are whole, if this process holds parts of
+            them that are no DTensors.
+        wanted: whether this process wants them; if not, it returns nothing, and only helps others
+            that hold parts of them.
+    """
+    bare = model.get_base_model() if isinstance(model, PeftModel) else model
+    adapters = {name: module for name, module in bare.named_modules() if isinstance(module, LoraLayer)}
+    weights: dict[str, torch.Tensor] = {}
+    with torch.no_grad():
+        for name, parameter in bare.named_parameters():
+            owner, _, field = name.rpartition(".base_layer.")
+            changed = owner in adapters and field == "weight"
+            if not owner and any(name.startswith(f"{place}.lora_") for place in adapters):
+                continue
+            with gathered(list(adapters[owner].parameters()) if changed else [parameter]):
+                weight = full(parameter)
+                if changed:
+                    weight = weight.float() + full(adapters[owner].get_delta_weight("default")).float()
+                if wanted:
+                    plain = name.replace(".base_layer.", ".")
+                    weights[plain] = weight.detach().to("cpu", dtype, copy=True).contiguous()
+    return weights
+
+
+def full(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor, whole if it is a DTensor, of which each process holds a part."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def adapter_faults(model_dir: Path, config: TrainingConfig) -> list[str]:
+    """Return why the adapters that the settings ask for do not fit a model, one sentence each.
+
+    If the model directory is itself an adapter, training continues with that adapter. Raises
+    `ModelDirectoryError` when the directory does not give the shape of a model.
+    """
+    base = adapter_base(model_dir)
+    if base is not None:
+        faults = shape_faults(model_dir, config) if config.lora_r else []
+        if not config.lora_r and _zero3(config):
+            faults.append(_cannot_merge(model_dir))
+        return faults or tied_faults(_with(skeleton(base), PeftConfig.from_pretrained(model_dir)), model_dir)
+    if not config.lora_r:
+        return []
+    model = skeleton(model_dir)
+    targets = config.lora_target_modules
+    faults = [
+        *(_strangers("lora_target_modules", targets, model) if not isinstance(targets, str) else []),
+        *_strangers("lora_modules_to_save", config.lora_modules_to_save, model),
+    ]
+    return faults or _refusal(model, config, model_dir)
+
+
+def _refusal(model: Any, config: TrainingConfig, model_dir: Path) -> list[str]:
+    """Return the objection of PEFT to the adapters of the settings, or the one that TRL would
+    have.
+    """
+    field = "training.lora_target_modules"
+    try:
+        made = adapted(model, config)
+    except (ValueError, TypeError, re.error) as error:
+        return [f"{field}: {str(error).splitlines()[0]} (model {model_dir})"]
+    if faults := tied_faults(made, model_dir):
+        return faults
+    if isinstance(made.get_output_embeddings(), BaseTunerLayer):
+        return [f"{field}: an adapter on the output layer of {model_dir} is never trained; leave that module out"]
+    return []
+
+
+def _with(model: Any, adapter: PeftConfig) -> Any:
+    with warnings.catch_warnings():
+        # PEFT asks for an attribute that Transformers has renamed, and tells of shared weights,
+        # which `tied_faults` refuses.
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.filterwarnings("ignore", ".*tie_word_embeddings=True", UserWarning)
+        return get_peft_model(model, adapter)
+
+
+def _strangers(field: str, names: Sequence[str], model: Any) -> list[str]:
+    """Return a sentence if some names match no module; PEFT only requires one match, and ignores
+    the other names.
+
+    Source: PEFT takes a module whose full name is the name, or ends with a dot and the name.
+    """
+    there = [path for path, _ in model.named_modules() if path]
+    strange = [name for name in names if not any(f".{path}".endswith(f".{name}") for path in there)]
+    if not strange:
+        return []
+    known = ", ".join(dict.fromkeys(path.rpartition(".")[2] for path in there if not path.rpartition(".")[2].isdigit()))
+    return [f"training.{field}: the model has no module {', '.join(strange)}; it has {known}"]
+
+
+def _zero3(config: TrainingConfig) -> bool:
+    name = config.launch.deepspeed if config.launch else ""
+    try:
+        return bool(name) and splits_weights(read_zero(name))
+    except ConfigError:
+        # Reported by `requirements`.
+        return False
+
+
+def _cannot_merge(model_dir: Path) -> str:
+    return (
+        f"training all weights under ZeRO-3 cannot start from the adapter {model_dir}; begin with a merged model, or "
+        "use zero2"
+    )
+
+
+# Writes the result of a training: a model or PEFT directory, the parent's tokenizer, and the
+# history of its steps.
+
+_REWRITTEN = ("config.json", "generation_config.json", "manifest.json", "README.md", ADAPTER_CONFIG, HISTORY)
+
+
+def write_result(
+    job: Job,
+    model: Any,
+    history: Sequence[TrainingStep],
+    dtype: torch.dtype,
+    weights: dict[str, torch.Tensor] | None = None,
+) -> None:
+    """Write the result of a training to its staging folder, without a manifest; only the main
+    process calls this.
+
+    `model` is the trained model, without the wrappers of trainers. `weights` are given if it holds
+    only this process's part of them, as with ZeRO-3, or if its training goes on: otherwise it is
+    converted to `dtype`.
+    """
+    staging = job.work.staging
+    if staging.exists():
+        shutil.rmtree(staging)
+    staging.mkdir()
+    if job.config.lora_r:
+        _write_adapted(job, model, weights, dtype)
+    elif weights is None:
+        model.to(dtype).save_pretrained(staging)
+    else:
+        model.save_pretrained(staging, state_dict=_cast(weights, dtype))
+        # It names the number format of the model, which is not that of these weights.
+        file = staging / "config.json"
+        stored = {**read_json(file), "dtype": str(dtype).removeprefix("torch.")}
+        file.write_text(json.dumps(stored, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    # The tokenizer and chat template are copied byte for byte: the model's input must not change
+    # with its weights.
+    for file in sorted(job.model_dir.iterdir()):
+        if file.is_file() and file.name not in _REWRITTEN and not _is_weights(file):
+            shutil.copyfile(file, staging / file.name)
+    (staging / HISTORY).write_bytes(b"".join(STEP.dump_json(step) + b"\n" for step in history))
+
+
+def _write_adapted(job: Job, model: Any, weights: dict[str, torch.Tensor] | None, dtype: torch.dtype) -> None:
+    base = adapter_base(job.model_dir) or job.model_dir
+    alone = job.config.publish == "adapter"
+    folder = job.work.staging if alone else job.work.staging / ADAPTER
+    for config in model.peft_config.values():
+        config.base_model_name_or_path = str(from_here(base.resolve()))
+    # Preference training may hold a second adapter, its reference.
+    model.save_pretrained(folder, state_dict=weights, selected_adapters=["default"])
+    if alone:
+        return
+    if weights is not None:
+        # The model is read again to be merged, by this process alone and therefore completely.
+        from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+        unset_hf_deepspeed_config()
+    merged(base, folder, dtype).save_pretrained(job.work.staging)
+
+
+def _cast(weights: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Return weights in another number format; names that share a tensor still do."""
+    cast = {id(tensor): tensor.detach().to("cpu", dtype) for tensor in weights.values()}
+    return {name: cast[id(tensor)] for name, tensor in weights.items()}
+
+
+def _is_weights(file: Path) -> bool:
+    return file.suffix in (".safetensors", ".bin", ".pt", ".pth") or file.name.endswith(".index.json")
+
+
+# Whether the samples that share a row are kept apart by the model that is trained.
+#
+# Transformers makes a block-diagonal mask of position ids that restart, but only if a model's code
+# passes them on to the function that makes its masks. Where it does not, as with gpt-oss, OPT and
+# Falcon, a sample sees those before it, and nothing fails.
+
+
+class _Asked(Exception):
+    """Ends a forward pass as soon as its mask is made of positions."""
+
+
+def mixing_faults(model_dir: Path, config: TrainingConfig) -> list[str]:
+    """Return why samples of the model in a directory cannot share rows, one sentence each. Raises
+    `ModelDirectoryError` when the directory does not give the shape of a model.
+    """
+    if faults := packing_faults(text_config(model_dir), config):
+        return faults
+    # FlashAttention needs no mask: it is given the positions themselves.
+    if not config.packing or config.attn_implementation.startswith("flash_attention"):
+        return []
+    model = skeleton(adapter_base(model_dir) or model_dir)
+    if separates_samples(model):
+        return []
+    return [
+        f"training.packing: the attention of a model of type {model.config.model_type} is not told where the samples "
+        "of a row begin, so that each would see those before it; set it to false, which gives each sample a row of "
+        "its own"
+    ]
+
+
+def separates_samples(model: Any) -> bool:
+    """Return whether a model, whose weights may take no memory, makes its masks of the positions of
+    its tokens.
+    """
+    ids = torch.zeros((1, 2), dtype=torch.long, device=model.device)
+    replaced = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = _ask
+    try:
+        with torch.no_grad():
+            model(input_ids=ids, position_ids=ids, use_cache=False)
+    except _Asked:
+        return True
+    # Masks are made before the first layer; what layers do without weights is anyone's guess.
+    except Exception:
+        return False
+    finally:
+        masking_utils.find_packed_sequence_indices = replaced
+    return False
+
+
+def _ask(*_: Any) -> NoReturn:
+    raise _Asked

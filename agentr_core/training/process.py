@@ -10,13 +10,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
+import socket
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import BinaryIO, Generic, TypeVar
+from pathlib import Path
+from typing import Any, BinaryIO, Generic, TypeVar
+
+from pydantic import ValidationError
 
 from agentr_core.errors import (
     AgentrError,
@@ -27,9 +34,139 @@ from agentr_core.errors import (
     OutOfMemory,
     TrainingFault,
 )
-from agentr_core.lifetime import python_path
-from agentr_core.training.job import Fault, WorkFolder, write_whole
-from agentr_core.writing import writing
+from agentr_core.models.files import adapter_base, read_json
+from agentr_core.system import python_path, writing
+from agentr_core.texts import placed
+from agentr_core.training.checkpoints import Manifest, is_complete, read_manifest
+from agentr_core.training.job import EVENT, JOB, LESS_MEMORY, Fault, TrainingJob, TrainingStep, WorkFolder, write_whole
+
+# DeepSpeed configurations: shipped ones, by name, or a file of the user.
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_FOLDERS = (_PACKAGE / "_data" / "deepspeed", _PACKAGE.parent / "deployments" / "deepspeed")
+
+
+def names() -> list[str]:
+    """Return the names of the shipped configurations."""
+    return sorted({file.stem for folder in _FOLDERS for file in folder.glob("*.json")})
+
+
+def read_zero(name: str) -> dict[str, Any]:
+    """Return a DeepSpeed configuration, its "auto" fields still to be filled in by the Hugging Face
+    Trainer.
+
+    Args:
+        name: one of `names()`, or the path of a JSON file.
+
+    Raises `ConfigError` when there is no such file or it holds no JSON object.
+    """
+    files = [Path(name), *(folder / f"{name}.json" for folder in _FOLDERS)]
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
+        where = placed(Path(name)) if Path(name).suffix else name
+        raise ConfigError(
+            f"training.launch.deepspeed: there is no file {where}; name one, or choose {', '.join(names())}"
+        )
+    try:
+        return read_json(file)
+    except ModelDirectoryError as error:
+        raise ConfigError(f"training.launch.deepspeed: {error}") from error
+
+
+def splits_weights(content: dict[str, Any]) -> bool:
+    """Return whether a DeepSpeed configuration splits the weights themselves among processes
+    (ZeRO-3).
+    """
+    zero = content.get("zero_optimization")
+    return isinstance(zero, dict) and zero.get("stage") == 3
+
+
+def offloads(content: dict[str, Any]) -> bool:
+    """Return whether a DeepSpeed configuration keeps weights and optimizer in main memory."""
+    zero = content.get("zero_optimization")
+    parts = [zero.get(name) for name in ("offload_param", "offload_optimizer")] if isinstance(zero, dict) else [None]
+    return all(isinstance(part, dict) and part.get("device", "none") != "none" for part in parts)
+
+
+# How the processes of a training are started through `accelerate launch`.
+
+RANK = "agentr_core.training.rank"
+PLACES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Variables with the rank of a process and the number of processes; a trainer must not see those of
+an outer launcher.
+"""
+
+
+def command(job: TrainingJob, *, job_file: Path, events_file: Path, machine_rank: int = 0) -> list[str]:
+    """Return the command that starts this machine's processes of a job with a `launch` section."""
+    launch = job.config.launch
+    assert launch is not None
+    options = {
+        "num_processes": job.config.num_processes,
+        "num_machines": launch.num_machines,
+        "machine_rank": machine_rank,
+        "main_process_port": launch.main_process_port,
+        "mixed_precision": "bf16" if job.config.bf16 else "fp16" if job.config.fp16 else "no",
+        "dynamo_backend": "no",
+    }
+    if launch.main_process_ip:
+        options["main_process_ip"] = launch.main_process_ip
+    if job.config.num_threads:
+        options["num_cpu_threads_per_process"] = job.config.num_threads
+    return [
+        *(sys.executable, "-m", "accelerate.commands.launch"),
+        *(part for name, value in options.items() for part in (f"--{name}", str(value))),
+        # The flag stands for several processes by torchrun, with or without GPUs; a single process
+        # does not get it.
+        *(["--multi_gpu"] if job.config.num_processes > 1 else []),
+        *("--module", RANK, str(job_file), str(events_file)),
+    ]
+
+
+def environment(job: TrainingJob, outer: Mapping[str, str], *, gpus: bool) -> dict[str, str]:
+    """Return the environment of a job's processes.
+
+    Args:
+        outer: the environment of this process.
+        gpus: whether the machine has GPUs.
+    """
+    inner = {name: value for name, value in outer.items() if name not in PLACES}
+    launch = job.config.launch
+    assert launch is not None
+    if not gpus:
+        # If told to use the CPU, Accelerate would silently leave out DeepSpeed.
+        inner |= {"DS_ACCELERATOR": "cpu"} if launch.deepspeed else {"ACCELERATE_USE_CPU": "true"}
+    if launch.deepspeed and job.config.num_processes == 1:
+        # DeepSpeed always needs a process group, and Accelerate makes none for a single process.
+        inner |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+        inner |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    return inner
+
+
+def start_launcher(
+    job: TrainingJob, *, job_file: Path, events_file: Path, keep: int | None = None, machine_rank: int = 0
+) -> subprocess.Popen[bytes]:
+    """Start this machine's processes of a job; return their launcher.
+
+    They end when this process ends, or closes its end of the launcher's standard input. `keep` is a
+    file descriptor that the launcher holds open too, so that a lock on it lasts until the last
+    process is gone.
+    """
+    import torch
+
+    return subprocess.Popen(
+        command(job, job_file=job_file, events_file=events_file, machine_rank=machine_rank),
+        stdin=subprocess.PIPE,
+        env=environment(job, os.environ, gpus=torch.cuda.is_available()),
+        pass_fds=() if keep is None else (keep,),
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
 
 POLL = 0.2
 """Seconds between two readings of the events."""
@@ -175,3 +312,99 @@ def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None
     """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
+
+
+# Fine-tuning from outside: from a job to a finished checkpoint.
+
+WORKER = "agentr_core.training.worker"
+
+
+async def train(job: TrainingJob, *, on_progress: Callable[[TrainingStep], None] = lambda step: None) -> Manifest:
+    """Return the manifest of a job's checkpoint: trained, continued after an interruption, or
+    already there.
+
+    `on_progress` is called after each optimizer step. Cancelling ends the trainer's process;
+    calling again continues from its last intermediate checkpoint, to the same weights as without
+    the interruption on the same processor and number of threads. A trainer whose parent was killed
+    ends by itself.
+
+    Raises:
+        NonFiniteLoss: loss or gradient became NaN or infinite. The weights were not changed by it.
+        OutOfMemory: memory ran out, or the system killed the trainer, which is how Linux reports
+            that.
+        TrainingFault: another fault, for example a full disk, or a foreign directory at
+            `output_dir`.
+        DataFault: the dataset is missing or has broken rows.
+        ModelDirectoryError: the model directory cannot be loaded.
+        ConfigError: the settings ask for a package, a device or a name that is not available.
+        DiskError: the folder of the job cannot be made or written to.
+    """
+    if job.output_dir.exists():
+        return _finished(job)
+    _check_inputs(job)
+    _leave_foreign_work(job)
+    process = TrainerProcess(
+        module=WORKER,
+        work=job.work,
+        job=JOB.dump_json(job, indent=1),
+        environment=_environment(job),
+        read=EVENT.validate_json,
+        published=lambda: is_complete(job.output_dir),
+        less_memory=LESS_MEMORY,
+    )
+    await process.run(on_progress)
+    return _finished(job)
+
+
+def _check_inputs(job: TrainingJob) -> None:
+    base = adapter_base(job.model_dir) or job.model_dir
+    if not (base / "config.json").is_file():
+        raise ModelDirectoryError(f"{base} has no config.json; give a Hugging Face model directory")
+    if not job.dataset_file.is_file():
+        raise DataFault(f"dataset file {job.dataset_file} does not exist; build the dataset before training on it")
+
+
+def _leave_foreign_work(job: TrainingJob) -> None:
+    """Remove unfinished work of the same job that began with other weights: a parent that is
+    trained on what it samples may come out otherwise under the same id.
+    """
+    if not job.work.job_file.exists():
+        return
+    with suppress(ValidationError):
+        before = JOB.validate_json(job.work.job_file.read_bytes()).parent_weights
+        if before in ("", job.parent_weights):
+            return
+    shutil.rmtree(job.work.root)
+
+
+def _finished(job: TrainingJob) -> Manifest:
+    if not is_complete(job.output_dir):
+        raise TrainingFault(f"{job.output_dir} exists and is not a complete checkpoint; remove it or train elsewhere")
+    manifest = read_manifest(job.output_dir)
+    if manifest.job != job.fingerprint:
+        raise TrainingFault(
+            f"{job.output_dir} holds the checkpoint of another training (job {manifest.job}, not {job.fingerprint}); "
+            "remove it or train elsewhere"
+        )
+    if job.work.root.exists():
+        shutil.rmtree(job.work.root)
+    return manifest
+
+
+def _environment(job: TrainingJob) -> dict[str, str]:
+    environment = {
+        **{name: value for name, value in os.environ.items() if name not in PLACES},
+        # Everything the trainer reads is local; a query to the hub would only add the network to
+        # what can fail.
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TQDM_DISABLE": "1",
+        "TENSORBOARD_LOGGING_DIR": str(job.reports),
+    }
+    if job.config.launch is None:
+        # Otherwise the Trainer would split each batch over all visible devices.
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        environment["CUDA_VISIBLE_DEVICES"] = "0" if visible is None else visible.split(",")[0]
+    if job.config.num_threads:
+        environment["OMP_NUM_THREADS"] = str(job.config.num_threads)
+    return environment

@@ -14,7 +14,7 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from agentr_core.lifetime import end_with_parent, importing
+from agentr_core.system import end_with_parent, importing
 from agentr_core.training.job import EVENT, JOB, Event, TrainingJob
 
 
@@ -42,7 +42,7 @@ def work(job: TrainingJob, events_file: Path) -> None:
             run(job, tell)
         except Exception as error:
             traceback.print_exc()
-            from agentr_core.training.faults import describe
+            from agentr_core.training.run import describe
 
             tell(describe(error, job.work.root))
             # Exit here and at once: the error's frames hold what is left of a process group, and to

@@ -21,7 +21,7 @@ from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_availa
 from agentr_core.errors import ConfigError
 from agentr_core.recipes.training import LaunchConfig, TrainingConfig
 from agentr_core.texts import listed
-from agentr_core.training.zero import read_zero, splits_weights
+from agentr_core.training.process import read_zero, splits_weights
 
 _ATTENTION: Final = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
 _FSDP: Final = (

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import math
+import os
 import platform
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,21 +19,97 @@ from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback, set_seed
 from transformers.integrations.deepspeed import set_hf_deepspeed_config
 
-from agentr_core.errors import ConfigError, TrainingFault
-from agentr_core.models.cpu_memory import keep_freed_memory
-from agentr_core.training.adapters import adapter_faults
+from agentr_core.errors import ConfigError, DataFault, ModelDirectoryError, OutOfMemory, TrainingFault
+from agentr_core.system import keep_freed_memory
 from agentr_core.training.checkpoints import Manifest, publish, publish_step
-from agentr_core.training.cpu_threads import use_threads
-from agentr_core.training.job import JOB, TrainingJob, TrainingStep
-from agentr_core.training.objectives import Preference
-from agentr_core.training.packing import trained_tokens
-from agentr_core.training.parent import Parent, load_parent, text_config
-from agentr_core.training.plan import Plan, plan
-from agentr_core.training.planned import MarkSaved, last_checkpoint, samples_per_step
+from agentr_core.training.job import JOB, LESS_MEMORY, Fault, Preference, TrainingJob, TrainingStep
+from agentr_core.training.packing import Plan, plan, trained_tokens
+from agentr_core.training.parent import Parent, adapter_faults, load_parent, mixing_faults, text_config, write_result
+from agentr_core.training.planned import MarkSaved, last_checkpoint, read_pairs, read_rows, samples_per_step
 from agentr_core.training.requirements import check_requirements
-from agentr_core.training.result import write_result
-from agentr_core.training.separation import mixing_faults
-from agentr_core.training.token_rows import read_pairs, read_rows
+
+# Describes faults of the trainer's process to its parent, in one sentence each.
+
+# Writers in Rust and C++ report a failed write only in their message; torch's does not give the
+# cause.
+_WRITE_FAILED = ("No space left on device", "PytorchStreamWriter failed", "inline_container")
+_MEMORY = ("can't allocate memory", "CUDA out of memory")
+
+
+def describe(error: BaseException, folder: Path, *, less_memory: str = LESS_MEMORY) -> Fault:
+    """Return the fault for an exception: its kind, what happened and what to do.
+
+    `folder` is where the training writes; after a failed write, the message says how much space is
+    left there. `less_memory` tells a user which fields need less memory.
+    """
+    if isinstance(error, ConfigError | DataFault | ModelDirectoryError | TrainingFault):
+        return Fault(kind=type(error).__name__, message=str(error))
+    chain = list(_chain(error))
+    if any(_is_failed_write(link) for link in chain):
+        room = shutil.disk_usage(folder).free / 1e6
+        return _fault(
+            TrainingFault,
+            f"a checkpoint could not be written to {folder}: {_line(error)}; its disk has {room:.1f} MB left, free "
+            "some and train again",
+        )
+    if any(_is_memory(link) for link in chain):
+        return _fault(OutOfMemory, f"memory ran out ({_line(error)}); {less_memory}")
+    return _fault(TrainingFault, f"the trainer failed with {type(error).__name__}: {_line(error)}")
+
+
+def _fault(kind: type[TrainingFault], message: str) -> Fault:
+    return Fault(kind=kind.__name__, message=message)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    link: BaseException | None = error
+    while link is not None:
+        yield link
+        link = link.__cause__ or link.__context__
+
+
+def _is_failed_write(error: BaseException) -> bool:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return True
+    return any(text in str(error) for text in _WRITE_FAILED)
+
+
+def _is_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _MEMORY)
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]
+
+
+# The number of threads that compute on a CPU.
+
+
+def use_threads(wanted: int) -> None:
+    """Let PyTorch compute on `wanted` threads of this process.
+
+    0 leaves the number to `OMP_NUM_THREADS`; if that is not set and there is no GPU, one thread is
+    used. Threads meet at the end of every operation, of which a step has thousands, and spin until
+    the last one arrives: when another program takes a core from one of them, all wait.
+    """
+    if wanted:
+        torch.set_num_threads(wanted)
+    elif "OMP_NUM_THREADS" not in os.environ and not torch.cuda.is_available():
+        torch.set_num_threads(1)
+
+
+@contextmanager
+def threads(wanted: int) -> Iterator[None]:
+    """Let PyTorch compute on `wanted` threads, as with `use_threads`, but only during the block."""
+    before = torch.get_num_threads()
+    use_threads(wanted)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
 
 _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
 

@@ -17,11 +17,10 @@ from datasets import Dataset
 from trl import SFTConfig, SFTTrainer
 
 from agentr_core.recipes.training import TrainingConfig
-from agentr_core.samples.labels import IGNORED
+from agentr_core.samples.identity import IGNORED
 from agentr_core.training.job import TrainingJob, TrainingStep
-from agentr_core.training.packing import QUANTUM, TokenRow, forward_passes, idle_pass, together, trained_tokens
+from agentr_core.training.packing import QUANTUM, Plan, TokenRow, forward_passes, idle_pass, together, trained_tokens
 from agentr_core.training.parent import Parent
-from agentr_core.training.plan import Plan
 from agentr_core.training.planned import FollowsPlan, MarkSaved, plain_arguments
 
 

@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from agentr_core.errors import TrainingFault
-from agentr_core.lifetime import end_with_parent
+from agentr_core.system import end_with_parent
 from agentr_core.training.checkpoints import is_complete
 from agentr_core.training.job import EVENT, JOB, Fault
-from agentr_core.training.launch import start_launcher
+from agentr_core.training.process import start_launcher
 from agentr_core.training.rank import work
 
 LOCK_WAIT = 30.0

@@ -15,8 +15,8 @@ import httpx
 from starlette.types import ASGIApp
 
 from agentr_core.errors import ConfigError, StoreError
-from agentr_core.viewer.access import HEADERS
-from agentr_core.writing import writing
+from agentr_core.system import writing
+from agentr_core.viewer.server import HEADERS
 
 _STATIC: Final = ("page.css", "viewer.css", "keys.js")
 _LINK: Final = re.compile(r'(<[a-z]+\b[^<>]*?) (href|src)="(/[^"#]*)(#[^"]*)?"')

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from agentr_core.reports import addresses, wording
-from agentr_core.store import Store
+from agentr_core.reports import document, wording
+from agentr_core.store.database import Store
 from agentr_core.store.queries.listings import LISTINGS, choices, listed
 
 PAGE_ROWS: Final = 50
@@ -63,11 +63,11 @@ class ListPage:
 
 
 def _own(kind: str, column: str) -> Callable[[Record], str | None]:
-    return lambda record: addresses.page_of(kind, record[column])
+    return lambda record: document.page_of(kind, record[column])
 
 
 def _instance(name: str) -> Column:
-    return Column("Instance", "instance_id", "code", lambda r: addresses.listing(name, instance=r["instance_id"]))
+    return Column("Instance", "instance_id", "code", lambda r: document.listing(name, instance=r["instance_id"]))
 
 
 _ITERATION = Column("Iteration", "iteration")
@@ -143,7 +143,7 @@ SHOWN: Mapping[str, Shown] = {
         "Groups of reinforcement learning",
         (
             Column("Step", "step"),
-            Column("Group", "number", "number", lambda r: addresses.group(r["iteration_id"], r["step"], r["number"])),
+            Column("Group", "number", "number", lambda r: document.group(r["iteration_id"], r["step"], r["number"])),
             _instance("groups"),
             _ITERATION,
             Column("Episodes", "episodes"),
@@ -158,7 +158,7 @@ SHOWN: Mapping[str, Shown] = {
             _ITERATION,
             Column("Stage", "stage", "text"),
             Column("Reason", "reason", "text"),
-            Column("Of", "subject", "code", lambda r: addresses.with_query("/find", {"q": r["subject"]})),
+            Column("Of", "subject", "code", lambda r: document.with_query("/find", {"q": r["subject"]})),
             Column("Detail", "detail", "long"),
         ),
     ),
@@ -189,7 +189,7 @@ def list_page(store: Store, name: str, query: Mapping[str, str]) -> ListPage:
     found = listed(store, source, filters, offset=page * PAGE_ROWS, limit=PAGE_ROWS)
 
     def link(number: int) -> str:
-        return addresses.with_query(f"/{name}", {**filters, "page": number})
+        return document.with_query(f"/{name}", {**filters, "page": number})
 
     return ListPage(
         name=name,

@@ -3,32 +3,358 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from math import sqrt
+from typing import Any, Final, NamedTuple
+from xml.etree import ElementTree as ET
 
-from agentr_core.reports import addresses
+from markupsafe import Markup
+
+from agentr_core.reports import document, wording
 from agentr_core.samples.rendering import ReadToken
-from agentr_core.store import Store
 from agentr_core.store.codec.samples import load_samples
-from agentr_core.store.queries.datasets import sample_head
-from agentr_core.store.queries.funnels import rejection_counts
-from agentr_core.store.queries.groups import group_head, group_rollouts, group_steps
-from agentr_core.store.queries.lineage import ancestry, entities_beginning
-from agentr_core.store.queries.overview import (
+from agentr_core.store.database import Store
+from agentr_core.store.queries.datasets import preference_head, rejection_counts, sample_head
+from agentr_core.store.queries.listings import (
     EvaluationLine,
+    Place,
+    ancestry,
+    entities_beginning,
     evaluation_lines,
     event_lines,
     iteration_lines,
+    places_of_texts,
     run_line,
     run_lines,
 )
-from agentr_core.store.queries.paths import Derivation, family, tool_calls, trajectory_head, trajectory_steps
-from agentr_core.store.queries.preferences import preference_head
 from agentr_core.store.queries.runs import runs_beginning
+from agentr_core.store.queries.trees import (
+    Derivation,
+    ToolCall,
+    TreeNode,
+    family,
+    group_head,
+    group_rollouts,
+    group_steps,
+    node_steps,
+    pair_head,
+    pairs_of_tree,
+    samples_of_pair,
+    tool_calls,
+    trajectory_head,
+    trajectory_steps,
+    tree_head,
+    tree_nodes,
+    verdicts_of_pair,
+)
+from agentr_core.store.text_index import RANKED, Matches, found_texts, phrases
 from agentr_core.texts import visible
 from agentr_core.viewer.lists import list_page
-from agentr_core.viewer.page import Page
-from agentr_core.viewer.trees import by_position, pair, tree
+
+# The result of a request: a page, or a redirection.
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A template with its values; `elsewhere` is the address to go to instead, if any."""
+
+    template: str
+    values: Mapping[str, Any]
+    elsewhere: str | None = None
+
+
+# A search tree as a drawing: numbers and short labels in, SVG out.
+
+_ROW: Final = 38
+_COLUMN: Final = 188
+_BEND: Final = 34
+_MARGIN: Final = 30
+_LABEL: Final = 20
+"""Characters of an action that are shown; the page of its node shows all of it."""
+_TONES: Final = ("passed", "", "bad", "good", "both")
+MOST_NODES: Final = 1500
+"""A drawing of more nodes is too long to look at and slow to show."""
+
+
+def tree_drawing(
+    nodes: Sequence[TreeNode],
+    tree_id: str,
+    good: Collection[int],
+    bad: Collection[int],
+    first: Sequence[Collection[int]] = (),
+) -> str:
+    """Return the drawing of a tree, the root at the top left; each node links to its page. Children
+    stand from the most visited one down, but paths that were chosen come first.
+
+    Args:
+        nodes: by number.
+        good, bad: nodes on good and bad paths of pairs, marked so.
+        first: the nodes of paths that come before others, in their order.
+    """
+    paths = (*first, good, bad)
+
+    def place(node: TreeNode) -> tuple[int, int]:
+        return next((number for number, path in enumerate(paths) if node.number in path), len(paths)), -node.visits
+
+    children: dict[int, list[int]] = {}
+    for node in sorted(nodes, key=place):
+        children.setdefault(node.parent, []).append(node.number)
+    rows = _rows(children)
+    width = 2 * _MARGIN + _COLUMN * (max(node.depth for node in nodes) + 1)
+    height = 2 * _MARGIN + _ROW * max(rows.values())
+    svg = ET.Element("svg", {"class": "tree", "viewBox": f"0 0 {width} {height:g}", "role": "img"})
+    svg.attrib.update({"width": str(width), "height": f"{height:g}", "aria-label": f"{len(nodes)} nodes"})
+    spots = {node.number: (_MARGIN + _COLUMN * node.depth, _MARGIN + _ROW * rows[node.number]) for node in nodes}
+    # Edges that were not taken are drawn below those that were.
+    for node in sorted(nodes[1:], key=lambda node: _TONES.index(_tone(node, good, bad))):
+        _edge(svg, spots[node.parent], spots[node.number], _tone(node, good, bad))
+    most = max(node.visits for node in nodes)
+    for node in nodes:
+        _node(svg, node, tree_id, spots[node.number], most, _tone(node, good, bad))
+    return ET.tostring(svg, encoding="unicode")
+
+
+def _rows(children: dict[int, list[int]]) -> dict[int, int]:
+    """Return the row of each node, the root in the first, where the drawing is first looked at.
+
+    A node and the first child of each stand in one row, as high as there is room for all of them:
+    short branches stand beside long ones, and no edges cross.
+    """
+    rows: dict[int, int] = {}
+    free: dict[int, int] = {}
+    waiting = [(0, 0)]
+    while waiting:
+        node, depth = waiting.pop()
+        line = [node]
+        while below := children.get(line[-1]):
+            line.append(below[0])
+        places = range(depth, depth + len(line))
+        row = max(free.get(place, 0) for place in places)
+        free.update(dict.fromkeys(places, row + 1))
+        for place, one in zip(places, line, strict=True):
+            rows[one] = row
+            # The last one is placed first: the branches of the deepest node.
+            waiting.extend((child, place + 1) for child in reversed(children.get(one, [])[1:]))
+    return rows
+
+
+def _tone(node: TreeNode, good: Collection[int], bad: Collection[int]) -> str:
+    if node.number in good:
+        return "both" if node.number in bad else "good"
+    if node.number in bad:
+        return "bad"
+    return "" if node.visits else "passed"
+
+
+def _edge(svg: ET.Element, start: tuple[float, float], end: tuple[float, float], tone: str) -> None:
+    (x1, y1), (x2, y2) = start, end
+    bend = x2 - _BEND
+    middle = (bend + x2) / 2
+    # Straight along the label of the parent, which is written above and below the edge.
+    curve = f"M{x1:g} {y1:g}H{bend:g}C{middle:g} {y1:g} {middle:g} {y2:g} {x2:g} {y2:g}"
+    ET.SubElement(svg, "path", {"class": f"edge {tone}".strip(), "d": curve})
+
+
+def _node(svg: ET.Element, node: TreeNode, tree_id: str, spot: tuple[float, float], most: int, tone: str) -> None:
+    x, y = spot
+    href = f"/node/{tree_id}/{node.number}"
+    link = ET.SubElement(svg, "a", {"href": href, "class": f"node {tone}".strip()})
+    radius = 3.5 + 7 * sqrt(node.visits / most) if most else 3.5
+    shape = {"cx": f"{x:g}", "cy": f"{y:g}", "r": f"{radius:.1f}"}
+    ET.SubElement(link, "circle", {"class": "ground", **shape})
+    # The better the value, the fuller the circle.
+    shape["fill-opacity"] = f"{0.12 + 0.88 * min(max(node.value or 0.0, 0.0), 1.0):.2f}"
+    ET.SubElement(link, "circle", shape)
+    if node.success or node.disaster:
+        ring = {"class": "ring win" if node.success else "ring lost", "cx": f"{x:g}", "cy": f"{y:g}"}
+        ET.SubElement(link, "circle", {**ring, "r": f"{radius + 3:.1f}"})
+    action = visible(" ".join((node.action or ("start" if node.parent < 0 else "no action")).split()))
+    _text(link, x + radius + 5, y - 5, action if len(action) <= _LABEL else action[: _LABEL - 1] + "…", "action")
+    _text(link, x + radius + 5, y + 13, _numbers(node), "numbers")
+    ET.SubElement(link, "title").text = f"node {node.number}: {action[:300]}"
+
+
+def _numbers(node: TreeNode) -> str:
+    words = [f"{node.visits} {wording.TIMES}", wording.NOTHING if node.value is None else f"{node.value:.2f}"]
+    if not node.duplicates:
+        words.append("the expert's")
+    elif node.duplicates > 1:
+        words.append(f"{node.duplicates} alike")
+    if not node.valid:
+        words.append("invalid")
+    words.extend(wording.label(word) for word in (node.verdict, node.stop) if word)
+    return " ".join(words)
+
+
+def _text(parent: ET.Element, x: float, y: float, text: str, kind: str) -> None:
+    ET.SubElement(parent, "text", {"class": kind, "x": f"{x:g}", "y": f"{y:g}"}).text = text
+
+
+# The page of a search: the texts that match, with their places.
+
+PAGE_ROWS: Final = 20
+MOST_CHARS: Final = 300
+"""The maximum length of a search."""
+_AROUND: Final = 160
+"""Characters that are shown before and after the first word that was found."""
+_PLACES: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """A text that was found: an extract in pieces, each with a flag for a search word, and the
+    places of the text.
+    """
+
+    pieces: list[tuple[str, bool]]
+    places: list[tuple[str, str]]
+    """The name and the address of each place."""
+
+
+def results(store: Store, words: str, matches: Matches, *, page: int, complete: bool) -> Page:
+    """Return the page of a search; `complete` says whether all texts were in the index."""
+    texts = found_texts(store, matches.rows)
+    places = places_of_texts(store, [key for key, _ in texts], _PLACES) if texts else []
+    values = {
+        "words": words,
+        "hits": [
+            Hit(extract(text, phrases(words)), [_place(p) for p in places if p.text_id == key]) for key, text in texts
+        ],
+        "total": matches.total,
+        "many": matches.total >= RANKED,
+        "first": page * PAGE_ROWS + 1,
+        "complete": complete,
+        "previous": document.with_query("/search", {"q": words, "page": page - 1}) if page else None,
+        "following": document.with_query("/search", {"q": words, "page": page + 1})
+        if (page + 1) * PAGE_ROWS < matches.total
+        else None,
+    }
+    return Page("search", values)
+
+
+def extract(text: str, wanted: Sequence[str]) -> list[tuple[str, bool]]:
+    """Return the text around the first search word, in pieces, each with a flag for a search word;
+    the beginning of the text if no search word occurs in it literally.
+    """
+    pattern = re.compile("|".join(re.escape(word) for word in wanted), re.IGNORECASE)
+    first = pattern.search(text) if wanted else None
+    middle = first.start() if first else 0
+    start, end = max(0, middle - _AROUND), min(len(text), middle + 2 * _AROUND)
+    shown = ("… " if start else "") + text[start:end] + (" …" if end < len(text) else "")
+    pieces: list[tuple[str, bool]] = []
+    at = 0
+    for found in pattern.finditer(shown) if wanted else ():
+        pieces += [(shown[at : found.start()], False), (found[0], True)]
+        at = found.end()
+    return [piece for piece in [*pieces, (shown[at:], False)] if piece[0]]
+
+
+def _place(place: Place) -> tuple[str, str]:
+    if place.kind == "node":
+        return f"node {place.key[:8]}#{place.position}", f"/node/{place.key}/{place.position}"
+    where = "" if place.position is None else f", {'message' if place.kind == 'sample' else 'step'} {place.position}"
+    anchor = "" if place.position is None else f"#{place.position}"
+    return f"{place.kind} {place.key[:8]}{where}", f"{document.page_of(place.kind, place.key)}{anchor}"
+
+
+# The pages of search trees, their nodes, and the pairs that were taken from them.
+
+
+def tree(store: Store, tree_id: str) -> Page | None:
+    """Return the page of a search tree, drawn."""
+    head = tree_head(store, tree_id)
+    if head is None:
+        return None
+    nodes = tree_nodes(store, tree_id)
+    pairs = pairs_of_tree(store, tree_id)
+    good = _ways(nodes, (leaf for _, leaf, _ in pairs))
+    bad = _ways(nodes, (leaf for _, _, leaf in pairs))
+    first = [_ways(nodes, [leaf]) for _, *leaves in pairs[:1] for leaf in leaves]
+    drawable = 0 < len(nodes) <= MOST_NODES
+    drawn = Markup(tree_drawing(nodes, tree_id, good, bad, first)) if drawable else None
+    values = {
+        "head": head,
+        "nodes": nodes,
+        "pairs": pairs,
+        # The only markup of a page that does not come from its template: made by `drawing`, which
+        # escapes texts.
+        "drawing": drawn,
+        "ancestry": ancestry(store, tree_id, "tree"),
+    }
+    return Page("tree", values)
+
+
+def node(store: Store, tree_id: str, index: int) -> Page | None:
+    """Return the page of a node: the path to it, step by step, and the siblings it was chosen
+    from.
+    """
+    head = tree_head(store, tree_id)
+    nodes = {one.number: one for one in tree_nodes(store, tree_id)} if head else {}
+    if head is None or index not in nodes:
+        return None
+    calls = tool_calls(store, "node", tree_id)
+    steps = node_steps(store, tree_id, _ways(nodes.values(), [index]))
+    way = {step.node: step.position for step in steps}
+    values = {
+        "head": head,
+        "node": nodes[index],
+        "steps": steps,
+        "siblings": {step.node: _siblings(nodes.values(), nodes[step.node]) for step in steps if step.node is not None},
+        "children": [one for one in nodes.values() if one.parent == index],
+        "calls": by_position([c._replace(position=way[c.position]) for c in calls if c.position in way]),
+        "ancestry": ancestry(store, f"{tree_id}#{index}", "node"),
+    }
+    return Page("node", values)
+
+
+def pair(store: Store, pair_id: str) -> Page | None:
+    """Return the page of a pair: its good and its bad path side by side."""
+    head = pair_head(store, pair_id)
+    if head is None:
+        return None
+    nodes = tree_nodes(store, head.tree_id)
+    on_good, on_bad = _ways(nodes, [head.good_leaf]), _ways(nodes, [head.bad_leaf])
+    steps = node_steps(store, head.tree_id, on_good | on_bad)
+    good = [step for step in steps if step.node in on_good]
+    bad = [step for step in steps if step.node in on_bad]
+    samples = samples_of_pair(store, pair_id)
+    values = {
+        "head": head,
+        "shared": bad[: head.shared_steps],
+        "good": good[head.shared_steps :],
+        "bad": bad[head.shared_steps :],
+        "verdicts": {verdict.position: verdict for verdict in verdicts_of_pair(store, pair_id)},
+        "samples": samples,
+        "splices": load_samples(store, [sample.sample_id for sample in samples[:1]]),
+        "ancestry": ancestry(store, pair_id, "pair"),
+    }
+    return Page("pair", values)
+
+
+def by_position(calls: Sequence[ToolCall]) -> dict[int, list[ToolCall]]:
+    """Return calls of tools by the step that made them."""
+
+    def place(call: ToolCall) -> int:
+        return call.position
+
+    return {position: list(some) for position, some in groupby(sorted(calls, key=place), key=place)}
+
+
+def _ways(nodes: Collection[TreeNode], leaves: Iterable[int]) -> set[int]:
+    """Return the numbers of some nodes and of all their ancestors."""
+    parents = {node.number: node.parent for node in nodes}
+    found: set[int] = set()
+    for leaf in leaves:
+        while leaf in parents and leaf not in found:
+            found.add(leaf)
+            leaf = parents[leaf]
+    return found
+
+
+def _siblings(nodes: Collection[TreeNode], chosen: TreeNode) -> list[TreeNode]:
+    return [one for one in nodes if one.parent == chosen.parent and one.number != chosen.number]
 
 
 def runs(store: Store) -> Page:
@@ -158,12 +484,12 @@ def find(store: Store, words: str) -> Page:
     for them.
     """
     words = words.strip()
-    instead = addresses.with_query("/search", {"q": words})
+    instead = document.with_query("/search", {"q": words})
     if re.fullmatch(r"[0-9a-f]{4,64}(#\d+)?", words):
         known = [("run", key) for key in runs_beginning(store, words)]
         known += [(one.kind, one.key) for one in entities_beginning(store, words, limit=3)]
         if len(known) == 1:
-            instead = addresses.page_of(*known[0])
+            instead = document.page_of(*known[0])
     return Page("", {}, elsewhere=instead)
 
 

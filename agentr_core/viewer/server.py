@@ -12,24 +12,57 @@ from typing import Any, Final
 from jinja2 import Environment
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentr_core.errors import StoreBusy, UserError
-from agentr_core.http_server.guard import Guard, Locked
-from agentr_core.reports import addresses
+from agentr_core.http_server import Guard, Locked
+from agentr_core.reports import document
 from agentr_core.reports.html import environment
 from agentr_core.samples.rendering import ReadToken
-from agentr_core.store import Store
+from agentr_core.store.database import Store, snapshot
 from agentr_core.store.queries.listings import LISTINGS
-from agentr_core.store.snapshot import snapshot
 from agentr_core.store.text_index import TextIndex
-from agentr_core.viewer import pages, searching, trees
-from agentr_core.viewer.access import Sealed
+from agentr_core.viewer import pages
 from agentr_core.viewer.lists import number
-from agentr_core.viewer.page import Page
+from agentr_core.viewer.pages import MOST_CHARS, PAGE_ROWS, Page, node, results
+
+# Limits on what a browser may do with the pages.
+
+HEADERS: Final = {
+    # These pages show texts of models and worlds: whatever the texts contain, none of it is run,
+    # loaded or sent.
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class Sealed:
+    """An application whose answers get headers that keep the shown texts from running or loading
+    anything.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+
+        async def sealed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        await self._app(scope, receive, sealed if scope["type"] == "http" else send)
+
 
 _WAIT_FOR_TEXTS_S: Final = 0.15
 _WAIT_FOR_STORE_S: Final = 10.0
@@ -138,7 +171,7 @@ class _Viewer:
 
     async def search(self, request: Request) -> Response:
         """Answer a search from the index, and go on taking in texts."""
-        words = request.query_params.get("q", "").strip()[: searching.MOST_CHARS]
+        words = request.query_params.get("q", "").strip()[:MOST_CHARS]
         complete = await self._indexed()
         return await run_in_threadpool(self._results, request, words, complete)
 
@@ -167,9 +200,9 @@ class _Viewer:
     def _results(self, request: Request, words: str, complete: bool) -> Response:
         asked = request.query_params.get("page", "")
         page = min(int(asked), 10_000) if asked.isascii() and asked.isdigit() else 0
-        matches = self._index.search(words, offset=page * searching.PAGE_ROWS, limit=searching.PAGE_ROWS)
+        matches = self._index.search(words, offset=page * PAGE_ROWS, limit=PAGE_ROWS)
         with snapshot(self._store) as state:
-            made = searching.results(state, words, matches, page=page, complete=complete)
+            made = results(state, words, matches, page=page, complete=complete)
         return self._answer(request, made)
 
     def _answer(self, request: Request, page: Page | None) -> Response:
@@ -187,7 +220,7 @@ def templates() -> Environment:
     """Return the templates of the pages."""
     made = environment("agentr_core.viewer")
     made.filters.update(number=number, fact=_fact, turns=pages.token_turns, token=pages.token_text)
-    made.globals.update(page_of=addresses.page_of, listing=addresses.listing, group_page=addresses.group)
+    made.globals.update(page_of=document.page_of, listing=document.listing, group_page=document.group)
     for name in made.list_templates():
         # Compiled now, so that the first visitor does not wait for it.
         made.get_template(name)
@@ -212,7 +245,7 @@ def _detail(make: pages.Detail) -> Make:
 
 
 def _node(store: Store, request: Request) -> Page | None:
-    return trees.node(store, request.path_params["tree"], request.path_params["node"])
+    return node(store, request.path_params["tree"], request.path_params["node"])
 
 
 def _group(store: Store, request: Request) -> Page | None:

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from statistics import fmean
 
-from agentr_core.environments.crafting import TextCraft
-from agentr_core.environments.crafting.planner import CraftingProblem, Plan, plan
+from agentr_core.environments.crafting.game import CraftingProblem, Plan, plan
+from agentr_core.environments.crafting.textcraft import TextCraft
 from agentr_core.types import Instance
 
 OFFICIAL = ("train", "test", "rest")

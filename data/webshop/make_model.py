@@ -21,7 +21,7 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from agentr_core.environments.webshop import WebShop
+from agentr_core.environments.webshop.world import WebShop
 
 SEED = 20261121
 VOCABULARY, HIDDEN, INNER, LAYERS, HEADS, CONTEXT = 1024, 64, 192, 2, 4, 4096

@@ -8,7 +8,7 @@ import httpx
 from openai import APIStatusError, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
-from agentr_core.environments.crafting import TextCraft
+from agentr_core.environments.crafting.textcraft import TextCraft
 
 
 def play(client: OpenAI, split: str, index: int) -> float:

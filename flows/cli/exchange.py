@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from agentr_core.lifetime import importing
+from agentr_core.system import importing
 from agentr_core.texts import visible
 from flows.cli.options import WORKSPACE, IdPrefix, NamedPath, refuse_given
 from flows.cli.prefect_settings import quiet_prefect

@@ -87,7 +87,7 @@ def _note_workspace(ctx: click.Context, _: click.Parameter, value: str | None) -
     if value is not None:
         # Not with the other imports: recipes take a third of a second, which other commands do
         # without.
-        from agentr_core.recipes.yaml_text import quoted
+        from agentr_core.recipes.parsing import quoted
 
         ctx.meta[_WORKSPACE_FIELD] = f"workspace={quoted(value)}"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from agentr_core.lifetime import importing
+from agentr_core.system import importing
 from flows.cli.options import IdPrefix, NamedPath, finite, of_recipe, refuse_given
 from flows.cli.prefect_settings import quiet_prefect
 
@@ -157,7 +157,7 @@ def evaluate(
     refuse_given("belongs to --answers", "opening")
     quiet_prefect()
     with importing():
-        from agentr_core.recipes.yaml_text import quoted
+        from agentr_core.recipes.parsing import quoted
         from flows.local import evaluate_recipe
 
     # In quotes, a path of digits is a text, too. A run to go on from would bring its own.

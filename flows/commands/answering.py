@@ -6,21 +6,21 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from agentr_core.episodes.asking import graded, no_helper
+from agentr_core.episodes.steps import graded, no_helper
 from agentr_core.errors import ConfigError, DataFileError
-from agentr_core.protocols.environment import Environment
-from agentr_core.recipes.evaluation import TEST
+from agentr_core.protocols import Environment
+from agentr_core.recipes.environments import TEST
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.reports import wording
 from agentr_core.reports.document import Column, Row, Table
-from agentr_core.reports.summary import table_text
-from agentr_core.samples.expert_file import Demonstration, read_demonstrations
-from agentr_core.samples.json_lines import World
+from agentr_core.reports.model_card import table_text
+from agentr_core.samples.chat_file import World
+from agentr_core.samples.demonstration_files import Demonstration, read_demonstrations
 from agentr_core.stages.demonstrate import played_live
-from agentr_core.stages.measures import gain, measure
-from agentr_core.stages.report_scores import estimate, finite
+from agentr_core.stages.evaluate import gain, measure
+from agentr_core.stages.report import estimate, finite
 from agentr_core.store.codec.trajectories import Episode, load_episodes
-from agentr_core.store.queries.evaluations import finished_evaluations
+from agentr_core.store.queries.datasets import finished_evaluations
 from agentr_core.types import Instance, Trajectory
 from tasks.wiring import load_recipe, make_environment, reference
 from tasks.workspaces import open_store

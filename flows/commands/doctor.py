@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from agentr_core.runtime.machine import bfloat16, bfloat16_speed
-from agentr_core.tools.python.levels import Level
+from agentr_core.tools.python.confinement import Level
 from agentr_core.tools.python.tool import PythonTool, named
 
 

@@ -15,17 +15,16 @@ from typing import Any
 from agentr_core import answers
 from agentr_core.environments import registry
 from agentr_core.environments.contract import Violation, check
-from agentr_core.environments.reads import Reads, listening, unseen
+from agentr_core.environments.registry import Reads, listening, unseen
 from agentr_core.episodes.transcript import whole_episode
 from agentr_core.errors import AgentrError, ConfigError, EnvironmentUnavailable, UserError
-from agentr_core.http_server.hosts import token_for
-from agentr_core.protocols.environment import Environment
-from agentr_core.recipes.yaml_text import read_yaml, unfit_values
-from agentr_core.repeating import Repeatability, repeatability_of
+from agentr_core.http_server import token_for
+from agentr_core.protocols import Environment, Repeatability, repeatability_of
+from agentr_core.recipes.parsing import read_yaml, unfit_values
 from agentr_core.stages.demonstrate import expert_trajectory
+from agentr_core.system import write_text
 from agentr_core.texts import cause, visible
 from agentr_core.types import Instance, Message
-from agentr_core.writing import write_text
 from tasks.wiring import gateway_token, named_environment
 
 _LOOKED_AT = 60
@@ -173,9 +172,9 @@ def serve(
     Raises `ConfigError` for an unknown name, option or split, for an address that cannot be
     listened on, and for numbers that clients know as those of other splits.
     """
+    from agentr_core import http_server
     from agentr_core.environments.agentgym import server, worlds
     from agentr_core.environments.agentgym.wire import WIRES
-    from agentr_core.http_server import listening
 
     env = named_environment(name, options)
     try:
@@ -186,7 +185,7 @@ def serve(
         env.close()
     wire = WIRES.get(name, WIRES["textcraft"])
     made = server.app(lambda: named_environment(name, options), wire, numbers, idle_s=idle_s, most=most)
-    listening.serve(
+    http_server.serve(
         made,
         host=host,
         port=port,
@@ -204,8 +203,8 @@ def serve_gateway(*, host: str, port: int, say: Callable[[str], Any]) -> None:
 
     Raises `ConfigError` for an address that cannot be listened on.
     """
+    from agentr_core import http_server
     from agentr_core.environments.gateway.server import app
-    from agentr_core.http_server import listening
 
     fixed = gateway_token()
     token = fixed or token_for(host)
@@ -215,7 +214,7 @@ def serve_gateway(*, host: str, port: int, say: Callable[[str], Any]) -> None:
     def listens(where: str) -> None:
         say(f"agents take episodes at {where}/episodes{key}; runs need AGENTR_GATEWAY={where}{secret}")
 
-    listening.serve(app(token), host=host, port=port, listening=listens)
+    http_server.serve(app(token), host=host, port=port, listening=listens)
 
 
 def _diagnose(name: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,15 +14,14 @@ from agentr_core.errors import ConfigError
 from agentr_core.exchange.formats import FORMATS, export
 from agentr_core.exchange.training_set import Launch, Origin, PairRow, Question, SampleRow, TrainingSet
 from agentr_core.exchange.verl import ABILITIES, SOURCES
-from agentr_core.methods.et_agent.reward import EfficiencyReward
-from agentr_core.protocols.environment import Environment
+from agentr_core.methods.et_agent.curriculum import EfficiencyReward
+from agentr_core.protocols import Environment
 from agentr_core.runtime.place import Workplace
 from agentr_core.samples.identity import sample_id
 from agentr_core.stages.dataset import stored_tokens
-from agentr_core.store import Store
-from agentr_core.store.codec.preferences import load_preferences
-from agentr_core.store.codec.samples import load_dataset
+from agentr_core.store.codec.samples import load_dataset, load_preferences
 from agentr_core.store.codec.trajectories import load_trajectories
+from agentr_core.store.database import Store
 from agentr_core.store.queries.datasets import (
     DatasetHead,
     GroupedInstance,
@@ -32,8 +31,8 @@ from agentr_core.store.queries.datasets import (
     grouped_beginning,
     sample_heads,
 )
-from agentr_core.store.queries.iterations import checkpoint_made
-from agentr_core.training.objectives import GroupRelative
+from agentr_core.store.queries.runs import checkpoint_made
+from agentr_core.training.job import GroupRelative
 from agentr_core.types import Instance, Sample
 from tasks.wiring import RunRef, quiet_workplace
 from tasks.workspaces import open_store

@@ -13,9 +13,9 @@ from typing import Any
 from agentr_core.evaluation.metrics import Estimate
 from agentr_core.reports import wording
 from agentr_core.reports.document import Column, Row, Table
-from agentr_core.reports.summary import table_text
+from agentr_core.reports.model_card import table_text
+from agentr_core.stages.evaluate import Measures, ks_of_pass, of_depths
 from agentr_core.stages.headroom import GREEDY, TEST, TRAIN, Found
-from agentr_core.stages.measures import Measures, ks_of_pass, of_depths
 
 _SETS = {TRAIN: "training", TEST: "held-out"}
 _HOW = """\

@@ -19,10 +19,9 @@ from agentr_core.exchange.imports import (
     import_pairs,
 )
 from agentr_core.recipes.eto import ExpertConfig
-from agentr_core.samples.json_lines import World
-from agentr_core.samples.record_fields import named
+from agentr_core.samples.chat_file import World, named
+from agentr_core.system import write_text
 from agentr_core.texts import MOST_FAULTS, counted
-from agentr_core.writing import write_text
 from flows.commands.environments import MAX_SERVED
 from tasks.wiring import named_environment
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from agentr_core.errors import ConfigError
-from agentr_core.store import Store
 from agentr_core.store.codec.trajectories import load_trajectories
-from agentr_core.store.queries.lineage import Ancestor, ancestry, entities_beginning, nodes_of_tree
+from agentr_core.store.database import Store
+from agentr_core.store.queries.listings import Ancestor, ancestry, entities_beginning, nodes_of_tree
 from agentr_core.store.queries.runs import runs_beginning
 from agentr_core.texts import counted, visible
 from tasks.workspaces import open_store

@@ -15,7 +15,7 @@ from agentr_core.recipes.models import ModelConfig, ModelRole
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.recipes.training import TrainingConfig
 from agentr_core.runtime import machine
-from agentr_core.training.objectives import GroupRelative
+from agentr_core.training.job import GroupRelative
 
 _MAIN = 900 << 20
 """The process of a run itself, with Prefect, its server and the store."""

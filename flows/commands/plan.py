@@ -17,15 +17,13 @@ from agentr_core.environments import registry
 from agentr_core.estimates import GIB
 from agentr_core.methods.comparison.arms import arms_of, makers_of_samples
 from agentr_core.methods.table import method_of, plan_of, plans_of
-from agentr_core.protocols.abilities import Served
+from agentr_core.protocols import Served
 from agentr_core.recipes.recipe import OF_ONE_WORLD, OPTIONAL, FieldValue, Recipe, field_values, shown
+from agentr_core.runtime.equipment import Worlds
 from agentr_core.runtime.instances import episode_count, state_count, training_instances
 from agentr_core.runtime.place import Method, Stage
-from agentr_core.runtime.worlds import Worlds
 from agentr_core.samples.rendering import load_renderer
-from agentr_core.store.queries.iterations import count_finished_iterations
-from agentr_core.store.queries.runs import count_finished_runs
-from agentr_core.store.queries.usage import longest_sample
+from agentr_core.store.queries.runs import count_finished_iterations, count_finished_runs, longest_sample
 from agentr_core.texts import counted
 from flows.commands.needs import WorldCounts, needs
 from flows.preflight.checks import faults_of

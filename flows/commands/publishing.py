@@ -13,14 +13,14 @@ from agentr_core.methods.table import method_of
 from agentr_core.models.files import ADAPTER_CONFIG, read_json, weights_sha256
 from agentr_core.recipes.recipe import OPTIONAL, Recipe
 from agentr_core.reports.model_card import Card, CardScore, render_card
-from agentr_core.stages.measures import load_measures
-from agentr_core.stages.report_scores import finite
-from agentr_core.store import Store
-from agentr_core.store.queries.evaluations import StoredEvaluation, evaluations_of
-from agentr_core.store.queries.lineage import ancestry
+from agentr_core.stages.evaluate import load_measures
+from agentr_core.stages.report import finite
+from agentr_core.store.database import Store
+from agentr_core.store.queries.datasets import StoredEvaluation, evaluations_of
+from agentr_core.store.queries.listings import ancestry
 from agentr_core.store.queries.runs import CheckpointMade, checkpoints_beginning
+from agentr_core.system import writing
 from agentr_core.training.checkpoints import ADAPTER, HISTORY, MANIFEST, read_manifest
-from agentr_core.writing import writing
 from flows.commands.lineage import line_of
 from tasks.workspaces import open_store, stored_recipe
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from agentr_core.errors import ConfigError
-from agentr_core.store.answers import FORMATS, write_parquet
-from agentr_core.store.examples import example, examples
 from agentr_core.store.queries.runs import ALL_RUNS
-from agentr_core.store.questions import SECONDS
+from agentr_core.store.questions import FORMATS, SECONDS, example, examples, write_parquet
+from agentr_core.system import write_text
 from agentr_core.texts import counted
-from agentr_core.writing import write_text
 from tasks.workspaces import open_store
 
 PARQUET = "parquet"

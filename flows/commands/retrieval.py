@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agentr_core.http_server import listening
-from agentr_core.http_server.hosts import LOOPBACK
+from agentr_core import http_server
+from agentr_core.http_server import LOOPBACK
 from agentr_core.tools.search.retriever import open_retriever
 from agentr_core.tools.search.server import app
 
@@ -31,13 +31,13 @@ def serve(
     """
     model = None
     if encoder is not None:
-        from agentr_core.tools.search.encoder import Encoder
+        from agentr_core.tools.search.retriever import Encoder
 
         model = Encoder(encoder, device=device)
     retriever = open_retriever(corpus, cache, encoder=model, vectors=vectors)
     # Clients on other machines call the server by names that it does not know.
     hosts = LOOPBACK if host in LOOPBACK else None
-    listening.serve(
+    http_server.serve(
         app(retriever, threads=threads, hosts=hosts),
         host=host,
         port=port,

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentr_core.errors import ConfigError
-from agentr_core.runtime.worlds import Worlds
+from agentr_core.runtime.equipment import Worlds
 from agentr_core.samples.chat_file import read_chat
-from agentr_core.stages.whole_episodes import whole_samples
-from agentr_core.store import Store
+from agentr_core.stages.dataset import whole_samples
 from agentr_core.store.codec.samples import load_samples
 from agentr_core.store.codec.trajectories import load_trajectories
+from agentr_core.store.database import Store
 from agentr_core.store.queries.datasets import run_of
-from agentr_core.store.queries.lineage import Entity, entities_beginning
+from agentr_core.store.queries.listings import Entity, entities_beginning
 from agentr_core.texts import visible
 from agentr_core.types import Message, Rejection, Sample
 from tasks.wiring import make_environment

@@ -10,10 +10,10 @@ from xml.etree import ElementTree as ET
 
 from agentr_core.errors import ConfigError
 from agentr_core.reports.markdown import escape
-from agentr_core.store import Store
-from agentr_core.store.examples import examples
-from agentr_core.store.queries.catalogue import Column, Reference, Relation, references, relations
-from agentr_core.writing import write_text
+from agentr_core.store.database import Store
+from agentr_core.store.queries.listings import Column, Reference, Relation, references, relations
+from agentr_core.store.questions import examples
+from agentr_core.system import write_text
 
 PAGE, PICTURE = "README.md", "schema.svg"
 TITLE = "# The schema of the store"

@@ -8,15 +8,12 @@ from pathlib import Path
 from agentr_core.errors import StoreError
 from agentr_core.reports import wording
 from agentr_core.reports.document import Column, Row, Table
-from agentr_core.reports.summary import table_text
-from agentr_core.store import Store
-from agentr_core.store.care.merging import merge_stores
-from agentr_core.store.care.pruning import prune
-from agentr_core.store.care.rewriting import Rewritten, compact
-from agentr_core.store.care.sizes import sizes
-from agentr_core.store.queries.soundness import contradictions, dangling_references
+from agentr_core.reports.model_card import table_text
+from agentr_core.store.care.rewriting import Rewritten, compact, merge_stores, prune, sizes
+from agentr_core.store.database import Store
+from agentr_core.store.queries.listings import contradictions, dangling_references
+from agentr_core.system import writing
 from agentr_core.texts import counted, placed
-from agentr_core.writing import writing
 from tasks.runs import all_locked
 from tasks.workspaces import STORE_FILE, find_run, open_store
 

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentr_core.http_server import listening
-from agentr_core.http_server.hosts import LOOPBACK, token_for
+from agentr_core import http_server
+from agentr_core.http_server import LOOPBACK, token_for
 from agentr_core.store.queries.runs import runs_beginning
 from agentr_core.texts import counted
 from agentr_core.viewer.bundle import bundle
@@ -37,7 +37,9 @@ def serve(workspace: Path, *, index: Path | None, host: str, port: int, say: Cal
         reading=partial(reading, workspace),
     )
     entry = "" if token is None else f"/?token={token}"
-    listening.serve(shown, host=host, port=port, listening=lambda where: say(f"{workspace} is shown at {where}{entry}"))
+    http_server.serve(
+        shown, host=host, port=port, listening=lambda where: say(f"{workspace} is shown at {where}{entry}")
+    )
 
 
 def write(workspace: Path, folder: Path, *, run: str | None, most: int) -> str:

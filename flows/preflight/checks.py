@@ -8,16 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentr_core import answers
-from agentr_core.episodes.opening import Opening, instruction_of
 from agentr_core.episodes.rollout import stateful
-from agentr_core.episodes.transcript import transcript_of
+from agentr_core.episodes.transcript import Opening, instruction_of, transcript_of
 from agentr_core.errors import ConfigError, DataFault, SandboxError, StoreError
 from agentr_core.methods.table import plans_of
-from agentr_core.protocols.abilities import Graded, Sandboxed, Served
-from agentr_core.protocols.environment import Environment
+from agentr_core.protocols import Environment, Graded, Sandboxed, Served
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.instances import check_separate, held_out_instances, training_instances
-from agentr_core.runtime.prompts import example_ids, opening_of
+from agentr_core.runtime.start import example_ids, opening_of
 from agentr_core.types import Instance, Sampling
 from flows.preflight.requirements import (
     Faults,
@@ -181,5 +179,5 @@ def _check_opening(env: Environment, opening: Opening | None) -> None:
     if not all(text in said for text in texts):
         raise ConfigError(
             f"environment {env.name} has a transcript of its own, which does not say what environment.prompt asks for; "
-            "leave it out, or let the transcript use agentr_core.episodes.opening"
+            "leave it out, or let the transcript use agentr_core.episodes.transcript"
         )

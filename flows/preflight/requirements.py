@@ -16,24 +16,28 @@ from agentr_core import estimates
 from agentr_core.environments import registry
 from agentr_core.errors import ConfigError, DataFault, EndpointError, ModelDirectoryError, ModelFault, UserError
 from agentr_core.estimates import GIB
-from agentr_core.lifetime import importing
 from agentr_core.methods.table import method_of, plans_of
-from agentr_core.models.checkpoint_dir import check_model_directory, context_length_of, has_chat_template
+from agentr_core.models.checkpoint_dir import (
+    TWO_TURNS,
+    check_model_directory,
+    context_length_of,
+    has_chat_template,
+    way_out,
+)
 from agentr_core.models.openai.endpoint import context_length, endpoint
-from agentr_core.models.shipped_templates import TWO_TURNS, way_out
-from agentr_core.models.vllm.start import device_of
+from agentr_core.models.vllm.replicas import device_of
 from agentr_core.recipes.grpo import on_one_machine
 from agentr_core.recipes.models import ModelConfig
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.recipes.training import TrainingConfig
-from agentr_core.samples.chat_file import read_chat
-from agentr_core.samples.record_fields import Use, fields_left_out, named
+from agentr_core.samples.chat_file import Use, fields_left_out, named, read_chat
 from agentr_core.samples.rendering import Renderer, load_renderer, load_tokenizer
-from agentr_core.store import Store
-from agentr_core.store.queries.revision_states import revision_states
+from agentr_core.store.database import Store
+from agentr_core.store.queries.datasets import revision_states
 from agentr_core.store.queries.runs import count_trees
+from agentr_core.system import importing
 from agentr_core.texts import listed
-from agentr_core.training.objectives import GroupRelative
+from agentr_core.training.job import GroupRelative
 from agentr_core.types import Message
 from tasks.workspaces import find_run, open_store
 
@@ -111,9 +115,8 @@ def training_requirements(recipe: Recipe, faults: Faults) -> None:
     not fit.
     """
     # Torch and PEFT take seconds to import, and an evaluation needs neither.
-    from agentr_core.training.adapters import adapter_faults
+    from agentr_core.training.parent import adapter_faults, mixing_faults
     from agentr_core.training.requirements import OF_PAIRS, machine_faults, name_faults
-    from agentr_core.training.separation import mixing_faults
 
     found: list[str] = []
     for config, section, online in _trainings(recipe):
@@ -228,7 +231,7 @@ def _check_device(model: ModelConfig, section: str, faults: Faults) -> None:
                 device_of(model.device)
             return
         with importing():
-            from agentr_core.models.local.devices import torch_device
+            from agentr_core.models.local.loading import torch_device
 
         torch_device(model.device, field=f"{section}.device")
     except ConfigError as error:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
-from agentr_core.episodes.asking import steps_ask
+from agentr_core.episodes.steps import steps_ask
 from agentr_core.methods.table import plans_of
-from agentr_core.models.vllm.start import device_of
-from agentr_core.protocols.abilities import Graded
-from agentr_core.protocols.environment import Environment
+from agentr_core.models.vllm.replicas import device_of
+from agentr_core.protocols import Environment, Graded
 from agentr_core.recipes.models import ModelConfig, ModelRole
 from agentr_core.recipes.recipe import Recipe
 

@@ -23,9 +23,8 @@ from training_speed import StepTimes
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
-from agentr_core.training.packing import TokenRow, trained_tokens
+from agentr_core.training.packing import TokenRow, plan, trained_tokens
 from agentr_core.training.parent import load_parent
-from agentr_core.training.plan import plan
 from agentr_core.training.trainer import arguments, make_trainer
 
 SAMPLES_PER_STEP = 8

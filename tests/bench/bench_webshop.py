@@ -19,8 +19,7 @@ import time
 from itertools import accumulate
 from pathlib import Path
 
-from agentr_core.environments.webshop.catalogue import open_catalogue
-from agentr_core.environments.webshop.files import find_files
+from agentr_core.environments.webshop.goals import find_files, open_catalogue
 
 WORDS = 50_000
 

@@ -13,11 +13,8 @@ import torch
 from measures import Clock, Measure
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, LlamaConfig, LlamaForCausalLM
 
-from agentr_core.models.local.decoding import Decoder
-from agentr_core.models.local.grid import Grid, Reply
-from agentr_core.models.local.grouped import use_grouped_attention
-from agentr_core.models.local.kv import KVShape
-from agentr_core.models.local.masks import Attention
+from agentr_core.models.local.cache import Attention, KVShape
+from agentr_core.models.local.decoding import Decoder, Grid, Reply, use_grouped_attention
 from agentr_core.models.local.waves import Row, Wave
 
 HISTORY = 300

@@ -15,19 +15,18 @@ from measures import Clock, Measure
 from published import OneByOne, environment_server, grow_one_by_one
 
 from agentr_core.environments import registry
-from agentr_core.methods.agent_r.stages.collect import collect, finished_trees
+from agentr_core.methods.agent_r.collect import collect, finished_trees
 from agentr_core.methods.faults import load
 from agentr_core.methods.table import method_of
 from agentr_core.models.local.transformers import TransformersModel
-from agentr_core.models.local.worker_messages import Loading
-from agentr_core.models.local.workers import Worker, Workers, load_local
-from agentr_core.protocols.model import ChatModel
+from agentr_core.models.local.workers import Loading, Worker, Workers, load_local
+from agentr_core.protocols import ChatModel
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.machine import settled
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, run_id_of, start
 from agentr_core.samples.rendering import load_renderer
-from agentr_core.store import Store
+from agentr_core.store.database import Store
 from agentr_core.types import Generation, Request, Tree
 
 RECIPE = Path("deployments/recipes/textcraft-tiny.yaml")

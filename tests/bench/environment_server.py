@@ -12,7 +12,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from agentr_core.environments.crafting import TextCraft
+from agentr_core.environments.crafting.textcraft import TextCraft
 from agentr_core.types import Instance
 
 

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from agentr_core.evaluation.metrics import over_seeds
-from agentr_core.store import Store
+from agentr_core.store.database import Store
 from tasks.wiring import load_recipe, reference
 from tasks.workspaces import STORE_FILE
 

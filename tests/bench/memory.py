@@ -16,14 +16,14 @@ from pathlib import Path
 
 from measures import Measure
 
-from agentr_core.environments.crafting import TextCraft
-from agentr_core.methods.agent_r.stages.collect import collect
+from agentr_core.environments.crafting.textcraft import TextCraft
+from agentr_core.methods.agent_r.collect import collect
 from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, run_id_of, start
-from agentr_core.store import Store
+from agentr_core.store.database import Store
 from agentr_core.types import Message
 
 ITEMS = ("oak log", "stick", "bone", "sand", "flint", "clay ball", "iron ingot", "string")

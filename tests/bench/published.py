@@ -22,7 +22,7 @@ import torch
 from measures import Clock
 from transformers import AutoModelForCausalLM
 
-from agentr_core.environments.crafting import TextCraft
+from agentr_core.environments.crafting.textcraft import TextCraft
 from agentr_core.recipes.agent_r import SearchConfig
 from agentr_core.samples.rendering import Renderer
 from agentr_core.search.grow import grow

@@ -13,7 +13,7 @@ import time
 
 from measures import Measure
 
-from agentr_core.tools.python.limits import PACKAGES
+from agentr_core.tools.python.confinement import PACKAGES
 from agentr_core.tools.python.tool import PythonTool
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from measures import Clock, Measure
 
 from agentr_core.search.tree import Arena, Draw, Expansion
-from agentr_core.store import Store, Writer
 from agentr_core.store.codec.trees import TreeHead, growth_rows, tree_rows
+from agentr_core.store.database import Store, Writer
 from agentr_core.types import Generation, Instance, Node, Step
 
 WIDTH = 4

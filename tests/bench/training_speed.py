@@ -13,11 +13,10 @@ import torch
 from transformers import PrinterCallback, TrainerCallback
 
 from agentr_core.recipes.training import TrainingConfig
-from agentr_core.samples.labels import IGNORED
+from agentr_core.samples.identity import IGNORED
 from agentr_core.training.job import TrainingJob
-from agentr_core.training.packing import TokenRow, trained_tokens
+from agentr_core.training.packing import TokenRow, plan, trained_tokens
 from agentr_core.training.parent import load_parent
-from agentr_core.training.plan import plan
 from agentr_core.training.planned import samples_per_step
 from agentr_core.training.trainer import arguments, make_trainer
 

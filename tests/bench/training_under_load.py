@@ -26,7 +26,7 @@ from measures import Measure, table
 
 from agentr_core.recipes.training import TrainingConfig
 from agentr_core.training.job import TrainingJob, TrainingStep
-from agentr_core.training.sft import train
+from agentr_core.training.process import train
 
 MODEL = Path("data/models/textcraft-tiny")
 STEPS_A_TURN = 6

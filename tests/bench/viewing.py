@@ -11,8 +11,8 @@ import httpx
 import storage
 from measures import Clock, Measure
 
-from agentr_core.http_server.hosts import LOOPBACK
-from agentr_core.store import Store
+from agentr_core.http_server import LOOPBACK
+from agentr_core.store.database import Store
 from agentr_core.store.text_index import TextIndex
 from agentr_core.viewer.server import app
 

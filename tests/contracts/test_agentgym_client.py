@@ -27,7 +27,7 @@ from agentr_core.environments.agentgym.server import numbered
 from agentr_core.environments.agentgym.wire import WIRES
 from agentr_core.environments.contract import check
 from agentr_core.environments.crafting import textcraft
-from agentr_core.episodes.replay import play
+from agentr_core.episodes.rollout import play
 from agentr_core.errors import (
     ConfigError,
     EnvironmentFault,

@@ -21,10 +21,9 @@ import pytest
 from agentr_core.errors import ConfigError, ModelDirectoryError, ModelFault, PromptTooLong
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.models.local.waves import Wave
-from agentr_core.models.local.worker_messages import Loading
-from agentr_core.models.local.workers import Workers, load_local
+from agentr_core.models.local.workers import Loading, Workers, load_local
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.protocols.model import ChatModel, Reloading
+from agentr_core.protocols import ChatModel, Reloading
 from agentr_core.recipes.models import ServerConfig
 from agentr_core.samples.rendering import Renderer
 from agentr_core.types import Generation, Message, Request, Sampling, Span, grown_turn
@@ -364,16 +363,16 @@ def of_many_lengths() -> list[Request]:
 async def test_the_few_wide_passes_of_a_gpu_compute_the_same(
     directory: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from agentr_core.models.local import decoding, prefill
+    from agentr_core.models.local import cache, decoding
 
     found = []
-    for sizes in (prefill.ON_CPU, prefill.ON_GPU):
+    for sizes in (cache.ON_CPU, cache.ON_GPU):
         monkeypatch.setattr(decoding, "ON_CPU", sizes)
         model = TransformersModel.load(request.getfixturevalue(directory), device="cpu", max_batch=128)
         await assert_decodes_like_plain_forward_passes(model)
         assert model._decoder is not None
         made = Mock(wraps=model._decoder.prefill._pass)
-        monkeypatch.setattr(prefill.Prefill, "_pass", lambda _, *given, made=made: made(*given))
+        monkeypatch.setattr(cache.Prefill, "_pass", lambda _, *given, made=made: made(*given))
         groups = await answer(model, *of_many_lengths())
         found.append(([g.token_ids for group in groups for g in group], made.call_count))
         monkeypatch.undo()

@@ -15,7 +15,7 @@ from outside import HELLO, Agent, asked, played, said, sent, world
 
 from agentr_core.environments.gateway import desk
 from agentr_core.environments.gateway.server import app
-from agentr_core.episodes.replay import restore
+from agentr_core.episodes.rollout import restore
 from agentr_core.episodes.transcript import conversations
 from agentr_core.errors import ConfigError, EnvironmentTimeout, EnvironmentUnavailable
 from agentr_core.types import Instance, Message, Step, StopReason

@@ -17,7 +17,7 @@ from outside import HELLO, Agent, asked, played, said, world
 from agentr_core.environments.gateway import server
 from agentr_core.environments.gateway.server import app
 from agentr_core.errors import DataFault, EnvironmentServerError
-from agentr_core.http_server.guard import MOST_BYTES
+from agentr_core.http_server import MOST_BYTES
 from agentr_core.types import Message
 
 TOKEN = "a token"

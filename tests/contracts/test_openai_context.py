@@ -16,7 +16,7 @@ from served import Served, altered, answer, refuse, serving
 from agentr_core.errors import ModelFault, PromptTooLong, RequestTooLong
 from agentr_core.models.openai.chat import OpenAIModel
 from agentr_core.models.openai.endpoint import Endpoint
-from agentr_core.models.relay import Relay
+from agentr_core.models.samplers import Relay
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.recipes.models import ServerConfig
 from agentr_core.types import Generation, Message, Request, Sampling

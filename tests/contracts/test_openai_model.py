@@ -29,7 +29,7 @@ from agentr_core.errors import (
 from agentr_core.models.connections import MIB
 from agentr_core.models.openai.chat import OpenAIModel
 from agentr_core.models.openai.endpoint import Endpoint, context_length, endpoint
-from agentr_core.models.relay import Relay
+from agentr_core.models.samplers import Relay
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.recipes.models import ServerConfig
 from agentr_core.types import Message, Request, Sampling

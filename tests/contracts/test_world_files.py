@@ -16,13 +16,13 @@ import pytest
 import shop
 from asked import run_id_of
 
-from agentr_core import data_files, writing
+from agentr_core import system
 from agentr_core.environments import registry
 from agentr_core.fingerprint import file_sha256
 from agentr_core.methods.faults import parse
 from agentr_core.recipes.recipe import Recipe
-from agentr_core.runtime.inputs import SHIPPED, input_files, played_from
-from agentr_core.writing import content_sha256
+from agentr_core.runtime.start import SHIPPED, input_files, played_from
+from agentr_core.system import content_sha256
 
 SERVED = [name for name in registry.names() if name.startswith("agentgym-")]
 QUESTION = {"id": "1", "split": "train", "question": "1+1", "answer": "2", "source": "s", "domain": "math"}
@@ -151,7 +151,7 @@ def test_shipped_files_are_in_no_id_until_they_change(
         there = elsewhere / Path(name).relative_to("data")
         there.parent.mkdir(parents=True, exist_ok=True)
         (shutil.copytree if Path(path).is_dir() else shutil.copy)(path, there)
-    monkeypatch.setattr(data_files, "ROOTS", (elsewhere,))
+    monkeypatch.setattr(system, "ROOTS", (elsewhere,))
     monkeypatch.setattr(registry, "ROOTS", (elsewhere,))
     assert run_of(world, {}) == known, "an installed package has them elsewhere"
     ids = {known}
@@ -195,13 +195,13 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(file.name)
         return own(file)
 
-    monkeypatch.setattr(writing, "_LARGE", 0)
-    monkeypatch.setattr(writing, "file_sha256", read)
+    monkeypatch.setattr(system, "_LARGE", 0)
+    monkeypatch.setattr(system, "file_sha256", read)
     return names
 
 
 def _old(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "_YOUNG_NS", -(10**12))
+    monkeypatch.setattr(system, "_YOUNG_NS", -(10**12))
 
 
 def test_a_large_folder_is_read_once(tmp_path: Path, hashed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

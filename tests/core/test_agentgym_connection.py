@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from agentr_core.environments.agentgym.connection import Connection
+from agentr_core.environments.agentgym.client import Connection
 from agentr_core.errors import EnvironmentFault, EnvironmentUnavailable
 
 

@@ -15,10 +15,9 @@ from toy import Line
 from toy import instance as line_instance
 
 from agentr_core.environments.agentgym import worlds
-from agentr_core.environments.agentgym.connection import Connection
-from agentr_core.environments.agentgym.ids import read_ids
+from agentr_core.environments.agentgym.client import Connection
 from agentr_core.environments.agentgym.server import Seats, app, numbered
-from agentr_core.environments.agentgym.wire import WIRES, Turn
+from agentr_core.environments.agentgym.wire import WIRES, Turn, read_ids
 from agentr_core.errors import ConfigError, DataFileError, MalformedAnswer
 from agentr_core.types import Instance
 

@@ -15,13 +15,13 @@ import pytest
 from houses import GAMES, ROOT, maker, needs_engine
 from toy import Script
 
-from agentr_core.environments.alfworld import AlfWorld
+from agentr_core.environments.alfworld.world import AlfWorld
 from agentr_core.environments.contract import check
-from agentr_core.episodes.replay import play
+from agentr_core.episodes.rollout import play
 from agentr_core.errors import EnvironmentFault
 from agentr_core.recipes.agent_r import SearchConfig
 from agentr_core.search.grow import grow
-from agentr_core.search.paths import leaf_paths
+from agentr_core.search.tree import leaf_paths
 
 pytestmark = [pytest.mark.slow, needs_engine]
 

@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from houses import write
 
+from agentr_core import http_server
 from agentr_core.environments import registry
 from agentr_core.environments.agentgym.server import numbered
 from agentr_core.environments.agentgym.worlds import check_served
-from agentr_core.environments.alfworld import AlfWorld, world
+from agentr_core.environments.alfworld import world
 from agentr_core.environments.alfworld.games import Game, list_games, listed_games, read_game
+from agentr_core.environments.alfworld.world import AlfWorld
 from agentr_core.errors import AgentrError, ConfigError, DataFileError, EnvironmentFault
-from agentr_core.http_server import listening
 from agentr_core.types import Instance
 from flows.commands import environments
 
@@ -97,7 +98,7 @@ def test_games_with_other_numbers_than_agentgyms_are_not_served(
     root: Path, tmp_path: Path, installed: None, monkeypatch: pytest.MonkeyPatch, splits: tuple[str, ...]
 ) -> None:
     """Clients were given training games for their test games."""
-    monkeypatch.setattr(listening, "serve", lambda *_, **__: pytest.fail("it was served"))
+    monkeypatch.setattr(http_server, "serve", lambda *_, **__: pytest.fail("it was served"))
     options = {"data_dir": str(root), "cache_dir": str(tmp_path / "cache")}
 
     told = r"number \d is in split train for clients and would be alfworld/.*: set the option ids_dir"

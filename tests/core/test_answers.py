@@ -17,8 +17,7 @@ from toy import Line, Policy, generation, instance
 from agentr_core import answers
 from agentr_core.environments.agentgym.wire import WIRES
 from agentr_core.environments.contract import check
-from agentr_core.episodes.shared import SharedEnvironments
-from agentr_core.episodes.steps import act
+from agentr_core.episodes.steps import SharedEnvironments, act
 from agentr_core.episodes.units import UnitError
 from agentr_core.errors import (
     DataFault,
@@ -31,9 +30,9 @@ from agentr_core.errors import (
 from agentr_core.evaluation.episodes import EpisodeResult, Player, episode_plans, play_all
 from agentr_core.models.batching import Batcher
 from agentr_core.models.openai.wire import read_completion, read_models
-from agentr_core.models.relay import Relay
-from agentr_core.models.vllm.wire import read_choices
-from agentr_core.recipes.execution import ErrorsConfig
+from agentr_core.models.samplers import Relay
+from agentr_core.models.vllm.model import read_choices
+from agentr_core.recipes.recipe import ErrorsConfig
 from agentr_core.runtime.instances import check_separate
 from agentr_core.types import Generation, Instance, Message, Request, Sampling, Transition
 

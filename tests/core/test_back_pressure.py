@@ -11,12 +11,13 @@ import pytest
 from door import Door
 
 from agentr_core.fingerprint import fingerprint
-from agentr_core.methods.agent_r.stages.tree_shard import TreeShard, TreeWork
+from agentr_core.methods.agent_r.collect import TreeShard, TreeWork
 from agentr_core.methods.faults import parse
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.runtime import equipment as equipping
 from agentr_core.runtime.equipment import Checkpoint, Equipment
-from agentr_core.store import Rows, Store, Writer
+from agentr_core.store.database import Store, Writer
+from agentr_core.store.tables import Rows
 from agentr_core.types import Instance
 
 IN_FLIGHT = 4

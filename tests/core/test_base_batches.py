@@ -9,7 +9,7 @@ import random
 import pytest
 from pretrain import LENGTHS, batches
 
-from agentr_core.samples.labels import IGNORED
+from agentr_core.samples.identity import IGNORED
 from agentr_core.samples.rendering import RenderedSample
 
 PAD = 0

@@ -26,11 +26,11 @@ from question_samples import (
     shares_of,
 )
 
-from agentr_core.data_files import data_path
 from agentr_core.environments.reasoning.grammar import strict_fault
-from agentr_core.environments.reasoning.open_tools import ToolSettings, open_tools
 from agentr_core.environments.reasoning.question_sets import SHIPPED, load
-from agentr_core.samples.json_lines import records
+from agentr_core.environments.reasoning.toolbox import ToolSettings, open_tools
+from agentr_core.samples.chat_file import records
+from agentr_core.system import data_path
 from agentr_core.types import Sample
 
 HABITS = QuestionsConfig(

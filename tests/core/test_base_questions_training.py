@@ -18,7 +18,7 @@ from pretrain import main, make_tokenizer
 from readme import ROOT
 from safetensors.torch import load_file
 
-from agentr_core.environments.reasoning.prompt import instruction
+from agentr_core.environments.reasoning.world import instruction
 from agentr_core.errors import ConfigError
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.samples.rendering import load_renderer

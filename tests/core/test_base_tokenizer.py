@@ -12,9 +12,9 @@ from base_settings import BaseConfig
 from base_tokenizers import END, PAD
 from crafting_samples import Curriculum
 
-from agentr_core.environments.crafting.text import INSTRUCTION
-from agentr_core.methods.agent_r.critique.prompt import JUDGE_INSTRUCTION
-from agentr_core.methods.agent_r.reflections import ACTION, REFLECTIONS
+from agentr_core.environments.crafting.game import INSTRUCTION
+from agentr_core.methods.agent_r.critique import JUDGE_INSTRUCTION
+from agentr_core.methods.agent_r.splicing import ACTION, REFLECTIONS
 from agentr_core.samples.rendering import Renderer
 from agentr_core.types import Message
 

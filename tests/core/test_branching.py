@@ -9,8 +9,7 @@ import pytest
 from agentr_core.errors import DataFault
 from agentr_core.evaluation.episodes import EpisodePlan
 from agentr_core.fingerprint import derive_seed
-from agentr_core.methods.grpo.branching import Member, chance, entropy, forks
-from agentr_core.methods.grpo.families import Family
+from agentr_core.methods.grpo.rollouts import Family, Member, chance, entropy, forks
 from agentr_core.recipes.grpo import BranchingConfig, GrpoConfig
 from agentr_core.types import Instance, Step, StopReason, Trajectory
 

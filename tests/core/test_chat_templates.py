@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from agentr_core.data_files import data_path
 from agentr_core.errors import DataFault, ModelDirectoryError
 from agentr_core.samples.rendering import Renderer
+from agentr_core.system import data_path
 from agentr_core.types import Message
 from flows.preflight.checks import check
 from tasks.wiring import load_recipe

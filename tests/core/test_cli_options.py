@@ -15,9 +15,9 @@ from click.testing import CliRunner
 import flows.cli
 from agentr_core.errors import StoreError, UserError
 from agentr_core.methods.faults import load
-from agentr_core.store import Store
 from agentr_core.store.codec.ledger import run_rows
 from agentr_core.store.connection import storage_faults
+from agentr_core.store.database import Store
 from flows.cli import cli
 from flows.cli.options import IdPrefix
 

@@ -20,7 +20,7 @@ from door import Door
 
 from agentr_core.errors import ConfigError, DataFault
 from agentr_core.fingerprint import fingerprint
-from agentr_core.methods.agent_r.stages.collect import collect
+from agentr_core.methods.agent_r.collect import collect
 from agentr_core.methods.comparison import pool_stages
 from agentr_core.methods.comparison.arms import Arm, arms_of, chosen, makers_of_samples
 from agentr_core.methods.comparison.report import build_comparison
@@ -32,16 +32,16 @@ from agentr_core.recipes.training import TrainingConfig
 from agentr_core.reports.comparison import ArmReport, ComparisonReport, SeedMean, scores
 from agentr_core.reports.html import render_comparison
 from agentr_core.reports.markdown import render_comparison_markdown
-from agentr_core.reports.summary import table_text
-from agentr_core.runtime.experience import settled
+from agentr_core.reports.model_card import table_text
+from agentr_core.runtime.instances import settled
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, end, start
 from agentr_core.stages.dataset import dataset
 from agentr_core.stages.evaluate import evaluate
 from agentr_core.stages.report import build_report
-from agentr_core.store import Store
 from agentr_core.store.codec.ledger import checkpoint_rows, training_step_rows
-from agentr_core.store.snapshot import settled as at_once
+from agentr_core.store.database import Store
+from agentr_core.store.database import settled_state as at_once
 from agentr_core.store.tables import merge
 from agentr_core.types import Instance, Message
 
@@ -343,7 +343,7 @@ async def test_samples_made_another_day_are_of_the_same_trees(
     site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a chat template prints the date, trees of another day would be others."""
-    monkeypatch.setattr("agentr_core.runtime.inputs.prints_date", lambda path: True)
+    monkeypatch.setattr("agentr_core.runtime.start.prints_date", lambda path: True)
     one = site(arms={"best": ["data.use=good", "pairs.alpha=[1.0]"]})
     with monkeypatch.context() as earlier:
         new_year = SimpleNamespace(now=lambda zone: datetime(2026, 1, 1, tzinfo=zone))

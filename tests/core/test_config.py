@@ -18,7 +18,7 @@ from agentr_core.methods.faults import load, parse
 from agentr_core.methods.table import method_named, plan_of, plans_of
 from agentr_core.recipes.parsing import restored
 from agentr_core.recipes.recipe import Recipe, replace, resolved
-from agentr_core.runtime.inputs import input_ids
+from agentr_core.runtime.start import input_ids
 
 RECIPES = sorted((Path(__file__).parents[2] / "deployments" / "recipes").glob("*.yaml"))
 TINY = next(path for path in RECIPES if path.stem == "textcraft-tiny")

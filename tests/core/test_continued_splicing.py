@@ -10,12 +10,11 @@ import pytest
 from toy import Line
 from toy_paths import ToyTree, critique, reply
 
-from agentr_core.episodes.replay import play
+from agentr_core.episodes.rollout import play
 from agentr_core.errors import ConfigError
-from agentr_core.methods.agent_r.reflections import REFLECTIONS
-from agentr_core.methods.agent_r.splicing import continued, turned_back
+from agentr_core.methods.agent_r.splicing import REFLECTIONS, continued, turned_back
 from agentr_core.methods.faults import parse
-from agentr_core.recipes.splicing import ContinuationConfig, SpliceConfig
+from agentr_core.recipes.agent_r import ContinuationConfig, SpliceConfig
 from agentr_core.types import PathPair, Rejection, Sample, Step, StopReason, Trajectory
 
 CONFIG = SpliceConfig(mode="continued", action="look", no_error="reject")

@@ -10,7 +10,7 @@ import pytest
 TRAINING = """
 import resource, statistics, threading
 import torch
-from agentr_core.models.cpu_memory import keep_freed_memory
+from agentr_core.system import keep_freed_memory
 
 torch.set_num_threads(1)
 if {keeps}:

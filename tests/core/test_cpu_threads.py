@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from agentr_core.training.cpu_threads import use_threads
+from agentr_core.training.run import use_threads
 
 
 @pytest.fixture(autouse=True)

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import pytest
 
-from agentr_core.environments.crafting import TextCraft
-from agentr_core.environments.crafting.oracle import verdicts
-from agentr_core.environments.crafting.planner import CraftingProblem
+from agentr_core.environments.crafting.game import CraftingProblem, verdicts
 from agentr_core.environments.crafting.recipes import Ingredient, Recipe, build_book
-from agentr_core.protocols.abilities import Oracle
+from agentr_core.environments.crafting.textcraft import TextCraft
+from agentr_core.protocols import Oracle
 from agentr_core.types import Verdict
 
 GOOD, BAD, UNCERTAIN = Verdict.GOOD, Verdict.BAD, Verdict.UNCERTAIN

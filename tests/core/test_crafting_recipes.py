@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentr_core import data_files
+from agentr_core import system
 from agentr_core.environments.crafting.recipes import (
     Ingredient,
     Recipe,
@@ -255,7 +255,7 @@ def test_shipped_table_equals_the_published_one() -> None:
 
 
 def test_the_games_own_format_gives_the_same_book(tmp_path: Path) -> None:
-    rows = json.loads(data_files.data_path("textcraft", "recipes.json").read_text())
+    rows = json.loads(system.data_path("textcraft", "recipes.json").read_text())
     for number, (output, count, group, inputs) in enumerate(rows):
         parts = [tag(n[1:]) if n.startswith("#") else item(n) for n, times in inputs.items() for _ in range(times)]
         content = shapeless(output, *parts, group=group or "", count=count)
@@ -299,7 +299,7 @@ def test_readme_names_each_file_with_its_hash() -> None:
 def test_data_is_found_in_an_installed_package_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed, checkout = tmp_path / "installed", tmp_path / "checkout"
     checkout.mkdir()
-    monkeypatch.setattr(data_files, "ROOTS", (installed, checkout))
+    monkeypatch.setattr(system, "ROOTS", (installed, checkout))
     with pytest.raises(DataFileError, match=r"shipped data textcraft/split\.json is missing"):
         load_split()
     for root, first in ((checkout, 2), (installed, 1)):
@@ -319,7 +319,7 @@ def test_data_is_found_in_an_installed_package_first(tmp_path: Path, monkeypatch
     ],
 )
 def test_a_damaged_shipped_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
-    monkeypatch.setattr(data_files, "ROOTS", (tmp_path,))
+    monkeypatch.setattr(system, "ROOTS", (tmp_path,))
     tmp_path.joinpath("textcraft").mkdir()
     tmp_path.joinpath("textcraft", f"{name}.json").write_text(text)
     with pytest.raises(DataFileError, match=rf"{name}\.json is malformed"):

@@ -18,14 +18,12 @@ from agentr_core.methods.agent_r.splicing import good_sample
 from agentr_core.methods.eto.preferences import Played, against_expert, preference_id
 from agentr_core.recipes.data import DataConfig
 from agentr_core.recipes.eto import PreferencesConfig
-from agentr_core.samples.datasets import build_dataset
-from agentr_core.samples.identity import sample_id
-from agentr_core.samples.labels import IGNORED
-from agentr_core.samples.pair_dataset import build_pairs
+from agentr_core.samples.dataset import build_dataset, build_pairs
+from agentr_core.samples.identity import IGNORED, sample_id
 from agentr_core.samples.rows import token_row
-from agentr_core.store import Store
 from agentr_core.store.codec.samples import load_samples, sample_rows
 from agentr_core.store.codec.trajectories import load_trajectories, trajectory_rows
+from agentr_core.store.database import Store
 from agentr_core.types import FinishReason, Generation, Message, Request, Sample, Sampling, Trajectory
 
 END = renderer().end_of_turn

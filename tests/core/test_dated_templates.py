@@ -28,7 +28,7 @@ from agentr_core.samples.chat_template import ChatTemplate
 from agentr_core.samples.rendering import Renderer, load_tokenizer
 from agentr_core.stages.dataset import dataset, dataset_file
 from agentr_core.stages.demonstrate import expert_samples
-from agentr_core.store import Store
+from agentr_core.store.database import Store
 from agentr_core.types import Message, Request, Sampling
 from flows.preflight.checks import check
 from tasks.wiring import RunRef, make_environment, quiet_workplace

@@ -12,13 +12,13 @@ from toolboxes import Bench
 from agentr_core.environments import registry
 from agentr_core.environments.reasoning.problems import Problem
 from agentr_core.environments.reasoning.world import ReasoningWorld, Rules
-from agentr_core.episodes.replay import play
+from agentr_core.episodes.rollout import play
 from agentr_core.errors import ConfigError
 from agentr_core.methods.et_agent.behaviour import attempt_of
-from agentr_core.methods.et_agent.reward import EfficiencyReward, efficiency_rewards
-from agentr_core.methods.et_agent.stages.rollout import check_counts
+from agentr_core.methods.et_agent.curriculum import EfficiencyReward, efficiency_rewards
+from agentr_core.methods.et_agent.selection import check_counts
 from agentr_core.methods.faults import load
-from agentr_core.recipes.curriculum import CurriculumConfig
+from agentr_core.recipes.et_agent import CurriculumConfig
 from agentr_core.training.group.advantages import advantages
 from agentr_core.types import Instance, Step, StopReason, ToolCall, Trajectory
 

@@ -18,10 +18,9 @@ from transformers.utils import get_json_schema
 from agentr_core.environments import registry
 from agentr_core.environments.agentgym.worlds import Wordle
 from agentr_core.environments.contract import check
-from agentr_core.environments.crafting import TextCraft
-from agentr_core.environments.gymnasium_text import GymnasiumText
+from agentr_core.environments.crafting.textcraft import TextCraft
+from agentr_core.environments.gymnasium_text import GymnasiumText, environment_factory, rows
 from agentr_core.environments.template import CombinationLock
-from agentr_core.environments.trl_tools import environment_factory, rows
 from agentr_core.episodes.steps import act
 from agentr_core.errors import ConfigError, DataFault, EnvironmentFault, IllTypedAnswer
 from agentr_core.methods.faults import parse

@@ -15,7 +15,7 @@ from door import Door
 from agentr_core.environments.agentgym.server import Seats, app, numbered
 from agentr_core.environments.agentgym.wire import WIRES
 from agentr_core.errors import EnvironmentUnavailable, IllTypedAnswer
-from agentr_core.http_server.guard import MOST_BYTES
+from agentr_core.http_server import MOST_BYTES
 from agentr_core.types import Transition
 
 

@@ -19,8 +19,7 @@ from peft import get_peft_model
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from agentr_core import estimates
-from agentr_core.data_files import data_path
-from agentr_core.environments.crafting import TextCraft
+from agentr_core.environments.crafting.textcraft import TextCraft
 from agentr_core.errors import ConfigError, ModelDirectoryError, UserError
 from agentr_core.methods.faults import load
 from agentr_core.methods.table import method_of
@@ -29,7 +28,8 @@ from agentr_core.recipes.recipe import Recipe
 from agentr_core.recipes.training import LaunchConfig, TrainingConfig
 from agentr_core.runtime import machine
 from agentr_core.runtime.instances import state_count
-from agentr_core.store.queries.usage import Written
+from agentr_core.store.queries.runs import Written
+from agentr_core.system import data_path
 from agentr_core.training.parent import lora_config, read_weights
 from flows.cli import cli
 from flows.commands.plan import describe

@@ -9,10 +9,18 @@ from statistics import fmean
 import pytest
 
 from agentr_core.errors import DataFault
-from agentr_core.methods.et_agent.behaviour import Attempt, attempt_of, behaviour, gains, redundant_calls
-from agentr_core.methods.et_agent.conciseness import is_concise, read_vote, vote
-from agentr_core.methods.et_agent.reward import EfficiencyReward
-from agentr_core.methods.et_agent.rft import fit_for_tuning
+from agentr_core.methods.et_agent.behaviour import (
+    Attempt,
+    attempt_of,
+    behaviour,
+    gains,
+    is_concise,
+    read_vote,
+    redundant_calls,
+    vote,
+)
+from agentr_core.methods.et_agent.curriculum import EfficiencyReward
+from agentr_core.methods.et_agent.selection import fit_for_tuning
 from agentr_core.types import Instance, Step, StopReason, ToolCall, Trajectory
 
 CALL = "<think>a</think>\n<search>q</search>"

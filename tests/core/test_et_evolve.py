@@ -17,15 +17,14 @@ from wheel import all_rows
 
 from agentr_core.environments.reasoning.world import ReasoningWorld, Rules
 from agentr_core.errors import ErrorBudgetSpent, ModelUnavailable
+from agentr_core.methods.et_agent.evolve import evolve
 from agentr_core.methods.et_agent.report import family_sections, funnel
-from agentr_core.methods.et_agent.stages.evolve import evolve
-from agentr_core.methods.et_agent.stages.select_rft import select_rft
+from agentr_core.methods.et_agent.selection import select_rft
 from agentr_core.runtime.shards import Batch, Shard, work_through
-from agentr_core.stages.report import build_report
-from agentr_core.stages.report_costs import bills
+from agentr_core.stages.report import bills, build_report
 from agentr_core.store.codec.samples import load_samples
-from agentr_core.store.queries.lineage import ancestry
-from agentr_core.store.queries.usage import request_use, token_use
+from agentr_core.store.queries.listings import ancestry
+from agentr_core.store.queries.runs import request_use, token_use
 from agentr_core.types import Request
 
 pytestmark = pytest.mark.slow

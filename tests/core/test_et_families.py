@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from agentr_core.methods.et_agent import most_members
-from agentr_core.methods.et_agent.flywheel.family import Member, PlannedChild, begun, parents, planned_children
-from agentr_core.methods.et_agent.flywheel.growing import Grown, grow
-from agentr_core.methods.et_agent.flywheel.prompts import HINTS, PROMPTS, version
+from agentr_core.methods.et_agent.evolve import Grown, Member, PlannedChild, begun, grow, parents, planned_children
+from agentr_core.methods.et_agent.operators import HINTS, PROMPTS, version
 from agentr_core.recipes.et_agent import EtAgentConfig, FlywheelConfig
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.types import Instance, StopReason, Trajectory

@@ -13,11 +13,11 @@ from families import HALVED, RIGHT, TWICE, WRONG, Staff, begun, by_turn, texts
 from toolboxes import Bench
 
 from agentr_core.environments.crafting.textcraft import TextCraft
-from agentr_core.environments.reasoning import Reasoning
 from agentr_core.environments.reasoning.grammar import strict_fault
-from agentr_core.methods.et_agent.flywheel.prompts import HINTS
-from agentr_core.methods.et_agent.stages.evolve import evolve
-from agentr_core.methods.et_agent.stages.select_rft import select_rft
+from agentr_core.environments.reasoning.registered import Reasoning
+from agentr_core.methods.et_agent.evolve import evolve
+from agentr_core.methods.et_agent.operators import HINTS
+from agentr_core.methods.et_agent.selection import select_rft
 from agentr_core.types import Instance
 
 pytestmark = pytest.mark.slow

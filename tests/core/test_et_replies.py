@@ -8,11 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentr_core.environments.reasoning.grammar import strict_fault, tags
-from agentr_core.environments.reasoning.reading import text_of
-from agentr_core.methods.et_agent.flywheel.drafts import Unmade, at_step, numbered
-from agentr_core.methods.et_agent.flywheel.replies import redundant_step, step_number, thoughts
-from agentr_core.methods.et_agent.flywheel.tagged import Tagged, opened, reopened, repaired, rethought, thoughts_of
+from agentr_core.environments.reasoning.grammar import strict_fault, tags, text_of
+from agentr_core.methods.et_agent.operators import (
+    Tagged,
+    Unmade,
+    at_step,
+    numbered,
+    opened,
+    redundant_step,
+    reopened,
+    repaired,
+    rethought,
+    step_number,
+    thoughts,
+    thoughts_of,
+)
 from agentr_core.types import Instance, Step, StopReason, Trajectory
 
 MATH = Tagged("math")

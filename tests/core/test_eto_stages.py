@@ -20,9 +20,9 @@ from planned import perform
 
 from agentr_core.errors import ConfigError, DataFault, DataFileError, EndpointError, EnvironmentFault
 from agentr_core.fingerprint import fingerprint
-from agentr_core.methods.agent_r.stages.collect import collect
+from agentr_core.methods.agent_r.collect import collect
+from agentr_core.methods.eto.preferences import prefer
 from agentr_core.methods.eto.report import preference_record
-from agentr_core.methods.eto.stages.prefer import prefer
 from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_of, plan_of
 from agentr_core.models.scripted import ScriptedModel
@@ -35,11 +35,9 @@ from agentr_core.stages.dataset import dataset, dataset_file
 from agentr_core.stages.demonstrate import best_experts, expert_samples
 from agentr_core.stages.evaluate import evaluate
 from agentr_core.stages.report import build_report
-from agentr_core.store import Store
-from agentr_core.store.codec.choices import load_planned
-from agentr_core.store.codec.preferences import load_preferences
-from agentr_core.store.codec.samples import load_samples
-from agentr_core.store.codec.texts import instance_row
+from agentr_core.store.codec.samples import load_planned, load_preferences, load_samples
+from agentr_core.store.codec.trajectories import instance_row
+from agentr_core.store.database import Store
 from agentr_core.types import Generation, Instance, Request, Transition
 
 pytestmark = pytest.mark.slow

@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 from toy import Line, Policy, Script, instance
 
-from agentr_core.episodes.drawing import Ask
-from agentr_core.episodes.shared import SharedEnvironments
+from agentr_core.episodes.steps import Ask, SharedEnvironments
 from agentr_core.episodes.units import UnitError
 from agentr_core.errors import ErrorBudgetSpent
-from agentr_core.evaluation.episodes import EpisodePlan, EpisodeResult, Player, episode_plans, play_all
-from agentr_core.evaluation.revision import revision_plans
-from agentr_core.recipes.execution import ErrorsConfig
+from agentr_core.evaluation.episodes import EpisodePlan, EpisodeResult, Player, episode_plans, play_all, revision_plans
+from agentr_core.recipes.recipe import ErrorsConfig
 from agentr_core.types import Instance, Sampling, StopReason
 
 INSTANCES = [instance(i) for i in range(5)]

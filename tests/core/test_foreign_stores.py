@@ -13,12 +13,10 @@ import gallery
 import pytest
 
 from agentr_core.errors import ConfigError, StoreError
-from agentr_core.store import Store, migrations
-from agentr_core.store.care.merging import merge_stores
-from agentr_core.store.care.pruning import prune
-from agentr_core.store.care.rewriting import compact
-from agentr_core.store.care.sizes import sizes
+from agentr_core.store import migrations
+from agentr_core.store.care.rewriting import compact, merge_stores, prune, sizes
 from agentr_core.store.connection import quoted
+from agentr_core.store.database import Store
 
 pytestmark = pytest.mark.slow
 ODD = (

@@ -12,17 +12,15 @@ from base_tokenizers import build_tokenizer
 from toy import Line, generation, instance
 from toy_paths import ToyTree, renderer, sampled_ids, tokenizer
 
-from agentr_core.episodes.conversation import of_another_run
 from agentr_core.episodes.steps import act
-from agentr_core.episodes.transcript import AlternatingTurns
+from agentr_core.episodes.transcript import AlternatingTurns, of_another_run
 from agentr_core.methods.agent_r.splicing import good_sample
 from agentr_core.recipes.data import DataConfig
-from agentr_core.samples.datasets import build_dataset
+from agentr_core.samples.dataset import build_dataset
 from agentr_core.samples.identity import sample_id
 from agentr_core.samples.rendering import Renderer
-from agentr_core.store import Store
-from agentr_core.store.codec.generations import Draw, load_draws
-from agentr_core.store.codec.trajectories import load_trajectories, trajectory_rows
+from agentr_core.store.codec.trajectories import Draw, load_draws, load_trajectories, trajectory_rows
+from agentr_core.store.database import Store
 from agentr_core.types import Message, Step
 
 TEXT = "Thought: I go on.\nAction: right"

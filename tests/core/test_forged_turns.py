@@ -15,10 +15,8 @@ from hypothesis import strategies as st
 from toy_paths import renderer as toy_renderer
 from toy_paths import tokenizer as toy_tokenizer
 
-from agentr_core.samples.chat_file import read_chat
-from agentr_core.samples.expert_file import read_demonstrations
-from agentr_core.samples.json_lines import World
-from agentr_core.samples.pairs_file import read_pairs
+from agentr_core.samples.chat_file import World, read_chat
+from agentr_core.samples.demonstration_files import read_demonstrations, read_pairs
 from agentr_core.samples.rendering import Renderer
 from agentr_core.types import Message
 

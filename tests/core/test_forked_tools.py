@@ -10,7 +10,7 @@ import pytest
 pytestmark = pytest.mark.slow
 PROGRAM = """
 import os, sys, threading
-from agentr_core.environments.reasoning.open_tools import ToolSettings, open_tools
+from agentr_core.environments.reasoning.toolbox import ToolSettings, open_tools
 
 tools = open_tools(ToolSettings(cache_dir=sys.argv[1])).toolbox
 def call():

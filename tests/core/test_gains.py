@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from finished import after, played
 
-from agentr_core.stages.measures import Measures, gains, mean_gain, measure
+from agentr_core.stages.evaluate import Measures, gains, mean_gain, measure
 from agentr_core.store.codec.trajectories import Episode
 from agentr_core.types import Trajectory
 

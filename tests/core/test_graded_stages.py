@@ -22,7 +22,7 @@ from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import start
 from agentr_core.stages.evaluate import evaluate
 from agentr_core.stages.report import build_report
-from agentr_core.store import Store
+from agentr_core.store.database import Store
 from agentr_core.types import Generation, Grade, Message, Question, Request, Trajectory
 
 pytestmark = pytest.mark.slow

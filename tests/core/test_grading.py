@@ -14,29 +14,24 @@ from door import Door
 from toy import Growing, Line, Policy, Script, instance
 
 from agentr_core.environments import contract
-from agentr_core.episodes.asking import graded, no_helper
-from agentr_core.episodes.replay import restore
-from agentr_core.episodes.rollout import episode
-from agentr_core.episodes.shared import SharedEnvironments
-from agentr_core.episodes.steps import act
+from agentr_core.episodes.rollout import episode, restore
+from agentr_core.episodes.steps import SharedEnvironments, act, graded, no_helper
 from agentr_core.episodes.units import UnitError
 from agentr_core.errors import ConfigError, ErrorBudgetSpent, IllTypedAnswer, ModelFault, ModelUnavailable
 from agentr_core.evaluation.episodes import EpisodeResult, Player, episode_plans, play_all
+from agentr_core.methods.agent_r.splice import check_models
 from agentr_core.methods.agent_r.splicing import turned_back
-from agentr_core.methods.agent_r.stages.splice import check_models
 from agentr_core.methods.faults import parse
-from agentr_core.protocols.abilities import Asking, Graded
-from agentr_core.protocols.environment import Environment
-from agentr_core.recipes.agent_r import SearchConfig
-from agentr_core.recipes.execution import ErrorsConfig
-from agentr_core.recipes.splicing import SpliceConfig
-from agentr_core.runtime.ungraded import draws_of, load_ungraded, ungraded_id
+from agentr_core.protocols import Asking, Environment, Graded
+from agentr_core.recipes.agent_r import SearchConfig, SpliceConfig
+from agentr_core.recipes.recipe import ErrorsConfig
+from agentr_core.runtime.episode_shard import draws_of, load_ungraded, ungraded_id
 from agentr_core.search.grow import grow
-from agentr_core.search.paths import leaf_paths
-from agentr_core.store import Store
+from agentr_core.search.tree import leaf_paths
 from agentr_core.store.codec.trajectories import load_trajectories, trajectory_rows
 from agentr_core.store.codec.trees import TreeHead, growth_rows, load_trees
 from agentr_core.store.codec.trees import tree_rows as rows_of_tree
+from agentr_core.store.database import Store
 from agentr_core.types import (
     OUT_OF_ROOM,
     Answer,

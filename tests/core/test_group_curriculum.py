@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from agentr_core.methods.grpo.curriculum import PastRewards, choose, contrast, lost, past_rewards
+from agentr_core.methods.grpo.rollouts import PastRewards, choose, contrast, lost, past_rewards
 from agentr_core.types import Instance
 
 INSTANCES = [Instance(environment="door", split="train", index=index) for index in range(8)]

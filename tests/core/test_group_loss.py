@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from agentr_core.training.group.advantages import advantages, has_contrast, step_advantages
-from agentr_core.training.group.loss import surrogate, token_weights
+from agentr_core.training.group.policy import surrogate, token_weights
 from agentr_core.types import Instance, Step, StopReason, Trajectory
 
 

@@ -24,11 +24,9 @@ from safetensors.torch import load_file
 from agentr_core.errors import ConfigError, ModelDirectoryError, NonFiniteLoss, TrainingFault
 from agentr_core.recipes.grpo import GrpoConfig
 from agentr_core.recipes.training import LaunchConfig, TrainingConfig
-from agentr_core.training.group import snapshots
-from agentr_core.training.group.learner import Learner
-from agentr_core.training.group.policy import Totals
+from agentr_core.training.group.learner import Learner, load_snapshot, save_snapshot
+from agentr_core.training.group.policy import PolicyRow, Totals
 from agentr_core.training.group.ranks import Ranks, make_learner
-from agentr_core.training.group.rows import PolicyRow
 
 pytestmark = pytest.mark.slow
 PLAIN = TrainingConfig(
@@ -133,12 +131,12 @@ def test_a_saved_state_is_gone_on_from_to_the_same_weights(
     with closing(make_learner(tiny_model_dir, training, GrpoConfig(), **options)) as whole:
         whole.update(UPDATES[0])
         for number in (1, 2):
-            snapshots.save(tmp_path / "states", number, whole.state, [], ["rows"])
+            save_snapshot(tmp_path / "states", number, whole.state, [], ["rows"])
         whole.update(UPDATES[1])
         whole.update(UPDATES[2])
         whole.write_weights(tmp_path / "whole.safetensors")
     assert len({path.stem for path in (tmp_path / "states").iterdir()}) == 1, "only the last one is kept"
-    found = snapshots.load(tmp_path / "states")
+    found = load_snapshot(tmp_path / "states")
     assert found is not None
     with closing(make_learner(tiny_model_dir, training, GrpoConfig(), seed=9, **options)) as cut:
         cut.restore(found.learner, found.parts)

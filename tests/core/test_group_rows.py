@@ -23,14 +23,12 @@ from agentr_core.errors import DataFault, ModelFault, NonFiniteLoss, TrainingFau
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.recipes.grpo import GrpoConfig
 from agentr_core.recipes.training import LaunchConfig, TrainingConfig
-from agentr_core.samples.labels import IGNORED
+from agentr_core.samples.identity import IGNORED
 from agentr_core.samples.rendering import Renderer, load_renderer
-from agentr_core.threads import in_thread
-from agentr_core.training.group import snapshots
-from agentr_core.training.group.learner import Learner, shared_out
-from agentr_core.training.group.policy import Policy, Totals
+from agentr_core.system import in_thread
+from agentr_core.training.group.learner import Learner, load_snapshot, save_snapshot, shared_out
+from agentr_core.training.group.policy import Policy, PolicyRow, Totals, numbered, policy_row
 from agentr_core.training.group.ranks import Ranks, make_learner
-from agentr_core.training.group.rows import PolicyRow, numbered, policy_row
 from agentr_core.types import (
     FinishReason,
     Generation,
@@ -326,9 +324,9 @@ def test_a_restored_learner_goes_on_to_the_same_weights(tiny_model_dir: Path, tm
     first = learner(tiny_model_dir)
     first.update(rows())
     for number in (1, 2, 3):
-        snapshots.save(tmp_path, number, first.state, [], [])
+        save_snapshot(tmp_path, number, first.state, [], [])
     assert len(list(tmp_path.glob("*"))) == 1
-    found = snapshots.load(tmp_path)
+    found = load_snapshot(tmp_path)
     assert found is not None
     assert found[0] == 3
     second = learner(tiny_model_dir)
@@ -407,10 +405,10 @@ def test_adapters_go_on_from_a_state_and_are_the_same_for_two_processes(tiny_mod
     for _ in range(3):
         whole.update(rows())
     cut.update(rows())
-    snapshots.save(tmp_path / "states", 1, cut.state, [], [])
+    save_snapshot(tmp_path / "states", 1, cut.state, [], [])
     two = dataclasses.replace(ADAPTED, launch=LaunchConfig(num_processes=2))
     for training, exact in ((ADAPTED, True), (two, False)):
-        found = snapshots.load(tmp_path / "states")
+        found = load_snapshot(tmp_path / "states")
         assert found is not None
         made = make_learner(tiny_model_dir, training, GrpoConfig(), updates=4, most=100, folder=tmp_path, seed=9)
         try:

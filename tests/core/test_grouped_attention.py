@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from agentr_core.models.local.grouped import grouped_attention
+from agentr_core.models.local.decoding import grouped_attention
 
 
 @pytest.mark.parametrize(("heads", "shared"), [(8, 2), (8, 1), (4, 4)])

@@ -12,7 +12,7 @@ from agentr_core.episodes.steps import EpisodeTimer
 from agentr_core.errors import DataFault, ReplayDiverged
 from agentr_core.recipes.agent_r import SearchConfig
 from agentr_core.search.grow import grow
-from agentr_core.search.paths import leaf_paths
+from agentr_core.search.tree import leaf_paths
 from agentr_core.types import Node, Path, Sampling, StopReason, Tree
 
 

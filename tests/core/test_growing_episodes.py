@@ -13,12 +13,12 @@ import pytest
 from growing import Counter
 from toy import instance
 
-from agentr_core.data_files import data_path
 from agentr_core.episodes.rollout import episode
 from agentr_core.episodes.transcript import whole_episode
 from agentr_core.models.local.transformers import TransformersModel
-from agentr_core.samples.labels import IGNORED
+from agentr_core.samples.identity import IGNORED
 from agentr_core.samples.rows import token_row
+from agentr_core.system import data_path
 from agentr_core.types import Generation, Request, Sample, SampleKind, Sampling, Trajectory
 
 SAMPLING = Sampling(temperature=1.0, max_new_tokens=12, logprobs=True)

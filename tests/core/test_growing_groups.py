@@ -20,8 +20,7 @@ from agentr_core.episodes.rollout import episode
 from agentr_core.episodes.transcript import whole_episode
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.samples.rendering import load_renderer
-from agentr_core.training.group.policy import ROUNDING
-from agentr_core.training.group.rows import policy_row
+from agentr_core.training.group.policy import ROUNDING, policy_row
 from agentr_core.types import Generation, Instance, Request, Sampling, Trajectory
 
 RIVER = Problem(id="r", question="How many mouths?", golds=("1",), source="rivers", domain="knowledge")

@@ -12,19 +12,18 @@ import pytest
 from toy import Line, Policy, instance
 
 from agentr_core.episodes.rollout import episode
-from agentr_core.evaluation.headroom import Headroom, Prospect
-from agentr_core.evaluation.pass_rates import Tried, mixed, pass_rates
+from agentr_core.evaluation.metrics import Headroom, Prospect, Tried, mixed, pass_rates
 from agentr_core.fingerprint import derive_seed
-from agentr_core.methods.agent_r.pairing import pairs_of_tree
-from agentr_core.methods.agent_r.prospect import TreeSize, foresee
-from agentr_core.methods.agent_r.reflections import REFLECTIONS, voiced
+from agentr_core.methods.agent_r import TreeSize, foresee
+from agentr_core.methods.agent_r.pairs import pairs_of_tree
+from agentr_core.methods.agent_r.splicing import REFLECTIONS, voiced
 from agentr_core.methods.agent_r.trial import judge_of
-from agentr_core.methods.eto.prospect import foresee as foresee_exploration
+from agentr_core.methods.eto import foresee as foresee_exploration
 from agentr_core.methods.faults import parse
-from agentr_core.methods.grpo.prospect import foresee as foresee_groups
+from agentr_core.methods.grpo import foresee as foresee_groups
 from agentr_core.recipes.recipe import Recipe, replace
 from agentr_core.search.grow import grow
-from agentr_core.search.paths import leaf_paths
+from agentr_core.search.tree import leaf_paths
 from agentr_core.types import Sampling, Verdict
 
 

@@ -17,11 +17,11 @@ from searching import QUESTIONS, counting, play
 from wheel import PATIENCE, environment, launched, wait_for
 
 from agentr_core.environments import registry
-from agentr_core.environments.reasoning import Reasoning
-from agentr_core.environments.reasoning.open_tools import ToolSettings, open_tools
+from agentr_core.environments.reasoning.registered import Reasoning
+from agentr_core.environments.reasoning.toolbox import ToolSettings, open_tools
 from agentr_core.errors import ConfigError
-from agentr_core.store import Store
-from agentr_core.store.answered_calls import AnsweredCalls
+from agentr_core.store.codec.trajectories import AnsweredCalls
+from agentr_core.store.database import Store
 
 pytestmark = pytest.mark.slow
 SEARCHED = QUESTIONS + 1

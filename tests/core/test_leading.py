@@ -8,8 +8,7 @@ import pytest
 from toy import Growing, Line, Policy, Script, instance
 
 from agentr_core.recipes.agent_r import SearchConfig
-from agentr_core.search.grow import grow
-from agentr_core.search.leading import steps_shown
+from agentr_core.search.grow import grow, steps_shown
 from agentr_core.search.tree import steps_to
 from agentr_core.types import Instance, Tree
 

@@ -10,18 +10,17 @@ from asked import run_id_of
 from door import Door
 
 from agentr_core.errors import ConfigError
-from agentr_core.methods.agent_r.critique.prompt import JUDGE_INSTRUCTION
+from agentr_core.methods.agent_r.collect import check_world, collect
+from agentr_core.methods.agent_r.critique import JUDGE_INSTRUCTION, critique
 from agentr_core.methods.agent_r.report import tree_funnel
-from agentr_core.methods.agent_r.stages.collect import check_world, collect
-from agentr_core.methods.agent_r.stages.critique import critique
-from agentr_core.methods.agent_r.stages.splice import splice_pairs
+from agentr_core.methods.agent_r.splice import splice_pairs
 from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, start
-from agentr_core.store import Store
 from agentr_core.store.codec.samples import load_samples
+from agentr_core.store.database import Store
 from agentr_core.types import Message
 
 DOOR = Door(knows=True)

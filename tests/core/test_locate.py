@@ -10,7 +10,7 @@ from toy import generation
 from toy_paths import ToyTree
 
 from agentr_core.errors import ModelFault, PromptTooLong
-from agentr_core.methods.agent_r.critique.locate import critique_of, first_error, judge_paths, questions, scans_of
+from agentr_core.methods.agent_r.critique import critique_of, first_error, judge_paths, questions, scans_of
 from agentr_core.recipes.agent_r import CritiqueConfig
 from agentr_core.types import Generation, Request, StepVerdict, Verdict
 

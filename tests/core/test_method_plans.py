@@ -11,7 +11,7 @@ from agentr_core.methods.faults import load, parse
 from agentr_core.methods.table import method_of, plan_of, plans_of
 from agentr_core.recipes.training import LaunchConfig
 from agentr_core.runtime.place import Product
-from agentr_core.training.objectives import GroupRelative
+from agentr_core.training.job import GroupRelative
 
 RECIPES = Path("deployments/recipes")
 

@@ -19,38 +19,33 @@ from toolboxes import Bench
 from toy import Line, Policy, instance
 from toy_paths import ToyTree, critique
 
-from agentr_core.data_files import data_path
 from agentr_core.environments import registry
 from agentr_core.environments.contract import check
-from agentr_core.environments.gateway.wire import ChatCall, completion
+from agentr_core.environments.gateway.desk import ChatCall, completion
 from agentr_core.environments.native import ACT, NO_CALL, is_misread, native
 from agentr_core.environments.reasoning.problems import Move, Problem
 from agentr_core.environments.reasoning.world import ReasoningWorld, Rules
 from agentr_core.environments.template import CombinationLock
-from agentr_core.episodes.conversation import droppable, windowed
-from agentr_core.episodes.native_calls import OPENS, NativeCall, calling, read_call
-from agentr_core.episodes.native_turns import NativeTurns
-from agentr_core.episodes.replay import play, restore
-from agentr_core.episodes.rollout import episode
-from agentr_core.episodes.transcript import OPENING, transcript, transcript_of, whole_episode
+from agentr_core.episodes.native_calls import OPENS, NativeCall, NativeTurns, calling, read_call
+from agentr_core.episodes.rollout import episode, play, restore
+from agentr_core.episodes.transcript import OPENING, droppable, transcript, transcript_of, whole_episode, windowed
 from agentr_core.errors import ConfigError, DataFault
+from agentr_core.exchange.training_set import export_lines, pair_lines
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.agent_r.splicing import splice
-from agentr_core.methods.et_agent.costs import well_formed
-from agentr_core.methods.et_agent.flywheel.turns import manner_of
-from agentr_core.methods.et_agent.rft import fit_for_tuning
-from agentr_core.methods.et_agent.stages.evaluate import check_asking
-from agentr_core.methods.et_agent.stages.rollout import check_counts
+from agentr_core.methods.et_agent.behaviour import well_formed
+from agentr_core.methods.et_agent.evaluate import check_asking
+from agentr_core.methods.et_agent.operators import manner_of
+from agentr_core.methods.et_agent.selection import check_counts, fit_for_tuning
 from agentr_core.methods.faults import load
 from agentr_core.models.local.transformers import TransformersModel
-from agentr_core.recipes.splicing import SpliceConfig
-from agentr_core.samples.export import export_lines, pair_lines
-from agentr_core.samples.identity import check_flags, sample_id
-from agentr_core.samples.labels import IGNORED
+from agentr_core.recipes.agent_r import SpliceConfig
+from agentr_core.samples.identity import IGNORED, check_flags, sample_id
 from agentr_core.samples.rendering import Renderer
 from agentr_core.samples.rows import token_row
-from agentr_core.store import Store
 from agentr_core.store.codec.samples import load_samples, sample_rows
+from agentr_core.store.database import Store
+from agentr_core.system import data_path
 from agentr_core.types import (
     FinishReason,
     Generation,

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from agentr_core.recipes.training import TrainingConfig
-from agentr_core.training.job import JOB, TrainingJob
-from agentr_core.training.objectives import Preference, PreferenceLoss, Supervised
+from agentr_core.training.job import JOB, Preference, PreferenceLoss, Supervised, TrainingJob
 
 PAIRS = Preference(preference=PreferenceLoss(beta=0.1, loss_type=("sigmoid", "sft")))
 

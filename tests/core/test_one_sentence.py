@@ -25,19 +25,17 @@ from prefect.settings import PREFECT_HOME, temporary_settings
 from wheel import PATIENCE, launched
 
 from agentr_core.environments import registry
-from agentr_core.environments.agentgym.ids import read_ids
+from agentr_core.environments.agentgym.wire import read_ids
 from agentr_core.environments.reasoning.question_sets import _file_rows
 from agentr_core.errors import ConfigError, DiskError, EnvironmentFault, StoreError, UserError
-from agentr_core.lifetime import python_path
 from agentr_core.methods.faults import load, parse
 from agentr_core.models.files import read_json
-from agentr_core.runtime.prompts import opening_of
-from agentr_core.samples.json_lines import records
+from agentr_core.runtime.start import opening_of
+from agentr_core.samples.chat_file import records
 from agentr_core.stages import dataset
-from agentr_core.store import Store
-from agentr_core.tools.search.corpus import scan
-from agentr_core.tools.search.retriever import _starts
-from agentr_core.writing import write_text, writing
+from agentr_core.store.database import Store
+from agentr_core.system import python_path, write_text, writing
+from agentr_core.tools.search.retriever import _starts, scan
 from flows import cli
 from flows.commands import environments
 from tasks import runs

@@ -16,22 +16,30 @@ from asked import asked_for, run_id_of
 from click.testing import CliRunner
 
 from agentr_core.environments.alfworld.world import AlfWorld
-from agentr_core.environments.crafting import TextCraft
-from agentr_core.environments.sciworld import SciWorld
+from agentr_core.environments.crafting.textcraft import TextCraft
+from agentr_core.environments.sciworld.world import SciWorld
 from agentr_core.environments.webshop.world import WebShop
-from agentr_core.episodes.conversation import droppable, windowed
-from agentr_core.episodes.opening import Opening, instruction_of, open_with
-from agentr_core.episodes.transcript import ask_next, opening_length, transcript_of, whole_episode
+from agentr_core.episodes.transcript import (
+    Opening,
+    ask_next,
+    droppable,
+    instruction_of,
+    open_with,
+    opening_length,
+    transcript_of,
+    whole_episode,
+    windowed,
+)
 from agentr_core.errors import ConfigError, DataFault, DataFileError, UserError
 from agentr_core.exchange.training_set import opening
 from agentr_core.methods.faults import parse
-from agentr_core.models.stopping import cut_at_stop
+from agentr_core.models.local.waves import cut_at_stop
 from agentr_core.recipes.parsing import restored
 from agentr_core.recipes.recipe import Recipe, resolved
-from agentr_core.runtime.prompts import opening_of
+from agentr_core.runtime.start import opening_of
+from agentr_core.samples.filters import drops, split
 from agentr_core.samples.identity import check_flags, sample_id
 from agentr_core.samples.rendering import Renderer, load_renderer
-from agentr_core.samples.stretches import drops, split
 from agentr_core.stages.demonstrate import expert_trajectory
 from agentr_core.store.codec.ledger import iteration_rows, run_rows
 from agentr_core.store.codec.samples import load_samples, sample_rows

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from agentr_core.environments.option_types import option_faults
+from agentr_core.environments.registry import option_faults
 
 
 class World:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from toy_paths import ToyTree
 
-from agentr_core.methods.agent_r.pairing import distinct, good_paths, pairs_of_tree, shared_steps
+from agentr_core.methods.agent_r.pairs import distinct, good_paths, pairs_of_tree, shared_steps
 from agentr_core.recipes.agent_r import PairsConfig
 from agentr_core.types import Instance, Path
 

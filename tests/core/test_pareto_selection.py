@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agentr_core.errors import DataFault
-from agentr_core.methods.et_agent.report_selection import _fronts
+from agentr_core.methods.et_agent.report import _fronts
 from agentr_core.methods.et_agent.selection import (
     Selection,
     crowding,
@@ -20,7 +20,7 @@ from agentr_core.methods.et_agent.selection import (
     reasons,
     select,
 )
-from agentr_core.store.codec.selections import Selected
+from agentr_core.store.codec.samples import Selected
 
 IDS = ["A", "B", "C", "D"]
 CORRECTNESS = np.array([[1, 0, 1, 0], [1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0]], dtype=np.float64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentr_core.methods.agent_r.critique.parse import majority, parse_verdict, published_verdict
+from agentr_core.methods.agent_r.critique import majority, parse_verdict, published_verdict
 from agentr_core.types import Verdict
 
 GOOD, BAD, UNCERTAIN, UNPARSABLE = Verdict.GOOD, Verdict.BAD, Verdict.UNCERTAIN, Verdict.UNPARSABLE

@@ -14,14 +14,13 @@ from agentr_core.methods.comparison.report import ends_with
 from agentr_core.methods.faults import parse
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.reports.html import render_html
-from agentr_core.reports.summary import summary_table
+from agentr_core.reports.model_card import summary_table
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, finish, start
 from agentr_core.stages.evaluate import evaluate
 from agentr_core.stages.report import build_report
 from agentr_core.store.codec.ledger import checkpoint_rows, metric_rows
-from agentr_core.store.queries.iterations import last_promotion
-from agentr_core.store.queries.runs import checkpoints_beginning
+from agentr_core.store.queries.runs import checkpoints_beginning, last_promotion
 from agentr_core.types import Message
 from tasks.wiring import load_recipe, quiet_workplace, reference
 

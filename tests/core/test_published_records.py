@@ -16,15 +16,13 @@ import pytest
 from toy import Line, Policy, generation, instance
 
 from agentr_core.fingerprint import derive_seed, fingerprint
-from agentr_core.methods.agent_r.critique.locate import critique_of, judge_paths, scans_of
-from agentr_core.methods.agent_r.pairing import good_paths, pairs_of_tree
-from agentr_core.methods.agent_r.reflections import REFLECTIONS
-from agentr_core.methods.agent_r.splicing import good_sample, splice
+from agentr_core.methods.agent_r.critique import critique_of, judge_paths, scans_of
+from agentr_core.methods.agent_r.pairs import good_paths, pairs_of_tree
+from agentr_core.methods.agent_r.splicing import REFLECTIONS, good_sample, splice
 from agentr_core.methods.faults import load
-from agentr_core.recipes.agent_r import CritiqueConfig, PairsConfig, SearchConfig
-from agentr_core.recipes.splicing import SpliceConfig
+from agentr_core.recipes.agent_r import CritiqueConfig, PairsConfig, SearchConfig, SpliceConfig
 from agentr_core.search.grow import grow
-from agentr_core.search.paths import leaf_paths
+from agentr_core.search.tree import leaf_paths
 from agentr_core.types import Critique, Generation, Message, Node, Rejection, Request, Sample, Tree
 
 Turn = tuple[str, str, bool]

@@ -19,16 +19,13 @@ import pytest
 import pytest_asyncio
 
 from agentr_core.errors import ConfigError, SandboxError
-from agentr_core.tools.python import landlock, syscalls
-from agentr_core.tools.python.levels import CANDIDATES, Level
-from agentr_core.tools.python.limits import Limits, Outcome, Status
-from agentr_core.tools.python.process import KeeperProcess
-from agentr_core.tools.python.selftest import tried
-from agentr_core.tools.python.tool import PythonTool
+from agentr_core.tools.python import confinement
+from agentr_core.tools.python.confinement import CANDIDATES, Level, Limits, Outcome, Status
+from agentr_core.tools.python.tool import KeeperProcess, PythonTool, tried
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(landlock.abi() == 0, reason="this kernel has no Landlock"),
+    pytest.mark.skipif(confinement.abi() == 0, reason="this kernel has no Landlock"),
     pytest.mark.asyncio(loop_scope="module"),
 ]
 
@@ -313,7 +310,7 @@ async def test_no_way_of_writing_a_path_leads_out(tool: PythonTool, path: str, t
 
 
 async def test_raw_system_calls_meet_the_same_filter(tool: PythonTool) -> None:
-    number = syscalls.numbers(os.uname().machine)["clone3"]
+    number = confinement.numbers(os.uname().machine)["clone3"]
     raw = "import ctypes\nlibc = ctypes.CDLL(None, use_errno=True)\nprint(libc.syscall({}, 0, 0), ctypes.get_errno())"
     assert (await tool.run(raw.format(number))).stdout == "-1 38\n"
     assert (await tool.run(raw.format(10_000))).stdout == "-1 1\n"

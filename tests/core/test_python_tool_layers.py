@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from agentr_core.tools.python import landlock, syscalls
-from agentr_core.tools.python.limits import Limits
-from agentr_core.tools.python.selftest import attempts
+from agentr_core.tools.python import confinement
+from agentr_core.tools.python.confinement import Limits
+from agentr_core.tools.python.tool import attempts
 
 WITHOUT_LANDLOCK = """
 import asyncio, ctypes
@@ -76,7 +76,7 @@ for attempt in (
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(landlock.abi() < 6, reason="this kernel's Landlock does not watch signals")
+@pytest.mark.skipif(confinement.abi() < 6, reason="this kernel's Landlock does not watch signals")
 @pytest.mark.parametrize(("restrict", "said"), [(True, "refused"), (False, "passed")])
 def test_landlock_stands_without_the_filter(restrict: bool, said: str, tmp_path: Path) -> None:
     """TCP, signals and files are shut twice; here the second lock alone."""
@@ -110,7 +110,7 @@ for attempt in (
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(landlock.abi() < 3, reason="this kernel's Landlock is an old one itself")
+@pytest.mark.skipif(confinement.abi() < 3, reason="this kernel's Landlock is an old one itself")
 @pytest.mark.parametrize(
     ("version", "filtered", "cut"),
     [(1, False, "passed"), (1, True, "refused"), (2, True, "refused"), (3, False, "refused")],
@@ -140,13 +140,13 @@ def test_numbers_of_system_calls_are_the_kernels(machine: str, header: str) -> N
     known = {name: int(number) for name, number in found}
     if machine == "aarch64":
         known["newfstatat"] = known["fstatat"]
-    for name, number in syscalls.numbers(machine).items():
+    for name, number in confinement.numbers(machine).items():
         assert known[name] == number, name
 
 
 def test_a_machine_with_unknown_numbers_is_told() -> None:
     with pytest.raises(OSError, match="the numbers of system calls on riscv64 are not known"):
-        syscalls.numbers("riscv64")
+        confinement.numbers("riscv64")
 
 
 def test_attempts_have_names_of_their_own() -> None:

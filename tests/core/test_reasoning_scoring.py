@@ -11,8 +11,8 @@ from typing import Literal
 
 import pytest
 
+from agentr_core.environments.reasoning.formulas import normal_form
 from agentr_core.environments.reasoning.grammar import final_answer
-from agentr_core.environments.reasoning.latex import normal_form
 from agentr_core.environments.reasoning.scoring import correctness, exact_match, same_answer, word_f1
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from agentr_core.environments.reasoning.toolbox import Tools, python_function
 from agentr_core.errors import EnvironmentFault
-from agentr_core.threads import LoopThread
+from agentr_core.system import LoopThread
 from agentr_core.types import ToolCall
 
 

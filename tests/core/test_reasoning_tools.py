@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from agentr_core.environments.contract import check
-from agentr_core.environments.reasoning import Reasoning
 from agentr_core.environments.reasoning.grammar import strict_fault
+from agentr_core.environments.reasoning.registered import Reasoning
 from agentr_core.environments.registry import make
-from agentr_core.episodes.replay import play
+from agentr_core.episodes.rollout import play
 from agentr_core.errors import ConfigError
 
 pytestmark = pytest.mark.slow

@@ -6,7 +6,7 @@ from time import process_time
 
 import pytest
 
-from agentr_core.environments.reasoning.verdicts import verdict
+from agentr_core.environments.reasoning.scoring import verdict
 
 RIGHT = """
 Correct

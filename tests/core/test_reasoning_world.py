@@ -14,10 +14,8 @@ from agentr_core.environments.contract import check
 from agentr_core.environments.reasoning.grammar import format_fault, strict_fault
 from agentr_core.environments.reasoning.problems import Move, Problem
 from agentr_core.environments.reasoning.world import ReasoningWorld, Rules
-from agentr_core.episodes.asking import graded, steps_ask
-from agentr_core.episodes.replay import play, restore
-from agentr_core.episodes.rollout import episode
-from agentr_core.episodes.steps import EpisodeTimer, step_with
+from agentr_core.episodes.rollout import episode, play, restore
+from agentr_core.episodes.steps import EpisodeTimer, graded, step_with, steps_ask
 from agentr_core.episodes.transcript import whole_episode
 from agentr_core.errors import ConfigError, EnvironmentFault, ModelFault
 from agentr_core.types import (

@@ -15,7 +15,7 @@ from agentr_core.environments import registry
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.faults import parse
 from agentr_core.recipes.recipe import Recipe
-from agentr_core.runtime.inputs import input_files, input_ids
+from agentr_core.runtime.start import input_files, input_ids
 from tasks.wiring import load_recipe
 
 COMPARISON = {"compare": {"arms": {"a": ["data.use=good"]}}, "training": {"max_tokens": 10}}

@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from agentr_core.environments.crafting import TextCraft
+from agentr_core.environments.crafting.textcraft import TextCraft
 from agentr_core.errors import DataFileError
 from agentr_core.exchange.imports import Place, import_chat, import_experts, import_pairs
-from agentr_core.samples.chat_file import read_chat
-from agentr_core.samples.expert_file import read_demonstrations
-from agentr_core.samples.json_lines import World
-from agentr_core.samples.pairs_file import read_pairs
+from agentr_core.samples.chat_file import World, read_chat
+from agentr_core.samples.demonstration_files import read_demonstrations, read_pairs
 from agentr_core.types import Message
 from flows.cli import cli
 

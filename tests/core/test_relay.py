@@ -10,8 +10,7 @@ import pytest
 
 from agentr_core.errors import ModelFault, ModelUnavailable, PromptTooLong
 from agentr_core.models.batching import Batcher
-from agentr_core.models.relay import Relay
-from agentr_core.models.samplers import sampler_of
+from agentr_core.models.samplers import Relay, sampler_of
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.recipes.models import ModelConfig, ServerConfig
 from agentr_core.types import Generation, Message, Request, Sampling

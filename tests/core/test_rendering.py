@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentr_core.errors import DataFault, ModelDirectoryError
-from agentr_core.samples.labels import IGNORED
+from agentr_core.samples.identity import IGNORED
 from agentr_core.samples.rendering import RenderedSample, Renderer, check_sample, trained_tokens
 from agentr_core.types import Message
 

@@ -11,23 +11,22 @@ from pathlib import Path
 import pytest
 from toy import ACTIONS, Line, Policy, Script, instance
 
-from agentr_core.episodes.replay import play, restore
-from agentr_core.episodes.shared import SharedEnvironments
+from agentr_core.episodes.rollout import play, restore
+from agentr_core.episodes.steps import SharedEnvironments
 from agentr_core.episodes.units import UnitError
 from agentr_core.errors import EnvironmentUnavailable, ReplayDiverged, ReplayDrifted, Transient
 from agentr_core.evaluation.episodes import EpisodePlan, Player, play_all
 from agentr_core.fingerprint import derive_seed
-from agentr_core.methods.agent_r.stages.collect import latest_restarts
-from agentr_core.methods.agent_r.stages.tree_shard import MAX_RESTARTS, TreeShard, TreeWork, restarted
+from agentr_core.methods.agent_r.collect import MAX_RESTARTS, TreeShard, TreeWork, latest_restarts, restarted
 from agentr_core.methods.faults import parse
 from agentr_core.models.scripted import ScriptedModel
+from agentr_core.protocols import Repeatability, repeatability_of, repeats
 from agentr_core.recipes.agent_r import SearchConfig
-from agentr_core.recipes.execution import ErrorsConfig
-from agentr_core.repeating import Repeatability, repeatability_of, repeats
+from agentr_core.recipes.recipe import ErrorsConfig
 from agentr_core.runtime.equipment import Checkpoint, Equipment
 from agentr_core.search.grow import grow
-from agentr_core.store import Store, Writer
 from agentr_core.store.codec.trees import load_trees, unfinished_trees
+from agentr_core.store.database import Store, Writer
 from agentr_core.types import Instance, Sampling, Transition
 
 

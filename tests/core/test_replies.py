@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from agentr_core.environments import gymnasium_text, registry, replies
 from agentr_core.environments.agentgym import worlds
-from agentr_core.environments.alfworld import AlfWorld
-from agentr_core.environments.crafting import TextCraft
-from agentr_core.environments.sciworld import SciWorld
-from agentr_core.environments.webshop import WebShop
+from agentr_core.environments.alfworld.world import AlfWorld
+from agentr_core.environments.crafting.textcraft import TextCraft
+from agentr_core.environments.sciworld.world import SciWorld
+from agentr_core.environments.webshop.world import WebShop
 from agentr_core.errors import ConfigError
 from agentr_core.methods.faults import parse
 from tasks.wiring import make_environment

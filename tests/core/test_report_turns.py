@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from toy import Line
 from toy_paths import ToyTree, critique
 
-from agentr_core.methods.agent_r.report_examples import _turns
+from agentr_core.methods.agent_r.report import _turns
 from agentr_core.methods.agent_r.splicing import splice
-from agentr_core.recipes.splicing import SpliceConfig
+from agentr_core.recipes.agent_r import SpliceConfig
 from agentr_core.texts import counted
 from agentr_core.types import Sample
 

@@ -13,21 +13,21 @@ from browser import HOSTILE, browse
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentr_core.methods.agent_r.report_records import JudgeRecord, SpliceSurvival
-from agentr_core.methods.agent_r.report_sections import judge, revision_samples, survival
-from agentr_core.reports.document import RevisionExample, Turn
-from agentr_core.reports.html import render_html, render_index
-from agentr_core.reports.markdown import render_markdown
-from agentr_core.reports.records import (
+from agentr_core.methods.agent_r.report import JudgeRecord, SpliceSurvival, judge, revision_samples, survival
+from agentr_core.reports.document import (
     ErrorRecord,
     Estimate,
     FaultCount,
     FunnelStage,
     IterationReport,
     IterationScore,
+    RevisionExample,
     StopCount,
     TokenCounts,
+    Turn,
 )
+from agentr_core.reports.html import render_html, render_index
+from agentr_core.reports.markdown import render_markdown
 from agentr_core.reports.sections import headline, sections
 
 EMPTY = IterationReport(recipe_name="r", run_id="run-1", iteration=2, date="2026-03-14", environment="e", model="m")

@@ -4,10 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from agentr_core.reports.document import Bar, Column, Meter, Row, Table
+from agentr_core.reports.document import (
+    Bar,
+    Column,
+    Estimate,
+    IterationReport,
+    IterationScore,
+    Meter,
+    Row,
+    Table,
+    report_name,
+)
 from agentr_core.reports.markdown import escape, fence, render_markdown, table_markdown
-from agentr_core.reports.records import Estimate, IterationReport, IterationScore, report_name
-from agentr_core.reports.summary import summary_markdown, summary_table
+from agentr_core.reports.model_card import summary_markdown, summary_table
 
 EMPTY = IterationReport(recipe_name="r", run_id="run-1", iteration=1, date="2026-03-14", environment="e", model="m")
 

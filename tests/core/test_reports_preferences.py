@@ -8,12 +8,12 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from agentr_core.methods.eto.report_sections import PreferenceRecord, preferences
+from agentr_core.methods.eto.report import PreferenceRecord, preferences
 from agentr_core.reports import plots
+from agentr_core.reports.document import IterationReport
 from agentr_core.reports.html import render_html
 from agentr_core.reports.markdown import render_markdown
-from agentr_core.reports.records import IterationReport
-from agentr_core.store.queries.preferences import PreferenceTrainingStep
+from agentr_core.store.queries.datasets import PreferenceTrainingStep
 
 STEPS = tuple(
     PreferenceTrainingStep(

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from agentr_core.reports import wording
-from agentr_core.reports.records import Estimate
+from agentr_core.reports.document import Estimate
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentr_core.retrying import RetryPolicy, seconds_told, wait_before_retry
+from agentr_core.system import RetryPolicy, seconds_told, wait_before_retry
 
 POLICY = RetryPolicy(retries=5, seconds=60)
 

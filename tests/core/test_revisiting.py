@@ -10,14 +10,12 @@ from pathlib import Path
 import pytest
 
 from agentr_core.evaluation.episodes import EpisodePlan
-from agentr_core.methods.grpo.families import Family
-from agentr_core.methods.grpo.measures import measures
-from agentr_core.methods.grpo.revisiting import Beginning, beginning, revisited
+from agentr_core.methods.grpo.rollouts import Beginning, Family, beginning, revisited
+from agentr_core.methods.grpo.train import measures
 from agentr_core.recipes.grpo import BranchingConfig, GrpoConfig
-from agentr_core.store import Store
-from agentr_core.store.codec.groups import Group, group_rows, load_failures, load_groups, load_outcomes
-from agentr_core.store.codec.ledger import iteration_rows
+from agentr_core.store.codec.ledger import Group, group_rows, iteration_rows, load_failures, load_groups, load_outcomes
 from agentr_core.store.codec.trajectories import trajectory_rows
+from agentr_core.store.database import Store
 from agentr_core.store.tables import merge
 from agentr_core.training.group.policy import Totals
 from agentr_core.types import Instance, Step, StopReason, Trajectory

@@ -11,18 +11,18 @@ import pytest
 from finished import finish, revise
 
 from agentr_core.errors import ConfigError
-from agentr_core.methods.agent_r.report_audit import audit, audit_of_run, order_of_drops
-from agentr_core.recipes.evaluation import TEST
+from agentr_core.methods.agent_r.report import audit, audit_of_run, order_of_drops
+from agentr_core.recipes.environments import TEST
+from agentr_core.reports.document import IterationReport
 from agentr_core.reports.html import render_html
 from agentr_core.reports.markdown import table_markdown
-from agentr_core.reports.records import IterationReport
 from agentr_core.stages.evaluate import evaluation_id
-from agentr_core.store import Store
 from agentr_core.store.codec.ledger import metric_rows
 from agentr_core.store.codec.samples import dataset_rows
-from agentr_core.store.queries.judging import JudgedStep, PathAudit
+from agentr_core.store.database import Store
+from agentr_core.store.queries.datasets import evaluated_stops
 from agentr_core.store.queries.listings import LISTINGS, listed
-from agentr_core.store.queries.outcomes import evaluated_stops
+from agentr_core.store.queries.trees import JudgedStep, PathAudit
 from agentr_core.store.tables import merge
 from agentr_core.types import Verdict
 from tasks.reporting import compare_runs, score_table, write_reports

@@ -12,8 +12,8 @@ import pytest
 from agentr_core.methods.faults import parse
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import start
-from agentr_core.store import Store
 from agentr_core.store.codec.ledger import run_rows
+from agentr_core.store.database import Store
 from tasks import runs
 from tasks.wiring import RunRef, quiet_workplace
 from tasks.workspaces import STORE_FILE

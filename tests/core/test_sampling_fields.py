@@ -11,9 +11,8 @@ import pytest
 from agentr_core.errors import ConfigError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.faults import parse
-from agentr_core.recipes.recipe import Recipe, identifying
-from agentr_core.recipes.sampling import SamplingFields
-from agentr_core.recipes.served import sampling_sections
+from agentr_core.recipes.fields import SamplingFields
+from agentr_core.recipes.recipe import Recipe, identifying, sampling_sections
 from agentr_core.types import Sampling
 
 SET: dict[str, Any] = {"top_p": 0.9, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1, "stop": ["END"]}

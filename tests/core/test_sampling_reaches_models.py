@@ -12,9 +12,9 @@ from toy import Line, Script, instance
 from toy_paths import ToyTree
 
 from agentr_core.environments.reasoning.grammar import STOPS
-from agentr_core.methods.agent_r.critique.locate import judge_paths, scans_of
-from agentr_core.methods.et_agent.stages.evolve import evolve
-from agentr_core.methods.eto.prospect import acting
+from agentr_core.methods.agent_r.critique import judge_paths, scans_of
+from agentr_core.methods.et_agent.evolve import evolve
+from agentr_core.methods.eto import acting
 from agentr_core.methods.faults import parse
 from agentr_core.recipes.agent_r import CritiqueConfig, SearchConfig
 from agentr_core.search.grow import grow

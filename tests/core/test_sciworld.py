@@ -20,17 +20,14 @@ from worlds import served_world
 from agentr_core.environments.agentgym.wire import WIRES
 from agentr_core.environments.agentgym.worlds import SciWorld as Client
 from agentr_core.environments.contract import check
-from agentr_core.environments.sciworld import SciWorld
 from agentr_core.environments.sciworld import simulator as sciworld_simulator
-from agentr_core.environments.sciworld.shared import SharedSimulators
-from agentr_core.environments.sciworld.simulator import JavaSettings, Simulator
+from agentr_core.environments.sciworld.simulator import JavaSettings, SharedSimulators, Simulator
 from agentr_core.environments.sciworld.tasks import first_numbers
-from agentr_core.environments.sciworld.world import UNKNOWN
-from agentr_core.episodes.replay import play, restore
-from agentr_core.episodes.rollout import episode
+from agentr_core.environments.sciworld.world import UNKNOWN, SciWorld
+from agentr_core.episodes.rollout import episode, play, restore
 from agentr_core.errors import ConfigError, DataFileError, EnvironmentFault, EnvironmentUnavailable
-from agentr_core.store import Store
 from agentr_core.store.codec.trajectories import load_trajectories, trajectory_rows
+from agentr_core.store.database import Store
 from agentr_core.types import Instance, Sampling, StopReason
 
 pytestmark = pytest.mark.slow

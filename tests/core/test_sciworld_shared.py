@@ -13,8 +13,7 @@ from py4j.java_gateway import GatewayParameters
 from py4j.protocol import ERROR_ON_SEND, Py4JNetworkError
 
 from agentr_core.environments.sciworld.client import Client
-from agentr_core.environments.sciworld.shared import Path, SharedSimulators
-from agentr_core.environments.sciworld.simulator import Answer
+from agentr_core.environments.sciworld.simulator import Answer, Path, SharedSimulators
 from agentr_core.environments.sciworld.tasks import Variation
 from agentr_core.errors import EnvironmentUnavailable, ReplayDiverged
 

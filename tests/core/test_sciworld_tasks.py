@@ -8,7 +8,6 @@ from typing import get_args
 
 import pytest
 
-from agentr_core.environments.sciworld.matching import match
 from agentr_core.environments.sciworld.tasks import (
     ETO_STEP_LIMITS,
     VARIATIONS,
@@ -18,6 +17,7 @@ from agentr_core.environments.sciworld.tasks import (
     locate,
     tasks,
 )
+from agentr_core.environments.sciworld.world import match
 
 
 @pytest.mark.parametrize(

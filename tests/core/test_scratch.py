@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from readme import ROOT
 
-from agentr_core.lifetime import Scratch
+from agentr_core.system import Scratch
 
-_HOLDER = "import sys; from agentr_core.lifetime import Scratch; s = Scratch('x'); print(s.path, flush=True); input()"
+_HOLDER = "import sys; from agentr_core.system import Scratch; s = Scratch('x'); print(s.path, flush=True); input()"
 
 
 @pytest.fixture(autouse=True)

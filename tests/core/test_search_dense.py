@@ -12,10 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, set_seed
 
 from agentr_core.errors import ConfigError, DataFileError, ModelDirectoryError
-from agentr_core.tools.search.corpus import Document
-from agentr_core.tools.search.dense import Dense
-from agentr_core.tools.search.encoder import Encoder, Encoding
-from agentr_core.tools.search.retriever import open_retriever
+from agentr_core.tools.search.retriever import Dense, Document, Encoder, Encoding, open_retriever
 
 DOCUMENTS = [Document(str(number), "", text) for number, text in enumerate(("red sea", "a blue house", "old salt"))]
 WORDS = ["[PAD]", "[UNK]", "red", "sea", "a", "blue", "house", "old", "salt", "query", "passage", ":"]

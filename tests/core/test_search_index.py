@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 from agentr_core.errors import DataFileError
-from agentr_core.tools.search.corpus import CorpusFile, Document, scan
-from agentr_core.tools.search.retriever import Retriever, open_retriever
-from agentr_core.tools.search.text import normalised
+from agentr_core.tools.search.retriever import CorpusFile, Document, Retriever, normalised, open_retriever, scan
 
 DOCUMENTS = (
     Document("a", "Maren Voss", "She was born in Ostrava, in house 7."),

@@ -9,11 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from agentr_core.http_server.hosts import LOOPBACK
-from agentr_core.tools.search.corpus import Document
-from agentr_core.tools.search.retriever import Retriever
+from agentr_core.http_server import LOOPBACK
+from agentr_core.tools.search.retriever import Document, Retriever
 from agentr_core.tools.search.server import app
-from agentr_core.tools.search.wire import MOST_QUERIES, MOST_QUERY_CHARS
+from agentr_core.tools.search.tool import MOST_QUERIES, MOST_QUERY_CHARS
 
 RETRIEVER = Retriever.of(
     [

@@ -1,6 +1,6 @@
 """What a summariser is asked, and what is read from its reply."""
 
-from agentr_core.tools.search.summary import HEADING, NOTHING, question, read, told
+from agentr_core.tools.search.tool import HEADING, NO_HELP, question, read, told
 
 
 def test_a_question_has_query_documents_and_reasoning() -> None:
@@ -8,7 +8,7 @@ def test_a_question_has_query_documents_and_reasoning() -> None:
     assert asked.role == "summariser"
     (message,) = asked.messages
     assert (message.role, message.train) == ("user", False)
-    for part in ("who is Ada?", "lives by the {sea}.", "1. I look for Ada.", HEADING, NOTHING):
+    for part in ("who is Ada?", "lives by the {sea}.", "1. I look for Ada.", HEADING, NO_HELP):
         assert part in message.text
 
 
@@ -29,5 +29,5 @@ def test_of_many_entries_the_first_and_the_last_four_are_told() -> None:
 def test_what_follows_the_last_heading_is_the_summary() -> None:
     assert read(f"Let me see. {HEADING} or so.\n{HEADING}\n Ada is 30. ") == "Ada is 30."
     assert read(" Ada is 30. ") == "Ada is 30."
-    assert read(f"x {HEADING}") == read("") == NOTHING
+    assert read(f"x {HEADING}") == read("") == NO_HELP
     assert read(f"{HEADING} {'x' * 100}", most_chars=10) == "x" * 7 + "..."

@@ -31,17 +31,12 @@ from agentr_core.errors import (
     MalformedAnswer,
 )
 from agentr_core.models.connections import MIB
-from agentr_core.retrying import RetryPolicy
-from agentr_core.store import Store
-from agentr_core.store.answered_calls import AnsweredCalls
-from agentr_core.tools.search.corpus import Document
-from agentr_core.tools.search.once import Once
-from agentr_core.tools.search.providers import InProcess, Pace, RetrievalServer, Serper
-from agentr_core.tools.search.retriever import Retriever
+from agentr_core.store.codec.trajectories import AnsweredCalls
+from agentr_core.store.database import Store
+from agentr_core.system import RetryPolicy
+from agentr_core.tools.search.retriever import Document, Retriever, normalised, shown
 from agentr_core.tools.search.server import app
-from agentr_core.tools.search.text import normalised, shown
-from agentr_core.tools.search.together import Together
-from agentr_core.tools.search.tool import SearchTool
+from agentr_core.tools.search.tool import InProcess, Once, Pace, RetrievalServer, SearchTool, Serper, Together
 from agentr_core.types import ToolCall
 
 DOCUMENTS = [Document("a", "Ada", "Ada lives by the sea."), Document("b", "", "The sea is salt water.")]
@@ -240,7 +235,7 @@ def test_a_server_that_is_not_ours_is_known_by_its_address() -> None:
 @pytest.mark.slow
 def test_what_may_pass_is_tried_again_and_what_may_not_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
-    monkeypatch.setattr("agentr_core.tools.search.connection.time.sleep", waits.append)
+    monkeypatch.setattr("agentr_core.tools.search.tool.time.sleep", waits.append)
     busy = [status(503), status(429, retry_after="7"), status(500)]
     with answering(*busy, pages("found")) as (url, seen):
         call = SearchTool(Serper(KEY, top_k=3, url=url)).call("q")

@@ -12,8 +12,8 @@ from agentr_core.methods.faults import parse
 from agentr_core.models.openai.chat import OpenAIModel
 from agentr_core.models.openai.endpoint import endpoint
 from agentr_core.models.openai.wire import bodies
+from agentr_core.recipes.models import filled, literal, masked, references
 from agentr_core.recipes.recipe import resolved, shown
-from agentr_core.recipes.secret_values import filled, literal, masked, references
 from agentr_core.types import Message, Request, Sampling
 
 SECRET = "tok-7b1e99c2d0f4"

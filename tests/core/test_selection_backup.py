@@ -7,8 +7,7 @@ from collections import Counter
 
 import pytest
 
-from agentr_core.search.backup import back_up, close
-from agentr_core.search.selection import best_children, descend, select_child, uct
+from agentr_core.search.tree import back_up, best_children, close, descend, select_child, uct
 from agentr_core.types import Node, Step, StopReason
 
 

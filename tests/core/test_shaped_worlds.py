@@ -8,9 +8,9 @@ from types import ModuleType
 
 import pytest
 
-from agentr_core.environments.crafting import TextCraft
-from agentr_core.environments.crafting.planner import plan
+from agentr_core.environments.crafting.game import plan
 from agentr_core.environments.crafting.shaped import PLANKS, ShapedWorlds
+from agentr_core.environments.crafting.textcraft import TextCraft
 from agentr_core.samples.chat_file import read_chat
 from agentr_core.types import Sample
 

@@ -25,7 +25,7 @@ from agentr_core.errors import (
     WorkerLost,
 )
 from agentr_core.fingerprint import fingerprint
-from agentr_core.methods.agent_r.stages.collect import collect
+from agentr_core.methods.agent_r.collect import collect
 from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
@@ -35,7 +35,7 @@ from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.shards import Batch, Effort, Shard, Spread, work_through
 from agentr_core.runtime.start import begin, start
 from agentr_core.stages.evaluate import evaluate
-from agentr_core.store import Store
+from agentr_core.store.database import Store
 from agentr_core.types import Instance, Transition
 
 CONTENT = (

@@ -16,11 +16,10 @@ from asked import run_id_of
 from door import Door
 
 from agentr_core.fingerprint import fingerprint
-from agentr_core.methods.agent_r.critique.prompt import JUDGE_INSTRUCTION
-from agentr_core.methods.agent_r.stages.collect import collect
-from agentr_core.methods.agent_r.stages.critique import critique
-from agentr_core.methods.agent_r.stages.splice import splice_pairs
-from agentr_core.methods.eto.stages.explore import explore
+from agentr_core.methods.agent_r.collect import collect
+from agentr_core.methods.agent_r.critique import JUDGE_INSTRUCTION, critique
+from agentr_core.methods.agent_r.splice import splice_pairs
+from agentr_core.methods.eto.explore import explore
 from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
@@ -28,8 +27,8 @@ from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, start
 from agentr_core.stages.dataset import dataset
 from agentr_core.stages.report import build_report
-from agentr_core.store import Store
 from agentr_core.store.codec.ledger import checkpoint_rows
+from agentr_core.store.database import Store
 from agentr_core.types import Generation, Message, Request
 
 SEARCHED = {

@@ -16,10 +16,10 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, trainers
 from tokenizers import models as kinds
 
-from agentr_core.data_files import data_path
 from agentr_core.errors import DataFault, ModelDirectoryError
-from agentr_core.models.shipped_templates import SHIPPED, fitting_template
+from agentr_core.models.checkpoint_dir import SHIPPED, fitting_template
 from agentr_core.samples.rendering import Renderer
+from agentr_core.system import data_path
 from agentr_core.types import Message
 from flows.preflight.checks import check
 from tasks.wiring import load_recipe

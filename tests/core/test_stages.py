@@ -29,32 +29,31 @@ from agentr_core.errors import (
     StoreError,
 )
 from agentr_core.fingerprint import fingerprint
-from agentr_core.methods.agent_r.critique.prompt import JUDGE_INSTRUCTION
+from agentr_core.methods.agent_r.collect import collect, finished_trees
+from agentr_core.methods.agent_r.critique import JUDGE_INSTRUCTION, critique
 from agentr_core.methods.agent_r.report import judge_record
-from agentr_core.methods.agent_r.stages.collect import collect, finished_trees
-from agentr_core.methods.agent_r.stages.critique import critique
-from agentr_core.methods.agent_r.stages.splice import keep_good_paths, splice_pairs
+from agentr_core.methods.agent_r.splice import keep_good_paths, splice_pairs
 from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.recipes.evaluation import REVISION, TEST
-from agentr_core.repeating import Repeatability
+from agentr_core.protocols import Repeatability
+from agentr_core.recipes.environments import REVISION, TEST
+from agentr_core.reports.document import Counts
 from agentr_core.reports.markdown import render_markdown
-from agentr_core.reports.records import Counts
 from agentr_core.runtime.instances import separate_instances
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, check_files, start
 from agentr_core.stages.dataset import check_dataset, dataset, dataset_file, stored_tokens
 from agentr_core.stages.demonstrate import expert_samples
 from agentr_core.stages.evaluate import evaluate, evaluation_id
-from agentr_core.stages.report import build_report
-from agentr_core.stages.report_scores import Scoreboard
+from agentr_core.stages.report import Scoreboard, build_report
 from agentr_core.stages.train import train
-from agentr_core.store import Store, database
+from agentr_core.store import database
 from agentr_core.store.codec.ledger import iteration_rows
 from agentr_core.store.codec.samples import load_samples
 from agentr_core.store.codec.trajectories import load_episodes
 from agentr_core.store.connection import connected
+from agentr_core.store.database import Store
 from agentr_core.types import Generation, Instance, Message, Request, SampleKind, Transition
 
 

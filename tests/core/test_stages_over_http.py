@@ -18,15 +18,15 @@ from agentr_core.environments.agentgym import worlds
 from agentr_core.environments.agentgym.server import numbered
 from agentr_core.environments.agentgym.wire import WIRES
 from agentr_core.fingerprint import fingerprint
-from agentr_core.methods.agent_r.stages.collect import collect, finished_trees
+from agentr_core.methods.agent_r.collect import collect, finished_trees
 from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.protocols.environment import Environment
+from agentr_core.protocols import Environment
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, start
 from agentr_core.stages.evaluate import evaluate
-from agentr_core.store import Store
+from agentr_core.store.database import Store
 from agentr_core.types import Instance, Tree
 
 

@@ -21,15 +21,12 @@ import pytest
 
 from agentr_core.errors import StoreError
 from agentr_core.models.files import SHARED_MEMORY, shared_name
-from agentr_core.store import Store, migrations
-from agentr_core.store.care.merging import merge_stores
-from agentr_core.store.care.pruning import CONDITIONS, prune
-from agentr_core.store.care.rewriting import compact
-from agentr_core.store.care.sizes import sizes
+from agentr_core.store import migrations
+from agentr_core.store.care.rewriting import CONDITIONS, compact, merge_stores, prune, sizes
 from agentr_core.store.codec.ledger import checkpoint_rows, iteration_rows, run_rows
 from agentr_core.store.codec.samples import sample_rows
-from agentr_core.store.queries.soundness import contradictions, dangling_references
-from agentr_core.store.snapshot import snapshot
+from agentr_core.store.database import Store, snapshot
+from agentr_core.store.queries.listings import contradictions, dangling_references
 from agentr_core.store.tables import TABLES, merge
 from agentr_core.types import Instance, Message, Sample, SampleKind
 

@@ -11,12 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 from agentr_core.errors import ConfigError
-from agentr_core.store import Store
-from agentr_core.store.codec.critiques import oracle_rows
-from agentr_core.store.codec.derivations import derivation_rows
 from agentr_core.store.codec.ledger import metric_rows, timing_rows
+from agentr_core.store.codec.samples import derivation_rows
 from agentr_core.store.codec.trajectories import load_trajectories, trajectory_rows
-from agentr_core.store.examples import example, examples
+from agentr_core.store.codec.trees import oracle_rows
+from agentr_core.store.database import Store
+from agentr_core.store.questions import example, examples
 from agentr_core.store.tables import merge
 from agentr_core.types import Derivation, Verdict
 from flows.cli import cli

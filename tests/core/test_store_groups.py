@@ -5,23 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from agentr_core.store import Store
-from agentr_core.store.codec.derivations import derivation_rows
-from agentr_core.store.codec.groups import (
+from agentr_core.store.codec.ledger import (
     VALIDATION,
     Group,
     GroupOutcome,
     group_rows,
+    iteration_rows,
     load_groups,
     load_outcomes,
     validation_rows,
 )
-from agentr_core.store.codec.ledger import iteration_rows
-from agentr_core.store.codec.texts import instance_row
-from agentr_core.store.codec.trajectories import trajectory_rows
+from agentr_core.store.codec.samples import derivation_rows
+from agentr_core.store.codec.trajectories import instance_row, trajectory_rows
 from agentr_core.store.codec.trees import TreeHead, finished_rows, tree_rows
-from agentr_core.store.queries.groups import Validation, validation_of, validations
-from agentr_core.store.queries.outcomes import instance_traits
+from agentr_core.store.database import Store
+from agentr_core.store.queries.datasets import instance_traits
+from agentr_core.store.queries.trees import Validation, validation_of, validations
 from agentr_core.store.tables import merge
 from agentr_core.types import Derivation, Instance, Node, Step, StopReason, Trajectory, Tree
 

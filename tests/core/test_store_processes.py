@@ -19,7 +19,8 @@ import pytest
 
 import agentr_core
 from agentr_core.errors import StoreBusy
-from agentr_core.store import Store, lock
+from agentr_core.store import lock
+from agentr_core.store.database import Store
 
 ROOT = Path(agentr_core.__file__).parents[1]
 HEAD = """

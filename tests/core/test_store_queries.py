@@ -14,21 +14,16 @@ from typing import Any
 import pytest
 
 from agentr_core.episodes.units import UnitError
-from agentr_core.store import Store, queries
-from agentr_core.store.codec.derivations import derivation_rows
-from agentr_core.store.codec.families import FLYWHEEL
+from agentr_core.store import queries
 from agentr_core.store.codec.ledger import event_rows
+from agentr_core.store.codec.samples import FLYWHEEL, derivation_rows
 from agentr_core.store.codec.trajectories import trajectory_rows
-from agentr_core.store.queries import catalogue
-from agentr_core.store.queries.families import OperatorCount, operator_counts
-from agentr_core.store.queries.funnels import EpisodeCounts
-from agentr_core.store.queries.groups import GroupCounts
-from agentr_core.store.queries.lineage import ORIGINS, ancestry
-from agentr_core.store.queries.listings import LISTINGS, Listed, choices, listed
-from agentr_core.store.queries.outcomes import ErrorCount, error_counts, refusals
-from agentr_core.store.queries.preferences import PreferenceCounts
-from agentr_core.store.queries.published import Published
-from agentr_core.store.queries.usage import RequestUse, TokenUse
+from agentr_core.store.database import Store
+from agentr_core.store.queries import listings
+from agentr_core.store.queries.datasets import EpisodeCounts, ErrorCount, PreferenceCounts, error_counts, refusals
+from agentr_core.store.queries.listings import LISTINGS, ORIGINS, Listed, ancestry, choices, listed
+from agentr_core.store.queries.runs import Published, RequestUse, TokenUse
+from agentr_core.store.queries.trees import GroupCounts, OperatorCount, operator_counts
 from agentr_core.types import Derivation, Instance, Step, StopReason, Trajectory
 
 Query = Callable[..., Any]
@@ -88,7 +83,7 @@ def every() -> Iterator[Query]:
     """Yield all but those of the schema itself, which every store has."""
     for module in iter_modules(queries.__path__, f"{queries.__name__}."):
         for name, found in inspect.getmembers(import_module(module.name), inspect.isfunction):
-            if found.__module__ == module.name != catalogue.__name__ and not name.startswith("_"):
+            if found.__module__ == module.name != listings.__name__ and not name.startswith("_"):
                 yield found
 
 

@@ -18,9 +18,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentr_core.errors import ConfigError
-from agentr_core.store import Store
-from agentr_core.store.answers import FORMATS, to_csv, to_json, to_table, write_parquet
-from agentr_core.store.questions import limited
+from agentr_core.store.database import Store
+from agentr_core.store.questions import FORMATS, limited, to_csv, to_json, to_table, write_parquet
 
 SEED = 9_007_199_254_740_993
 """The first whole number that a float of 64 bits does not hold."""

@@ -10,14 +10,13 @@ from door import Door
 
 from agentr_core.episodes.transcript import transcript_of
 from agentr_core.samples.identity import turn_classes
-from agentr_core.store import Store, migrations
-from agentr_core.store.codec.copies import copy_rollouts
-from agentr_core.store.codec.derivations import derivation_rows
-from agentr_core.store.codec.generations import Draw
+from agentr_core.store import migrations
 from agentr_core.store.codec.ledger import metric_rows
-from agentr_core.store.codec.samples import load_samples, sample_rows
-from agentr_core.store.codec.trajectories import load_trajectories, trajectory_rows
-from agentr_core.store.queries.usage import token_use
+from agentr_core.store.codec.samples import derivation_rows, load_samples, sample_rows
+from agentr_core.store.codec.trajectories import Draw, load_trajectories, trajectory_rows
+from agentr_core.store.codec.trees import copy_rollouts
+from agentr_core.store.database import Store
+from agentr_core.store.queries.runs import token_use
 from agentr_core.store.tables import merge
 from agentr_core.types import (
     Answer,

@@ -11,9 +11,7 @@ import pytest
 from finished import ended
 
 from agentr_core.episodes.units import UnitError
-from agentr_core.search.paths import leaf_paths
-from agentr_core.store import Store
-from agentr_core.store.codec.critiques import critique_rows, pair_rows
+from agentr_core.search.tree import leaf_paths
 from agentr_core.store.codec.ledger import (
     checkpoint_rows,
     evaluation_rows,
@@ -25,10 +23,10 @@ from agentr_core.store.codec.ledger import (
     timing_rows,
 )
 from agentr_core.store.codec.samples import dataset_rows, load_dataset, sample_rows, store_dataset
-from agentr_core.store.codec.texts import instance_row
-from agentr_core.store.codec.trajectories import episode_rows, load_episodes
-from agentr_core.store.codec.trees import TreeHead, finished_rows, tree_rows, unfinished_trees
-from agentr_core.store.queries.funnels import tree_counts
+from agentr_core.store.codec.trajectories import episode_rows, instance_row, load_episodes
+from agentr_core.store.codec.trees import TreeHead, critique_rows, finished_rows, pair_rows, tree_rows, unfinished_trees
+from agentr_core.store.database import Store
+from agentr_core.store.queries.datasets import tree_counts
 from agentr_core.store.queries.runs import checkpoints_beginning
 from agentr_core.store.tables import Rows, merge
 from agentr_core.types import (

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from agentr_core.errors import StoreBusy, StoreError
-from agentr_core.store import Rows, Store, Writer
+from agentr_core.store.database import Store, Writer
+from agentr_core.store.tables import Rows
 
 PATIENCE = 60.0
 """Seconds to wait for what must come, however busy the machine is."""

@@ -6,10 +6,9 @@ from typing import Literal
 
 import pytest
 
-from agentr_core.environments.crafting import TextCraft
-from agentr_core.environments.crafting import text as crafting_text
-from agentr_core.environments.crafting.planner import CraftingProblem, Plan, plan
+from agentr_core.environments.crafting.game import CraftingProblem, Plan, command, plan
 from agentr_core.environments.crafting.recipes import RecipeBook
+from agentr_core.environments.crafting.textcraft import TextCraft
 from agentr_core.errors import ConfigError, EnvironmentFault
 from agentr_core.types import Instance, Verdict
 
@@ -174,14 +173,14 @@ def test_instances_have_as_many_distractors_as_the_pool_gives(
         for instance in env.instances(split):
             problem = env.problem(instance)
             needed = set(below(env.book, problem.goal))
-            counts[len({crafting_text.command(recipe) for recipe in problem.commands} - needed)] += 1
+            counts[len({command(recipe) for recipe in problem.commands} - needed)] += 1
     assert {count: counts[count] for count in range(6, 11)} == problems
     assert counts.total() == 544
 
 
 def below(book: RecipeBook, name: str) -> Iterator[str]:
     for recipe in book.by_item.get(name) or book.by_tag.get(name, ()):
-        yield crafting_text.command(recipe)
+        yield command(recipe)
         for ingredient in recipe.inputs:
             yield from below(book, ingredient.name)
 
@@ -328,6 +327,6 @@ def test_misuse_is_told_in_one_sentence(env: TextCraft) -> None:
 
 def test_every_string_of_the_expert_is_a_listed_command(env: TextCraft) -> None:
     instance = at(env, 144)
-    listed = {crafting_text.command(recipe) for recipe in env.problem(instance).commands}
+    listed = {command(recipe) for recipe in env.problem(instance).commands}
     crafts = [env.parse(r) for r in expert(env, instance) if "Action: craft" in r]
     assert all(c in listed or "planks" in c for c in crafts)

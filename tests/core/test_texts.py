@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from agentr_core.reports import markdown, wording
-from agentr_core.store import Store
 from agentr_core.store.codec.ledger import iteration_rows, run_rows
 from agentr_core.store.codec.samples import sample_rows
+from agentr_core.store.database import Store
 from agentr_core.texts import lone_surrogate, outside_thoughts, visible
 from agentr_core.types import Message, Sample, SampleKind
 from flows.commands.samples import preview_sample

@@ -9,13 +9,12 @@ import pytest
 
 from agentr_core.answers import after_thoughts, is_unreadable, readable
 from agentr_core.environments.crafting.textcraft import TextCraft
-from agentr_core.methods.agent_r.critique.locate import critique_of, judge_paths, scans_of
-from agentr_core.methods.agent_r.critique.parse import parse_verdict
-from agentr_core.methods.et_agent.conciseness import read_vote
-from agentr_core.methods.et_agent.flywheel.replies import redundant_step, step_number, thoughts
+from agentr_core.methods.agent_r.critique import critique_of, judge_paths, parse_verdict, scans_of
+from agentr_core.methods.et_agent.behaviour import read_vote
+from agentr_core.methods.et_agent.operators import redundant_step, step_number, thoughts
 from agentr_core.recipes.agent_r import CritiqueConfig
-from agentr_core.stages.thoughts import labelled, thought_in, with_thought
-from agentr_core.tools.search import summary
+from agentr_core.stages.demonstrate import labelled, thought_in, with_thought
+from agentr_core.tools.search import tool
 from agentr_core.types import (
     Answer,
     Generation,
@@ -107,8 +106,8 @@ def test_options_that_a_thought_quotes_are_no_reply() -> None:
     assert read_vote("<think><answer>yes</answer></think><answer>no</answer>") is False
     assert step_number("<think>\nStep: 1 looks fine") is None
     assert redundant_step("<think>\nStep: no, or Corrected step:") is None
-    assert summary.read("<think>\nI write the line Findings: and then") == summary.NOTHING
-    assert summary.read("<think>Findings: a</think>\nb") == "b"
+    assert tool.read("<think>\nI write the line Findings: and then") == tool.NO_HELP
+    assert tool.read("<think>Findings: a</think>\nb") == "b"
 
 
 def test_the_thought_of_an_editor_is_not_trained() -> None:

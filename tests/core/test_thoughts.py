@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from thinking import RIGHT, WRONG, Porch, answered, bare, musing, thought_of, workplace
 
-from agentr_core.environments.crafting import TextCraft
+from agentr_core.environments.crafting.textcraft import TextCraft
 from agentr_core.environments.registry import make
 from agentr_core.environments.webshop.world import WebShop
 from agentr_core.errors import ConfigError, ModelUnavailable
@@ -22,11 +22,10 @@ from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_of
 from agentr_core.runtime.place import Workplace
 from agentr_core.stages.dataset import dataset
-from agentr_core.stages.demonstrate import best_experts, check_expert
+from agentr_core.stages.demonstrate import best_experts, check_expert, is_bare, labelled, with_thought
 from agentr_core.stages.report import build_report
-from agentr_core.stages.thoughts import is_bare, labelled, with_thought
 from agentr_core.store.codec.samples import load_samples
-from agentr_core.store.queries import usage
+from agentr_core.store.queries import runs
 
 TextOf = Callable[[Workplace], list[str]]
 
@@ -171,7 +170,7 @@ async def test_an_editor_that_is_cut_within_its_thoughts_stops_the_stage(tmp_pat
     place = workplace(tmp_path, tiny_model_dir, bare(tmp_path), "eto.expert.thoughts.tries=9", reply=endless)
     with pytest.raises(ConfigError, match=r"^20 of 20 replies of the editor \(editor\) were cut.*a reasoning parser"):
         await thought_of(place)
-    replies, unreadable = usage.unreadable_replies(place.store, place.iteration_id(1))["editor"]
+    replies, unreadable = runs.unreadable_replies(place.store, place.iteration_id(1))["editor"]
     assert replies == unreadable >= 20
 
 

@@ -10,7 +10,7 @@ import pytest
 from toy import Line, instance
 
 from agentr_core.runtime.instances import check_separate
-from agentr_core.threads import check_wanted, in_thread
+from agentr_core.system import check_wanted, in_thread
 from agentr_core.types import Instance
 
 

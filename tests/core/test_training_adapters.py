@@ -22,11 +22,10 @@ from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_mode
 from agentr_core.models.files import adapter_base, weights_sha256
 from agentr_core.models.local.loading import load_model
 from agentr_core.recipes.grpo import GrpoConfig
-from agentr_core.training.adapters import adapter_faults
 from agentr_core.training.checkpoints import is_complete, read_manifest
 from agentr_core.training.group.policy import Policy
 from agentr_core.training.job import TrainingJob
-from agentr_core.training.parent import load_parent, merge, merged
+from agentr_core.training.parent import adapter_faults, load_parent, merge, merged
 from agentr_core.training.run import run
 
 # peft reads an attribute that transformers renamed.

@@ -11,7 +11,7 @@ import torch
 
 from agentr_core.errors import DataFault, ModelDirectoryError, NonFiniteLoss, TrainingFault
 from agentr_core.training.checkpoints import MANIFEST, Manifest, is_complete, publish, read_manifest
-from agentr_core.training.faults import describe
+from agentr_core.training.run import describe
 
 
 @pytest.fixture

@@ -20,14 +20,12 @@ from transformers import AutoModelForCausalLM
 
 from agentr_core.errors import DataFault, NonFiniteLoss, TrainingFault
 from agentr_core.recipes.training import UNREAD
-from agentr_core.samples.labels import IGNORED
+from agentr_core.samples.identity import IGNORED
 from agentr_core.training.checkpoints import read_history, read_manifest
 from agentr_core.training.dpo import arguments, collate, make_trainer
-from agentr_core.training.job import TrainingJob
-from agentr_core.training.objectives import PreferenceLoss
-from agentr_core.training.packing import TokenPair, TokenRow, trained_tokens
+from agentr_core.training.job import PreferenceLoss, TrainingJob
+from agentr_core.training.packing import TokenPair, TokenRow, plan, trained_tokens
 from agentr_core.training.parent import load_parent
-from agentr_core.training.plan import plan
 from agentr_core.training.planned import samples_per_step
 from agentr_core.training.run import run
 

@@ -23,7 +23,7 @@ from agentr_core.recipes.training import LaunchConfig
 from agentr_core.training import join
 from agentr_core.training.checkpoints import is_complete
 from agentr_core.training.job import JOB, TrainingJob, TrainingStep
-from agentr_core.training.sft import train
+from agentr_core.training.process import train
 
 PATIENCE = 600.0
 

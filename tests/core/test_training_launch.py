@@ -28,8 +28,8 @@ from agentr_core.recipes.training import LaunchConfig
 from agentr_core.training import process
 from agentr_core.training.checkpoints import is_complete
 from agentr_core.training.job import JOB, TrainingJob, TrainingStep
-from agentr_core.training.plan import plan
-from agentr_core.training.sft import train
+from agentr_core.training.packing import plan
+from agentr_core.training.process import train
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[2]
 EPOCHS = 17 / 12
 SMALL = """
 import asyncio, pathlib, resource, sys
-from agentr_core.training.sft import train
+from agentr_core.training.process import train
 from agentr_core.training.job import JOB
 resource.setrlimit(resource.RLIMIT_DATA, (int(sys.argv[2]),) * 2)
 asyncio.run(train(JOB.validate_json(pathlib.Path(sys.argv[1]).read_bytes())))

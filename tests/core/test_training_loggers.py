@@ -19,10 +19,9 @@ from training_jobs import make_job
 from agentr_core.recipes.grpo import GrpoConfig
 from agentr_core.recipes.training import TrainingConfig
 from agentr_core.training.checkpoints import is_complete
-from agentr_core.training.group.loggers import reporting
-from agentr_core.training.job import OnlineJob
-from agentr_core.training.objectives import GroupRelative
-from agentr_core.training.sft import train
+from agentr_core.training.group.learner import reporting
+from agentr_core.training.job import GroupRelative, OnlineJob
+from agentr_core.training.process import train
 
 pytestmark = pytest.mark.slow
 

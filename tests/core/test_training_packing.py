@@ -12,7 +12,7 @@ from training_jobs import random_row
 from transformers import AutoModelForCausalLM
 
 from agentr_core.recipes.training import TrainingConfig
-from agentr_core.samples.labels import IGNORED
+from agentr_core.samples.identity import IGNORED
 from agentr_core.training.packing import (
     ROW,
     TokenRow,

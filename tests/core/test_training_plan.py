@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from agentr_core.errors import DataFault
-from agentr_core.training.plan import plan
+from agentr_core.training.packing import plan
 
 TOKENS = [5, 1, 7, 3, 9, 2, 4]
 

@@ -20,8 +20,7 @@ from training_jobs import make_job
 from agentr_core.errors import DataFault, ModelDirectoryError, NonFiniteLoss, OutOfMemory, TrainingFault
 from agentr_core.training.checkpoints import Manifest, is_complete, read_manifest
 from agentr_core.training.job import JOB, TrainingJob, TrainingStep
-from agentr_core.training.process import TrainerProcess
-from agentr_core.training.sft import train
+from agentr_core.training.process import TrainerProcess, train
 
 pytestmark = pytest.mark.slow
 

@@ -19,12 +19,11 @@ from transformers import AutoModelForCausalLM
 from agentr_core.errors import NonFiniteLoss
 from agentr_core.models.files import weights_sha256
 from agentr_core.recipes.training import UNREAD
-from agentr_core.samples.labels import IGNORED
+from agentr_core.samples.identity import IGNORED
 from agentr_core.training.checkpoints import Manifest, is_complete, published_steps, read_history, read_manifest
 from agentr_core.training.job import TrainingJob, TrainingStep
-from agentr_core.training.packing import TokenRow, trained_tokens
+from agentr_core.training.packing import TokenRow, plan, trained_tokens
 from agentr_core.training.parent import load_parent
-from agentr_core.training.plan import plan
 from agentr_core.training.planned import samples_per_step
 from agentr_core.training.run import run
 from agentr_core.training.trainer import arguments, make_trainer

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, Gemma2Config, GptOssConfig, Llama
 
 from agentr_core.errors import TrainingFault
 from agentr_core.recipes.training import TrainingConfig
+from agentr_core.training.parent import mixing_faults, separates_samples
 from agentr_core.training.run import run
-from agentr_core.training.separation import mixing_faults, separates_samples
 
 SMALL = {
     "vocab_size": 200,

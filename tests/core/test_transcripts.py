@@ -16,27 +16,31 @@ from toy import Line, Policy, instance
 from toy_paths import ToyTree, critique, sampled_ids
 from toy_paths import renderer as shipped
 
-from agentr_core.data_files import data_path
 from agentr_core.environments.contract import check
-from agentr_core.episodes.conversation import droppable, fewest_dropped
 from agentr_core.episodes.rollout import episode
-from agentr_core.episodes.transcript import Continuation, transcript, transcript_of, whole_episode
+from agentr_core.episodes.transcript import (
+    Continuation,
+    droppable,
+    fewest_dropped,
+    transcript,
+    transcript_of,
+    whole_episode,
+)
 from agentr_core.errors import ConfigError, DataFault
+from agentr_core.exchange.training_set import export_lines, pair_lines
 from agentr_core.methods.agent_r.splicing import good_sample, splice
 from agentr_core.methods.eto.preferences import Played, among_own
 from agentr_core.methods.faults import load
+from agentr_core.recipes.agent_r import SpliceConfig
 from agentr_core.recipes.eto import PreferencesConfig
-from agentr_core.recipes.splicing import SpliceConfig
-from agentr_core.samples.export import export_lines, pair_lines
-from agentr_core.samples.filters import count_cut
-from agentr_core.samples.identity import check_flags, conversation_key, sample_id, trained_spans, turn_classes
-from agentr_core.samples.labels import IGNORED
-from agentr_core.samples.pair_dataset import prompt_of
+from agentr_core.samples.dataset import prompt_of
+from agentr_core.samples.filters import count_cut, drops
+from agentr_core.samples.identity import IGNORED, check_flags, conversation_key, sample_id, trained_spans, turn_classes
 from agentr_core.samples.rendering import Renderer
 from agentr_core.samples.rows import token_row
-from agentr_core.samples.stretches import drops
-from agentr_core.store import Store
 from agentr_core.store.codec.samples import load_samples, sample_rows
+from agentr_core.store.database import Store
+from agentr_core.system import data_path
 from agentr_core.types import (
     FinishReason,
     Generation,

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 from toy import Line, instance
 
-from agentr_core.episodes.shared import SharedEnvironments
+from agentr_core.episodes.steps import SharedEnvironments
 from agentr_core.episodes.units import UnitError, phase, run_all
 from agentr_core.errors import ConfigError, EnvironmentFault, EnvironmentUnavailable, ErrorBudgetSpent
-from agentr_core.recipes.execution import ErrorsConfig
+from agentr_core.recipes.recipe import ErrorsConfig
 
 LAX = ErrorsConfig(budget=0.5, retries=2)
 

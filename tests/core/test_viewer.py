@@ -13,15 +13,15 @@ import pytest
 from browser import HOSTILE, browse
 
 from agentr_core.errors import ConfigError
-from agentr_core.http_server.hosts import LOOPBACK
+from agentr_core.http_server import LOOPBACK
 from agentr_core.reports import wording
 from agentr_core.samples.rendering import ReadToken
-from agentr_core.store import Store
+from agentr_core.store.database import Store
 from agentr_core.store.queries.trees import TreeNode
 from agentr_core.store.text_index import TextIndex
-from agentr_core.viewer import drawing
+from agentr_core.viewer import pages as viewer_pages
 from agentr_core.viewer.bundle import bundle
-from agentr_core.viewer.searching import extract
+from agentr_core.viewer.pages import extract
 from agentr_core.viewer.server import app
 
 pytestmark = pytest.mark.slow
@@ -210,9 +210,9 @@ def test_the_paths_of_a_pair_stand_together_at_the_top_of_a_tree() -> None:
     nodes = [node(0, -1, 0, 9), node(1, 0, 1, 2), node(2, 0, 1, 7), node(3, 1, 2, 1), node(4, 1, 2, 1)]
     nodes += [node(number, parent, depth, 5) for number, parent, depth in ((5, 2, 2), (6, 5, 3), (7, 6, 4), (8, 7, 5))]
     nodes += [node(9, 2, 2, 1), node(10, 5, 3, 1), node(11, 6, 4, 1)]
-    drawn = drawing.tree(nodes, "t", {0, 1, 4}, {0, 1, 3}, [{0, 1, 4}, {0, 1, 3}])
+    drawn = viewer_pages.tree_drawing(nodes, "t", {0, 1, 4}, {0, 1, 3}, [{0, 1, 4}, {0, 1, 3}])
     spots = re.findall(r'class="ground" cx="([^"]+)" cy="([^"]+)"', drawn)
-    rows = [(float(y) - float(spots[0][1])) / drawing._ROW for _, y in spots]
+    rows = [(float(y) - float(spots[0][1])) / viewer_pages._ROW for _, y in spots]
     assert [rows[number] for number in (0, 1, 4, 3)] == [0, 0, 0, 1]
     assert [rows[number] for number in (2, 5, 6, 7, 8)] == [2] * 5
     # Short branches stand side by side below the path that they leave.

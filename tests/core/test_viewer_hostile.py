@@ -15,11 +15,10 @@ from asgi import running
 from browser import HOSTILE, browse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from agentr_core.http_server.hosts import LOOPBACK
-from agentr_core.store import Store
+from agentr_core.http_server import LOOPBACK
+from agentr_core.store.database import Store
 from agentr_core.store.text_index import TextIndex
-from agentr_core.viewer.access import Sealed
-from agentr_core.viewer.server import app
+from agentr_core.viewer.server import Sealed, app
 
 pytestmark = pytest.mark.slow
 ELEMENTS = re.compile(r"<(?:script|img|iframe|base|style|meta http-equiv|object|embed)\b[^>]*>|\son\w+=\"|javascript:")

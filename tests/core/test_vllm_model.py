@@ -21,7 +21,7 @@ from model_servers import launch
 from agentr_core.errors import MalformedReply, ModelFault, ModelUnavailable, PromptTooLong, Transient
 from agentr_core.models.connections import allow_connections
 from agentr_core.models.vllm.model import VllmModel
-from agentr_core.protocols.model import ChatModel, Starting
+from agentr_core.protocols import ChatModel, Starting
 from agentr_core.types import Message, Request, Sampling
 
 

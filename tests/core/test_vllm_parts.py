@@ -21,25 +21,26 @@ from safetensors.numpy import save_file
 
 from agentr_core.errors import ConfigError, MalformedReply, ModelDirectoryError, ModelServerError
 from agentr_core.methods.faults import parse
+from agentr_core.models.batching import replica_of
 from agentr_core.models.checkpoint_dir import end_ids
-from agentr_core.models.sticky import replica_of
 from agentr_core.models.vllm import env as vllm_env
-from agentr_core.models.vllm import start
-from agentr_core.models.vllm.command import (
+from agentr_core.models.vllm import replicas
+from agentr_core.models.vllm.env import (
     BASE_NAME,
     HOST,
+    Adapter,
     Launch,
     cause,
     check_compiler,
     check_ports,
     command,
     free_ports,
+    max_rank,
     variables,
 )
-from agentr_core.models.vllm.lora import Adapter, max_rank
+from agentr_core.models.vllm.model import body, read_choices
+from agentr_core.models.vllm.replicas import implementation_of, make_launch
 from agentr_core.models.vllm.server import agentr_serve
-from agentr_core.models.vllm.start import implementation_of, make_launch
-from agentr_core.models.vllm.wire import body, read_choices
 from agentr_core.recipes.models import ModelConfig, VllmConfig
 from agentr_core.samples.rendering import load_tokenizer
 from agentr_core.types import Message, Request, Sampling
@@ -210,7 +211,7 @@ def test_a_damaged_rank(tiny_model_dir: Path, tmp_path: Path) -> None:
 
 
 def test_adapters_on_a_gpu_are_bfloat16(tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start, "device_of", lambda wanted: "cuda")
+    monkeypatch.setattr(replicas, "device_of", lambda wanted: "cuda")
     adapter = adapter_dir(tmp_path / "adapter", tiny_model_dir)
     with pytest.raises(ConfigError, match=r"in bfloat16 only; set model\.dtype=bfloat16"):
         make_launch(adapter, ModelConfig(backend="vllm"))

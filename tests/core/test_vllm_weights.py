@@ -25,12 +25,10 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from agentr_core.errors import ConfigError, ModelFault, ModelUnavailable
-from agentr_core.models.vllm.command import Launch, command, variables
-from agentr_core.models.vllm.lora import Adapter
-from agentr_core.models.vllm.model import VllmModel
+from agentr_core.models.vllm.env import Adapter, Launch, command, variables
+from agentr_core.models.vllm.model import VllmModel, check_replacement
 from agentr_core.models.vllm.server import agentr_weights
-from agentr_core.models.vllm.weights import check_replacement
-from agentr_core.protocols.model import Reloading, Sleeping
+from agentr_core.protocols import Reloading, Sleeping
 from agentr_core.types import Message, Request, Sampling
 
 KEY = "a key"

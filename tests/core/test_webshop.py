@@ -17,12 +17,12 @@ from shop import entry, write
 from toy import Script
 
 from agentr_core.environments.contract import check
-from agentr_core.environments.webshop import WebShop
-from agentr_core.episodes.replay import play
+from agentr_core.environments.webshop.world import WebShop
+from agentr_core.episodes.rollout import play
 from agentr_core.errors import ConfigError, EnvironmentFault
 from agentr_core.recipes.agent_r import SearchConfig
 from agentr_core.search.grow import grow
-from agentr_core.search.paths import leaf_paths
+from agentr_core.search.tree import leaf_paths
 from agentr_core.types import Instance
 
 ROOT = Path(__file__).parents[2]

@@ -13,8 +13,14 @@ from typing import Any
 import pytest
 from shop import entry, opened, write
 
-from agentr_core.environments.webshop.catalogue import open_catalogue
-from agentr_core.environments.webshop.files import NO_ATTRIBUTE, Product, Wish, find_files, read_products
+from agentr_core.environments.webshop.goals import (
+    NO_ATTRIBUTE,
+    Product,
+    Wish,
+    find_files,
+    open_catalogue,
+    read_products,
+)
 from agentr_core.errors import ConfigError, DataFileError
 
 
@@ -124,7 +130,7 @@ def test_a_catalogue_is_built_once_for_one_content(tmp_path: Path, monkeypatch: 
     assert len(folders) == 1
 
     with monkeypatch.context() as patch:
-        patch.setattr("agentr_core.environments.webshop.catalogue.read_products", None)
+        patch.setattr("agentr_core.environments.webshop.goals.read_products", None)
         # Another time of change, the same content.
         again = opened(tmp_path, raw)
     assert again.product(2) == first.product(2)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from shop import entry, opened, write
 
-from agentr_core.environments.webshop import WebShop
 from agentr_core.environments.webshop.goals import Goal, listed_goals, make_goals, price, split_goals
+from agentr_core.environments.webshop.world import WebShop
 from agentr_core.errors import ConfigError, DataFileError
 
 ASKED = {"instruction": "Find me big mugs", "instruction_attributes": ["big"], "attributes": ["big"]}

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from shop import entry, opened
 
-from agentr_core.environments.webshop.catalogue import Catalogue
-from agentr_core.environments.webshop.pages import Visit, buttons, follow, text
+from agentr_core.environments.webshop.goals import Catalogue
+from agentr_core.environments.webshop.world import Visit, buttons, follow, text
 
 WISH = "find me a mug"
 HEAD = f"Instruction: [SEP] {WISH} [SEP] Back to Search [SEP] "

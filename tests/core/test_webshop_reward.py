@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from agentr_core.environments.webshop.files import Product
-from agentr_core.environments.webshop.goals import Goal
-from agentr_core.environments.webshop.reward import (
+from agentr_core.environments.webshop.goals import (
     COLOURS,
+    Goal,
+    Product,
     attributes_met,
     normal_colour,
     options_met,

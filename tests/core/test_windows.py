@@ -11,26 +11,22 @@ import pytest
 from toy import Line, Policy, Script, instance
 from toy_paths import ToyTree, critique, renderer
 
-from agentr_core.episodes.conversation import droppable, fewest_dropped, windowed
 from agentr_core.episodes.rollout import episode
-from agentr_core.episodes.transcript import AlternatingTurns
+from agentr_core.episodes.transcript import AlternatingTurns, droppable, fewest_dropped, windowed
 from agentr_core.errors import PromptTooLong
 from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.agent_r.splicing import good_sample, splice
 from agentr_core.methods.eto.preferences import Played, among_own
-from agentr_core.recipes.agent_r import SearchConfig
+from agentr_core.recipes.agent_r import SearchConfig, SpliceConfig
 from agentr_core.recipes.eto import PreferencesConfig
-from agentr_core.recipes.splicing import SpliceConfig
-from agentr_core.samples.filters import good_per_tree
+from agentr_core.samples.filters import drops, good_per_tree, split
 from agentr_core.samples.identity import check_flags, turn_classes
 from agentr_core.samples.rows import token_row
-from agentr_core.samples.stretches import drops, split
 from agentr_core.search.grow import grow
-from agentr_core.search.paths import leaf_paths
-from agentr_core.search.tree import Expansion
-from agentr_core.store import Store
+from agentr_core.search.tree import Expansion, leaf_paths
 from agentr_core.store.codec.trajectories import load_trajectories, trajectory_rows
 from agentr_core.store.codec.trees import TreeHead, load_trees, tree_rows
+from agentr_core.store.database import Store
 from agentr_core.store.tables import merge
 from agentr_core.types import Generation, Message, Rejection, Request, Sample, Sampling, StopReason, Trajectory
 

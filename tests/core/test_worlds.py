@@ -15,16 +15,15 @@ from door import Door
 
 from agentr_core.errors import ConfigError, DataFault, EnvironmentFault, ErrorBudgetSpent
 from agentr_core.fingerprint import fingerprint
-from agentr_core.methods.agent_r.critique.prompt import JUDGE_INSTRUCTION
-from agentr_core.methods.agent_r.stages.collect import collect, tree_ids
-from agentr_core.methods.agent_r.stages.critique import critique
-from agentr_core.methods.agent_r.stages.splice import splice_pairs
-from agentr_core.methods.eto.stages.explore import explore
-from agentr_core.methods.eto.stages.prefer import prefer
+from agentr_core.methods.agent_r.collect import collect, tree_ids
+from agentr_core.methods.agent_r.critique import JUDGE_INSTRUCTION, critique
+from agentr_core.methods.agent_r.splice import splice_pairs
+from agentr_core.methods.eto.explore import explore
+from agentr_core.methods.eto.preferences import prefer
 from agentr_core.methods.faults import load, parse
 from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.recipes.evaluation import TEST
+from agentr_core.recipes.environments import TEST
 from agentr_core.recipes.recipe import identifying, resolved
 from agentr_core.reports.html import render_html
 from agentr_core.reports.markdown import render_markdown
@@ -34,12 +33,10 @@ from agentr_core.runtime.start import begin, start
 from agentr_core.samples.filters import in_shares
 from agentr_core.stages.dataset import dataset
 from agentr_core.stages.evaluate import evaluate, evaluation_id
-from agentr_core.stages.report import build_report
-from agentr_core.stages.report_beside import beside, differences
-from agentr_core.stages.report_scores import Scoreboard
-from agentr_core.store import Store
+from agentr_core.stages.report import Scoreboard, beside, build_report, differences
 from agentr_core.store.codec.samples import load_samples
 from agentr_core.store.codec.trajectories import load_episodes
+from agentr_core.store.database import Store
 from agentr_core.types import Instance, Message, Transition
 
 RECIPES = Path(__file__).parents[2] / "deployments" / "recipes"

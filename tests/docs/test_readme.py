@@ -16,10 +16,10 @@ from click.testing import CliRunner
 from readme import BLOCKS, COMMANDS, ROOT
 from readme import TEXT as README
 
-from agentr_core.environments.crafting import TextCraft
+from agentr_core.environments.crafting.textcraft import TextCraft
 from agentr_core.methods.faults import load, parse
-from agentr_core.store import Store
 from agentr_core.store.codec.ledger import run_rows
+from agentr_core.store.database import Store
 from agentr_core.training import join
 from flows.cli import cli
 from flows.serving import deployments

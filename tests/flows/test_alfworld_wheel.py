@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from houses import GAMES, ROOT, maker, needs_engine
 
-from agentr_core.store import Store
+from agentr_core.store.database import Store
 from flows.flywheel import flywheel
 
 pytestmark = [

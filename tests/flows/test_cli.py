@@ -18,7 +18,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from wheel import LIGHT, PATIENCE, started, wait_for
 
 from agentr_core.errors import ConfigError
-from agentr_core.store import Store
+from agentr_core.store.database import Store
 from flows.cli import PREFECT_DEFAULTS, cli
 from flows.serving import deployments
 from tasks import runners, workspaces

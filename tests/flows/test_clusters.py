@@ -25,7 +25,7 @@ from servers import free_port
 from wheel import PATIENCE, kill_group, launched, write_recipe
 
 from agentr_core.recipes.recipe import Recipe
-from agentr_core.store import Store
+from agentr_core.store.database import Store
 from flows import stages
 from tasks import stages as steps
 from tasks.wiring import load_recipe, reference

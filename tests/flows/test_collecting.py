@@ -20,9 +20,9 @@ from readme import command
 from wheel import LIGHT, PATIENCE
 
 from agentr_core.errors import ConfigError
-from agentr_core.store import Store
 from agentr_core.store.codec.ledger import iteration_rows
 from agentr_core.store.codec.samples import dataset_rows
+from agentr_core.store.database import Store
 from agentr_core.store.tables import merge
 from flows import local
 from flows.cli import cli

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from wheel import all_rows
 
 from agentr_core.errors import ArmsFailed, ConfigError
-from agentr_core.store import Store
+from agentr_core.store.database import Store
 from flows.cli import cli
 from flows.commands.exporting import export_folder
 from flows.commands.plan import describe

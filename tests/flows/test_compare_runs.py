@@ -12,7 +12,7 @@ from agentr_core.errors import ConfigError
 from agentr_core.methods.comparison.arms import arms_of
 from agentr_core.methods.faults import load
 from agentr_core.recipes.agent_r import SearchConfig
-from agentr_core.store import Store
+from agentr_core.store.database import Store
 from flows.commands.plan import describe
 from flows.compare import compare
 from flows.local import compare_recipe

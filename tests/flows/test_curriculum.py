@@ -18,10 +18,10 @@ from turning import turn
 from wheel import PATIENCE, all_rows, kill_group, launched, wait_for
 
 from agentr_core.errors import ConfigError
-from agentr_core.methods.et_agent.stages.evaluate import evaluate
+from agentr_core.methods.et_agent.evaluate import evaluate
 from agentr_core.methods.faults import load
-from agentr_core.store import Store
 from agentr_core.store.codec.trajectories import load_trajectories
+from agentr_core.store.database import Store
 from flows.commands.plan import describe
 
 pytestmark = pytest.mark.slow

@@ -13,7 +13,7 @@ from servers import PREFECT, wait_for
 from wheel import PATIENCE, launched, started, write_recipe
 
 from agentr_core.errors import StoreError
-from agentr_core.store import Store
+from agentr_core.store.database import Store
 from flows import stages
 from tasks.wiring import RunRef
 

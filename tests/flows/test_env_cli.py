@@ -21,14 +21,14 @@ from worlds import served_world
 from agentr_core.environments.agentgym.server import numbered
 from agentr_core.environments.agentgym.wire import WIRES
 from agentr_core.environments.agentgym.worlds import TextCraft as Client
-from agentr_core.environments.crafting import TextCraft
+from agentr_core.environments.crafting.textcraft import TextCraft
 from agentr_core.errors import ConfigError
 from flows.cli import cli
 
 PLAYERS = """
 import asyncio, sys
 from agentr_core.environments.agentgym.worlds import TextCraft
-from agentr_core.episodes.shared import SharedEnvironments
+from agentr_core.episodes.steps import SharedEnvironments
 from agentr_core.episodes.steps import EpisodeTimer, call
 from agentr_core.types import Instance
 

@@ -14,18 +14,18 @@ from families import FAMILY, MATH, RIVER, answers_of, begun, cast
 from turning import turn
 from wheel import PATIENCE, all_rows, launched
 
-from agentr_core.data_files import data_path
 from agentr_core.environments.reasoning.question_sets import load as load_questions
 from agentr_core.environments.reasoning.world import ReasoningWorld
 from agentr_core.errors import ConfigError
-from agentr_core.methods.et_agent.stages.evolve import evolve
-from agentr_core.methods.et_agent.stages.select_rft import select_rft
+from agentr_core.methods.et_agent.evolve import evolve
+from agentr_core.methods.et_agent.selection import select_rft
 from agentr_core.methods.faults import load
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.runtime.instances import held_out
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import start
 from agentr_core.stages.evaluate import evaluate
+from agentr_core.system import data_path
 from agentr_core.types import Message
 from flows.commands.plan import describe
 from flows.preflight.checks import check

@@ -15,7 +15,7 @@ from turning import turn
 from agentr_core.errors import ConfigError
 from agentr_core.methods.faults import parse
 from agentr_core.methods.table import plan_of
-from agentr_core.store import Store
+from agentr_core.store.database import Store
 from flows import local
 from flows.commands.exporting import export_folder
 from flows.commands.plan import describe

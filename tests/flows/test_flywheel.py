@@ -28,8 +28,8 @@ from agentr_core.exchange.formats import FORMATS
 from agentr_core.methods.faults import load, parse
 from agentr_core.models.files import weights_sha256
 from agentr_core.reports import wording
-from agentr_core.store import Store
-from agentr_core.store.care.sizes import sizes
+from agentr_core.store.care.rewriting import sizes
+from agentr_core.store.database import Store
 from flows.cli import cli
 from flows.commands.exporting import export_folder
 from flows.commands.lineage import traced

@@ -23,7 +23,7 @@ from servers import free_port
 from wheel import kill_group, launched, started, wait_for
 
 from agentr_core.errors import EnvironmentServerError
-from agentr_core.store import Store
+from agentr_core.store.database import Store
 from flows.cli import cli
 
 ROLLOUTS = "trajectory where source = 'rollout'"

@@ -25,7 +25,7 @@ from agentr_core.errors import TrainingFault
 from agentr_core.methods.grpo import train
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.recipes.models import ModelConfig
-from agentr_core.store import Store
+from agentr_core.store.database import Store
 from agentr_core.training.group.learner import Learner
 
 pytestmark = [

@@ -34,11 +34,10 @@ from agentr_core.models.files import weights_sha256
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.recipes.training import UNREAD
 from agentr_core.runtime.equipment import Checkpoint
-from agentr_core.runtime.start import start
-from agentr_core.runtime.trained_on import check_run
-from agentr_core.store import Store
-from agentr_core.store.care.pruning import prune
-from agentr_core.store.codec.groups import load_groups
+from agentr_core.runtime.start import check_run, start
+from agentr_core.store.care.rewriting import prune
+from agentr_core.store.codec.ledger import load_groups
+from agentr_core.store.database import Store
 from agentr_core.types import Generation
 from flows.commands.exporting import export_folder
 from flows.commands.plan import describe

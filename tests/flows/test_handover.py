@@ -27,12 +27,11 @@ from wheel import PATIENCE
 
 from agentr_core.errors import ConfigError, DataFileError, ModelDirectoryError, UserError
 from agentr_core.fingerprint import file_sha256
-from agentr_core.methods.et_agent.stages.rollout import rollout
-from agentr_core.methods.et_agent.stages.select import select_questions
-from agentr_core.runtime.experience import settled
+from agentr_core.methods.et_agent.selection import rollout, select_questions
+from agentr_core.runtime.instances import settled
 from agentr_core.runtime.start import begin, end, start
 from agentr_core.stages import outside
-from agentr_core.store import Store
+from agentr_core.store.database import Store
 from agentr_core.training.checkpoints import is_complete
 from flows.commands.exporting import data_sources, export_folder
 from flows.local import collect_recipe, import_training, run_recipe

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentr_core.store import Store
+from agentr_core.store.database import Store
 from flows.commands.headroom import shown
 from flows.local import headroom_of
 

@@ -20,8 +20,8 @@ from turning import Turned, turn
 from wheel import PATIENCE, agentr, all_rows, environment, kill_group, started, wait_for
 
 from agentr_core.errors import EnvironmentServerError
-from agentr_core.store import Store
-from agentr_core.threads import started as started_thread
+from agentr_core.store.database import Store
+from agentr_core.system import started as started_thread
 from flows.preflight.checks import check
 from tasks.wiring import load_recipe
 

@@ -28,7 +28,7 @@ import pytest
 from wheel import PATIENCE, SUPPORT, kill_group, launched, remove_locks, started, wait_for, write_recipe
 
 from agentr_core.runtime.start import start
-from agentr_core.store import Store
+from agentr_core.store.database import Store
 from agentr_core.store.tables import TABLES
 from flows.commands import stores
 from flows.flywheel import flywheel

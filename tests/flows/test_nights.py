@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from agentr_core.errors import ConfigError, DataFault
-from agentr_core.store import Store
+from agentr_core.store.database import Store
 from flows.cli import cli
 from flows.commands.stores import faults
 from flows.flywheel import flywheel

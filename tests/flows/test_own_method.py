@@ -14,7 +14,7 @@ from door import Door
 
 from agentr_core.errors import ConfigError
 from agentr_core.methods.faults import load
-from agentr_core.store import Store
+from agentr_core.store.database import Store
 from flows import stages
 from flows.commands.plan import describe
 from flows.flywheel import flywheel

@@ -11,7 +11,7 @@ from turning import turn
 from wheel import LIGHT, write_recipe
 
 from agentr_core.errors import ConfigError
-from agentr_core.store import Store
+from agentr_core.store.database import Store
 from flows.commands.exporting import export_folder
 from flows.flywheel import flywheel
 from flows.preflight.checks import check

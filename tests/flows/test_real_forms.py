@@ -26,10 +26,10 @@ from door import Door
 from turning import turn
 from wheel import LIGHT, write_recipe
 
-from agentr_core.data_files import data_path
 from agentr_core.methods.grpo import train
-from agentr_core.samples.labels import IGNORED
-from agentr_core.store import Store
+from agentr_core.samples.identity import IGNORED
+from agentr_core.store.database import Store
+from agentr_core.system import data_path
 from flows.compare import compare
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("door_installed")]

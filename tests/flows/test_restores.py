@@ -28,7 +28,7 @@ from click.testing import CliRunner
 from wheel import PATIENCE, RECIPE, kill_group, remove_locks, sentence, started
 
 from agentr_core.errors import StoreError
-from agentr_core.store import Store
+from agentr_core.store.database import Store
 from agentr_core.store.tables import TABLES
 from flows.cli import cli
 from flows.commands.exporting import export_folder

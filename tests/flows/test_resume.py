@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from wheel import Row, agentr, all_rows, kill_group, started, wait_for, write_recipe
 
-from agentr_core.store import Store
+from agentr_core.store.database import Store
 
 Moment = tuple[Callable[[], bool], Store | None]
 """What a kill waits for, and the store in which it is seen."""

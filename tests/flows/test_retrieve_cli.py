@@ -12,8 +12,7 @@ from click.testing import CliRunner
 from wheel import started
 
 from agentr_core.errors import DataFileError
-from agentr_core.tools.search.providers import RetrievalServer
-from agentr_core.tools.search.tool import SearchTool
+from agentr_core.tools.search.tool import RetrievalServer, SearchTool
 from flows.cli import cli
 
 

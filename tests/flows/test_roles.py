@@ -14,9 +14,8 @@ from asked import run_id_of
 from served import Served, refuse, serving
 
 from agentr_core.errors import ConfigError, EndpointError, ModelDirectoryError, UserError
-from agentr_core.methods.agent_r.critique.prompt import JUDGE_INSTRUCTION
-from agentr_core.methods.agent_r.stages.collect import collect
-from agentr_core.methods.agent_r.stages.critique import critique
+from agentr_core.methods.agent_r.collect import collect
+from agentr_core.methods.agent_r.critique import JUDGE_INSTRUCTION, critique
 from agentr_core.methods.faults import parse
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.models.openai.chat import OpenAIModel

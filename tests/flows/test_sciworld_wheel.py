@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from turning import turn
 
-from agentr_core.store import Store
+from agentr_core.store.database import Store
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from turning import turn
 
-from agentr_core.store import Store
+from agentr_core.store.database import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("door_installed")]
 PLAY = {"max_steps": 3, "max_new_tokens": 6}

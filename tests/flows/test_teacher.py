@@ -12,20 +12,20 @@ from asked import run_id_of
 from served import Served, serving
 
 from agentr_core.errors import ConfigError
-from agentr_core.methods.agent_r.stages.collect import collect
-from agentr_core.methods.agent_r.stages.splice import keep_good_paths
+from agentr_core.methods.agent_r.collect import collect
+from agentr_core.methods.agent_r.splice import keep_good_paths
 from agentr_core.methods.faults import parse
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, start
-from agentr_core.samples.labels import IGNORED
+from agentr_core.samples.identity import IGNORED
 from agentr_core.samples.rendering import load_tokenizer
 from agentr_core.stages.dataset import dataset, dataset_file
 from agentr_core.stages.evaluate import evaluate
 from agentr_core.stages.report import build_report
 from agentr_core.stages.train import train
-from agentr_core.store.queries.lineage import ancestry
+from agentr_core.store.queries.listings import ancestry
 from flows.preflight.checks import check
 from tasks import wiring
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from agentr_core.store import Store
-from agentr_core.store.care.merging import merge_stores
-from agentr_core.store.queries.soundness import contradictions, dangling_references
+from agentr_core.store.care.rewriting import merge_stores
+from agentr_core.store.database import Store
+from agentr_core.store.queries.listings import contradictions, dangling_references
 from flows.flywheel import flywheel
 
 pytestmark = [

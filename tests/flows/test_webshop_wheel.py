@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agentr_core.store import Store
+from agentr_core.store.database import Store
 from flows.flywheel import flywheel
 
 ROOT = Path(__file__).parents[2]

@@ -21,7 +21,7 @@ from readme import ROOT, command
 from servers import PREFECT, served, wait_for
 from wheel import PATIENCE, all_rows, launched, write_recipe
 
-from agentr_core.store import Store
+from agentr_core.store.database import Store
 
 CONTENT = (
     "select * exclude (created_at) from node order by all",

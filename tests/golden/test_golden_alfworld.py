@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from houses import GAMES, maker, needs_engine
 
-from agentr_core.environments.alfworld import AlfWorld
+from agentr_core.environments.alfworld.world import AlfWorld
 
 pytestmark = [pytest.mark.slow, needs_engine]
 

@@ -10,13 +10,16 @@ from pathlib import Path
 import pytest
 from browser import browse
 
-from agentr_core.methods.agent_r.report_records import JudgeRecord, OracleAgreement, SpliceSurvival
-from agentr_core.methods.agent_r.report_sections import judge, revision_samples, survival
+from agentr_core.methods.agent_r.report import (
+    JudgeRecord,
+    OracleAgreement,
+    SpliceSurvival,
+    judge,
+    revision_samples,
+    survival,
+)
 from agentr_core.methods.catalogue import FUNNEL_OF_TREES
-from agentr_core.reports.document import RevisionExample, Turn
-from agentr_core.reports.html import render_html, render_index
-from agentr_core.reports.markdown import render_markdown
-from agentr_core.reports.records import (
+from agentr_core.reports.document import (
     Bill,
     DepthScore,
     ErrorRecord,
@@ -26,11 +29,15 @@ from agentr_core.reports.records import (
     IterationReport,
     IterationScore,
     PassAt,
+    RevisionExample,
     SetScore,
     StopCount,
     TokenCounts,
+    Turn,
 )
-from agentr_core.reports.summary import summary_markdown, summary_table
+from agentr_core.reports.html import render_html, render_index
+from agentr_core.reports.markdown import render_markdown
+from agentr_core.reports.model_card import summary_markdown, summary_table
 
 Golden = Callable[[str, str], None]
 

@@ -23,9 +23,9 @@ import pytest
 from door import Door
 
 from agentr_core.fingerprint import fingerprint
-from agentr_core.methods.agent_r.stages.collect import collect
-from agentr_core.methods.agent_r.stages.critique import critique
-from agentr_core.methods.agent_r.stages.splice import splice_pairs
+from agentr_core.methods.agent_r.collect import collect
+from agentr_core.methods.agent_r.critique import critique
+from agentr_core.methods.agent_r.splice import splice_pairs
 from agentr_core.methods.faults import parse
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, start

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from agentr_core.environments.sciworld import SciWorld
 from agentr_core.environments.sciworld.tasks import first_numbers
+from agentr_core.environments.sciworld.world import SciWorld
 from agentr_core.types import Instance
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from agentr_core.environments.webshop import WebShop
+from agentr_core.environments.webshop.world import WebShop
 
 
 def test_visit(golden: Callable[[str, str], None], tmp_path: Path) -> None:

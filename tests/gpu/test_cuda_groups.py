@@ -15,8 +15,7 @@ from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.recipes.grpo import GrpoConfig
 from agentr_core.recipes.training import TrainingConfig
 from agentr_core.training.group.learner import Learner
-from agentr_core.training.group.policy import Totals
-from agentr_core.training.group.rows import PolicyRow
+from agentr_core.training.group.policy import PolicyRow, Totals
 from agentr_core.types import Message, Request, Sampling
 
 pytestmark = on_device

@@ -17,7 +17,7 @@ from agentr_core.errors import OutOfMemory
 from agentr_core.recipes.training import LaunchConfig
 from agentr_core.training.checkpoints import is_complete
 from agentr_core.training.job import TrainingJob, TrainingStep
-from agentr_core.training.sft import train
+from agentr_core.training.process import train
 
 pytestmark = on_device
 

@@ -18,10 +18,9 @@ from agentr_core.errors import ConfigError, DataFault
 from agentr_core.exchange.formats import export
 from agentr_core.exchange.imports import Imported, Place, import_chat, import_pairs
 from agentr_core.exchange.training_set import PairRow, SampleRow, TrainingSet, opening
-from agentr_core.samples.chat_file import read_chat
+from agentr_core.samples.chat_file import World, read_chat
+from agentr_core.samples.demonstration_files import read_pairs
 from agentr_core.samples.identity import sample_id
-from agentr_core.samples.json_lines import World
-from agentr_core.samples.pairs_file import read_pairs
 from agentr_core.types import (
     Instance,
     Message,

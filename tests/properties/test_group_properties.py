@@ -10,12 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentr_core.evaluation.episodes import EpisodePlan
-from agentr_core.methods.et_agent.reward import EfficiencyReward
-from agentr_core.methods.grpo.curriculum import PastRewards, choose, contrast
-from agentr_core.methods.grpo.families import Family
+from agentr_core.methods.et_agent.curriculum import EfficiencyReward
+from agentr_core.methods.grpo.rollouts import Family, PastRewards, choose, contrast
 from agentr_core.recipes.grpo import BranchingConfig, GrpoConfig
 from agentr_core.training.group.advantages import advantages, step_advantages
-from agentr_core.training.group.loss import token_weights
+from agentr_core.training.group.policy import token_weights
 from agentr_core.types import Instance, Step, StopReason, Trajectory
 
 REWARDS = st.lists(st.floats(0, 1), min_size=2, max_size=16)

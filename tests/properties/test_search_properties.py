@@ -10,7 +10,7 @@ from toy import ACTIONS, Growing, Line, Policy, instance
 
 from agentr_core.recipes.agent_r import SearchConfig
 from agentr_core.search.grow import grow
-from agentr_core.search.paths import leaf_paths
+from agentr_core.search.tree import leaf_paths
 from agentr_core.types import Tree
 
 

@@ -10,12 +10,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentr_core.store import Store
-from agentr_core.store.codec.critiques import critique_rows, judgement_rows, load_critiques, load_judgements
-from agentr_core.store.codec.generations import Draw, load_draws
 from agentr_core.store.codec.samples import load_samples, sample_rows
-from agentr_core.store.codec.trajectories import load_trajectories, trajectory_rows
-from agentr_core.store.codec.trees import TreeHead, growth_rows, load_trees, tree_rows
+from agentr_core.store.codec.trajectories import Draw, load_draws, load_trajectories, trajectory_rows
+from agentr_core.store.codec.trees import (
+    TreeHead,
+    critique_rows,
+    growth_rows,
+    judgement_rows,
+    load_critiques,
+    load_judgements,
+    load_trees,
+    tree_rows,
+)
+from agentr_core.store.database import Store
 from agentr_core.types import (
     Critique,
     Generation,

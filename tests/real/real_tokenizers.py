@@ -35,17 +35,17 @@ from growing import GrowingLine  # noqa: E402
 from toy import Line  # noqa: E402
 from toy_paths import ToyTree, critique  # noqa: E402
 
-from agentr_core.environments.crafting import TextCraft  # noqa: E402
+from agentr_core.environments.crafting.textcraft import TextCraft  # noqa: E402
 from agentr_core.episodes.transcript import transcript, whole_episode  # noqa: E402
 from agentr_core.errors import DataFault, ModelDirectoryError  # noqa: E402
 from agentr_core.methods.agent_r.splicing import good_sample, splice  # noqa: E402
 from agentr_core.methods.eto.preferences import Played, among_own  # noqa: E402
-from agentr_core.models.shipped_templates import TWO_TURNS, fitting_template  # noqa: E402
+from agentr_core.models.checkpoint_dir import TWO_TURNS, fitting_template  # noqa: E402
+from agentr_core.recipes.agent_r import SpliceConfig  # noqa: E402
 from agentr_core.recipes.data import DataConfig  # noqa: E402
 from agentr_core.recipes.eto import PreferencesConfig  # noqa: E402
-from agentr_core.recipes.splicing import SpliceConfig  # noqa: E402
-from agentr_core.samples.labels import IGNORED  # noqa: E402
-from agentr_core.samples.pair_dataset import build_pairs  # noqa: E402
+from agentr_core.samples.dataset import build_pairs  # noqa: E402
+from agentr_core.samples.identity import IGNORED  # noqa: E402
 from agentr_core.samples.rendering import Renderer, load_tokenizer  # noqa: E402
 from agentr_core.samples.rows import token_row  # noqa: E402
 from agentr_core.types import Message, Preference, Sample, SampleKind, Step, Trajectory  # noqa: E402

@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 from real_model import smollm2
 
-from agentr_core.environments.crafting import TextCraft
+from agentr_core.environments.crafting.textcraft import TextCraft
 from agentr_core.methods.faults import parse
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, start
-from agentr_core.samples.labels import IGNORED
+from agentr_core.samples.identity import IGNORED
 from agentr_core.stages.dataset import dataset_file
 from agentr_core.types import Message, Request, Sampling
 from flows.commands.publishing import publish_checkpoint

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
-from agentr_core.http_server.listening import configured
+from agentr_core.http_server import configured
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from agentr_core.errors import AgentrError, DataFault, PromptTooLong, Transient
 from agentr_core.models.batching import Batcher
-from agentr_core.protocols.model import ChatModel
+from agentr_core.protocols import ChatModel
 from agentr_core.types import Generation, Message, Request, Sampling, Span, grown_turn
 
 

@@ -17,8 +17,7 @@ from typing import Any
 import groups
 import yaml
 
-from agentr_core.methods.et_agent.stages.rollout import rollout
-from agentr_core.methods.et_agent.stages.select import select_questions
+from agentr_core.methods.et_agent.selection import rollout, select_questions
 from agentr_core.methods.grpo.train import reinforce
 
 ANSWERS = ("1", "2")

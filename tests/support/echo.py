@@ -10,7 +10,7 @@ from pathlib import Path
 from agentr_core.errors import EnvironmentFault, EnvironmentUnavailable
 from agentr_core.runtime.equipment import Checkpoint, Equipment, Sink
 from agentr_core.runtime.shards import Effort
-from agentr_core.store.codec.texts import text_rows
+from agentr_core.store.codec.trajectories import text_rows
 
 NOWHERE = Checkpoint(id="none", path=Path("nowhere"), weights_sha256="")
 

@@ -19,15 +19,15 @@ from toolboxes import Bench
 
 from agentr_core.environments.reasoning.problems import Problem
 from agentr_core.environments.reasoning.world import ReasoningWorld, Rules
-from agentr_core.methods.et_agent.stages.evolve import evolve
+from agentr_core.methods.et_agent.evolve import evolve
 from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.protocols.environment import Environment
+from agentr_core.protocols import Environment
 from agentr_core.recipes.models import ModelRole
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, start
-from agentr_core.store import Store
+from agentr_core.store.database import Store
 from agentr_core.types import Generation, Message, Request
 
 Script = Callable[[str, int], str]

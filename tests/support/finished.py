@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from agentr_core.recipes.evaluation import REVISION, TEST
+from agentr_core.recipes.environments import REVISION, TEST
 from agentr_core.runtime.place import Workplace
 from agentr_core.stages.evaluate import evaluation_id
-from agentr_core.store import Store
 from agentr_core.store.codec.ledger import checkpoint_rows, evaluation_rows, iteration_rows, run_rows, timing_rows
 from agentr_core.store.codec.trajectories import episode_rows
+from agentr_core.store.database import Store
 from agentr_core.store.tables import Rows, merge
 from agentr_core.types import Instance, Step, StopReason, Trajectory
 from tasks.wiring import RunRef, quiet_workplace

@@ -9,24 +9,21 @@ from typing import Final
 from finished import ended
 
 from agentr_core.episodes.units import UnitError
-from agentr_core.search.paths import leaf_paths
-from agentr_core.store import Store
-from agentr_core.store.codec.critiques import critique_rows, pair_rows
-from agentr_core.store.codec.derivations import derivation_rows
-from agentr_core.store.codec.groups import Group, group_rows
+from agentr_core.search.tree import leaf_paths
 from agentr_core.store.codec.ledger import (
+    Group,
     checkpoint_rows,
     evaluation_rows,
     event_rows,
+    group_rows,
     iteration_rows,
     rejection_rows,
     run_rows,
 )
-from agentr_core.store.codec.preferences import preference_rows
-from agentr_core.store.codec.samples import dataset_rows, sample_rows, store_dataset
-from agentr_core.store.codec.texts import instance_row
-from agentr_core.store.codec.trajectories import episode_rows, trajectory_rows
-from agentr_core.store.codec.trees import TreeHead, finished_rows, tree_rows
+from agentr_core.store.codec.samples import dataset_rows, derivation_rows, preference_rows, sample_rows, store_dataset
+from agentr_core.store.codec.trajectories import episode_rows, instance_row, trajectory_rows
+from agentr_core.store.codec.trees import TreeHead, critique_rows, finished_rows, pair_rows, tree_rows
+from agentr_core.store.database import Store
 from agentr_core.store.tables import Rows, merge
 from agentr_core.types import (
     Critique,

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import httpx
 from openai import OpenAI
 
-from agentr_core.environments.gateway import Gateway
+from agentr_core.environments.gateway.world import Gateway
 from agentr_core.episodes.rollout import episode
-from agentr_core.episodes.shared import SharedEnvironments
+from agentr_core.episodes.steps import SharedEnvironments
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.types import Generation, Instance, Message, Request, Sampling, Trajectory
 

@@ -9,17 +9,16 @@ from typing import Any
 
 from door import register
 
-from agentr_core.episodes.replay import play
+from agentr_core.episodes.rollout import play
 from agentr_core.episodes.transcript import whole_episode
 from agentr_core.fingerprint import fingerprint
-from agentr_core.methods.catalogue import DATASET, EVALUATE, EVALUATE_BASE, FUNNEL_OF_EXPERT, TRAIN
-from agentr_core.methods.objectives import supervised
+from agentr_core.methods.catalogue import DATASET, EVALUATE, EVALUATE_BASE, FUNNEL_OF_EXPERT, TRAIN, supervised
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.reports.document import Paragraph, Section
 from agentr_core.runtime.instances import separate_instances
 from agentr_core.runtime.place import Method, Plan, ReportPart, Stage, Workplace
 from agentr_core.samples.identity import sample_id
-from agentr_core.stages.report_funnels import expert_episodes
+from agentr_core.stages.report import expert_episodes
 from agentr_core.store.codec.samples import sample_rows
 from agentr_core.store.codec.trajectories import trajectory_rows
 from agentr_core.store.tables import merge

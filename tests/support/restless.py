@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import ClassVar
 
-from agentr_core.environments.crafting import TextCraft
+from agentr_core.environments.crafting.textcraft import TextCraft
 from agentr_core.types import Instance
 
 GOAL = "\n\nGoal: "

@@ -21,8 +21,7 @@ from agentr_core.methods.faults import parse
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.runtime.start import start
 from agentr_core.stages.evaluate import evaluate
-from agentr_core.tools.search.corpus import Document
-from agentr_core.tools.search.retriever import Retriever
+from agentr_core.tools.search.retriever import Document, Retriever
 from agentr_core.tools.search.server import app
 from agentr_core.types import Message
 from tasks.wiring import RunRef, quiet_workplace

@@ -16,7 +16,7 @@ import uvicorn
 from chat_server import chat_app
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from agentr_core.protocols.model import ChatModel
+from agentr_core.protocols import ChatModel
 
 Fault = Callable[["Faulty", Scope, Receive, Send], Any]
 

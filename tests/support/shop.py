@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentr_core.environments.webshop.catalogue import Catalogue, open_catalogue
-from agentr_core.environments.webshop.files import find_files
+from agentr_core.environments.webshop.goals import Catalogue, find_files, open_catalogue
 
 
 def entry(asin: str, name: str = "Plain Mug", **fields: Any) -> dict[str, Any]:

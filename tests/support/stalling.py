@@ -10,8 +10,8 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from agentr_core.lifetime import end_with_parent
-from agentr_core.models.local.worker_messages import Loaded, Reload, Replies
+from agentr_core.models.local.workers import Loaded, Reload, Replies
+from agentr_core.system import end_with_parent
 from agentr_core.types import Generation
 
 

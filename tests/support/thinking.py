@@ -23,7 +23,7 @@ from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, start
-from agentr_core.store import Store
+from agentr_core.store.database import Store
 from agentr_core.types import Generation, Message, Request
 
 WRONG, RIGHT = "say  Please!", "open"

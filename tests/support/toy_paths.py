@@ -12,9 +12,9 @@ from typing import Any
 from base_tokenizers import END, build_tokenizer
 from toy import ACTIONS, Line, instance
 
-from agentr_core.episodes.replay import play
-from agentr_core.methods.agent_r.pairing import shared_steps
-from agentr_core.methods.agent_r.reflections import REFLECTIONS
+from agentr_core.episodes.rollout import play
+from agentr_core.methods.agent_r.pairs import shared_steps
+from agentr_core.methods.agent_r.splicing import REFLECTIONS
 from agentr_core.samples.rendering import Renderer
 from agentr_core.types import Critique, Instance, Path, PathPair, StepVerdict, StopReason, Trajectory, Verdict
 

@@ -16,10 +16,9 @@ import pyarrow.parquet as parquet
 import pytest
 
 from agentr_core.recipes.training import TrainingConfig
-from agentr_core.samples.labels import IGNORED
+from agentr_core.samples.identity import IGNORED
 from agentr_core.training import planned
-from agentr_core.training.job import TrainingJob
-from agentr_core.training.objectives import Preference, PreferenceLoss
+from agentr_core.training.job import Preference, PreferenceLoss, TrainingJob
 from agentr_core.training.packing import TokenPair, TokenRow
 
 PAIR_LENGTHS = [(24, 40), (61, 33), (90, 120), (18, 18), (47, 80), (55, 21)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agentr_core.runtime.start import begin, end, finish, start
-from agentr_core.store import Store
+from agentr_core.store.database import Store
 from flows.preflight.checks import check
 from tasks.reporting import score_table, write_reports
 from tasks.wiring import load_recipe, quiet_workplace, reference

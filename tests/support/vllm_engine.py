@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from agentr_core.methods.faults import parse
-from agentr_core.models.vllm.command import Launch
+from agentr_core.models.vllm.env import Launch
 from agentr_core.models.vllm.model import VllmModel
 from agentr_core.models.vllm.replicas import Replicas
 from agentr_core.recipes.models import ModelConfig

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from agentr_core.store import Store
+from agentr_core.store.database import Store
 from agentr_core.store.tables import TABLES
 
 Row = tuple[Any, ...]

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentr_core.environments.agentgym.server import app
 from agentr_core.environments.agentgym.wire import Wire
-from agentr_core.protocols.environment import Environment
+from agentr_core.protocols import Environment
 from agentr_core.types import Instance
 
 

@@ -34,8 +34,7 @@ def export(folder: Path) -> None:
     import groups
 
     from agentr_core.episodes.transcript import transcript_of
-    from agentr_core.methods.et_agent.stages.rollout import rollout
-    from agentr_core.methods.et_agent.stages.select import select_questions
+    from agentr_core.methods.et_agent.selection import rollout, select_questions
     from agentr_core.samples.rendering import load_renderer
     from flows.commands.exporting import export_folder
 

@@ -14,7 +14,7 @@ from vllm_engine import TINY, serving, settings
 
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.models.vllm.model import VllmModel
-from agentr_core.models.vllm.start import make_launch
+from agentr_core.models.vllm.replicas import make_launch
 from agentr_core.types import Generation, Message, Request, Sampling
 
 pytestmark = [

@@ -23,7 +23,7 @@ from agentr_core.errors import ModelUnavailable
 from agentr_core.methods.grpo.train import reinforce
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.models.vllm.model import VllmModel
-from agentr_core.models.vllm.start import make_launch
+from agentr_core.models.vllm.replicas import make_launch
 from agentr_core.types import Generation, Message, Request, Sampling
 
 pytestmark = [

@@ -11,7 +11,7 @@ from pathlib import Path
 from vllm_engine import ROOT, START_SECONDS, TINY
 from wheel import agentr, environment, started
 
-from agentr_core.store import Store
+from agentr_core.store.database import Store
 
 SMALL = (
     "iterations=1",

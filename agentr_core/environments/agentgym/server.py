@@ -21,8 +21,8 @@ from starlette.routing import Route
 from agentr_core import answers
 from agentr_core.environments.agentgym.wire import Wire
 from agentr_core.errors import AgentrError, EnvironmentRefusal, EnvironmentUnavailable
-from agentr_core.http_server.guard import Guard
-from agentr_core.protocols.environment import Environment
+from agentr_core.http_server import Guard
+from agentr_core.protocols import Environment
 from agentr_core.types import Instance
 
 Number = Annotated[int, Field(ge=-(2**63), lt=2**63)]

@@ -13,13 +13,13 @@ from functools import lru_cache
 from typing import Any
 
 from agentr_core.environments import replies
-from agentr_core.environments.agentgym import texts
+from agentr_core.environments.agentgym import wire
 from agentr_core.environments.agentgym.client import AgentGymWorld
-from agentr_core.environments.crafting import text, textcraft
+from agentr_core.environments.crafting import textcraft
+from agentr_core.environments.crafting.game import INSTRUCTION, goal_line
 from agentr_core.environments.crafting.recipes import load_split
 from agentr_core.errors import ConfigError, EnvironmentServerError
-from agentr_core.protocols.abilities import Labels
-from agentr_core.repeating import Repeatability
+from agentr_core.protocols import Labels, Repeatability
 from agentr_core.texts import outside_thoughts
 from agentr_core.types import Instance
 
@@ -37,7 +37,7 @@ class _LabelledWorld(AgentGymWorld):
 class TextCraft(_LabelledWorld, world="textcraft"):
     """TextCraft with the instruction, parser, expert and depths of the native one."""
 
-    instruction = text.INSTRUCTION
+    instruction = INSTRUCTION
     step_limit = 20
     # Which useless commands are listed depends on the hash seed of the server's process, and on the
     # resets of other clients.
@@ -85,7 +85,7 @@ class TextCraft(_LabelledWorld, world="textcraft"):
         """
         _, label, goal = first.rpartition("\nGoal: ")
         goals = _native().book.goals
-        expected = text.goal_line(goals[instance.index % len(goals)][0]).removeprefix("Goal: ")
+        expected = goal_line(goals[instance.index % len(goals)][0]).removeprefix("Goal: ")
         if label and goal.strip() != expected:
             raise EnvironmentServerError(
                 f"{self.name}: at {self.url}, number {instance.index} has the goal {goal.strip()!r} and should have "
@@ -122,7 +122,7 @@ class SciWorld(_LineWorld, world="sciworld"):
     disaster.
     """
 
-    instruction = texts.SCIWORLD
+    instruction = wire.SCIWORLD
     step_limit = 30
     # The unmodified simulator lists animals, among other things, in another order in each episode.
     repeatability = Repeatability.UNORDERED
@@ -131,7 +131,7 @@ class SciWorld(_LineWorld, world="sciworld"):
 class WebShop(_LabelledWorld, world="webshop"):
     """WebShop on AgentGym's 1,000 products with synthetic goals."""
 
-    instruction = texts.WEBSHOP
+    instruction = wire.WEBSHOP
     step_limit = 10
     # Prices within a range, and with them the bounds in instructions, are drawn anew when the
     # server starts.
@@ -150,7 +150,7 @@ _ALFWORLD_IDS = {"train": range(2420), "test": range(2420, 2620)}
 class AlfWorld(_LineWorld, world="alfworld"):
     """ALFWorld as text; the test games come from seen rooms."""
 
-    instruction = texts.ALFWORLD
+    instruction = wire.ALFWORLD
     step_limit = 30
 
     def published_ids(self) -> Mapping[str, Sequence[int]]:
@@ -178,7 +178,7 @@ class BabyAI(_LabelledWorld, world="babyai"):
     calls score.
     """
 
-    instruction = texts.BABYAI
+    instruction = wire.BABYAI
     step_limit = 20
 
     def parse(self, reply: str) -> str:
@@ -191,7 +191,7 @@ class BabyAI(_LabelledWorld, world="babyai"):
 class SearchQA(AgentGymWorld, world="searchqa"):
     """Questions to answer with a search engine over passages; the reward is an exact match."""
 
-    instruction = texts.SEARCHQA
+    instruction = wire.SEARCHQA
     step_limit = 10
 
     def published_ids(self) -> Mapping[str, Sequence[int]]:
@@ -209,7 +209,7 @@ class SqlGym(AgentGymWorld, world="sqlgym"):
     `scale.concurrency` to 8.
     """
 
-    instruction = texts.SQLGYM
+    instruction = wire.SQLGYM
     step_limit = 1
 
     def published_ids(self) -> Mapping[str, Sequence[int]]:
@@ -239,35 +239,35 @@ class Weather(_ToolWorld, world="weather"):
     reward.
     """
 
-    instruction = texts.tools("weather records and forecasts")
+    instruction = wire.tools("weather records and forecasts")
     step_limit = 10
 
 
 class Movie(_ToolWorld, world="movie"):
     """Questions about films and people."""
 
-    instruction = texts.tools("a film database")
+    instruction = wire.tools("a film database")
     step_limit = 12
 
 
 class Academia(_ToolWorld, world="academia"):
     """Questions about papers and authors; there are test instances only."""
 
-    instruction = texts.tools("a graph of papers and authors")
+    instruction = wire.tools("a graph of papers and authors")
     step_limit = 12
 
 
 class Todo(_ToolWorld, world="todo"):
     """A list of projects and tasks to ask about and to change."""
 
-    instruction = texts.tools("a list of projects and things to do")
+    instruction = wire.tools("a list of projects and things to do")
     step_limit = 15
 
 
 class Sheet(_ToolWorld, world="sheet"):
     """A spreadsheet to bring into a wanted state; there are test instances only."""
 
-    instruction = texts.tools("a spreadsheet")
+    instruction = wire.tools("a spreadsheet")
     step_limit = 15
 
 
@@ -276,7 +276,7 @@ class Maze(_LabelledWorld, world="maze"):
     begin there.
     """
 
-    instruction = texts.MAZE
+    instruction = wire.MAZE
     step_limit = 15
     playable = range(25)
 
@@ -291,7 +291,7 @@ class Maze(_LabelledWorld, world="maze"):
 class Wordle(_LabelledWorld, world="wordle"):
     """Wordle of LMRL-Gym; an instance is a seed. The vocabulary is not listed to the agent."""
 
-    instruction = texts.WORDLE
+    instruction = wire.WORDLE
     step_limit = 8
 
     def identity(self, instance: Instance) -> str:
@@ -310,7 +310,7 @@ class Wordle(_LabelledWorld, world="wordle"):
 class WebArena(AgentGymWorld, world="webarena"):
     """Web sites, used through their accessibility trees; there are test instances only."""
 
-    instruction = texts.WEBARENA
+    instruction = wire.WEBARENA
     step_limit = 25
 
     def parse(self, reply: str) -> str:

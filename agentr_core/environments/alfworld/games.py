@@ -22,8 +22,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from agentr_core.errors import ConfigError, DataFileError, EnvironmentFault
 from agentr_core.fingerprint import fingerprint
+from agentr_core.system import content_sha256
 from agentr_core.texts import placed
-from agentr_core.writing import content_sha256
 
 VERSION = 2
 """Raise it when the same folders would give a different list."""

@@ -25,10 +25,9 @@ from agentr_core.environments.alfworld.games import (
     listed_games,
     read_game,
 )
-from agentr_core.environments.instances import Instances
-from agentr_core.environments.replies import line_after_label
+from agentr_core.environments.replies import Instances, line_after_label
 from agentr_core.errors import ConfigError, EnvironmentFault
-from agentr_core.protocols.abilities import Labels
+from agentr_core.protocols import Labels
 from agentr_core.types import Instance, Transition
 
 if TYPE_CHECKING:

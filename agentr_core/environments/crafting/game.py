@@ -5,11 +5,354 @@ Source: ADaPT (arXiv 2311.05772), AgentGym (arXiv 2406.04151); the observation s
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
-from agentr_core.environments.crafting import text
-from agentr_core.environments.crafting.recipes import Recipe, RecipeBook
+from agentr_core.environments.crafting.recipes import Ingredient, Recipe, RecipeBook
+from agentr_core.types import Verdict
+
+# Crafting problems and their planner: what a goal needs, what is lacking, which action is next.
+#
+# Everything here is a pure function of a `CraftingProblem` and an inventory (item id -> count, no
+# zero entries).
+
+Inventory = Mapping[str, int]
+MAX_CHOICES = 256
+"""The most combinations of alternative recipes that the planner compares; official goals have at
+most 64.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CraftingProblem:
+    """A goal and the commands that are listed for it, in listed order.
+
+    `item_to_tag` says which generic ingredient an item can stand for.
+    """
+
+    goal: str
+    commands: tuple[Recipe, ...]
+    item_to_tag: Mapping[str, str]
+
+    @cached_property
+    def recipes(self) -> dict[str, tuple[Recipe, ...]]:
+        """The listed recipes of each item, in listed order."""
+        found: dict[str, list[Recipe]] = {}
+        for recipe in self.commands:
+            found.setdefault(recipe.output, []).append(recipe)
+        return {item: tuple(recipes) for item, recipes in found.items()}
+
+    @cached_property
+    def members(self) -> dict[str, tuple[str, ...]]:
+        """The craftable items that satisfy each tag, in listed order."""
+        found: dict[str, dict[str, None]] = {}
+        for recipe in self.commands:
+            if tag := self.item_to_tag.get(recipe.output):
+                found.setdefault(tag, {})[recipe.output] = None
+        return {tag: tuple(items) for tag, items in found.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A cheapest way from an inventory to the goal: what to get, how often to craft what, and by
+    which recipes.
+
+    `recipes` maps an item to its recipe, `items` a generic ingredient to the item that stands for
+    it. `steps` counts actions: one for each item to get, one for each craft.
+    """
+
+    gets: Mapping[str, int]
+    crafts: Mapping[str, int]
+    recipes: Mapping[str, Recipe]
+    items: Mapping[str, str]
+
+    @property
+    def steps(self) -> int:
+        """The number of actions in the plan."""
+        return len(self.gets) + sum(self.crafts.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hop:
+    """One link of the chain from the goal to the next action: an item, its recipe, and the
+    ingredient of it that is lacking.
+    """
+
+    item: str
+    recipe: Recipe
+    lacking: tuple[str, int] | None
+
+
+def plan(problem: CraftingProblem, inventory: Inventory) -> Plan | None:
+    """Return the plan with the fewest steps, the first in listed order among equals; None when the
+    goal is out of reach.
+    """
+    best: Plan | None = None
+    for recipes, items in itertools.islice(_choices(problem, inventory), MAX_CHOICES):
+        candidate = _expand(problem, inventory, recipes, items)
+        if candidate is not None and (best is None or candidate.steps < best.steps):
+            best = candidate
+    return best
+
+
+def chain(problem: CraftingProblem, inventory: Inventory, chosen: Plan) -> tuple[Hop, ...]:
+    """Return the links from the goal to the next action of the lazy expert, following the recipes
+    of a plan.
+
+    The lazy expert satisfies the first lacking ingredient of a recipe before the next one, and
+    fetches only what the next craft needs. The last hop either lacks an item to get, or lacks
+    nothing and is the craft to make.
+    """
+    hops: list[Hop] = []
+    item = problem.goal
+    while True:
+        recipe = chosen.recipes[item]
+        lacking = None
+        for ingredient in recipe.inputs:
+            name = chosen.items.get(ingredient.name, ingredient.name) if ingredient.is_tag else ingredient.name
+            missing = ingredient.count - inventory.get(name, 0)
+            if missing > 0:
+                lacking = (name, missing)
+                break
+        hops.append(Hop(item=item, recipe=recipe, lacking=lacking))
+        if lacking is None or lacking[0] not in chosen.recipes:
+            return tuple(hops)
+        item = lacking[0]
+
+
+def with_recipe(problem: CraftingProblem, chosen: Plan, recipe: Recipe) -> Plan | None:
+    """Return the plan, changed to make the recipe's item by that recipe, listed or not; None if
+    that would be circular.
+    """
+    recipes = {**chosen.recipes, recipe.output: recipe}
+    if _topological(problem.goal, recipes, chosen.items) is None:
+        return None
+    return replace(chosen, recipes=recipes)
+
+
+def brings_nearer(problem: CraftingProblem, before: Inventory, after: Inventory) -> bool:
+    """Return whether some way to the goal, even if not the shortest, takes fewer steps after than
+    before.
+    """
+    for recipes, items in itertools.islice(_choices(problem, after), MAX_CHOICES):
+        left = _expand(problem, after, recipes, items)
+        had = _expand(problem, before, recipes, items)
+        if left is not None and had is not None and left.steps < had.steps:
+            return True
+    return False
+
+
+def ingredients(recipe: Recipe, items: Mapping[str, str]) -> tuple[Ingredient, ...]:
+    """Return the inputs of a recipe with generic ingredients replaced by the items that stand for
+    them.
+    """
+    return tuple(Ingredient(name=items[i.name], count=i.count, is_tag=False) if i.is_tag else i for i in recipe.inputs)
+
+
+def _choices(problem: CraftingProblem, inventory: Inventory) -> Iterator[tuple[dict[str, Recipe], dict[str, str]]]:
+    """Yield every sensible choice of recipes and of items for tags.
+
+    Members of a tag differ only in their names, so only the first one listed, those at hand, and
+    those whose ingredients are at hand are tried.
+    """
+    tags = {i.name for r in problem.commands for i in r.inputs if i.is_tag}
+    tag_options = {}
+    for tag in sorted(tags):
+        held = [item for item in sorted(inventory) if problem.item_to_tag.get(item) == tag]
+        listed = problem.members.get(tag, ())
+        near = [m for m in listed if any(i.name in inventory for r in problem.recipes[m] for i in r.inputs)]
+        tag_options[tag] = tuple(dict.fromkeys([*held, *near, *listed[:1]])) or (tag,)
+    reachable = _reachable(problem, tag_options)
+    recipe_options = {item: problem.recipes[item] for item in problem.recipes if item in reachable}
+    names = [*tag_options, *recipe_options]
+    for combination in itertools.product(*tag_options.values(), *recipe_options.values()):
+        chosen = dict(zip(names, combination, strict=True))
+        yield (
+            {item: chosen[item] for item in recipe_options},  # type: ignore[misc]
+            {tag: chosen[tag] for tag in tag_options},  # type: ignore[misc]
+        )
+
+
+def _reachable(problem: CraftingProblem, tag_options: Mapping[str, tuple[str, ...]]) -> set[str]:
+    found: set[str] = set()
+    frontier = [problem.goal]
+    while frontier:
+        item = frontier.pop()
+        if item in found:
+            continue
+        found.add(item)
+        for recipe in problem.recipes.get(item, ()):
+            for ingredient in recipe.inputs:
+                frontier.extend(tag_options[ingredient.name] if ingredient.is_tag else (ingredient.name,))
+    return found
+
+
+def _expand(
+    problem: CraftingProblem, inventory: Inventory, recipes: Mapping[str, Recipe], items: Mapping[str, str]
+) -> Plan | None:
+    order = _topological(problem.goal, recipes, items)
+    if order is None:
+        return None
+    need = {problem.goal: inventory.get(problem.goal, 0) + 1}
+    gets: dict[str, int] = {}
+    crafts: dict[str, int] = {}
+    for item in order:
+        missing = need.get(item, 0) - inventory.get(item, 0)
+        if missing <= 0:
+            continue
+        recipe = recipes.get(item)
+        if recipe is None:
+            gets[item] = missing
+            continue
+        times = -(-missing // recipe.count)
+        crafts[item] = times
+        for ingredient in ingredients(recipe, items):
+            need[ingredient.name] = need.get(ingredient.name, 0) + times * ingredient.count
+    return Plan(gets=gets, crafts=crafts, recipes=recipes, items=items)
+
+
+def _topological(goal: str, recipes: Mapping[str, Recipe], items: Mapping[str, str]) -> list[str] | None:
+    """Return the items the goal is made of, each before its own ingredients; None when the choice
+    is circular.
+    """
+    order: list[str] = []
+    state: dict[str, bool] = {}
+
+    def visit(item: str) -> bool:
+        if item in state:
+            return state[item]
+        state[item] = False
+        if item in recipes and not all(visit(i.name) for i in ingredients(recipes[item], items)):
+            return False
+        state[item] = True
+        order.append(item)
+        return True
+
+    return order[::-1] if visit(goal) else None
+
+
+# What a crafting world says and how its expert speaks: every string in one place.
+
+INSTRUCTION = """\
+You craft items in a text world. Each turn, reply with one line of thought and one action:
+Thought: what is lacking now
+Action: one of the three actions
+The actions are:
+get COUNT ITEM
+craft COUNT ITEM using COUNT ITEM, COUNT ITEM
+inventory
+Craft with the listed commands only, in just the numbers that they state. Get what no command makes.
+Where a command names a kind of item, use one item of that kind. Always state numbers."""
+
+
+def display(item: str) -> str:
+    """Return the name of an item or tag as commands show it."""
+    return item.removeprefix("minecraft:").replace("_", " ")
+
+
+def identifier(name: str) -> str:
+    """Return the id of an item or tag named in an action."""
+    return "minecraft:" + name.strip().replace(" ", "_")
+
+
+def command(recipe: Recipe) -> str:
+    """Return the line that lists a recipe."""
+    inputs = ", ".join(f"{i.count} {display(i.name)}" for i in recipe.inputs)
+    return f"craft {recipe.count} {display(recipe.output)} using {inputs}"
+
+
+def first_observation(problem: CraftingProblem) -> str:
+    """Return the listed commands and the goal."""
+    lines = "\n".join(command(recipe) for recipe in problem.commands)
+    return f"Crafting commands:\n{lines}\n\n{goal_line(problem.goal)}"
+
+
+def goal_line(item: str) -> str:
+    """Return the line that states the goal."""
+    return f"Goal: craft {display(item)}."
+
+
+def takes(recipe: Recipe) -> str:
+    """Return what a recipe takes, as the expert words it in thoughts."""
+    return f"{display(recipe.output)} using {', '.join(f'{i.count} {display(i.name)}' for i in recipe.inputs)}"
+
+
+def inventory(items: Inventory) -> str:
+    """Return the answer to the action `inventory`."""
+    if not items:
+        return "Inventory: You are not carrying anything."
+    return "Inventory: " + "".join(f"[{display(item)}] ({count}) " for item, count in items.items())
+
+
+def action_of(hop: Hop, items: Mapping[str, str]) -> str:
+    """Return the action that the last hop of a chain calls for."""
+    if hop.lacking:
+        item, missing = hop.lacking
+        return f"get {missing} {display(item)}"
+    return _craft(hop.recipe, items)
+
+
+def answer(hop: Hop) -> str:
+    """Return what the world answers to the action that the last hop of a chain calls for."""
+    if hop.lacking:
+        item, missing = hop.lacking
+        return f"Got {missing} {display(item)}"
+    return f"Crafted {hop.recipe.count} {hop.item}"
+
+
+def chain_text(hops: Sequence[Hop]) -> str:
+    """Return the chain in words: what each item takes and what of it is lacking."""
+    return " ".join(_hop(hop) for hop in hops)
+
+
+def lazy_reply(hops: Sequence[Hop], items: Mapping[str, str]) -> str:
+    """Return the reply of the expert that fetches only what the next craft needs."""
+    return f"Thought: {chain_text(hops)}\nAction: {action_of(hops[-1], items)}"
+
+
+def apply_last_hop(have: MutableMapping[str, int], hops: Sequence[Hop], items: Mapping[str, str]) -> None:
+    """Change an inventory as the action of the last hop does."""
+    hop = hops[-1]
+    if hop.lacking:
+        item, missing = hop.lacking
+        have[item] = have.get(item, 0) + missing
+        return
+    for ingredient in ingredients(hop.recipe, items):
+        have[ingredient.name] -= ingredient.count
+        if not have[ingredient.name]:
+            del have[ingredient.name]
+    have[hop.item] = have.get(hop.item, 0) + hop.recipe.count
+
+
+def optimal_replies(problem: CraftingProblem, chosen: Plan) -> list[str]:
+    """Return the replies of the expert that first fetches everything it needs, then crafts from the
+    bottom up.
+    """
+    goal = display(problem.goal)
+    replies = [
+        f"Thought: {goal} needs {count} {display(item)} in all.\nAction: get {count} {display(item)}"
+        for item, count in reversed(list(chosen.gets.items()))
+    ]
+    for item, times in reversed(list(chosen.crafts.items())):
+        replies.extend(
+            [f"Thought: all is there for {display(item)}.\nAction: {_craft(chosen.recipes[item], chosen.items)}"]
+            * times
+        )
+    return replies
+
+
+def _craft(recipe: Recipe, items: Mapping[str, str]) -> str:
+    inputs = ", ".join(f"{i.count} {display(i.name)}" for i in ingredients(recipe, items))
+    return f"craft {recipe.count} {display(recipe.output)} using {inputs}"
+
+
+def _hop(hop: Hop) -> str:
+    lacking = f"{hop.lacking[1]} {display(hop.lacking[0])}" if hop.lacking else "nothing"
+    return f"{takes(hop.recipe)}; lacking {lacking}."
+
 
 _CRAFT = re.compile(r"craft (.*) using (.*)")
 _GET = re.compile(r"get ([0-9]+) (.*)")
@@ -53,11 +396,11 @@ class CraftingGame:
         if match := _GET.match(action):
             return self._get(match[2], int(match[1]))
         if action.startswith("inventory"):
-            return text.inventory(self._entries), ""
+            return inventory(self._entries), ""
         return f"Could not execute {action}", ""
 
     def _get(self, name: str, count: int) -> tuple[str, str]:
-        item = text.identifier(name)
+        item = identifier(name)
         if item in self._world.by_item or item in self._world.tags or item not in self._world.items:
             return f"Could not find {name}", ""
         self._add(item, count)
@@ -67,13 +410,13 @@ class CraftingGame:
         world = self._world
         match = _COUNTED.match(wanted)
         count, name = (int(match[1]), match[2]) if match else (1, wanted)
-        target = text.identifier(name)
+        target = identifier(name)
         inputs: list[tuple[str, int]] = []
         for part in using.split(","):
             counted = _COUNTED.match(part.strip())
             if counted is None:
                 return f"Wrong item format: {part.strip()}", ""
-            inputs.append((text.identifier(counted[2]), int(counted[1])))
+            inputs.append((identifier(counted[2]), int(counted[1])))
         for item, amount in inputs:
             # Even an amount of 0 needs the item to be listed as carried, if only with a count of 0.
             if item in world.tags or item not in self._entries or self._entries[item] < amount:
@@ -111,3 +454,59 @@ def _matches(recipe: Recipe, inputs: Sequence[tuple[str, int]], item_to_tag: Map
         else:
             return False
     return True
+
+
+# The oracle of a crafting world: it plans before and after an action to see whether the action
+# brings the goal nearer.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """An agent's inventory and the plan from there; no plan means that the goal is out of reach."""
+
+    inventory: Inventory
+    plan: Plan | None
+
+
+def judge(
+    problem: CraftingProblem, before: Standing, after: Standing, action: str, *, expected: str, made: str
+) -> Verdict:
+    """Return the oracle's verdict on an action: good if fewer steps are left after it, otherwise
+    bad or uncertain.
+
+    The uncertain actions are a look at the inventory, one that gets a part of a need, a step on a
+    way that is not the shortest, and any action if there is no plan.
+
+    Args:
+        expected: what the lazy expert would have done; always good.
+        made: the item that the action made or got; empty if there was none.
+    """
+    if before.plan is None:
+        return Verdict.UNCERTAIN
+    if action == expected:
+        return Verdict.GOOD
+    left = after.plan.steps - before.plan.steps if after.plan is not None else 1
+    if left < 0:
+        return Verdict.GOOD
+    if action == "inventory":
+        return Verdict.UNCERTAIN
+    if left == 0 and (made in before.plan.gets or brings_nearer(problem, before.inventory, after.inventory)):
+        return Verdict.UNCERTAIN
+    return Verdict.BAD
+
+
+def verdicts(problem: CraftingProblem, world: RecipeBook, actions: Sequence[str]) -> tuple[Verdict, ...]:
+    """Return the oracle's verdict on each action of an episode, played from its start."""
+    game = CraftingGame(world)
+    present = Standing(inventory={}, plan=plan(problem, {}))
+    found = []
+    for action in actions:
+        expected = ""
+        if present.plan is not None:
+            hops = chain(problem, present.inventory, present.plan)
+            expected = action_of(hops[-1], present.plan.items)
+        _, made = game.act(action)
+        after = Standing(inventory=game.inventory, plan=plan(problem, game.inventory))
+        found.append(judge(problem, present, after, action, expected=expected, made=made))
+        present = after
+    return tuple(found)

@@ -18,8 +18,8 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-from agentr_core.data_files import data_path
 from agentr_core.errors import DataFault, DataFileError
+from agentr_core.system import data_path
 from agentr_core.texts import placed
 
 NAMESPACE = "minecraft"

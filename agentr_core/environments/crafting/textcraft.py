@@ -8,34 +8,123 @@ an instance is a function of its index.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from agentr_core.data_files import data_path
-from agentr_core.environments.crafting import oracle, text
-from agentr_core.environments.crafting.game import CraftingGame
-from agentr_core.environments.crafting.listing import Distractors, listed_commands
-from agentr_core.environments.crafting.planner import CraftingProblem, chain, plan
-from agentr_core.environments.crafting.procedural import ProceduralWorlds
+from agentr_core.environments.crafting import game
+from agentr_core.environments.crafting.game import (
+    INSTRUCTION,
+    CraftingGame,
+    CraftingProblem,
+    apply_last_hop,
+    chain,
+    command,
+    first_observation,
+    lazy_reply,
+    optimal_replies,
+    plan,
+)
 from agentr_core.environments.crafting.recipes import (
     RECIPES,
     SPLIT,
+    Recipe,
     RecipeBook,
     build_book,
     load_folder,
     load_shipped,
     load_split,
 )
-from agentr_core.environments.crafting.renaming import free_names, rename
-from agentr_core.environments.crafting.shaped import ShapedWorlds
-from agentr_core.environments.instances import Instances
-from agentr_core.environments.replies import words_after_label
+from agentr_core.environments.crafting.shaped import ProceduralWorlds, ShapedWorlds, free_names, rename
+from agentr_core.environments.replies import Instances, words_after_label
 from agentr_core.errors import ConfigError, EnvironmentFault
 from agentr_core.fingerprint import canonical, derive_seed
-from agentr_core.protocols.abilities import Labels
+from agentr_core.protocols import Labels
+from agentr_core.system import data_path
 from agentr_core.types import Instance, Transition, Verdict
+
+# The commands that an instance of a crafting world lists: all that its goal may need, and up to 10
+# useless ones.
+#
+# Source: TextCraft, ADaPT (arXiv 2311.05772) as served by AgentGym (arXiv 2406.04151).
+
+Distractors = Literal["distinct", "published"]
+"""How distractors are drawn. See `listed_commands`."""
+
+MAX_DISTRACTORS = 10
+_PUBLISHED_SEED = 42
+
+
+def listed_commands(
+    world: RecipeBook, goal: str, instance: Instance, *, distractors: Distractors = "distinct"
+) -> tuple[Recipe, ...]:
+    """Return the recipes that an instance lists: all that the goal may need and up to 10
+    distractors, shuffled by its index.
+
+    A distractor shares an ingredient with a needed recipe. For each ingredient of a needed recipe,
+    up to 10 recipes are drawn. With `distinct`, each recipe can be drawn once. With `published`, a
+    recipe that has a group is among the candidates twice, and every occurrence of a recipe in the
+    tree of the goal draws again, with the fixed seed of the public code, so that as many
+    distractors are left as in the published world.
+    """
+    needed = _needed(world, goal, frozenset())
+    rng = random.Random(derive_seed("textcraft-commands", instance.split == "procedural", instance.index))
+    others = _drawn_as_published(world, goal) if distractors == "published" else _drawn_once_each(world, needed, rng)
+    listed = [*needed, *rng.sample(others, min(MAX_DISTRACTORS, len(others)))]
+    rng.shuffle(listed)
+    return tuple(listed)
+
+
+def _drawn_once_each(world: RecipeBook, needed: dict[Recipe, None], rng: random.Random) -> list[Recipe]:
+    drawable: dict[Recipe, None] = {}
+    for recipe in needed:
+        for ingredient in recipe.inputs:
+            users = world.users(ingredient.name)
+            drawable.update(dict.fromkeys(rng.sample(users, min(MAX_DISTRACTORS, len(users)))))
+    return [recipe for recipe in drawable if recipe not in needed]
+
+
+def _drawn_as_published(world: RecipeBook, goal: str) -> list[Recipe]:
+    places = list(_places(world, goal, frozenset()))
+    needed = {command(recipe) for recipe in places}
+    # The public code seeds its generator anew at each reset.
+    rng = random.Random(_PUBLISHED_SEED)
+    drawable: dict[str, Recipe] = {}
+    for recipe in places:
+        for ingredient in recipe.inputs:
+            users = world.users_twice(ingredient.name)
+            for drawn in rng.sample(users, min(MAX_DISTRACTORS, len(users))):
+                drawable.setdefault(command(drawn), drawn)
+    return [drawable[line] for line in sorted(drawable.keys() - needed)]
+
+
+def _needed(world: RecipeBook, name: str, path: frozenset[str]) -> dict[Recipe, None]:
+    found: dict[Recipe, None] = {}
+    if name in path:
+        return found
+    for recipe in _ways(world, name):
+        found[recipe] = None
+        for ingredient in recipe.inputs:
+            found.update(_needed(world, ingredient.name, path | {name}))
+    return found
+
+
+def _places(world: RecipeBook, name: str, path: frozenset[str]) -> Iterator[Recipe]:
+    """Yield the recipes of a name and of everything below it, each as often as it occurs; at most
+    163 for an official goal.
+    """
+    if name in path:
+        return
+    yield from _ways(world, name)
+    for recipe in _ways(world, name):
+        for ingredient in recipe.inputs:
+            yield from _places(world, ingredient.name, path | {name})
+
+
+def _ways(world: RecipeBook, name: str) -> tuple[Recipe, ...]:
+    return world.by_item.get(name) or world.by_tag.get(name, ())
+
 
 RENAMINGS = 1_000_000
 """The number of renamed versions of each official instance."""
@@ -71,7 +160,7 @@ class TextCraft:
     """
 
     name = "textcraft"
-    instruction = text.INSTRUCTION
+    instruction = INSTRUCTION
     acknowledgement = "Ok."
     step_limit = 20
     can_snapshot = True
@@ -135,7 +224,7 @@ class TextCraft:
         problem, self._world = self._open(instance)
         self._goal = problem.goal
         self._game = CraftingGame(self._world)
-        return text.first_observation(problem)
+        return first_observation(problem)
 
     def parse(self, reply: str) -> str:
         """Return the line after the last "Action:" of a reply, in lower case, with letters, digits,
@@ -189,19 +278,19 @@ class TextCraft:
         if first is None:
             return None
         if self._expert == "optimal":
-            return text.optimal_replies(problem, first)
+            return optimal_replies(problem, first)
         while not inventory.get(problem.goal):
             present = plan(problem, inventory)
             if present is None:
                 return None
             hops = chain(problem, inventory, present)
-            replies.append(text.lazy_reply(hops, present.items))
-            text.apply_last_hop(inventory, hops, present.items)
+            replies.append(lazy_reply(hops, present.items))
+            apply_last_hop(inventory, hops, present.items)
         return replies
 
     def oracle(self, instance: Instance, actions: Sequence[str]) -> tuple[Verdict, ...]:
         """Return the true verdict on each action of an episode, played from its start."""
-        return oracle.verdicts(*self._open(instance), actions)
+        return game.verdicts(*self._open(instance), actions)
 
     def close(self) -> None:
         """Do nothing: an episode holds no resources."""

@@ -12,14 +12,323 @@ happens on one event loop.
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 import time
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from http import HTTPStatus
+from typing import Annotated, Any, Final, Literal
 
-from agentr_core.environments.gateway.wire import Refused
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from agentr_core.episodes.native_calls import NativeCall, read_call
+from agentr_core.episodes.transcript import reply_turn
+from agentr_core.errors import IllTypedAnswer
+from agentr_core.models.openai.wire import ToldCall, argument_text, reply_text
+from agentr_core.protocols import Environment
+from agentr_core.types import Message, Role, Sampling, Step
+
+# The conversation of an outside agent, as it sends it: as messages, and as the text of an
+# observation.
+#
+# Each call of an agent has its whole history. If the history continues the previous call, the
+# observation is the added turns; if not, for example after the agent summarised its history or
+# began another thread, a new conversation begins, and the observation has all of it.
+
+_LIST: Final = '[{"role": '
+_ANEW: Final = {"role": "anew"}
+
+
+@dataclass(frozen=True, slots=True)
+class OutsideTurns:
+    """The agent's own messages and the policy's replies, exactly as they were read.
+
+    An episode may have several conversations, one after the other. `prompt` and `sample` return the
+    last one; `begins` says where each begins, and training sees all of them.
+    """
+
+    def prompt(self, env: Environment, first_observation: str, steps: Sequence[Step]) -> tuple[Message, ...]:
+        """Return the conversation that the next reply answers."""
+        return self._turns(first_observation, steps, [False] * len(steps))
+
+    def sample(
+        self, env: Environment, first_observation: str, steps: Sequence[Step], train: Sequence[bool]
+    ) -> tuple[Message, ...]:
+        """Return the last conversation up to its last reply."""
+        if not steps:
+            return self._turns(first_observation, steps, train)
+        before = self._turns(first_observation, steps[:-1], train[:-1])
+        return (*before, reply_turn(steps[-1], train[-1]))
+
+    def sampling(self, sampling: Sampling) -> Sampling:
+        """Return the settings as they are: the recipe says how replies are drawn."""
+        return sampling
+
+    def begins(self, steps: Sequence[Step]) -> tuple[int, ...]:
+        """Return the positions of the steps at which conversations begin, 0 first."""
+        later = (position + 1 for position, step in enumerate(steps[:-1]) if _is_anew(step.observation))
+        return (0, *later)
+
+    def _turns(self, first_observation: str, steps: Sequence[Step], train: Sequence[bool]) -> tuple[Message, ...]:
+        turns = list(read_turns(first_observation))
+        for step, flag in zip(steps, train, strict=True):
+            if _is_anew(step.observation):
+                turns.clear()
+            else:
+                turns.append(reply_turn(step, flag))
+            turns += read_turns(step.observation)
+        return tuple(turns)
+
+
+def written(turns: Sequence[Message], *, anew: bool = False) -> str:
+    """Return turns as the text of an observation: a single turn of the user as it is, anything else
+    as JSON.
+
+    `anew` says that they are a whole conversation, not an addition to the one before.
+    """
+    plain = len(turns) == 1 and turns[0].role == "user" and turns[0].text and not turns[0].text.startswith(_LIST)
+    if plain and not anew:
+        return turns[0].text
+    told = [{"role": turn.role, "content": turn.text} for turn in turns]
+    return json.dumps([*([_ANEW] if anew else []), *told], ensure_ascii=False)
+
+
+def read_turns(text: str) -> tuple[Message, ...]:
+    """Return the turns in the text of an observation; none in an empty one."""
+    if not text.startswith(_LIST):
+        return (Message(role="user", text=text),) if text else ()
+    told: list[dict[str, Any]] = [turn for turn in json.loads(text) if turn != _ANEW]
+    return tuple(Message(role=turn["role"], text=turn["content"]) for turn in told)
+
+
+def observed(history: Sequence[Message], now: Sequence[Message]) -> str:
+    """Return what an agent's call adds to the conversation so far, as the text of an observation.
+
+    Replies count as the same if they differ only in white space at their ends and in the spelling
+    of a tool call, which OpenAI's protocol splits into parts.
+    """
+    return written(now[len(history) :]) if continues(history, now) else written(now, anew=True)
+
+
+def continues(history: Sequence[Message], now: Sequence[Message]) -> bool:
+    """Return whether an agent's call goes on from a conversation."""
+    return len(now) > len(history) and all(map(_same, history, now))
+
+
+def turn_of(told: Any) -> Message:
+    """Return the message for a turn that the gateway sent. Raises `IllTypedAnswer` for anything
+    else.
+    """
+    if not isinstance(told, dict) or not isinstance(told.get("text"), str):
+        raise IllTypedAnswer(f"the gateway told {str(told)[:80]} in place of a turn; start the one of this version")
+    role: Role = told["role"]
+    return Message(role=role, text=told["text"])
+
+
+def _same(ours: Message, theirs: Message) -> bool:
+    return ours.role == theirs.role and (ours.text == theirs.text or _normal(ours) == _normal(theirs))
+
+
+def _normal(turn: Message) -> Any:
+    if turn.role != "assistant":
+        return turn.text
+    call = read_call(turn.text)
+    return (call.name, call.arguments, call.beside) if isinstance(call, NativeCall) else turn.text.strip()
+
+
+def _is_anew(observation: str) -> bool:
+    return observation.startswith(_LIST + json.dumps(_ANEW["role"]))
+
+
+# The requests of agents to the gateway, and its answers: chat completions in OpenAI's protocol.
+
+MODEL: Final = "policy"
+"""The name by which agents ask for the model."""
+
+
+_CODES: Final = {401: "invalid_api_key", 404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
+
+
+class Refused(Exception):
+    """A request that is answered with an error: one sentence, a status, a code, and perhaps the
+    field at fault.
+    """
+
+    def __init__(self, status: int, message: str, code: str = "", param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        kind = "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
+        code = code or _CODES.get(status, kind)
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+class _Part(BaseModel):
+    type: Literal["text"]
+    text: str
+
+
+class _Function(BaseModel):
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class _Call(BaseModel):
+    function: _Function
+
+
+class _Turn(BaseModel):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[_Part] | None = None
+    tool_calls: list[_Call] | None = None
+
+    def told(self) -> dict[str, str]:
+        """Return the turn as role and text."""
+        text = self.content or ""
+        if not isinstance(text, str):
+            text = "".join(part.text for part in text)
+        calls = [ToldCall(call.function.name, argument_text(call.function.arguments)) for call in self.tool_calls or ()]
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "text": reply_text(text, calls) if calls else text}
+
+
+class _Named(BaseModel):
+    name: Annotated[str, Field(min_length=1)]
+
+
+class _Tool(BaseModel):
+    type: Literal["function"]
+    function: _Named
+
+
+_TOOLS: Final = TypeAdapter(list[_Tool])
+
+
+class _StreamOptions(BaseModel):
+    include_usage: bool = False
+
+
+class ChatCall(BaseModel):
+    """A chat completion that an agent asks for. The recipe decides how it is drawn, so the agent's
+    temperature, limits and stop strings have no effect.
+    """
+
+    model: str
+    messages: Annotated[list[_Turn], Field(min_length=1)]
+    tools: list[dict[str, Any]] | None = None
+    n: Literal[1] | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+
+    def turns(self) -> list[dict[str, str]]:
+        """Return the turns as roles and texts; the tools that are offered come first."""
+        offered = [{"role": "tools", "text": json.dumps(self.tools, ensure_ascii=False)}] if self.tools else []
+        return [*offered, *(turn.told() for turn in self.messages)]
+
+
+class Rewarded(BaseModel):
+    """An agent's report at the end of an episode. Without `success`, a reward of 1 is a success.
+
+    The text "1" and `true` are no rewards.
+    """
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    reward: Annotated[float, Field(ge=0, le=1)]
+    success: bool | None = None
+
+
+class Failed(BaseModel):
+    """A report that an agent gave its episode up for a fault of its own, which is not a reward of
+    0.
+    """
+
+    reason: str = "it gave no reason"
+
+
+_KINDS: Final = ("str", "list[_Part]", "dict[str,any]")
+"""Names of kinds of content among the fields of an error."""
+
+
+def check_tools(tools: list[dict[str, Any]]) -> None:
+    """Raise `Refused` for tools that have no names, which no model's template can show."""
+    try:
+        _TOOLS.validate_python(tools)
+        json.dumps(tools, allow_nan=False)
+    except ValidationError as error:
+        raise refusal_of(error, within=("tools",)) from error
+    except ValueError as error:
+        raise Refused(400, f"tools: {error}", "invalid_request", "tools") from error
+
+
+def refusal_of(error: ValidationError, *, within: tuple[str, ...] = ()) -> Refused:
+    """Return the answer to a body with an error: a sentence that does not quote the body. `within`
+    is the field that has the error, if not the body as a whole was read.
+    """
+    faults = error.errors(include_url=False, include_input=False, include_context=False)
+    # Where a field may be of several kinds, the one that the body comes nearest to.
+    nearest = max(faults, key=lambda fault: len(fault["loc"])) if faults[0]["loc"][-1:] == ("str",) else faults[0]
+    where = ".".join(str(part) for part in (*within, *nearest["loc"]) if part not in _KINDS)
+    ours = where.startswith("messages.") or where == "n"
+    why = f"{where or 'the body'}: {nearest['msg']}" + (
+        "; the gateway takes text, and one reply at a time" if ours else ""
+    )
+    return Refused(400, why, "invalid_request", where or None)
+
+
+def completion(call: ChatCall, reply: Mapping[str, Any], *, name: str = "", created: int = 0) -> dict[str, Any]:
+    """Return the answer to a call; the reply has a text and, if a model generated it, a finish
+    reason and token counts. Ids are made of its name.
+    """
+    message, finish = _message(call, reply, name)
+    choice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": None}
+    return {**_head("chat.completion", name, created), "choices": [choice], "usage": _usage(reply)}
+
+
+def chunks(call: ChatCall, reply: Mapping[str, Any], *, name: str, created: int) -> Iterator[str]:
+    """Yield the answer to a call as events of a stream. The reply is in one piece, since it was
+    checked and counted as a whole.
+    """
+    message, finish = _message(call, reply, name)
+    for number, told in enumerate(message.get("tool_calls", ())):
+        told["index"] = number
+    head = _head("chat.completion.chunk", name, created)
+    for delta, reason in ((message, None), ({}, finish)):
+        yield _event({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]})
+    if call.stream_options and call.stream_options.include_usage:
+        yield _event({**head, "choices": [], "usage": _usage(reply)})
+    yield "data: [DONE]\n\n"
+
+
+def model() -> dict[str, Any]:
+    """Return the one model."""
+    return {"id": MODEL, "object": "model", "created": 0, "owned_by": "agentr"}
+
+
+def _message(call: ChatCall, reply: Mapping[str, Any], name: str) -> tuple[dict[str, Any], str]:
+    found = read_call(reply["text"]) if call.tools else None
+    if not isinstance(found, NativeCall):
+        return {"role": "assistant", "content": reply["text"]}, reply.get("finish_reason") or "stop"
+    function = {"name": found.name, "arguments": json.dumps(dict(found.arguments), ensure_ascii=False)}
+    told = {"id": f"call{name[:8]}", "type": "function", "function": function}
+    return {"role": "assistant", "content": found.beside or None, "tool_calls": [told]}, "tool_calls"
+
+
+def _usage(reply: Mapping[str, Any]) -> dict[str, int] | None:
+    if "prompt_tokens" not in reply:
+        return None
+    prompt, made = reply["prompt_tokens"], reply["completion_tokens"]
+    return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+
+
+def _head(kind: str, name: str, created: int) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{name}", "object": kind, "created": created, "model": MODEL}
+
+
+def _event(content: Mapping[str, Any]) -> str:
+    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
+
 
 _REMEMBERED = 10_000
 """The number of ended episodes whose reason for ending is remembered."""

@@ -20,21 +20,22 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from agentr_core.environments.gateway.desk import Call, Desk, Seat
-from agentr_core.environments.gateway.wire import (
+from agentr_core.environments.gateway.desk import (
     MODEL,
+    Call,
     ChatCall,
+    Desk,
     Failed,
     Refused,
     Rewarded,
+    Seat,
     check_tools,
     chunks,
     completion,
     model,
     refusal_of,
 )
-from agentr_core.http_server.guard import Guard, Locked
-from agentr_core.http_server.listening import LOST, STOPPING
+from agentr_core.http_server import LOST, STOPPING, Guard, Locked
 from agentr_core.texts import cause
 
 M = TypeVar("M", bound=BaseModel)

@@ -15,10 +15,9 @@ from typing import Any, ClassVar, NoReturn
 
 import httpx
 
-from agentr_core.environments.agentgym.connection import connection
-from agentr_core.environments.gateway.turns import OutsideTurns, continues, observed, turn_of
-from agentr_core.environments.instances import Instances
-from agentr_core.environments.opaque import Opaque
+from agentr_core.environments.agentgym.client import connection
+from agentr_core.environments.gateway.desk import OutsideTurns, continues, observed, turn_of
+from agentr_core.environments.replies import Instances, Opaque
 from agentr_core.errors import (
     ConfigError,
     EnvironmentFault,
@@ -27,10 +26,9 @@ from agentr_core.errors import (
     EnvironmentUnavailable,
 )
 from agentr_core.fingerprint import canonical
-from agentr_core.protocols.abilities import Undelivered
+from agentr_core.protocols import Repeatability, Undelivered
 from agentr_core.recipes.models import url_fault
-from agentr_core.repeating import Repeatability
-from agentr_core.samples.json_lines import records
+from agentr_core.samples.chat_file import records
 from agentr_core.types import Generation, Instance, Message, Transition
 
 _POLL = 5.0

@@ -15,13 +15,13 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from agentr_core.data_files import data_path
 from agentr_core.environments.reasoning.problems import Problem, problem_of, source_key
 from agentr_core.environments.reasoning.scoring import Domain
 from agentr_core.errors import ConfigError, DataFileError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.recipes.fields import record
-from agentr_core.samples.json_lines import records
+from agentr_core.samples.chat_file import records
+from agentr_core.system import data_path
 from agentr_core.texts import placed
 
 SHIPPED = ("numbers", "encyclopaedia")

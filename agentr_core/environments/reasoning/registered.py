@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentr_core.data_files import data_path
 from agentr_core.environments.reasoning.grammar import SEARCH, Answers
-from agentr_core.environments.reasoning.judge import Judged
-from agentr_core.environments.reasoning.open_tools import OpenTools, Searched, SourceSearch, ToolSettings, open_tools
-from agentr_core.environments.reasoning.problems import source_key
+from agentr_core.environments.reasoning.problems import Judged, source_key
 from agentr_core.environments.reasoning.question_sets import (
     SHIPPED,
     QuestionFile,
@@ -19,11 +16,12 @@ from agentr_core.environments.reasoning.question_sets import (
     question_file,
 )
 from agentr_core.environments.reasoning.scoring import Domain
+from agentr_core.environments.reasoning.toolbox import OpenTools, Searched, SourceSearch, ToolSettings, open_tools
 from agentr_core.environments.reasoning.world import ReasoningWorld, Rules
 from agentr_core.errors import ConfigError
-from agentr_core.protocols.abilities import Kept
-from agentr_core.protocols.environment import Toolbox
-from agentr_core.tools.search.providers import Serper
+from agentr_core.protocols import Kept, Toolbox
+from agentr_core.system import data_path
+from agentr_core.tools.search.tool import Serper
 
 
 class Reasoning(ReasoningWorld):

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import atexit
+import math
+import os
+import threading
+import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from itertools import dropwhile
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from agentr_core.environments.reasoning.grammar import PYTHON
-from agentr_core.errors import EnvironmentFault
-from agentr_core.threads import LoopThread
+from agentr_core.environments.reasoning.grammar import PYTHON, SEARCH
+from agentr_core.errors import ConfigError, EnvironmentFault
+from agentr_core.protocols import Kept
+from agentr_core.recipes.fields import record
+from agentr_core.system import LoopThread, data_path
+from agentr_core.tools.python.confinement import STRICTEST, Level, Limits
+from agentr_core.tools.python.tool import PythonTool
+from agentr_core.tools.search.retriever import open_retriever
+from agentr_core.tools.search.tool import InProcess, Once, Provider, RetrievalServer, SearchTool, Serper
 from agentr_core.types import ToolCall
 
 _NOTHING = "The code printed nothing."
@@ -111,3 +125,231 @@ def _raised(stderr: str) -> str:
     _, frame, rest = f"\n{stderr.rstrip()}".rpartition('\n  File "')
     lines = rest.splitlines()[1:] if frame else stderr.strip().splitlines()[-1:]
     return "\n".join(dropwhile(lambda line: line.startswith("  "), lines))
+
+
+# Values that a forked process cannot share with its parent: threads, connections, process
+# pools.
+
+T = TypeVar("T")
+
+
+class PerProcess(Generic[T]):
+    """A value that each process makes for itself on first use. Threads share it.
+
+    After a fork the child has the objects of its parent, but not the threads that serve them: a
+    call would wait for ever for an event loop that no thread runs, or for a lock whose holder is
+    gone. So the child forgets the value and makes its own. Source: os.fork, "only the thread
+    calling fork() exists in the new process".
+    """
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._of_parents: list[T] = []
+        self._made: list[T] = []
+        self._making = threading.Lock()
+        here = weakref.ref(self)
+
+        def forked() -> None:
+            if (it := here()) is not None:
+                it._forget()
+
+        os.register_at_fork(after_in_child=forked)
+
+    def get(self) -> T:
+        """Return the value of this process. Raises what making it raises; the next call then tries
+        again.
+        """
+        with self._making:
+            if not self._made:
+                self._made.append(self._make())
+            return self._made[0]
+
+    def _forget(self) -> None:
+        # Kept alive: the clean-up when it is collected is for the parent process to do.
+        self._of_parents += self._made
+        self._made, self._making = [], threading.Lock()
+
+
+# The opened tools of the world: one search and one set of interpreters for all episodes of a
+# process.
+
+_TOOLS = (SEARCH, PYTHON)
+Searched = Literal["corpus", "web"]
+_SEARCHED = ("corpus", "web")
+
+
+@record
+class SourceSearch:
+    """What the questions of a source search, and how; fields are those of `ToolSettings`, and None
+    is as these are for all questions. One that is named replaces corpus, server and web together.
+    """
+
+    searched: Searched | None = None
+    search_url: str | None = None
+    corpus: str | None = None
+    web_url: str | None = None
+    top_k: int | None = None
+    document_chars: int | None = None
+    search_timeout_s: float | None = None
+    search_answer_mib: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolSettings:
+    """The available tools, and how they work.
+
+    `searched` is a corpus or the web. For a corpus, `search_url` is the address of a retrieval
+    server; without one, `corpus`, a JSONL file, is searched in this process, by default the shipped
+    encyclopaedia. The web is searched by serper.dev, or a compatible service at `web_url`, with the
+    account of `search_api_key`. `top_k` documents of `document_chars` characters each are returned.
+    An answer of a server may take `search_timeout_s` seconds, from the request to its last byte,
+    and have `search_answer_mib` MiB.
+    `sandbox` is a level of the Python tool, or `strictest`, which is never one at which code can
+    use the user's files. A call of it may take
+    `python_timeout_s` seconds, and as many of processor time or, if they are more,
+    `Limits.cpu_s`.
+    """
+
+    tools: tuple[str, ...] = _TOOLS
+    searched: Searched = "corpus"
+    search_url: str = ""
+    corpus: str = ""
+    cache_dir: str = "runs/cache/retrieval"
+    web_url: str = Serper.URL
+    search_api_key: str = field(default="", repr=False)
+    top_k: int = 4
+    document_chars: int = 1200
+    search_timeout_s: float = 60.0
+    search_answer_mib: int = 16
+    sandbox: str = STRICTEST
+    python_timeout_s: float = 30.0
+
+    def of_source(self, search: SourceSearch) -> ToolSettings:
+        """Return the settings for the questions of a source."""
+        given = {name: value for name, value in vars(search).items() if value is not None}
+        plain = {"searched": "corpus", "search_url": "", "corpus": ""}
+        return replace(self, **{**(plain if plain.keys() & given.keys() else {}), **given})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenTools:
+    """The tools, and functions that test them: `reach` returns once the search answers, and raises
+    as `SearchTool.reach`; `sandbox` starts the Python tool and returns its level, for a person. It
+    raises `SandboxError` if the requested level does not hold here; without the tool it returns the
+    empty string.
+    """
+
+    toolbox: Tools
+    reach: Callable[[], object]
+    sandbox: Callable[[], str]
+
+
+def open_tools(settings: ToolSettings, kept: Kept | None = None) -> OpenTools:
+    """Return the tools, which all environments with these settings share until the process ends. A
+    forked process opens them anew when it first calls them.
+
+    Args:
+        kept: where answers of servers outlive the process; not used for a corpus in this process,
+            which answers faster than any store.
+
+    Raises:
+        ConfigError: there is no such tool or level of the sandbox, the address of the server is
+            invalid, the key for the web is missing, or the settings name two things to search.
+        DataFileError: the corpus is missing or malformed.
+    """
+    _check(settings)
+    functions: dict[str, Callable[[str], ToolCall]] = {}
+    reach: Callable[[], object] = str
+    sandbox: Callable[[], str] = str
+    if SEARCH in settings.tools:
+        outside = settings.searched == "web" or settings.search_url
+        search = _search(settings, kept if outside else None)
+        search.get()
+        functions[SEARCH] = lambda query: search.get().call(query)
+        reach = lambda: search.get().reach()  # noqa: E731
+    if PYTHON in settings.tools:
+        python = _python(settings.sandbox, settings.python_timeout_s)
+        functions[PYTHON] = lambda code: python.get().run(code)
+        sandbox = lambda: python.get().level.told()  # noqa: E731
+    toolbox = Tools(functions, blocking=bool(functions))
+    return OpenTools(toolbox=toolbox, reach=reach, sandbox=sandbox)
+
+
+def _check(settings: ToolSettings) -> None:
+    if unknown := [tool for tool in settings.tools if tool not in _TOOLS]:
+        raise ConfigError(f"environment.options.tools: there is no tool {unknown[0]}; there are {', '.join(_TOOLS)}")
+    if settings.searched not in _SEARCHED:
+        raise ConfigError(f"environment.options.searched is {settings.searched!r}; it is {' or '.join(_SEARCHED)}")
+    if settings.sandbox not in (STRICTEST, *Level):
+        known = ", ".join((STRICTEST, *Level))
+        raise ConfigError(f"environment.options.sandbox is {settings.sandbox!r}; the Python tool has {known}")
+    if len(set(settings.tools)) < len(settings.tools):
+        raise ConfigError("environment.options.tools names a tool twice; name each once")
+    if not 0 < settings.python_timeout_s < math.inf:
+        raise ConfigError(
+            f"environment.options.python_timeout_s is {settings.python_timeout_s}; give a number of seconds above 0"
+        )
+    if settings.document_chars < 1:
+        raise ConfigError(f"environment.options.document_chars is {settings.document_chars}; it must be at least 1")
+    if not 0 < settings.search_timeout_s < math.inf:
+        raise ConfigError(
+            f"environment.options.search_timeout_s is {settings.search_timeout_s}; give a number of seconds above 0"
+        )
+    if settings.search_answer_mib < 1:
+        raise ConfigError(f"environment.options.search_answer_mib is {settings.search_answer_mib}; give 1 or more")
+    if settings.search_url and (settings.corpus or settings.searched == "web"):
+        other = "corpus" if settings.corpus else "searched: web"
+        raise ConfigError(
+            f"environment.options.search_url is {settings.search_url!r} beside {other}, and one thing is searched; "
+            "leave one of them out"
+        )
+
+
+@lru_cache(maxsize=64)
+def _search(settings: ToolSettings, kept: Kept | None) -> PerProcess[SearchTool]:
+    return PerProcess(lambda: SearchTool(_provider(settings), once=Once(kept), document_chars=settings.document_chars))
+
+
+@dataclass(frozen=True, slots=True)
+class _Python:
+    run: Callable[[str], ToolCall]
+    level: Level
+
+
+@lru_cache(maxsize=4)
+def _python(sandbox: str, timeout_s: float) -> PerProcess[_Python]:
+    return PerProcess(
+        lambda: _started(sandbox, Limits(timeout_s=timeout_s, cpu_s=max(Limits.cpu_s, math.ceil(timeout_s))))
+    )
+
+
+def _provider(settings: ToolSettings) -> Provider:
+    top_k, timeout_s, answer_mib = settings.top_k, settings.search_timeout_s, settings.search_answer_mib
+    if settings.searched == "web":
+        key, url = settings.search_api_key, settings.web_url
+        return Serper(key, top_k=top_k, url=url, timeout_s=timeout_s, answer_mib=answer_mib)
+    if settings.search_url:
+        return RetrievalServer(settings.search_url, top_k=top_k, timeout_s=timeout_s, answer_mib=answer_mib)
+    corpus = Path(settings.corpus) if settings.corpus else data_path("reasoning", "corpus.jsonl")
+    return InProcess(open_retriever(corpus, Path(settings.cache_dir)), top_k=top_k)
+
+
+def _started(sandbox: str, limits: Limits) -> _Python:
+    """Return the Python tool once it has tested itself. Raises `SandboxError`."""
+    loop, process = LoopThread(), os.getpid()
+    tool = PythonTool(limits, sandbox)
+    try:
+        loop.run(tool.__aenter__())
+    except BaseException:
+        loop.close()
+        raise
+
+    def end() -> None:
+        # A forked process also calls this at its end, but has no thread that could do it.
+        if os.getpid() == process:
+            loop.run(tool.__aexit__(None, None, None))
+            loop.close()
+
+    atexit.register(end)
+    run = python_function(tool, loop, provider=str(tool.level), parameters=asdict(limits))
+    return _Python(run, tool.level)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentr_core.environments.instances import Instances
+from agentr_core.environments.native import misread, told
 from agentr_core.environments.reasoning.grammar import (
     CALLS,
     PYTHON,
@@ -15,22 +15,140 @@ from agentr_core.environments.reasoning.grammar import (
     STOPS,
     Answers,
     Call,
+    boxed,
     call_in,
     final_answer,
     shown_result,
     tags,
 )
 from agentr_core.environments.reasoning.grammar import steps as cut_steps
-from agentr_core.environments.reasoning.judge import AnswerGrader, Judged
-from agentr_core.environments.reasoning.native import InCalls
-from agentr_core.environments.reasoning.problems import Move, Problem, source_key
-from agentr_core.environments.reasoning.prompt import instruction
+from agentr_core.environments.reasoning.problems import AnswerGrader, Judged, Move, Problem, source_key
 from agentr_core.environments.reasoning.question_sets import QuestionSet
+from agentr_core.environments.replies import Instances
+from agentr_core.episodes.native_calls import Misread, NativeCall, NativeTurns, Tool, calling, read_call, text_arguments
 from agentr_core.episodes.transcript import Continuation
 from agentr_core.errors import ConfigError, EnvironmentFault
-from agentr_core.protocols.environment import Toolbox, Transcript
-from agentr_core.tools.search import summary
+from agentr_core.protocols import Toolbox, Transcript
+from agentr_core.texts import outside_thoughts
+from agentr_core.tools.search import tool
 from agentr_core.types import Instance, Step, StopReason, ToolCall, Trajectory, Transition
+
+# What the world tells a model: one instruction for all stages, with the available tools.
+
+_OPENING = "You answer questions. Think step by step inside <think> and </think>."
+_TOOLS = {
+    SEARCH: "To look up a fact, write <search>your query</search>; passages of an encyclopaedia come back.",
+    PYTHON: "To calculate, write <python>your code</python>; what the code prints comes back. "
+    "Each code starts anew: nothing is left of the ones before.",
+}
+_RESULTS = (
+    "What comes back stands inside <result> and </result>, right after the call. Never write a result yourself. "
+    "After a result, go on with <think>. Call a tool when you need it, and do not call it again for what you know."
+)
+_ANSWER = r"End with <answer> and </answer>, and in it the final answer in LaTeX: \boxed{your final answer}."
+_SKELETON = {
+    SEARCH: "<think>what is missing</think>\n<search>query</search>\n<result>\npassages\n</result>\n",
+    PYTHON: "<think>what to calculate</think>\n<python>\nprint(6 * 7)\n</python>\n<result>\n42\n</result>\n",
+}
+_LAST = "<think>what follows</think>\n<answer>So it is \\boxed{42}.</answer>"
+
+_IN_CALLS = (
+    "You answer questions. Think step by step.",
+    "Call a tool when you need it, one in a reply, and do not call it again for what you know.",
+    r"When you know the answer, give it without a call, in LaTeX: \boxed{your final answer}.",
+)
+
+
+def native_instruction() -> str:
+    """Return the instruction for a model that is told about its tools separately."""
+    return "\n".join(_IN_CALLS)
+
+
+def instruction(tools: Sequence[str]) -> str:
+    """Return the instruction for a model that has the given tools, which may be none."""
+    parts = [_OPENING, *(_TOOLS[tool] for tool in tools), *([_RESULTS] if tools else []), _ANSWER]
+    return "\n".join([*parts, "", "An example of the form:", "".join(_SKELETON[tool] for tool in tools) + _LAST])
+
+
+# The world with native tool calls: search and Python as tools, the answer in a reply without a
+# call.
+#
+# An action is the same text as with tags, so budgets, rewards and statistics use the same code.
+
+TOOLS = {
+    SEARCH: Tool(
+        name=SEARCH,
+        description="Look up a fact; passages of an encyclopaedia come back.",
+        arguments=(("query", "What to look up."),),
+    ),
+    PYTHON: Tool(
+        name=PYTHON,
+        description="Run code and get what it prints. Nothing is left of the codes before.",
+        arguments=(("code", "The code."),),
+    ),
+}
+NEITHER = "In your reply there was neither a call nor an answer in a box. Call a tool, or answer."
+
+
+class InCalls:
+    """A mixin that adds native calls to the class of the world."""
+
+    _toolbox: Any
+    problem: Any
+
+    @property
+    def transcript(self) -> NativeTurns:
+        """The transcript, with the available tools."""
+        return NativeTurns(tools=tuple(TOOLS[tool] for tool in TOOLS if tool in self._toolbox.tools))
+
+    def parse(self, reply: str) -> str:
+        """Return the call of a reply, or the box of its answer, in tags; an empty string if it has
+        neither, and the action of `misread` for a call that cannot be read.
+        """
+        call = read_call(reply)
+        if isinstance(call, Misread):
+            return misread(call)
+        return _answer(reply) if call is None else _tagged(call)
+
+    def expert(self, instance: Instance) -> Sequence[str] | None:
+        """Return the question set's solution as calls; None if it has none, or one of its tools is
+        missing.
+        """
+        problem: Problem = self.problem(instance)
+        if not problem.solution or not {move.tool for move in problem.solution[:-1]} <= set(self._toolbox.tools):
+            return None
+        *moves, last = problem.solution
+        calls = [calling(TOOLS[move.tool], move.query, beside=move.thought) for move in moves]
+        return [*calls, f"{last.thought}\nIt is \\boxed{{{problem.golds[0]}}}."]
+
+    def _instruction(self, tools: Sequence[str]) -> str:
+        return native_instruction()
+
+    def _shown(self, output: str, limit: int) -> str:
+        return output.strip() if len(output) <= limit else f"{output[:limit].strip()}..."
+
+    def _told(self, action: str) -> str:
+        return told(action) if action else NEITHER
+
+
+def _tagged(call: NativeCall) -> str:
+    texts = text_arguments(call, tuple(TOOLS.values()))
+    if isinstance(texts, Misread):
+        return misread(texts)
+    (text,) = texts.values()
+    action = f"<{call.name}>{text.strip()}</{call.name}>"
+    found = call_in(action)
+    return action if found == (call.name, text.strip()) else misread(Misread(f"a {call.name} cannot hold its own tags"))
+
+
+def _answer(reply: str) -> str:
+    box = boxed(outside_thoughts(reply))
+    if box is None:
+        return ""
+    action = f"<answer>\\boxed{{{box}}}</answer>"
+    found = call_in(action)
+    return action if found and found.name == "answer" else misread(Misread("an answer cannot hold a call"))
+
 
 _NO_CALL = "There is no call that this could be the result of."
 _SPENT = "No such call is left. Answer with what you know."
@@ -262,7 +380,7 @@ class ReasoningWorld:
         if call is None:
             raise EnvironmentFault(f"{self.name} asked for no summary")
         self._state = replace(self._now, summarised=None)
-        return self._noted(self._result(call, summary.read(reply)))
+        return self._noted(self._result(call, tool.read(reply)))
 
     def snapshot(self) -> Any:
         """Return the state, which is never changed in place."""
@@ -315,7 +433,7 @@ class ReasoningWorld:
             self._count(found, made=True)
             if self._rules.summarised and call.tool == SEARCH and call.status == "ok":
                 self._state = replace(self._now, summarised=call)
-                question = summary.question(found.content, call.output, self._reasoning())
+                question = tool.question(found.content, call.output, self._reasoning())
                 return Transition("", 0.0, False, False, {"success": False, "question": question})
             return self._result(call, call.output)
         self._count(found, made=False)

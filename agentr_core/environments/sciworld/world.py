@@ -13,17 +13,70 @@ from functools import cached_property
 from pathlib import Path as FilePath
 from typing import Any, Literal, get_args
 
-from agentr_core.environments.agentgym.ids import check_apart, read_ids
-from agentr_core.environments.agentgym.texts import SCIWORLD
-from agentr_core.environments.instances import Instances
-from agentr_core.environments.replies import line_after_label
-from agentr_core.environments.sciworld.matching import match
-from agentr_core.environments.sciworld.shared import Path, SharedSimulators, simulators
-from agentr_core.environments.sciworld.simulator import Answer, JavaSettings, check_packages
+from agentr_core.environments.agentgym.wire import SCIWORLD, check_apart, read_ids
+from agentr_core.environments.replies import Instances, line_after_label
+from agentr_core.environments.sciworld.simulator import (
+    Answer,
+    JavaSettings,
+    Path,
+    SharedSimulators,
+    check_packages,
+    simulators,
+)
 from agentr_core.environments.sciworld.tasks import ETO_STEP_LIMITS, Numbering, Variation, first_numbers, locate, tasks
 from agentr_core.errors import ConfigError, EnvironmentFault
-from agentr_core.protocols.abilities import Labels
+from agentr_core.protocols import Labels
 from agentr_core.types import Instance, Transition
+
+# Agent-R's matching of what an agent wrote to the nearest action that is possible.
+#
+# Source: Agent-R (arXiv 2501.11425), its public code. Differences: its guard against repeated
+# actions, which never takes effect, is left out; characters are not stripped from the matched text,
+# since that damages legal names; of equally near and equally long actions, the first in
+# alphabetical order is taken, not an arbitrary one.
+
+_ROOMS = (
+    "hallway",
+    "greenhouse",
+    "green house",
+    "kitchen",
+    "bathroom",
+    "outside",
+    "workshop",
+    "art studio",
+    "foundry",
+    "bedroom",
+    "living room",
+)
+_NO_FOCUS = frozenset(f"focus on {what}" for what in ("agent", "air", *_ROOMS))
+_SMALL_WORDS = frozenset(("focus", "on", "in", "to"))
+
+
+def match(action: str, valid: Sequence[str], surroundings: str) -> str:
+    """Return the possible action that shares the most words with `action`, or `action` itself if
+    none shares any.
+
+    Args:
+        valid: the simulator's list of possible actions.
+        surroundings: what the agent sees and has; a focus on something else is no candidate.
+    """
+    wanted = action.replace("green house", "greenhouse").strip()
+    candidates = {each for each in (*valid, *(f"open door to {room}" for room in _ROOMS)) if _fit(each, surroundings)}
+    if wanted in candidates:
+        return wanted
+    words = set(wanted.split())
+    shared = {each: len(words.intersection(each.split())) for each in candidates}
+    nearest = min(candidates, key=lambda each: (-shared[each], len(each), each))
+    return nearest if shared[nearest] else wanted
+
+
+def _fit(candidate: str, surroundings: str) -> bool:
+    if candidate in _NO_FOCUS or ("door" in candidate and "open" not in candidate):
+        return False
+    if not candidate.startswith("focus on "):
+        return True
+    return all(word in surroundings for word in candidate.split() if word not in _SMALL_WORDS)
+
 
 Setting = Literal["agentgym", "eto"]
 

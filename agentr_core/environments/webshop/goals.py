@@ -12,17 +12,322 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Mapping, Sequence
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import ijson
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+from rapidfuzz import fuzz, utils
 
-from agentr_core.environments.webshop.catalogue import Catalogue
-from agentr_core.environments.webshop.files import Product
 from agentr_core.errors import ConfigError, DataFileError
-from agentr_core.fingerprint import derive_seed
+from agentr_core.fingerprint import derive_seed, fingerprint
+from agentr_core.system import content_sha256, publish
+from agentr_core.texts import placed
+from agentr_core.tools.search.retriever import Bm25, analyser
+
+# Products of WebShop, and the original files they come from.
+#
+# `items_shuffle*.json` is a list of products, `items_ins_v2*.json` their attributes and synthetic
+# instructions by asin, `items_human_ins.json` the wishes of people, by asin. Files are read as
+# streams: the list one product at a time.
+#
+# Source: WebShop (arXiv 2207.01206), sections 3 and 4, and its public data.
+
+NO_PRICE = 100.0
+NO_ATTRIBUTE = "DUMMY_ATTR"
+_MAX_ASIN = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """A person's wish: an instruction, and the attributes and options that it names."""
+
+    instruction: str
+    attributes: tuple[str, ...]
+    options: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """A product. `prices` are one price in dollars, or the ends of a range; `options` are values by
+    option name.
+
+    `instruction` is the synthetic one, empty if there is none; `wishes` are those of people.
+    """
+
+    asin: str
+    title: str
+    query: str
+    category: str
+    product_category: str
+    description: str
+    bullets: tuple[str, ...]
+    prices: tuple[float, ...]
+    options: Mapping[str, tuple[str, ...]]
+    attributes: tuple[str, ...]
+    instruction: str = ""
+    instruction_attributes: tuple[str, ...] = ()
+    wishes: tuple[Wish, ...] = ()
+
+    @property
+    def price_tag(self) -> str:
+        """The price as pages show it."""
+        return " to ".join(f"${price}" for price in self.prices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogueFiles:
+    """The files of one catalogue."""
+
+    products: Path
+    attributes: Path
+    wishes: Path | None
+
+
+def find_files(folder: Path, suffix: str, *, wishes: bool) -> CatalogueFiles:
+    """Return the files of a catalogue: those named with a suffix, such as `_1000`.
+
+    Args:
+        wishes: whether the file of people's wishes is needed; if it exists, it is used in any case.
+
+    Raises `ConfigError` when the folder or a file is missing.
+    """
+    if not folder.is_dir():
+        raise ConfigError(
+            f"environment.options.data_dir: there is no folder {placed(folder)}; name the one with WebShop's files"
+        )
+    products, attributes = folder / f"items_shuffle{suffix}.json", folder / f"items_ins_v2{suffix}.json"
+    human = folder / "items_human_ins.json"
+    for path in (products, attributes, *([human] if wishes else [])):
+        if not path.is_file():
+            there = ", ".join(sorted(each.name for each in folder.glob("items_*.json"))) or "no items_*.json"
+            raise ConfigError(
+                f"environment.options.data_dir: {folder} has no {path.name} but {there}; set data_dir, or suffix to "
+                "what stands before .json in items_shuffle*.json"
+            )
+    return CatalogueFiles(products=products, attributes=attributes, wishes=human if human.is_file() else None)
+
+
+def read_products(files: CatalogueFiles, limit: int = 0) -> Iterator[Product]:
+    """Yield the products in the order of their file: of its first `limit` entries, or of all if
+    that is 0.
+
+    An entry without a proper asin, or with one that occurred before, is skipped, as published.
+
+    Raises `DataFileError` when a file is cut off or malformed.
+    """
+    annotations = dict(_entries(files.attributes))
+    wishes = dict(_entries(files.wishes)) if files.wishes else {}
+    seen = set()
+    for position, raw in enumerate(islice(_items(files.products), limit or None)):
+        with _naming(files.products, f"product {position}"):
+            asin = raw["asin"]
+            if asin == "nan" or len(asin) > _MAX_ASIN or asin in seen:
+                continue
+            seen.add(asin)
+            product = _product(raw, annotations.get(asin) or {}, wishes.get(asin) or ())
+        yield product
+
+
+def _product(raw: Mapping[str, Any], annotation: Mapping[str, Any], wishes: Iterable[Mapping[str, Any]]) -> Product:
+    bullets = raw["small_description"]
+    return Product(
+        asin=raw["asin"],
+        title=raw["name"] or "",
+        query=raw["query"].lower().strip(),
+        category=raw["category"],
+        product_category=raw["product_category"],
+        description=raw["full_description"] or "",
+        bullets=tuple(str(bullet) for bullet in (bullets if isinstance(bullets, list) else [bullets or ""])),
+        prices=_prices(raw.get("pricing")),
+        options={
+            name.lower(): tuple(value["value"].strip().replace("/", " | ").lower() for value in values)
+            for name, values in (raw["customization_options"] or {}).items()
+            if values is not None
+        },
+        attributes=tuple(annotation.get("attributes", (NO_ATTRIBUTE,))),
+        instruction=annotation.get("instruction") or "",
+        instruction_attributes=tuple(annotation.get("instruction_attributes") or ()),
+        wishes=tuple(
+            Wish(
+                instruction=wish["instruction"],
+                attributes=tuple(wish["instruction_attributes"]),
+                options=tuple(wish["instruction_options"]),
+            )
+            for wish in wishes
+        ),
+    )
+
+
+def _prices(text: str | None) -> tuple[float, ...]:
+    """Return the one or two prices in a text such as "$9.99" or "$9.99 to $19.99"."""
+    found = tuple(float(re.sub(r"[^\d.]", "", part)) for part in (text or "").split("$")[1:])
+    return found[:2] or (NO_PRICE,)
+
+
+def _items(path: Path) -> Iterator[Any]:
+    with _naming(path), path.open("rb") as stream:
+        yield from ijson.items(stream, "item", use_float=True)
+
+
+def _entries(path: Path) -> Iterator[tuple[str, Any]]:
+    with _naming(path), path.open("rb") as stream:
+        yield from ijson.kvitems(stream, "", use_float=True)
+
+
+@contextmanager
+def _naming(path: Path, part: str = "") -> Iterator[None]:
+    """Turn an error that a damaged file raises into a `DataFileError` that names the file."""
+    try:
+        yield
+    except (OSError, ijson.JSONError) as error:
+        why = " ".join(str(error).split())
+        raise DataFileError(f"catalogue file {path} is cut off or not JSON ({why}); download it again") from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        why = f"no {error}" if isinstance(error, KeyError) else str(error)
+        where = f"{part} of " if part else ""
+        raise DataFileError(f"{where}catalogue file {path} is malformed ({why}); download the file again") from error
+
+
+# What of a product is searched, and how its words are read.
+#
+# The published engine is Lucene. Here, words are split, stemmed and filtered by stop words as in
+# its English analyser, but not in every corner case, so ranks can differ from published ones.
+#
+# Source: WebShop's search engine (Pyserini's defaults): k1 0.9, b 0.4, at most 50 results.
+
+MAX_RESULTS = 50
+_WORD = re.compile(r"\w+(?:['\u2019.]\w+)*")
+_POSSESSIVE = re.compile(r"['\u2019]s$")
+
+
+def document(product: Product) -> str:
+    """Return the searched text of a product: title, description, first bullet and options, in lower
+    case.
+    """
+    options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in product.options.items())
+    first = product.bullets[0] if product.bullets else ""
+    return " ".join([product.title, product.description, first, options]).lower()
+
+
+def _split(text: str) -> Iterator[str]:
+    return (_POSSESSIVE.sub("", word) for word in _WORD.findall(text))
+
+
+WORDS = analyser(_split, stemmer="porter")
+
+
+# A catalogue prepared for use: products by row and the search index, kept on disk under the hash
+# of their files.
+#
+# What is read once is written to `<cache>/<hash>`: `products.jsonl` with the offset of each line,
+# the rows that have an instruction, and the search index. A process reads a product when it is
+# needed and memory-maps the index, so a million products take little memory.
+
+VERSION = 1
+"""Raise it when the same files would give a different catalogue or index."""
+
+_PRODUCTS, _STARTS, _INSTRUCTED, _WISHED, _INDEX = (
+    "products.jsonl",
+    "starts.npy",
+    "instructed.npy",
+    "wished.npy",
+    "index",
+)
+_PRODUCT = TypeAdapter(Product)
+_CACHED_PRODUCTS = 4096
+_CACHED_QUERIES = 4096
+
+
+class Catalogue:
+    """Products by row, in the order of their file, and search over them. Safe to share between
+    threads.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Open a finished catalogue. Raises `DataFileError` when it is damaged."""
+        try:
+            self._starts = np.load(folder / _STARTS)
+            self.instructed: Sequence[int] = np.load(folder / _INSTRUCTED).tolist()
+            self.wished: Sequence[int] = np.load(folder / _WISHED).tolist()
+        except (OSError, ValueError, EOFError) as error:
+            raise DataFileError(f"catalogue {folder} is damaged ({error}); delete it to have it rebuilt") from error
+        self._folder = folder
+        self.product = lru_cache(_CACHED_PRODUCTS)(self._product)
+        ranking = Bm25.load(folder / _INDEX, WORDS)
+
+        def search(query: str) -> tuple[int, ...]:
+            (found,) = ranking.rank([query], MAX_RESULTS)
+            return tuple(row for row, _ in found)
+
+        self.search = lru_cache(_CACHED_QUERIES)(search)
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def _product(self, row: int) -> Product:
+        start, end = int(self._starts[row]), int(self._starts[row + 1])
+        try:
+            with (self._folder / _PRODUCTS).open("rb") as lines:
+                lines.seek(start)
+                return _PRODUCT.validate_json(lines.read(end - start))
+        except (OSError, ValidationError) as error:
+            raise DataFileError(f"catalogue {self._folder} is damaged; delete it to have it rebuilt") from error
+
+
+def open_catalogue(files: CatalogueFiles, limit: int, cache: Path) -> Catalogue:
+    """Return the catalogue of some files, built if the cache has none of their content.
+
+    Args:
+        limit: the number of entries of the product file that count; 0 means all.
+        cache: a folder; it is made if necessary.
+
+    Raises:
+        DataFileError: a file is cut off or malformed; no unfinished catalogue is left behind.
+        ConfigError: the cache folder cannot be made.
+    """
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"environment.options.cache_dir: {cache} cannot be made ({error}); name another") from error
+    paths = [files.products, files.attributes, *([files.wishes] if files.wishes else [])]
+    folder = cache / fingerprint("webshop", VERSION, limit, [content_sha256(path, cache) for path in paths])
+    if not folder.is_dir():
+        with tempfile.TemporaryDirectory(prefix="building-", dir=cache) as draft:
+            _build(files, limit, Path(draft) / "catalogue")
+            publish(Path(draft) / "catalogue", folder)
+    return Catalogue(folder)
+
+
+def _build(files: CatalogueFiles, limit: int, folder: Path) -> None:
+    folder.mkdir()
+    starts, instructed, wished = [0], [], []
+
+    def documents() -> Iterator[str]:
+        with (folder / _PRODUCTS).open("wb") as lines:
+            for row, product in enumerate(read_products(files, limit)):
+                starts.append(starts[-1] + lines.write(_PRODUCT.dump_json(product) + b"\n"))
+                if product.instruction:
+                    instructed.append(row)
+                if product.wishes:
+                    wished.append(row)
+                yield document(product)
+        if len(starts) == 1:
+            raise DataFileError(f"catalogue file {files.products} has no product; download it again")
+
+    Bm25.build(documents(), WORDS).save(folder / _INDEX)
+    np.save(folder / _STARTS, np.array(starts, dtype=np.int64))
+    np.save(folder / _INSTRUCTED, np.array(instructed, dtype=np.int64))
+    np.save(folder / _WISHED, np.array(wished, dtype=np.int64))
+
 
 GoalKind = Literal["synthetic", "human"]
 SplitRule = Literal["product", "webshop"]
@@ -194,3 +499,142 @@ def _without_twins(goals: Sequence[Goal], splits: Mapping[str, Sequence[int]]) -
                 kept.append(index)
         found[name] = tuple(kept)
     return found
+
+
+# The reward of a purchase: type, attributes, options and price, as the public code computes it.
+#
+# reward = type * (attributes met + options met + price within bound) / (attributes + options + 1)
+#
+# Source: WebShop (arXiv 2207.01206), section 3.2 and appendix A.2, and its public code, which
+# decides where the two differ. The type needs the nouns of a title, for which the published shop
+# runs a spaCy model; `word_nouns` stands in if there is none.
+
+Nouns = Callable[[str], Sequence[str]]
+"""A function for the nouns and proper nouns of a title, in lower case, repeated as often as they
+occur.
+"""
+
+_COLOUR_WORDS = """
+alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel camo
+caramel champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral cranberry cream crystal
+dark denim eggplant elephant espresso fuchsia gold granite grape graphite grass gray green grey heather indigo ivory
+ivy khaki lavender lemon leopard light lilac lime magenta maroon mauve merlot midnight mint mocha multicolor mushroom
+mustard natural navy nude olive orange peach pewter pink plum purple rainbow red rose royal rust sand sapphire
+seashell silver skull slate steel stone stonewash sunflower tan taupe teal tiger turquoise violet walnut wheat white
+wine yellow
+"""
+COLOURS = tuple(_COLOUR_WORDS.split())
+"""The words that stand for a colour, in the order in which they are looked for."""
+
+_FUNCTION_WORDS = """
+a an the and or nor but as at by for from in into of off on onto out over per than to up upon via with within without
+about above across after against along among around before behind below beneath between beyond during except inside
+near outside since through throughout under until while if because so that this these those it its he she they them
+their his her our your my we you i who which what when where how all any both each every few more most much many no
+not only own same some such too very is are was were be been being has have had do does did can could will would
+should may might must also just now then there here
+"""
+_NO_NOUN = frozenset(_FUNCTION_WORDS.split())
+_NOUN = re.compile(r"(?<!['\u2019\w])[^\W\d_]\w*")
+_ALIKE = 85
+_DROPPED = dict.fromkeys(range(128, 256))
+"""The characters that the published comparison first leaves out; characters beyond them are
+compared.
+"""
+
+
+def reward(goal: Goal, wanted: Product, bought: Product, chosen: Mapping[str, str], cost: float, nouns: Nouns) -> float:
+    """Return the reward in [0, 1] for buying a product.
+
+    Args:
+        wanted: the product the goal was made from.
+        chosen: values chosen on the product's page, by option name.
+        cost: the price of the bought product, in dollars.
+    """
+    met = attributes_met(goal.attributes, bought) + options_met(goal.options, tuple(chosen.values()))
+    met += cost <= goal.price_bound
+    return type_reward(wanted, bought, nouns) * met / (len(goal.attributes) + len(goal.options) + 1)
+
+
+def type_reward(wanted: Product, bought: Product, nouns: Nouns) -> float:
+    """Return how well a product matches the wanted type: 1, or 0.5, 0.1 or 0 for less and less
+    similar ones.
+    """
+    parts = [{part.strip() for part in each.product_category.split("\u203a")} for each in (wanted, bought)]
+    names = nouns(wanted.title)
+    overlap = len(set(names) & set(nouns(bought.title))) / len(names) if names else 0.2
+    if overlap == 0:
+        return 0.0
+    if overlap < 0.1:
+        return 0.1
+    alike = bought.query == wanted.query or len(parts[0] & parts[1]) >= 2 or overlap > 0.2
+    return 1.0 if alike else 0.5
+
+
+def attributes_met(attributes: Sequence[str], bought: Product) -> int:
+    """Return how many attributes a product has, in its list of attributes or somewhere in its
+    texts.
+    """
+    texts = (bought.title.lower(), " ".join(bought.bullets).lower(), bought.description.lower())
+    return sum(
+        any(_alike(own, wanted) for own in bought.attributes) or any(wanted in text for text in texts)
+        for wanted in attributes
+    )
+
+
+def options_met(options: Sequence[tuple[str, str]], chosen: Sequence[str]) -> int:
+    """Return how many options of a goal are met by chosen values.
+
+    A value with a colour in it counts as that colour. The public code compares a synthetic option
+    as the pair of name and value, so that "size large" is not met by "x-large"; a human option is
+    the bare value, so that "large" is met by "x-large".
+    """
+    values = [normal_colour(value) for value in chosen]
+    return sum(any(_alike(value, _option_text(name, wanted)) for value in values) for name, wanted in options)
+
+
+def normal_colour(value: str) -> str:
+    """Return the first colour in a value, or the value if there is none."""
+    return next((colour for colour in COLOURS if colour in value), value)
+
+
+def _option_text(name: str, value: str) -> str:
+    if not name:
+        return normal_colour(value)
+    # For a pair, the public code checks whether the colour is a member of it, and otherwise
+    # compares the pair as Python writes it.
+    return next((colour for colour in COLOURS if colour in (name, value)), str((name, value)))
+
+
+def _alike(one: str, other: str) -> bool:
+    return round(fuzz.token_set_ratio(one, other, processor=_compared)) > _ALIKE
+
+
+def _compared(text: str) -> str:
+    return utils.default_process(text.translate(_DROPPED))
+
+
+def word_nouns(title: str) -> list[str]:
+    """Return the words of a title except function words and numbers.
+
+    Titles are strings of names, and a tagger calls most of their words nouns. This function also
+    counts adjectives and verbs.
+    """
+    return [word for word in _NOUN.findall(title.lower()) if word not in _NO_NOUN]
+
+
+def spacy_nouns(model: str) -> Nouns:
+    """Return a tagger that asks a spaCy model, as published (`en_core_web_lg`). Raises
+    `ConfigError` if the model cannot be loaded.
+    """
+    try:
+        import spacy
+
+        tag = spacy.load(model)
+    except (ImportError, OSError) as error:
+        raise ConfigError(
+            f"environment.options.nouns: the spaCy model {model!r} cannot be loaded ({' '.join(str(error).split())}); "
+            f"in the checkout, `pip install -c constraints.txt -e '.[webshop]'` and `python -m spacy download "
+            f"{model}`; or set nouns to words"
+        ) from error
+    return lru_cache(4096)(lambda title: [t.text.lower() for t in tag(title) if t.pos_ in ("NOUN", "PROPN")])

@@ -7,33 +7,233 @@ from a seed (`goals`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
-from agentr_core.data_files import data_path
+from jinja2.utils import htmlsafe_json_dumps
+
 from agentr_core.environments import replies
-from agentr_core.environments.webshop import expert, pages
-from agentr_core.environments.webshop.catalogue import Catalogue, open_catalogue
-from agentr_core.environments.webshop.files import CatalogueFiles, find_files
 from agentr_core.environments.webshop.goals import (
     LISTED,
+    Catalogue,
+    CatalogueFiles,
     Goal,
     GoalKind,
+    Nouns,
+    Product,
     SplitRule,
+    find_files,
     listed_goals,
     listed_in,
     make_goals,
+    open_catalogue,
+    options_met,
     price,
+    reward,
+    spacy_nouns,
     split_goals,
+    word_nouns,
 )
-from agentr_core.environments.webshop.pages import Visit
-from agentr_core.environments.webshop.reward import Nouns, reward, spacy_nouns, word_nouns
 from agentr_core.errors import ConfigError, EnvironmentFault
-from agentr_core.protocols.abilities import Labels
+from agentr_core.protocols import Labels
+from agentr_core.system import data_path
 from agentr_core.types import Instance, Transition
+
+# The pages of the shop as pure functions: where an action leads, and the text that is seen there.
+#
+# Source: WebShop (arXiv 2207.01206), section 3.1; page texts are those of its public text mode, as
+# AgentGym serves it.
+
+Page = Literal["start", "results", "item", "description", "features", "reviews", "end"]
+
+SEPARATOR = " [SEP] "
+PER_PAGE = 10
+BACK, PREVIOUS, NEXT, BUY = "Back to Search", "< Prev", "Next >", "Buy Now"
+_SUBPAGES: dict[str, Page] = {"description": "description", "features": "features", "reviews": "reviews"}
+ACTION = re.compile(r"(.+)\[(.+)\]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visit:
+    """The page that a shopper is on, and all that the shop remembers.
+
+    `number` counts pages of results from 1, `row` is the product looked at, `chosen` are option
+    names with values.
+    """
+
+    page: Page = "start"
+    query: str = ""
+    number: int = 1
+    row: int = -1
+    chosen: tuple[tuple[str, str], ...] = ()
+
+
+def buttons(catalogue: Catalogue, visit: Visit) -> tuple[str, ...]:
+    """Return the texts that can be clicked, in lower case."""
+    back, previous = BACK.lower(), PREVIOUS.lower()
+    if visit.page in ("start", "end"):
+        return ()
+    if visit.page == "results":
+        asins = (catalogue.product(row).asin.lower() for row in _shown(catalogue, visit))
+        return (back, *([previous] if visit.number > 1 else []), NEXT.lower(), *asins)
+    if visit.page == "item":
+        values = (value for values in catalogue.product(visit.row).options.values() for value in values)
+        # The public shop refuses clicks on anything named like its search, even an option.
+        return (back, previous, *_SUBPAGES, BUY.lower(), *(value for value in values if value != "search"))
+    return (back, previous)
+
+
+def follow(catalogue: Catalogue, visit: Visit, action: str) -> Visit | None:
+    """Return the visit after an action, or None if it cannot be done here. A search is possible on
+    any page but the last.
+    """
+    match = ACTION.match(action)
+    if match is None or visit.page == "end":
+        return None
+    kind, argument = match[1], match[2].lower()
+    if kind == "search":
+        return Visit(page="results", query=argument)
+    if kind != "click" or argument not in buttons(catalogue, visit):
+        return None
+    return _click(catalogue, visit, argument)
+
+
+def _click(catalogue: Catalogue, visit: Visit, button: str) -> Visit:
+    if button == BUY.lower():
+        return replace(visit, page="end")
+    if button == BACK.lower():
+        return Visit()
+    if button == NEXT.lower():
+        return replace(visit, number=visit.number + 1)
+    if button == PREVIOUS.lower():
+        if visit.page == "results":
+            return replace(visit, number=visit.number - 1)
+        if visit.page == "item":
+            return Visit(page="results", query=visit.query, number=visit.number)
+        return replace(visit, page="item")
+    if visit.page == "results":
+        row = next(row for row in _shown(catalogue, visit) if catalogue.product(row).asin.lower() == button)
+        return replace(visit, page="item", row=row)
+    if button in _SUBPAGES:
+        return replace(visit, page=_SUBPAGES[button])
+    # A value that two options share belongs to the last of them, as published.
+    name = [name for name, values in catalogue.product(visit.row).options.items() if button in values][-1]
+    return replace(visit, chosen=tuple({**dict(visit.chosen), name: button}.items()))
+
+
+def text(catalogue: Catalogue, visit: Visit, instruction: str, reward: float = 0.0) -> str:
+    """Return the text of a page. `reward` is shown on the last page."""
+    parts = _end(catalogue, visit, reward) if visit.page == "end" else _parts(catalogue, visit, instruction)
+    # As in the public text mode: an empty text is no part, but blanks are an empty part.
+    return SEPARATOR.join(part.strip() for part in parts if part not in ("", "\n"))
+
+
+def _parts(catalogue: Catalogue, visit: Visit, instruction: str) -> list[str]:
+    if visit.page == "start":
+        return ["WebShop", "Instruction:", instruction, "Search"]
+    parts = ["Instruction:", instruction, BACK]
+    if visit.page == "results":
+        parts.append(f"Page {visit.number} (Total results: {len(catalogue.search(visit.query))})")
+        parts.extend([*([PREVIOUS] if visit.number > 1 else []), NEXT])
+        for row in _shown(catalogue, visit):
+            product = catalogue.product(row)
+            parts.extend([product.asin, product.title, product.price_tag])
+        return parts
+    product = catalogue.product(visit.row)
+    parts.append(PREVIOUS)
+    if visit.page == "item":
+        for name, values in product.options.items():
+            parts.extend([name, *values])
+        parts.extend([product.title, f"Price: {product.price_tag}", "Rating: N.A."])
+        parts.extend([*(name.capitalize() for name in _SUBPAGES), BUY])
+    elif visit.page == "description":
+        parts.append(product.description)
+    elif visit.page == "features":
+        # The page has a blank before each bullet, so that an empty one is written, too.
+        parts.extend(f" {bullet}" for bullet in product.bullets)
+    # Products come without reviews; their page of reviews ends here.
+    return parts
+
+
+def _end(catalogue: Catalogue, visit: Visit, reward: float) -> list[str]:
+    """Return the last page, with the labels of all that the public shop hides from people but not
+    from agents.
+    """
+    options = str(htmlsafe_json_dumps(dict(visit.chosen), sort_keys=True))
+    bought = ["asin", catalogue.product(visit.row).asin, "options", options]
+    for label in ("attrs", "category", "query", "product category"):
+        bought.extend([label, "None"])
+    target = ["asin", "options", "attrs", "price upper", "instuction text", "category", "product category", "query"]
+    thanks = ["Thank you for shopping with us!", "Your code:", "None", "(Paste it in your MTurk interface.)"]
+    score = ["Reward", "Your score (min 0.0, max 1.0)", str(reward), "Reward Details", "None"]
+    return [*thanks, "Purchased", *bought, "Target", *target, "Goal", "None", *score]
+
+
+def _shown(catalogue: Catalogue, visit: Visit) -> tuple[int, ...]:
+    """Return the products on a page of results, by row."""
+    return catalogue.search(visit.query)[(visit.number - 1) * PER_PAGE : visit.number * PER_PAGE]
+
+
+# An expert that knows the goal: it searches, pages to the product, chooses its options and
+# buys.
+
+_PRICE = re.compile(r",? and price lower than [\d.]+ dollars$")
+_UNWANTED = re.compile(r"^find me |[\[\]\r\n]", re.IGNORECASE)
+
+
+def expert_replies(catalogue: Catalogue, goal: Goal) -> list[str] | None:
+    """Return replies that buy the product a goal was made from, or None if neither search finds it.
+
+    The first search is the instruction itself; the title takes its place if it leads to the product
+    in fewer pages.
+    """
+    product = catalogue.product(goal.row)
+    queries = [_query(_PRICE.sub("", goal.instruction)), _query(product.title)]
+    pages = {query: _page(catalogue, query, goal.row) for query in queries if query}
+    reached = {query: page for query, page in pages.items() if page is not None}
+    if not reached:
+        return None
+    query = min(reached, key=lambda query: reached[query])
+    found = [_reply("I search for what is wanted.", f"search[{query}]")]
+    found += [_reply("It is not on this page; the next one may have it.", f"click[{NEXT}]")] * reached[query]
+    found.append(_reply(f"{product.asin} is what is wanted.", f"click[{product.asin}]"))
+    for name, value in wanted_options(goal, product).items():
+        found.append(_reply(f"The {name} must be {value}.", f"click[{value}]"))
+    return [*found, _reply("All is chosen; I buy it.", f"click[{BUY}]")]
+
+
+def wanted_options(goal: Goal, product: Product) -> Mapping[str, str]:
+    """Return the values to choose on the product's page, by option name; a wish that no value meets
+    is left out.
+    """
+    chosen: dict[str, str] = {}
+    for wish in goal.options:
+        open_values: Sequence[tuple[str, str]] = [
+            (name, value) for name, values in product.options.items() if name not in chosen for value in values
+        ]
+        exact = [(name, value) for name, value in open_values if wish in ((name, value), ("", value))]
+        close = exact or [(name, value) for name, value in open_values if options_met([wish], [value])]
+        chosen.update(close[:1])
+    return chosen
+
+
+def _page(catalogue: Catalogue, query: str, row: int) -> int | None:
+    """Return the page of results that a product is on, counted from 0; None if it is on none."""
+    found = catalogue.search(query)
+    return found.index(row) // PER_PAGE if row in found else None
+
+
+def _query(text: str) -> str:
+    return " ".join(_UNWANTED.sub(" ", text).lower().split())
+
+
+def _reply(thought: str, action: str) -> str:
+    return f"Thought: {thought}\nAction: {action}"
+
 
 INSTRUCTION = """\
 You buy things in a web shop. The first page says what is wanted. Each turn, reply with a thought and one action:
@@ -181,7 +381,7 @@ class WebShop:
         An action that cannot be done leaves the page as it is; an empty action is answered as in
         AgentGym.
         """
-        following = pages.follow(self.shop.catalogue, self._visit, action)
+        following = follow(self.shop.catalogue, self._visit, action)
         if following is None:
             return Transition(self._refusal(action), 0.0, False, False, {"success": False, "valid": False})
         self._visit = following
@@ -207,24 +407,24 @@ class WebShop:
         earns less than 1.
         """
         goal = self.goal(instance)
-        spoken = expert.replies(self.shop.catalogue, goal)
+        spoken = expert_replies(self.shop.catalogue, goal)
         visit: Visit | None = Visit()
         for reply in spoken or ():
-            visit = visit and pages.follow(self.shop.catalogue, visit, replies.shopping_action(reply))
+            visit = visit and follow(self.shop.catalogue, visit, replies.shopping_action(reply))
         return spoken if visit and visit.page == "end" and self._earned(goal, visit) == 1.0 else None
 
     def close(self) -> None:
         """Do nothing: an episode holds no resources."""
 
     def _page(self) -> str:
-        return pages.text(self.shop.catalogue, self._visit, self._present_goal().instruction, self._reward)
+        return text(self.shop.catalogue, self._visit, self._present_goal().instruction, self._reward)
 
     def _refusal(self, action: str) -> str:
         if not action:
             return f"Invalid Action.\n\n{self._page()}"
         if not self._explain:
             return self._page()
-        can = ", ".join(pages.buttons(self.shop.catalogue, self._visit)) or "nothing"
+        can = ", ".join(buttons(self.shop.catalogue, self._visit)) or "nothing"
         return f"{action!r} cannot be done here; search[words], or click one of: {can}.\n\n{self._page()}"
 
     def _earned(self, goal: Goal, visit: Visit) -> float:

@@ -2,19 +2,522 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import random
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median_low
 
-from agentr_core.methods.agent_r import report_sections
-from agentr_core.methods.agent_r.oracle import agreement
-from agentr_core.methods.agent_r.report_audit import audit, audit_of_run
-from agentr_core.methods.agent_r.report_examples import examples
-from agentr_core.methods.agent_r.report_records import JudgeRecord, SpliceSurvival
-from agentr_core.reports.document import Section
-from agentr_core.reports.records import FunnelStage
+from agentr_core.episodes.transcript import OPENING, opening_length
+from agentr_core.evaluation.metrics import success_rate
+from agentr_core.fingerprint import derive_seed
+from agentr_core.protocols import Oracle
+from agentr_core.reports import plots, sections, wording
+from agentr_core.reports.document import (
+    Block,
+    Column,
+    Counts,
+    Estimate,
+    Figure,
+    FunnelStage,
+    Measured,
+    Paragraph,
+    RevisionExample,
+    Row,
+    Section,
+    Table,
+    Transcripts,
+    Turn,
+    TurnPart,
+    not_measured,
+)
 from agentr_core.runtime.place import Workplace
-from agentr_core.stages.report_funnels import expert_episodes, rejected_by, to_rows
-from agentr_core.store.queries import funnels, judging, usage
-from agentr_core.store.queries.iterations import iteration_state
+from agentr_core.search.tree import steps_to, way_to
+from agentr_core.stages.report import estimate, expert_episodes, rejected_by, to_rows
+from agentr_core.store.codec.samples import load_samples
+from agentr_core.store.codec.trees import load_critiques, load_oracle, load_trees, oracle_rows
+from agentr_core.store.queries import datasets, runs, trees
+from agentr_core.store.queries.datasets import trained_revisions
+from agentr_core.store.queries.runs import iteration_state
+from agentr_core.store.queries.trees import JudgedStep, PairVerdict, PathAudit, pair_verdicts
+from agentr_core.store.tables import merge
+from agentr_core.texts import counted
+from agentr_core.types import Critique, Message, Role, Sample, Span, StepVerdict, Verdict
+
+# What a report says about judged paths and spliced revisions: frozen records, filled from the
+# store.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpliceSurvival:
+    """The number of splices that still cleared alpha when played in the environment, and gained
+    reward after the revision; `died` counts the others by reason.
+    """
+
+    tried: int
+    survived: int
+    died: Counts = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OracleAgreement:
+    """The judge measured against an oracle that knows each step's true verdict.
+
+    `precision` and `recall` are those of the class "bad"; None when undefined. `first_error` is the
+    share of paths on which judge and oracle name the same first error.
+    """
+
+    accuracy: Estimate
+    precision: float | None = None
+    recall: float | None = None
+    first_error: Estimate | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeRecord:
+    """The record of the judge in an iteration. `verdicts` counts judged steps by class, unparsable
+    ones included.
+    """
+
+    verdicts: Counts
+    paths: int
+    """Bad paths that were judged."""
+    replies: int = 0
+    unreadable: int = 0
+    """Replies that were cut before their thought had an end: nothing of them counts."""
+    model: str = ""
+    """The judge; empty for the acting model."""
+    no_error: int
+    """Judged paths in which no step was found bad."""
+    revision_lengths: Mapping[int, int] = field(default_factory=dict)
+    """The numbers of spliced pairs by how many steps after the split the first error is (1: the
+    first step after it); 0: in the steps that both paths share.
+    """
+    oracle: OracleAgreement | None = None
+
+
+# Agent-R's sections of a report: records in, sections out.
+
+
+def survival(record: SpliceSurvival | None) -> Section:
+    """Return the section on how many splices survived being played or, for None, that none was."""
+    title = "Splice survival"
+    if record is None:
+        said = "splices were not played in the environment; the splice modes verified and continued do that"
+        return not_measured("survival", title, said)
+    if record.tried == 0:
+        return not_measured("survival", title, "there was no splice to play")
+    said = (
+        f"{wording.count(record.survived)} of {wording.count(record.tried)} splices "
+        f"({wording.percent(record.survived / record.tried)}%) still reached the required reward, and not before the "
+        "revision, when played live."
+    )
+    return Section("survival", title, (Paragraph(said), _outcomes(record)))
+
+
+def judge(record: JudgeRecord | None) -> Section:
+    """Return the section on what the judge said or, for None, that no judge was asked."""
+    title = "Judge"
+    if record is None:
+        return not_measured("judge", title, "no judge was asked in this iteration")
+    blocks: list[Block] = [sections.counts("Verdict", "Steps", record.verdicts), _rates(record), *_lengths(record)]
+    if record.oracle:
+        blocks.append(_oracle(record.oracle))
+    else:
+        blocks.append(Paragraph("Not measured: accuracy against an oracle; none was given."))
+    note = f"Verdicts of {record.model or 'the acting model'} on the steps of bad paths."
+    return Section("judge", title, tuple(blocks), note)
+
+
+def revision_samples(examples: tuple[RevisionExample, ...]) -> Section:
+    """Return the section that shows samples turn by turn."""
+    title = "Revision samples"
+    if not examples:
+        return not_measured("samples", title, "this iteration made no revision sample")
+    return Section("samples", title, (Transcripts(examples),), "Conversations exactly as they are trained on.")
+
+
+def _lengths(record: JudgeRecord) -> Iterator[Block]:
+    if not any(record.revision_lengths.values()):
+        yield Paragraph("Not measured: revision length; no spliced pair has a step judged bad.")
+        return
+    mean, median = _centre(record.revision_lengths)
+    caption = (
+        f"Revision length: steps from the split to the first error. Mean {mean:.1f}, median {median}, "
+        f"over {wording.count(sum(record.revision_lengths.values()))} spliced pairs."
+    )
+    if shared := record.revision_lengths.get(0, 0):
+        caption += (
+            f" In {wording.count(shared)} of them the first bad step is one that both paths share (0 steps), and the "
+            "good path goes on after it."
+        )
+    drawing = plots.histogram(record.revision_lengths, "Steps from the split to the first error")
+    yield Figure(drawing, caption, (Paragraph(caption), _length_table(record.revision_lengths)))
+
+
+def _outcomes(record: SpliceSurvival) -> Table:
+    outcomes = {"survived": record.survived, **sections.by_count(record.died)}
+    return sections.counts("Outcome", "Splices", outcomes, whole=record.tried)
+
+
+def _rates(record: JudgeRecord) -> Table:
+    """Return the shares by which a judge is monitored: unparsable replies, those cut within a
+    thought if any were, and paths without an error.
+    """
+    steps = sum(record.verdicts.values())
+    rows = [
+        _rate("Unparsable replies", record.verdicts.get("unparsable", 0), steps, "judged steps"),
+        _rate("No error found", record.no_error, record.paths, "judged paths"),
+    ]
+    if record.unreadable:
+        rows.insert(1, _rate("Cut within a thought", record.unreadable, record.replies, "replies"))
+    return Table((Column("Rate", "text"), Column("%"), Column("Count"), Column("Of", "text")), tuple(rows))
+
+
+def _length_table(lengths: Mapping[int, int]) -> Table:
+    rows = (Row((wording.count(steps), wording.count(count))) for steps, count in lengths.items())
+    return Table((Column("Steps to first error"), Column("Pairs")), tuple(rows))
+
+
+def _oracle(record: OracleAgreement) -> Table:
+    rows = [Row(("Verdict accuracy", *_estimate(record.accuracy)), "strong")]
+    if record.first_error:
+        rows.append(Row(("Same first error", *_estimate(record.first_error))))
+    rows.append(Row(("Precision of “bad”", wording.percent(record.precision), wording.NOTHING, wording.NOTHING)))
+    rows.append(Row(("Recall of “bad”", wording.percent(record.recall), wording.NOTHING, wording.NOTHING)))
+    columns = (Column("Judge against oracle", "text"), Column("%"), Column("95% interval"), Column("n"))
+    return Table(columns, tuple(rows))
+
+
+def _estimate(estimate: Estimate) -> tuple[str, str, str]:
+    return wording.percent(estimate.value), wording.interval(estimate), wording.count(estimate.n)
+
+
+def _rate(name: str, part: int, whole: int, unit: str) -> Row:
+    return Row(
+        (name, wording.percent(wording.share(part, whole)), wording.count(part), f"{wording.count(whole)} {unit}")
+    )
+
+
+def _centre(lengths: Mapping[int, int]) -> tuple[float, int]:
+    """Return the mean and the lower median of a histogram with at least one count."""
+    each = sorted(Counter(lengths).elements())
+    return fmean(each), median_low(each)
+
+
+# The judge, measured against an environment that knows the truth.
+
+Truth = dict[tuple[str, int], Verdict]
+"""The true verdict on each step, by tree and node."""
+
+
+def agreement(place: Workplace, iteration: int) -> OracleAgreement | None:
+    """Return how well the judge of an iteration agrees with the oracles of its worlds; None if no
+    judged step has an oracle's verdict.
+
+    Each judged node counts once; the first errors of paths are compared from the split on, pair by
+    pair.
+    """
+    verdicts = pair_verdicts(place.store, place.source_id(iteration))
+    truth = _truth_of_pairs(place, verdicts)
+    known = [(one, truth[one.tree_id, one.node]) for one in verdicts if (one.tree_id, one.node) in truth]
+    if not known:
+        return None
+    pairs = list({(one.tree_id, one.node): (one.verdict, true) for one, true in known}.values())
+    firsts: dict[str, list[tuple[int, Verdict, Verdict]]] = {}
+    for one, true in known:
+        firsts.setdefault(one.pair_id, []).append((one.position, one.verdict, true))
+    return OracleAgreement(
+        accuracy=rate([said is true for said, true in pairs]),
+        precision=_share([true is Verdict.BAD for said, true in pairs if said is Verdict.BAD]),
+        recall=_share([said is Verdict.BAD for said, true in pairs if true is Verdict.BAD]),
+        first_error=rate(
+            [
+                next((p for p, said, _ in found if said is Verdict.BAD), None)
+                == next((p for p, _, true in found if true is Verdict.BAD), None)
+                for found in firsts.values()
+            ]
+        ),
+    )
+
+
+def _truth_of_pairs(place: Workplace, verdicts: Iterable[PairVerdict]) -> Truth:
+    """Return the verdicts of a run's oracles on the steps of judged paths; missing ones are asked
+    for now and stored.
+    """
+    leaves = sorted({(one.tree_id, one.bad_leaf) for one in verdicts})
+    truth = load_oracle(place.store, sorted({tree_id for tree_id, _ in leaves}))
+    missing = [(tree_id, leaf) for tree_id, leaf in leaves if (tree_id, leaf) not in truth]
+    if not missing:
+        return truth
+    asked: dict[str, dict[int, Verdict]] = {}
+    with place.worlds() as worlds:
+        if not any(isinstance(env, Oracle) for _, env in worlds):
+            return truth
+        trees = load_trees(place.store, sorted({tree_id for tree_id, _ in missing}))
+        for tree_id, leaf in missing:
+            tree = trees[tree_id]
+            env = worlds.of(tree.instance)
+            if isinstance(env, Oracle):
+                said = env.oracle(tree.instance, [step.action for step in steps_to(tree.nodes, leaf)])
+                asked.setdefault(tree_id, {}).update(zip(way_to(tree.nodes, leaf), said, strict=True))
+    place.store.write(merge(oracle_rows(tree_id, said) for tree_id, said in asked.items()))
+    return truth | {(tree_id, node): said for tree_id, found in asked.items() for node, said in found.items()}
+
+
+def rate(hits: list[bool]) -> Estimate:
+    """Return the share of hits with its interval."""
+    return estimate(success_rate(hits))
+
+
+def _share(hits: list[bool]) -> float | None:
+    return sum(hits) / len(hits) if hits else None
+
+
+# The audit of the judge: whether it finds the first error where the values of the tree fall, and
+# where the environment's oracle sees it.
+
+TITLE = "Judge beside the tree's values"
+_FARTHEST = 5
+"""Distances of this much or more share the outermost bars."""
+Witnesses = Callable[[PathAudit], tuple[int | None, int | None]]
+_COMPARED: dict[str, Witnesses] = {
+    "judge and tree": lambda one: (one.judge, one.tree),
+    "judge and oracle": lambda one: (one.judge, one.oracle),
+    "tree and oracle": lambda one: (one.tree, one.oracle),
+}
+
+
+def audit(paths: Sequence[PathAudit], steps: Sequence[JudgedStep]) -> Section:
+    """Return the section that compares the first errors of judged paths; without paths, it says
+    that none was judged.
+    """
+    if not paths:
+        return not_measured("audit", TITLE, "no path was judged in this iteration")
+    note = (
+        "By the tree the first error is the step of a bad path that is worth least beside its siblings: the mean "
+        "reward backed up through them, less its own. All witnesses look at the steps that the judge was shown; the "
+        "first error is the same where they name the same step, or none. View v_critic_audit has each path."
+    )
+    return Section("audit", TITLE, tuple(_blocks(paths, steps)), note)
+
+
+def audit_of_run(paths: Mapping[int, Sequence[PathAudit]]) -> Section:
+    """Return the section of a run: how often the witnesses agree, by iteration."""
+    some = [one for found in paths.values() for one in found]
+    compared = {name: pick for name, pick in _COMPARED.items() if _known(name, some)}
+    rows = (
+        Row((wording.iteration(number), wording.count(len(found)), *_same(found, compared)))
+        for number, found in paths.items()
+    )
+    titles = (f"Same: {name}, %" for name in compared)
+    table = Table((Column("Iteration", "text"), Column("Judged paths"), *map(Column, titles)), tuple(rows))
+    note = "How often two witnesses name the same first error of a bad path, or both none; 95% intervals."
+    return Section("audit-run", f"{TITLE} over the run", (table,), note)
+
+
+def order_of_drops(steps: Sequence[JudgedStep]) -> float | None:
+    """Return the chance that a step judged bad lost more value than one judged good, ties counting
+    half: the area under the ROC curve. None if either kind of step is missing.
+    """
+    bad, good = (
+        sorted(one.value_drop for one in steps if one.verdict is verdict and one.value_drop is not None)
+        for verdict in (Verdict.BAD, Verdict.GOOD)
+    )
+    if not bad or not good:
+        return None
+    return sum(bisect_left(good, drop) + bisect_right(good, drop) for drop in bad) / (2 * len(bad) * len(good))
+
+
+def _blocks(paths: Sequence[PathAudit], steps: Sequence[JudgedStep]) -> Iterator[Block]:
+    compared = {name: pick for name, pick in _COMPARED.items() if _known(name, paths)}
+    yield _agreement(paths, compared)
+    if not any(one.has_oracle for one in paths):
+        yield Paragraph("Not measured: the oracle's first errors; the environment has no oracle.")
+    yield from _distances(paths)
+    yield _drops(steps)
+    order = order_of_drops(steps)
+    if order is not None:
+        yield Paragraph(
+            f"A step judged bad lost more value than one judged good in {wording.percent(order)}% of all such pairs; "
+            "50% would be chance."
+        )
+    if len({one.depth for one in paths}) > 1:
+        yield _by_depth(paths, compared)
+
+
+def _known(name: str, paths: Sequence[PathAudit]) -> list[PathAudit]:
+    return [one for one in paths if one.has_oracle] if "oracle" in name else list(paths)
+
+
+def _agreement(paths: Sequence[PathAudit], compared: Mapping[str, Witnesses]) -> Table:
+    titles = ("Same first error, %", "Within one step, %", "Mean distance, steps", "Both name one", "Paths")
+    rows = []
+    for name, pick in compared.items():
+        pairs = [pick(one) for one in _known(name, paths)]
+        same = rate([one == other for one, other in pairs])
+        near = rate(
+            [one == other or (one is not None and other is not None and abs(one - other) < 2) for one, other in pairs]
+        )
+        apart = [one - other for one, other in pairs if one is not None and other is not None]
+        cells = (
+            wording.measured(same),
+            wording.measured(near),
+            wording.signed(fmean(apart)) if apart else None,
+            wording.count(len(apart)),
+            wording.count(len(pairs)),
+        )
+        rows.append(Row((name, *cells)))
+    return Table((Column("Witnesses", "text"), *map(Column, titles)), tuple(rows))
+
+
+def _distances(paths: Sequence[PathAudit]) -> Iterator[Block]:
+    apart = [one.judge - one.tree for one in paths if one.judge is not None and one.tree is not None]
+    if not apart:
+        yield Paragraph("Not measured: distances; on no path do both the judge and the tree name an error.")
+        return
+    counted = Counter(max(-_FARTHEST, min(_FARTHEST, steps)) for steps in apart)
+    counts = {_distance(steps): counted[steps] for steps in range(min(counted), max(counted) + 1)}
+    caption = (
+        "Steps by which the judge sees the first error later than the tree (left of 0: earlier), "
+        f"on {wording.count(len(apart))} paths."
+    )
+    instead = sections.counts("Steps later", "Paths", counts)
+    yield Figure(
+        plots.bars(counts, "Paths by distance of the judge's first error from the tree's"),
+        caption,
+        (Paragraph(caption), instead),
+    )
+
+
+def _distance(steps: int) -> str:
+    beyond = {-_FARTHEST: "\N{LESS-THAN OR EQUAL TO}", _FARTHEST: "\N{GREATER-THAN OR EQUAL TO}"}
+    return f"{beyond.get(steps, '')}{wording.signed(steps, 0)}"
+
+
+def _drops(steps: Sequence[JudgedStep]) -> Table:
+    titles = ("Judged steps", "With siblings", "Mean value drop", "Worth less than siblings, %")
+    rows = []
+    for verdict in Verdict:
+        some = [one for one in steps if one.verdict is verdict]
+        drops = [one.value_drop for one in some if one.value_drop is not None]
+        if some:
+            cells = (
+                wording.count(len(some)),
+                wording.count(len(drops)),
+                wording.signed(fmean(drops), 3) if drops else None,
+                wording.percent(fmean(drop > 0 for drop in drops)) if drops else None,
+            )
+            rows.append(Row((str(verdict), *cells)))
+    return Table((Column("Verdict", "text"), *map(Column, titles)), tuple(rows))
+
+
+def _by_depth(paths: Sequence[PathAudit], compared: Mapping[str, Witnesses]) -> Table:
+    depths = sorted({one.depth for one in paths}, key=lambda depth: (depth is None, depth or 0))
+    rows = []
+    for depth in depths:
+        some = [one for one in paths if one.depth == depth]
+        rows.append(Row(("none" if depth is None else str(depth), wording.count(len(some)), *_same(some, compared))))
+    titles = (f"Same: {name}, %" for name in compared)
+    return Table((Column("Depth", "text"), Column("Paths"), *map(Column, titles)), tuple(rows))
+
+
+def _same(paths: Sequence[PathAudit], compared: Mapping[str, Witnesses]) -> Iterator[Measured | None]:
+    """Yield, for each two witnesses, how often they name the same first error."""
+    for name, pick in compared.items():
+        pairs = [pick(one) for one in _known(name, paths)]
+        same = rate([one == other for one, other in pairs]) if pairs else None
+        yield None if same is None else wording.measured(same)
+
+
+# Revision samples as the report shows them: each turn with its part, its verdict, and its train
+# flag.
+
+
+def examples(place: Workplace, iteration: int, *, count: int) -> tuple[RevisionExample, ...]:
+    """Return up to `count` revision samples of an iteration that were trained on, drawn by the
+    recipe's seed.
+    """
+    rows = trained_revisions(place.store, place.iteration_id(iteration))
+    rng = random.Random(derive_seed(place.recipe.seed, "examples", iteration))
+    chosen = dict(rng.sample(rows, min(count, len(rows))))
+    samples = load_samples(place.store, list(chosen))
+    critiques = load_critiques(place.store, [pair for pair in chosen.values() if pair])
+    most = place.recipe.agent_r.quote_chars
+    return tuple(_example(key, sample, critiques.get(chosen[key] or ""), most) for key, sample in samples.items())
+
+
+def _example(key: str, sample: Sample, critique: Critique | None, most: int) -> RevisionExample:
+    origin = sample.provenance
+    live = origin.extra.get("live_reward")
+    return RevisionExample(
+        sample_id=key,
+        instance=sample.instance.key if sample.instance else "",
+        tree_id=origin.tree_id,
+        good_reward=origin.good_reward or 0.0,
+        bad_reward=origin.bad_reward or 0.0,
+        split=origin.split or 0,
+        cut=origin.cut or 0,
+        turns=_turns(sample, critique, most),
+        live_reward=None if live is None else float(live),
+    )
+
+
+def _turns(sample: Sample, critique: Critique | None, most: int) -> tuple[Turn, ...]:
+    split, cut = sample.provenance.split or 0, sample.provenance.cut or 0
+    verdicts: dict[int, StepVerdict] = {v.position: v for v in critique.verdicts} if critique else {}
+    first_error = critique.first_error if critique else None
+    turns = []
+    dropped = int(sample.provenance.extra.get("dropped", 0))
+    for number, role, message in _numbered(sample):
+        # Turns that a window left out lie between the first reply and the turn after it.
+        position = (number - OPENING + 2 * dropped * (number > OPENING)) // 2
+        reply = role == "assistant" and number >= OPENING
+        verdict = verdicts.get(position) if reply and position < cut else None
+        turns.append(
+            Turn(
+                role=role,
+                text=_quoted(message.text, most),
+                part=_part(number, position, split, cut),
+                train=message.train,
+                first_error=reply and position == first_error and position < cut,
+                verdict=str(verdict.verdict) if verdict else "",
+                judge_reply=_quoted(verdict.reply, most) if verdict else "",
+            )
+        )
+    return tuple(turns)
+
+
+def _quoted(text: str, most: int) -> str:
+    left = len(text) - most
+    return text if left <= 0 else f"{text[:most]}\n[... {counted(left, 'character')} more]"
+
+
+def _numbered(sample: Sample) -> Iterator[tuple[int, Role, Message | Span]]:
+    """Yield the turns of a sample with their numbers; the spans of a grown turn are numbered like
+    turns after an opening.
+    """
+    # A system turn before the instruction, and examples, push the first turns to negative numbers.
+    grown = any(message.spans for message in sample.messages)
+    examples = sum(message.example for message in sample.messages)
+    before = examples if grown else opening_length(sample.messages) - OPENING
+    for number, message in enumerate(sample.messages, start=-before):
+        if message.spans:
+            for place, span in enumerate(message.spans):
+                yield OPENING + place, "user" if place % 2 else "assistant", span
+        else:
+            yield number, message.role, message
+
+
+def _part(number: int, position: int, split: int, cut: int) -> TurnPart:
+    if number < OPENING:
+        return "opening"
+    if position >= cut:
+        return "revision" if position == cut else "good"
+    # A cut may lie in the shared steps: what follows it still belongs to the revision turn.
+    return "shared" if position < split else "bad"
+
 
 _DIED = ("verify-", "no-try-", "no-gain", "ended-at-revision-turn")
 """How the reasons begin for which a splice that was played is turned away."""
@@ -23,7 +526,7 @@ _DIED = ("verify-", "no-try-", "no-gain", "ended-at-revision-turn")
 def tree_funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
     """Return the counts of each stage from trees to trained rows; empty while there are none."""
     source, own = place.source_id(iteration), place.iteration_id(iteration)
-    made = funnels.tree_counts(place.store, source)
+    made = datasets.tree_counts(place.store, source)
     if made is None or iteration_state(place.store, own) is None:
         return ()
     lost = rejected_by(place, source, "splice")
@@ -53,16 +556,16 @@ def revision_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
     # Read after the judge's record, which asks the oracle for missing verdicts.
     source = place.source_id(iteration)
     return (
-        report_sections.survival(survival_record(place, iteration)),
-        report_sections.judge(judged),
-        audit(judging.path_audits(place.store, source), judging.judged_steps(place.store, source)),
+        survival(survival_record(place, iteration)),
+        judge(judged),
+        audit(trees.path_audits(place.store, source), trees.judged_steps(place.store, source)),
     )
 
 
 def run_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
     """Return the section on the judge over all iterations up to one; none if no path was judged."""
     found = {
-        number: judging.path_audits(place.store, place.source_id(number))
+        number: trees.path_audits(place.store, place.source_id(number))
         for number in range(1, iteration + 1)
         if _searches(place, number)
     }
@@ -74,7 +577,7 @@ def sample_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
     """Return the section with some revisions that were trained on; none without a search."""
     if not _searches(place, iteration):
         return ()
-    return (report_sections.revision_samples(examples(place, iteration, count=5)),)
+    return (revision_samples(examples(place, iteration, count=5)),)
 
 
 def survival_record(place: Workplace, iteration: int) -> SpliceSurvival | None:
@@ -82,8 +585,8 @@ def survival_record(place: Workplace, iteration: int) -> SpliceSurvival | None:
     if place.recipe.splice.mode not in ("verified", "continued"):
         return None
     source = place.source_id(iteration)
-    turned_away = funnels.rejection_counts(place.store, source).get("splice", {})
-    return survival_of(funnels.count_revised_pairs(place.store, source), turned_away)
+    turned_away = datasets.rejection_counts(place.store, source).get("splice", {})
+    return survival_of(datasets.count_revised_pairs(place.store, source), turned_away)
 
 
 def survival_of(survived: int, turned_away: Mapping[str, int]) -> SpliceSurvival:
@@ -97,11 +600,11 @@ def survival_of(survived: int, turned_away: Mapping[str, int]) -> SpliceSurvival
 def judge_record(place: Workplace, iteration: int) -> JudgeRecord | None:
     """Return the record of an iteration's judge; None if it gave no verdict."""
     source = place.source_id(iteration)
-    verdicts = judging.verdict_counts(place.store, source)
+    verdicts = trees.verdict_counts(place.store, source)
     if not verdicts:
         return None
-    errors = judging.first_errors(place.store, source)
-    replies, unreadable = usage.unreadable_replies(place.store, source).get("judge", (0, 0))
+    errors = trees.first_errors(place.store, source)
+    replies, unreadable = runs.unreadable_replies(place.store, source).get("judge", (0, 0))
     return JudgeRecord(
         verdicts=verdicts,
         paths=len(errors),
@@ -109,7 +612,7 @@ def judge_record(place: Workplace, iteration: int) -> JudgeRecord | None:
         unreadable=unreadable,
         model=place.recipe.models.judge.label if place.recipe.models.judge else "",
         no_error=errors.count(None),
-        revision_lengths=judging.revision_lengths(place.store, source),
+        revision_lengths=trees.revision_lengths(place.store, source),
         oracle=agreement(place, iteration),
     )
 

@@ -15,24 +15,25 @@ ends with what the acting model played from the revision turn on.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
-from agentr_core.episodes.replay import play
+from agentr_core.episodes.rollout import diverged, play
 from agentr_core.episodes.steps import Outcome
 from agentr_core.episodes.transcript import transcript
+from agentr_core.errors import EnvironmentFault, IllTypedAnswer, ReplayDrifted
 from agentr_core.fingerprint import derive_seed
-from agentr_core.methods.agent_r.cutting import cut_of, good_rest, reject
-from agentr_core.methods.agent_r.pruning import needed
-from agentr_core.methods.agent_r.reflections import ACKNOWLEDGEMENT, revision_text
-from agentr_core.methods.agent_r.replaying import at, check_replay, divergence, live
-from agentr_core.protocols.abilities import Calling
-from agentr_core.protocols.environment import Environment
-from agentr_core.recipes.splicing import SpliceConfig
-from agentr_core.recipes.thresholds import AlphaRule, clears
+from agentr_core.methods.agent_r.pairs import pair_id
+from agentr_core.protocols import Calling, Environment, Repeatability, repeatability_of, repeats
+from agentr_core.recipes.agent_r import SpliceConfig
+from agentr_core.recipes.fields import AlphaRule, clears
+from agentr_core.texts import quoted
 from agentr_core.types import (
     Critique,
+    Instance,
     Path,
     PathPair,
     Provenance,
@@ -43,6 +44,232 @@ from agentr_core.types import (
     StopReason,
     Trajectory,
 )
+
+# The sentences with which an agent turns back from a mistake. Source: Agent-R section 3.2 (themes;
+# own wording).
+
+REFLECTIONS = (
+    "That was a mistake; let me choose another way.",
+    "My last steps do not lead to the goal; I must rethink them.",
+    "Something went wrong here; I will go back to what the task asks.",
+    "This approach does not work; I need a different one.",
+    "I took a wrong turn and should correct it now.",
+    "My decision was wrong; let me look at the task again.",
+    "That action did not help; I have to change my plan.",
+    "I see the error now and will fix it.",
+    "I overlooked something; let me deal with it first.",
+    "My judgement was off; I should reconsider the next step.",
+    "The result shows that I was wrong; I will try again with care.",
+    "I have strayed from the goal; time to find the right path.",
+    "What I did was not needed; I will do what is.",
+    "These steps failed; I learn from them and go on differently.",
+    "I misread the situation; let me read it once more.",
+    "The plan so far is flawed; here is a better start.",
+    "I should not have done that; let me put it right.",
+    "This is not getting me closer; I will take another route.",
+    "I made an error and must work out the correction.",
+    "Wrong step; back to the last point where all was well.",
+)
+ACTION = "wait"
+"""The dummy action of a revision turn, as published."""
+ACKNOWLEDGEMENT = "ok."
+"""The user's turn after a revision turn that was not played in the environment."""
+
+
+def voiced(reply: str) -> bool:
+    """Return whether a reply contains one of the reflections, whatever its case and spacing."""
+    said = _plain(reply)
+    return any(_plain(sentence) in said for sentence in REFLECTIONS)
+
+
+def revision_text(seed: int, action: str = ACTION, sentences: int = len(REFLECTIONS)) -> str:
+    """Return the text of a revision turn: one of the first `sentences` reflections, drawn by the
+    seed, and an action.
+    """
+    return f"Thought: {random.Random(seed).choice(REFLECTIONS[:sentences])}\nAction: {action}"
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.lower().split()).rstrip(".")
+
+
+# Replays of recorded steps: what happens now, and where it differs from the recording.
+
+_QUOTED = 80
+"""The most characters of an action or an observation that a message quotes."""
+
+
+def live(recorded: Step, outcome: Outcome) -> Step:
+    """Return a step as it happened now, with the reply, its tokens and its finish reason as
+    recorded.
+    """
+    return replace(
+        outcome.step,
+        token_ids=recorded.token_ids,
+        logprobs=recorded.logprobs,
+        finish_reason=recorded.finish_reason,
+        tokenizer=recorded.tokenizer,
+    )
+
+
+def check_replay(env: Environment, pair: PathPair, first_observation: str, outcomes: Sequence[Outcome]) -> None:
+    """Raise `ReplayDiverged` if the kept steps of a bad path no longer give the recorded
+    observations, compared as strictly as the environment promises to repeat itself.
+    """
+    promise = repeatability_of(env)
+    bad = pair.bad.trajectory
+    seen = [first_observation, *(outcome.step.observation for outcome in outcomes)]
+    known = [bad.first_observation, *(step.observation for step in bad.steps)]
+    for number, (now, then) in enumerate(zip(seen, known, strict=False)):
+        # A world that promises nothing may begin with another text; a sample keeps the text that
+        # its steps followed.
+        free = number == 0 and promise is Repeatability.NEVER
+        if not (free or repeats(now, then, promise)):
+            raise diverged(
+                env,
+                f"{bad.instance.key}, leaf {pair.bad.leaf} of tree {pair.bad.tree_id}: after {number} steps the "
+                f"recording has {quoted(then, _QUOTED)} and the replay {quoted(now, _QUOTED)}",
+            )
+
+
+def divergence(recorded: Sequence[Step], outcomes: Sequence[Outcome], start: int) -> str:
+    """Return a message that says where the live observations went wrong: at the first invalid
+    action, or else at the first difference.
+    """
+    differing = [
+        (position, outcome)
+        for position, (step, outcome) in enumerate(zip(recorded, outcomes, strict=False))
+        if position >= start and outcome.step.observation != step.observation
+    ]
+    if not differing:
+        return "all observations are as recorded"
+    position, outcome = next((d for d in differing if d[1].step.valid is False), differing[0])
+    now, then = outcome.step.observation, recorded[position].observation
+    return f"{at(position, outcome.step)} gave {quoted(now, _QUOTED)}, recorded was {quoted(then, _QUOTED)}"
+
+
+def at(position: int, step: Step) -> str:
+    """Return the name of a step for error messages."""
+    return f"step {position} ({quoted(step.action, _QUOTED)})"
+
+
+# Where the bad path of a pair is cut, and why a pair cannot be spliced.
+
+STAGE = "splice"
+UNPLAYABLE = (IllTypedAnswer, ReplayDrifted)
+"""Errors of a replay that cost a path its sample, and nothing else."""
+
+
+def cut_of(pair: PathPair, critique: Critique | None, config: SpliceConfig) -> int | Rejection:
+    """Return how many steps of the bad path are kept, including the first error, or why the pair
+    cannot be spliced.
+
+    Good paths with nothing left after the steps that are kept are rejected. So are cuts that keep
+    none of the bad path's own steps, unless `config.shared_cut` is `keep`, and kept parts that end
+    the episode, unless `config.impossible` is.
+    """
+    steps = pair.bad.trajectory.steps
+    if config.mode == "direct":
+        cut = len(steps)
+    elif critique is None:
+        raise ValueError(f"pair {pair_id(pair)} has no critique, which splice mode {config.mode} needs; judge it first")
+    elif critique.first_error is not None:
+        cut = critique.first_error + 1
+    elif config.no_error == "keep":
+        cut = len(steps)
+    else:
+        return reject(pair, "no-error-found", f"none of {len(critique.verdicts)} judged steps is bad")
+    if cut == 0:
+        return reject(pair, "nothing-kept", "the bad path has no steps")
+    shared = len(pair.good.trajectory.steps) - len(good_rest(pair, cut))
+    if shared == len(pair.good.trajectory.steps):
+        return reject(pair, "no-good-suffix", f"the good path ends with the {shared} shared steps")
+    if cut <= pair.split and config.shared_cut == "reject":
+        return reject(pair, "cut-in-shared-prefix", f"{cut} steps are kept and both paths share {pair.split}")
+    return cut if config.impossible == "keep" else _impossible(pair, cut) or cut
+
+
+def good_rest(pair: PathPair, cut: int) -> tuple[Step, ...]:
+    """Return the steps of the good path from the first reply on that is not the one at its place
+    among the first `cut` steps of the bad path: after a cut in the shared steps, from the cut on.
+    """
+    kept, steps = pair.bad.trajectory.steps[:cut], pair.good.trajectory.steps
+    same = takewhile(lambda both: both[0].reply == both[1].reply, zip(kept, steps, strict=False))
+    return steps[sum(1 for _ in same) :]
+
+
+def _impossible(pair: PathPair, cut: int) -> Rejection | None:
+    """Return why an agent cannot turn back after the first `cut` steps of the bad path, or None."""
+    last = pair.bad.trajectory.steps[cut - 1]
+    if last.disaster:
+        return reject(pair, "kept-part-ends-in-disaster", at(cut - 1, last))
+    if last.terminated:
+        return reject(pair, "kept-part-ends-the-episode", at(cut - 1, last))
+    if cut == len(pair.bad.trajectory.steps) and pair.bad.trajectory.stop is StopReason.CONTEXT_LIMIT:
+        return reject(pair, "kept-part-fills-the-context", at(cut - 1, last))
+    return None
+
+
+def reject(pair: PathPair, reason: str, detail: str) -> Rejection:
+    """Return the rejection of a pair."""
+    return Rejection(stage=STAGE, subject=pair_id(pair), reason=reason, detail=detail)
+
+
+def unplayable(subject: str, error: EnvironmentFault) -> Rejection:
+    """Return the rejection of a path whose replay raised one of the errors in `UNPLAYABLE`."""
+    reason = "ill-typed-answer" if isinstance(error, IllTypedAnswer) else "replay-drifted"
+    return Rejection(stage=STAGE, subject=subject, reason=reason, detail=str(error))
+
+
+# Finds the steps of a good path that its outcome needs, by playing it without the others.
+#
+# A path that ends well need not be a good example: a sampled one contains refused actions, repeated
+# looks at the inventory and detours, and training on it teaches them too. As in verified splicing,
+# only the environment decides.
+
+
+def needed(env: Environment, instance: Instance, replies: Sequence[str], *, start: int = 0) -> tuple[int, ...]:
+    """Return the positions of the replies to keep: from `start` on, leaving out any one of them
+    would lower the final reward.
+
+    Replies are tried one by one, the last first, each time by playing the whole episode without
+    them: a reply stays out if the episode still ends with the full reward. Replies after the end of
+    the episode are left out too. What served only a reply that was left out may be free to go then,
+    so this is repeated until all stay: each time costs an episode for each reply that is left. The
+    environment must be deterministic.
+
+    A step that only gathers information changes no reward and is left out. This suits worlds whose
+    first observation tells everything, but not those in which an agent has to look for things.
+
+    Args:
+        start: replies before this one always stay.
+    """
+    kept = tuple(range(len(replies)))
+    reward, reached = _final(env, instance, replies, kept)
+    if reward is None:
+        return kept
+    kept = kept[:reached]
+    before: tuple[int, ...] = ()
+    while kept != before:
+        before = kept
+        for position in reversed(kept[start:]):
+            candidate = tuple(other for other in kept if other != position)
+            found, reached = _final(env, instance, replies, candidate)
+            if found is not None and found >= reward and reached > start:
+                kept = candidate[:reached]
+    return kept
+
+
+def _final(
+    env: Environment, instance: Instance, replies: Sequence[str], positions: Sequence[int]
+) -> tuple[float | None, int]:
+    """Return the final reward of the chosen replies, None for a disaster, and how many of them were
+    played.
+    """
+    _, outcomes = play(env, instance, [replies[position] for position in positions])
+    if not outcomes or outcomes[-1].step.disaster:
+        return None, len(outcomes)
+    return outcomes[-1].step.reward, len(outcomes)
 
 
 def pair_stream(pair: PathPair) -> str:

@@ -8,12 +8,11 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 
 from agentr_core.episodes.units import run_all
-from agentr_core.evaluation.headroom import Judge
-from agentr_core.evaluation.metrics import success_rate
+from agentr_core.evaluation.metrics import Judge, success_rate
 from agentr_core.fingerprint import derive_seed
-from agentr_core.methods.agent_r.critique.locate import Scan, judge_paths
+from agentr_core.methods.agent_r.critique import Scan, judge_paths
 from agentr_core.methods.table import plans_of
-from agentr_core.protocols.abilities import Oracle
+from agentr_core.protocols import Oracle
 from agentr_core.recipes.models import ModelRole
 from agentr_core.runtime.equipment import held_back, in_flight, speed
 from agentr_core.runtime.place import Workplace
@@ -38,7 +37,7 @@ async def trial(place: Workplace, lost: Sequence[Episode], others: Sequence[path
     stages = {stage.name for plan in plans_of(place.recipe) for stage in plan.stages}
     if "critique" not in stages or place.recipe.splice.mode == "direct" or not lost:
         return ()
-    truth = _truth(place, lost)
+    truth = _truth_of_episodes(place, lost)
     own = place.recipe.models.judge
     asked: list[tuple[str, ModelRole, pathlib.Path]] = [
         (own.label if own else "the model itself", "judge", place.policy(1).path),
@@ -89,7 +88,7 @@ async def _judged(
         )
 
 
-def _truth(place: Workplace, lost: Sequence[Episode]) -> Verdicts:
+def _truth_of_episodes(place: Workplace, lost: Sequence[Episode]) -> Verdicts:
     """Return the oracle's verdicts; nothing for episodes of worlds without one."""
     truth: Verdicts = {}
     with place.worlds() as worlds:

@@ -32,12 +32,12 @@ from agentr_core.methods.catalogue import (
     TRAIN_ON_PAIRS,
     VOICED,
     cloning,
+    preference,
     splice_stage,
+    supervised,
 )
 from agentr_core.methods.comparison.arms import OF_TREES, TAKEN, arms_of
-from agentr_core.methods.objectives import preference, supervised
-from agentr_core.recipes.comparison import Use
-from agentr_core.recipes.data import DataConfig
+from agentr_core.recipes.data import DataConfig, Use
 from agentr_core.recipes.eto import eto_faults
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.place import Method, Plan, Stage, imported

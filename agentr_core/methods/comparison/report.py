@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -15,21 +15,72 @@ import yaml
 from agentr_core.evaluation.metrics import over_seeds
 from agentr_core.fingerprint import canonical
 from agentr_core.methods.comparison.arms import OF_SAMPLES, RUNS, Arm, arms_of
-from agentr_core.methods.comparison.differences import EpisodesBySet, differences, episodes_by_set
 from agentr_core.methods.table import method_of
-from agentr_core.recipes.evaluation import TEST
+from agentr_core.recipes.environments import REVISION, TEST
 from agentr_core.recipes.parsing import restored
 from agentr_core.recipes.recipe import Recipe, shown
 from agentr_core.reports import wording
 from agentr_core.reports.comparison import BASE, ArmReport, ArmRun, ComparisonReport, Difference, SeedMean
-from agentr_core.reports.records import IterationScore
+from agentr_core.reports.document import Estimate, IterationScore
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import asked_for
-from agentr_core.stages.report import promoted
-from agentr_core.stages.report_scores import Scoreboard
-from agentr_core.store.queries.iterations import checkpoint_made, trained_by, trained_iterations, training_made
-from agentr_core.store.queries.runs import configs_of_all, configs_on_pool, run_state
-from agentr_core.store.queries.usage import experience_tokens
+from agentr_core.stages.evaluate import ended_episodes, evaluation_id, gains, mean_gain
+from agentr_core.stages.report import Scoreboard, finite, promoted
+from agentr_core.store.codec.trajectories import Episode
+from agentr_core.store.queries.runs import (
+    checkpoint_made,
+    configs_of_all,
+    configs_on_pool,
+    experience_tokens,
+    run_state,
+    trained_by,
+    trained_iterations,
+    training_made,
+)
+
+# Differences between the arms of a comparison, paired by held-out episode over all seeds.
+
+EpisodesBySet = Mapping[str, Sequence[Episode]]
+"""The held-out episodes of a model, by set."""
+
+
+def episodes_by_set(place: Workplace, iteration: int) -> EpisodesBySet:
+    """Return the held-out episodes of an iteration's model, by set; of finished evaluations
+    alone.
+    """
+    names = (TEST, *place.recipe.evaluation.sets, REVISION)
+    found = {name: ended_episodes(place, evaluation_id(place, iteration, name)) for name in names}
+    return {name: episodes for name, episodes in found.items() if episodes}
+
+
+def differences(models: Mapping[str, Mapping[int, EpisodesBySet]]) -> tuple[Difference, ...]:
+    """Return the difference in success between every two models on each set.
+
+    Args:
+        models: the episodes that each model played, by name and seed. Only seeds and episodes that
+            two models share count.
+    """
+    names = list(models)
+    found = [
+        Difference(arm=name, other=other, sets=_by_set(models[name], models[other]))
+        for number, name in enumerate(names)
+        for other in names[:number]
+    ]
+    return tuple(one for one in found if one.sets)
+
+
+def _by_set(now: Mapping[int, EpisodesBySet], before: Mapping[int, EpisodesBySet]) -> dict[str, Estimate]:
+    seeds = [seed for seed in now if seed in before]
+    found: dict[str, Estimate] = {}
+    for name in dict.fromkeys(name for seed in seeds for name in now[seed]):
+        pairs = [pair for seed in seeds for pair in gains(now[seed].get(name, ()), before[seed].get(name, ()))]
+        # An instance that several seeds played is one cluster: its episodes are not independent
+        # evidence.
+        estimate = finite(mean_gain(pairs))
+        if estimate is not None:
+            found[name] = estimate
+    return found
+
 
 TRAINED = 1
 """The iteration of an arm on a pool; 0 is the model that all arms begin with."""

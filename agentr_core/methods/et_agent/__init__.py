@@ -12,33 +12,40 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from agentr_core.methods.catalogue import DATASET, EVALUATE_BASE, GROUPS_OF_RUN, STEPS_OF_GROUPS, TRAIN
+from agentr_core.methods.catalogue import (
+    DATASET,
+    EVALUATE_BASE,
+    GROUPS_OF_RUN,
+    STEPS_OF_GROUPS,
+    TRAIN,
+    acting_in_groups,
+    by_iteration,
+    of_unread,
+    supervised,
+)
 from agentr_core.methods.et_agent import curriculum
-from agentr_core.methods.et_agent.conciseness import VOTE_TOKENS
-from agentr_core.methods.objectives import acting_in_groups, supervised
-from agentr_core.methods.wording import by_iteration, of_unread
+from agentr_core.methods.et_agent.behaviour import VOTE_TOKENS
 from agentr_core.recipes.data import tree_faults
 from agentr_core.recipes.et_agent import Calibration, EtAgentConfig, FlywheelConfig, et_agent_faults
-from agentr_core.recipes.fields import in_iteration
+from agentr_core.recipes.fields import in_iteration, sampling_of
 from agentr_core.recipes.recipe import Recipe
-from agentr_core.recipes.sampling import sampling_of
 from agentr_core.runtime.place import Acting, Asked, Funnel, Method, Plan, ReportPart, Stage, imported
 
 EVOLVE = Stage(
     name="evolve",
     about="Let the policy answer the training questions of an iteration, and vary what it wrote.",
-    work=imported("agentr_core.methods.et_agent.stages.evolve:evolve"),
+    work=imported("agentr_core.methods.et_agent.evolve:evolve"),
     reads=("environment", "model", "models", "teacher_iterations", "instances", "et_agent.flywheel", "errors", "scale"),
     needs=("gpu", "env"),
     roles=("actor", "teacher", "reflector", "editor"),
     spreads=True,
     gathers=True,
-    check=imported("agentr_core.methods.et_agent.stages.evolve:check_operators"),
+    check=imported("agentr_core.methods.et_agent.evolve:check_operators"),
 )
 SELECT_RFT = Stage(
     name="select_rft",
     about="Make samples of the trajectories that are fit to be trained on.",
-    work=imported("agentr_core.methods.et_agent.stages.select_rft:select_rft"),
+    work=imported("agentr_core.methods.et_agent.selection:select_rft"),
     reads=("environment", "et_agent.rft"),
     needs=("env",),
 )
@@ -152,8 +159,8 @@ def _faults(recipe: Recipe) -> list[str]:
 
 
 FAMILIES = ReportPart(sections=imported("agentr_core.methods.et_agent.report:family_sections"))
-BEHAVIOUR = ReportPart(sections=imported("agentr_core.methods.et_agent.report_behaviour:behaviour_sections"))
-TOOLS = ReportPart(sections=imported("agentr_core.methods.et_agent.report_tools:tool_sections"))
+BEHAVIOUR = ReportPart(sections=imported("agentr_core.methods.et_agent.report:behaviour_sections"))
+TOOLS = ReportPart(sections=imported("agentr_core.methods.et_agent.report:tool_sections"))
 METHOD = Method(
     name="et-agent",
     title="ET-Agent",
@@ -166,6 +173,6 @@ METHOD = Method(
     sampled=_sampled,
     taken_over=("collect", "critique", "explore", curriculum.ROLLOUT.name),
     acting=_acting,
-    measures=imported("agentr_core.methods.et_agent.measures:measures"),
+    measures=imported("agentr_core.methods.et_agent.evaluate:measures"),
     report=(FAMILIES, curriculum.SELECTION, STEPS_OF_GROUPS, GROUPS_OF_RUN, BEHAVIOUR, TOOLS),
 )

@@ -7,16 +7,60 @@ published one, its description says so.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from agentr_core.environments.reasoning.reading import reasoning_tokens
+from agentr_core.answers import after_thoughts
+from agentr_core.environments.native import is_misread
+from agentr_core.environments.reasoning.grammar import CALLS, call_in, format_fault, reasoning_tokens, text_of
 from agentr_core.evaluation.metrics import NOTHING, Estimate, clustered_mean, clustered_share, within
-from agentr_core.methods.et_agent.costs import cost, tool_calls
-from agentr_core.recipes.curriculum import Counts
-from agentr_core.types import ToolCall, Trajectory
+from agentr_core.recipes.et_agent import Counts
+from agentr_core.types import Message, Question, Sampling, ToolCall, Trajectory
+
+# What an episode cost, and whether it keeps the format: in worlds with tools and in others.
+
+
+def tool_calls(trajectory: Trajectory) -> list[ToolCall]:
+    """Return the tool calls of an episode, in order."""
+    return [call for step in trajectory.steps for call in step.tool_calls]
+
+
+def cost(trajectory: Trajectory, counts: Counts, *, refused: bool = False) -> int:
+    """Return the number of tool calls that an episode made, with `refused` also of those that it
+    was refused, or of steps that it took.
+    """
+    return len(_called(trajectory, refused)) if counts == "calls" else len(trajectory.steps)
+
+
+def weighed_cost(
+    trajectory: Trajectory, counts: Counts, weights: Mapping[str, float], *, refused: bool = False
+) -> float:
+    """Return the cost as `cost` does, but with each call weighed by its tool; a tool without a
+    weight counts 1.
+    """
+    if counts == "steps" or not weights:
+        return cost(trajectory, counts, refused=refused)
+    return sum(weights.get(tool, 1.0) for tool in _called(trajectory, refused))
+
+
+def _called(trajectory: Trajectory, refused: bool) -> list[str]:
+    """Return the tool of each call."""
+    tools = [call.tool for call in tool_calls(trajectory)]
+    written = (call_in(step.action) for step in trajectory.steps if refused and step.valid is False)
+    return tools + [call.name for call in written if call is not None and call.name in CALLS]
+
+
+def well_formed(trajectory: Trajectory, counts: Counts) -> bool:
+    """Return whether an episode keeps the format: the tags of a reasoning episode, or, where steps
+    are counted, an action in every reply.
+    """
+    if counts == "calls":
+        return not format_fault(text_of(trajectory))
+    return all(step.action and not is_misread(step.action) for step in trajectory.steps)
+
 
 _SOFT = 0.1
 """The number of calls that halves the weight of a score in tool productivity."""
@@ -185,3 +229,49 @@ def _redundant_share(attempts: Collection[Attempt]) -> Estimate:
     # A ratio of two means, by the delta method.
     parts = [share + (one.redundant - share * one.calls) / usual for one in calls]
     return clustered_share(parts, [one.cluster for one in calls])
+
+
+# Whether an episode avoided redundant and idle calls, by the votes of a model.
+#
+# Source of the vote: ET-Agent (arXiv 2601.06860), evaluation; the wording is ours.
+
+VOTE_TOKENS = 128
+"""The most tokens of a vote."""
+_SAMPLING = Sampling(temperature=0.6, top_p=0.95, max_new_tokens=VOTE_TOKENS)
+_VOTE = re.compile(r"<answer>\W*(yes|no)\b", re.IGNORECASE)
+_QUESTION = """\
+Somebody answered a question with the help of a search tool and Python. Were all calls of tools of use?
+
+Question: {question}
+Right answer: {golds}
+
+What was written:
+{text}
+
+A call is redundant if it repeats an earlier one, if its result is not used later, or if it brings the answer no \
+nearer. A call is idle if its result has nothing to do with what was asked. Whether the final answer is right does \
+not matter. Is there a redundant or an idle call? Say <answer>yes</answer> or <answer>no</answer>."""
+
+
+def vote(trajectory: Trajectory, golds: Sequence[str]) -> Question:
+    """Return the question to the judge, which each vote asks with a seed of its own."""
+    text = _QUESTION.format(
+        question=trajectory.first_observation, golds=" or ".join(golds), text=text_of(trajectory).strip()
+    )
+    return Question(role="judge", messages=(Message(role="user", text=text),), sampling=_SAMPLING)
+
+
+def read_vote(reply: str) -> bool | None:
+    """Return whether a reply finds a redundant or idle call; None if it says neither yes nor no
+    after its thoughts. The last answer counts.
+    """
+    said = _VOTE.findall(after_thoughts(reply) or "")
+    return said[-1].lower() == "yes" if said else None
+
+
+def is_concise(votes: Sequence[bool | None]) -> bool | None:
+    """Return whether at least as many votes found no redundant or idle call as found one; votes
+    that cannot be read do not count, and None if none can: published, such an episode is concise.
+    """
+    read = [vote for vote in votes if vote is not None]
+    return 2 * sum(read) <= len(read) if read else None

@@ -4,16 +4,26 @@ for training.
 
 from __future__ import annotations
 
-from agentr_core.methods.et_agent.rft import STAGE as RFT
-from agentr_core.methods.et_agent.stages.family_maker import STAGE as EVOLVE
-from agentr_core.reports import wording
-from agentr_core.reports.document import Column, Row, Section, Table
-from agentr_core.reports.records import FunnelStage
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean
+
+from agentr_core.evaluation.metrics import Estimate
+from agentr_core.methods.catalogue import FUNNEL_OF_GROUPS
+from agentr_core.methods.et_agent.evaluate import OF_SOURCE
+from agentr_core.methods.et_agent.evolve import STAGE as EVOLVE
+from agentr_core.methods.et_agent.selection import RFT
+from agentr_core.recipes.environments import TEST
+from agentr_core.reports import plots, wording
+from agentr_core.reports.document import Block, Column, Figure, FunnelStage, Measured, Paragraph, Row, Section, Table
 from agentr_core.runtime.place import Workplace
-from agentr_core.stages.report_funnels import rejected_by, to_rows
-from agentr_core.store.codec.families import FLYWHEEL
-from agentr_core.store.queries.families import OperatorCount, operator_counts
-from agentr_core.store.queries.funnels import episode_counts
+from agentr_core.stages.evaluate import Measures, evaluation_id, load_measures
+from agentr_core.stages.report import rejected_by, to_rows
+from agentr_core.store.codec.samples import FLYWHEEL, Selected, load_selection
+from agentr_core.store.queries.datasets import episode_counts
+from agentr_core.store.queries.runs import trained_outside
+from agentr_core.store.queries.trees import CallCount, OperatorCount, call_counts, operator_counts
 
 TITLE = "The flywheel by operator"
 _MADE = {
@@ -55,10 +65,10 @@ def family_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
         f"A child that goes on from its parent has the parent's {charged} up to there, too. {cost} saved are those of "
         "the parent minus those of its child, on average."
     )
-    return (Section("families", TITLE, (Table(columns, tuple(map(_row, found))),), note),)
+    return (Section("families", TITLE, (Table(columns, tuple(map(_operator_row, found))),), note),)
 
 
-def _row(made: OperatorCount) -> Row:
+def _operator_row(made: OperatorCount) -> Row:
     return Row(
         (
             _MADE.get(made.operator, made.operator),
@@ -69,3 +79,214 @@ def _row(made: OperatorCount) -> Row:
             wording.count(made.samples),
         )
     )
+
+
+# The report's section on calls of tools: who answered, and how the calls ended.
+
+
+def tool_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
+    """Return the section on the calls of tools in an iteration; none if there were none."""
+    counts = call_counts(place.store, place.run_id, iteration)
+    if not counts:
+        return ()
+    columns = (Column("Tool", "text"), Column("Answered by", "text"), Column("Status", "text"))
+    table = Table((*columns, *map(Column, ("Calls", "Cached", "Milliseconds a call"))), tuple(map(_tool_row, counts)))
+    note = "Code is answered by a level of the sandbox: how far it is confined. agentr doctor explains the levels."
+    return (Section("tools", "Calls of tools", (table,), note),)
+
+
+def _tool_row(one: CallCount) -> Row:
+    return Row(
+        (
+            one.tool,
+            one.provider or "nobody",
+            one.status,
+            wording.count(one.calls),
+            wording.count(one.cached),
+            f"{1000 * one.seconds / one.calls:.1f}",
+        )
+    )
+
+
+# What a report says about the questions that a stage of the curriculum chose.
+
+_FRONTS = 6
+"""Number of fronts that have a row of their own."""
+
+
+def selection_funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
+    """Return how many questions were answered, could be trained on and were chosen, and what became
+    of the groups that were sampled for the chosen ones; where nothing was chosen here, only that.
+    """
+    found = load_selection(place.store, place.iteration_id(iteration))
+    if not found and trained_outside(place.store, place.run_id):
+        return FUNNEL_OF_GROUPS.stages(place, iteration)
+    fit = [one for one in found if one.front is not None]
+    chosen = [one for one in fit if one.selected]
+    return (
+        FunnelStage(name="questions", count=len(found)),
+        FunnelStage(name="fit to be chosen", count=len(fit), rejected=_reasons(found, fitting=False)),
+        FunnelStage(name="chosen questions", count=len(chosen), rejected=_reasons(found, fitting=True)),
+        *FUNNEL_OF_GROUPS.stages(place, iteration),
+    )
+
+
+def selection_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
+    """Return the section of an iteration's selection; none where it selects nothing."""
+    found = load_selection(place.store, place.iteration_id(iteration))
+    if not found:
+        return ()
+    config = place.recipe.et_agent.curriculum
+    how = "front by front, the last by crowding distance" if config.select == "pareto" else "at random"
+    note = (
+        f"Each question was answered {config.rollouts} times; S is the standard deviation over its answers, of their "
+        f"correctness and of their {config.counts}. Questions are chosen {how}; the first front is 0. View v_selection "
+        "has all."
+    )
+    return (Section("selection", "Selected questions", tuple(_selection_blocks(found)), note),)
+
+
+def _selection_blocks(found: Sequence[Selected]) -> Iterator[Block]:
+    others, chosen = ([_point(one) for one in found if one.selected is flag] for flag in (False, True))
+    caption = "Questions by the dispersion of correctness (across) and of cost (up); the chosen ones are coloured."
+    left = [point for point in others if point is not None]
+    yield Figure(plots.scatter(left, [point for point in chosen if point is not None], caption), caption)
+    yield _fronts(found)
+
+
+def _point(one: Selected) -> plots.Point | None:
+    return None if one.s_corr is None or one.s_tool is None else (one.s_corr, one.s_tool)
+
+
+def _fronts(found: Sequence[Selected]) -> Table:
+    """Return a table of the first fronts, the later ones together, and questions in no front."""
+    groups: dict[str, list[Selected]] = {}
+    for one in sorted(found, key=lambda one: (one.front is None, one.front or 0)):
+        later = f"{_FRONTS} and later"
+        name = "none" if one.front is None else str(one.front) if one.front < _FRONTS else later
+        groups.setdefault(name, []).append(one)
+    titles = ("Questions", "Chosen", "Correctness, %", "Cost", "S of correctness", "S of cost")
+    rows = (Row((name, *_cells(some))) for name, some in groups.items())
+    return Table((Column("Front", "text"), *(Column(title) for title in titles)), tuple(rows))
+
+
+def _cells(some: Sequence[Selected]) -> tuple[str, ...]:
+    spread = [point for one in some if (point := _point(one)) is not None]
+    corr, tool = (fmean(point[axis] for point in spread) if spread else None for axis in (0, 1))
+    return (
+        wording.count(len(some)),
+        wording.count(sum(one.selected for one in some)),
+        wording.percent(fmean(one.correctness for one in some)),
+        wording.decimal(fmean(one.cost for one in some)),
+        wording.decimal(corr, 3),
+        wording.decimal(tool, 3),
+    )
+
+
+def _reasons(found: Sequence[Selected], *, fitting: bool) -> dict[str, int]:
+    counted = Counter(one.reason for one in found if (one.front is not None) is fitting and not one.selected)
+    return dict(sorted(counted.items()))
+
+
+# The report's section on behaviour: what right answers cost, by model and by source.
+
+_ROWS: Mapping[str, tuple[str, float, int]] = {
+    "performance": ("P, %", 100, 1),
+    "performance_gain_over_base": ("P above base, points", 100, 1),
+    "efficiency": ("Efficiency, %", 100, 1),
+    "efficiency_gain_over_base": ("Efficiency above base", 100, 1),
+    "f1": ("F1, knowledge, %", 100, 1),
+    "judged": ("Right, mathematics, %", 100, 1),
+    "exact_match": ("EM, %", 100, 1),
+    "tool_productivity": ("Tool productivity", 1, 1),
+    "successful_execution": ("Successful execution, %", 100, 1),
+    "reasoning_length": ("P per 1,000 tokens", 1, 2),
+    "redundant_calls": ("Redundant calls, %", 100, 1),
+    "conciseness": ("Concise, %", 100, 1),
+    "nudged_right": ("Corrected by a nudge, %", 100, 1),
+}
+"""The title, factor and digits of each metric."""
+_AXES: Mapping[str, str] = {
+    "performance": "performance",
+    "efficiency": "efficiency",
+    "tool_productivity": "tool productivity",
+    "successful_execution": "execution",
+    "reasoning_length": "brevity",
+    "redundant_calls": "no redundancy",
+    "conciseness": "conciseness",
+}
+"""Axes of the radar chart; that of redundant calls shows 1 minus the metric."""
+
+
+def behaviour_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
+    """Return the section on behaviour up to an iteration; none if nothing is known."""
+    found = {number: load_measures(place.store, evaluation_id(place, number, TEST)) for number in range(iteration + 1)}
+    known = {number: measures for number, measures in found.items() if "efficiency" in measures}
+    if not known:
+        return ()
+    curriculum = place.recipe.et_agent.curriculum
+    counts = curriculum.counts
+    note = (
+        "Means with 95% intervals, clustered by question. P is the mean reward, efficiency the mean of reward / "
+        f"{counts} (reward / 1 where there are none), successful execution that of reward / (1 + failed {counts}). "
+        f"With t {counts} on average, tool productivity is 100 P t / (t + 0.1). All are defined in "
+        "agentr_core/methods/et_agent/behaviour.py."
+        + (" Calls are also those that were refused, since none was left." if curriculum.refused_calls else "")
+    )
+    return (Section("behaviour", "Behaviour", tuple(_behaviour_blocks(known, iteration)), note),)
+
+
+def _behaviour_blocks(known: Mapping[int, Measures], iteration: int) -> Iterator[Block]:
+    if iteration in known:
+        yield _radar(known, iteration)
+    yield _table({wording.iteration(number): measures for number, measures in known.items()})
+    newest = known[max(known)]
+    sources = {name.removeprefix(OF_SOURCE).rpartition("/")[0] for name in newest if name.startswith(OF_SOURCE)}
+    if len(sources) > 1:
+        yield Paragraph(f"{wording.iteration(max(known)).capitalize()} by source of the questions:")
+        yield _table({source: _of(newest, source) for source in sorted(sources)})
+
+
+def _of(measures: Measures, source: str) -> Measures:
+    prefix = f"{OF_SOURCE}{source}/"
+    return {name.removeprefix(prefix): one for name, one in measures.items() if name.startswith(prefix)}
+
+
+def _radar(known: Mapping[int, Measures], iteration: int) -> Figure:
+    axes = [name for name in _AXES if all(name in measures for measures in known.values())]
+    values = {
+        wording.iteration(number): [_worth(name, measures[name]) for name in axes] for number, measures in known.items()
+    }
+    ends = [max(*column, 0.0) or 1.0 for column in zip(*values.values(), strict=True)]
+    shares = {
+        name: [max(0.0, value) / end for value, end in zip(line, ends, strict=True)] for name, line in values.items()
+    }
+    caption = (
+        "Behaviour on the test set: this iteration coloured, the base dashed. Each axis ends at the best of the models "
+        "shown; outward is better."
+    )
+    return Figure(plots.radar([_AXES[name] for name in axes], shares, wording.iteration(iteration), caption), caption)
+
+
+def _worth(name: str, estimate: Estimate) -> float:
+    return 1 - estimate.mean if name == "redundant_calls" else estimate.mean
+
+
+def _table(models: Mapping[str, Measures]) -> Table:
+    """Return a row for each metric that any has, and a column for each model, or source."""
+    rows = (
+        Row((_ROWS[name][0], *(_cell(measures.get(name), *_ROWS[name][1:]) for measures in models.values())))
+        for name in _ROWS
+        if any(name in measures for measures in models.values())
+    )
+    return Table((Column("Metric", "text"), *map(Column, models)), tuple(rows))
+
+
+def _cell(estimate: Estimate | None, factor: float, digits: int) -> Measured | None:
+    if estimate is None:
+        return None
+    text, low, high = (
+        wording.decimal(factor * value, digits).replace("-", wording.MINUS)
+        for value in (estimate.mean, estimate.low, estimate.high)
+    )
+    return Measured(text, f"{low} to {high}" if math.isfinite(estimate.low) else "")

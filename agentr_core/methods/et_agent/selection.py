@@ -10,14 +10,49 @@ et al. 2002) for fronts and crowding.
 
 from __future__ import annotations
 
+import math
+import random
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from agentr_core.errors import DataFault
+from agentr_core.environments.native import is_misread
+from agentr_core.environments.reasoning.grammar import strict_fault, text_of
+from agentr_core.environments.reasoning.world import ReasoningWorld
+from agentr_core.episodes.transcript import Continuation, transcript_of
+from agentr_core.errors import ConfigError, DataFault
+from agentr_core.evaluation.episodes import EpisodePlan
+from agentr_core.fingerprint import derive_seed
+from agentr_core.methods.catalogue import acting_in_groups
+from agentr_core.methods.et_agent.operators import Tagged, manner_of
+from agentr_core.protocols import Environment
+from agentr_core.recipes.et_agent import CurriculumConfig
+from agentr_core.recipes.recipe import Recipe
+from agentr_core.runtime.episode_shard import plan_rollouts, play_rollouts, rollout_id
+from agentr_core.runtime.instances import SELECTED, separate_instances
+from agentr_core.runtime.place import Workplace
+from agentr_core.samples.filters import Filtered
+from agentr_core.stages.dataset import whole_rows
+from agentr_core.store.codec.ledger import rejection_rows, store_anew
+from agentr_core.store.codec.samples import (
+    RolloutOutcome,
+    Selected,
+    chosen_rows,
+    load_members,
+    load_rollout_outcomes,
+    load_selection,
+    selection_rows,
+)
+from agentr_core.store.tables import merge
+from agentr_core.system import in_thread
+from agentr_core.types import Instance, Rejection, SampleKind, Trajectory
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -193,3 +228,268 @@ def _members(rank: Ints, order: Ints) -> list[Ints]:
         return []
     by_front = order[np.argsort(rank[order], kind="stable")]
     return np.split(by_front, np.flatnonzero(np.diff(rank[by_front])) + 1)
+
+
+# Which episodes a policy is fine-tuned on before reinforcement learning: right answers in the
+# strict format, without a failed call.
+#
+# Source: ET-Agent (arXiv 2601.06860), action-space exploration. Dropping repeated texts and capping
+# the episodes of a question are our additions.
+
+RFT = "rft"
+Episode = tuple[str, Trajectory]
+"""A trajectory with its id."""
+
+
+def fit_for_tuning(
+    episodes: Iterable[Episode], *, per_question: int, seed: int, in_tags: Collection[str] | None = None
+) -> Filtered[Episode]:
+    """Return the episodes to train on, in order, and a rejection with its reason for each of the
+    others. Of episodes with one text, the first is kept.
+
+    Reasons are `wrong-answer`, `format`, `failed-call`, `refused-call` (of a tool that does not
+    exist or is used up), `duplicate` and `question-cap`.
+
+    Args:
+        per_question: the most episodes of an instance, drawn by `seed`; 0 keeps all. A draw keeps
+            long and short ones alike, since fine-tuning should widen behaviour.
+        in_tags: the ids of episodes that must keep the format and have no refused call; None: all.
+            The others are from worlds in turns, where a refused action is a step like any other.
+    """
+    sound: list[Episode] = []
+    rejected: list[Rejection] = []
+    first: dict[str, str] = {}
+    for name, trajectory in episodes:
+        reason, detail = _fault(trajectory, in_tags is None or name in in_tags)
+        text = f"{trajectory.instance.key}\n{text_of(trajectory)}"
+        if not reason and first.setdefault(text, name) != name:
+            reason, detail = "duplicate", f"same text as trajectory {first[text]}"
+        if reason:
+            rejected.append(_reject(name, reason, detail))
+        else:
+            sound.append((name, trajectory))
+    drawn = _drawn(sound, per_question, seed)
+    over = [episode for episode in sound if episode[0] not in drawn]
+    rejected += [_reject(name, "question-cap", f"{one.instance.key} keeps {per_question}") for name, one in over]
+    return Filtered(tuple(episode for episode in sound if episode[0] in drawn), tuple(rejected))
+
+
+def _fault(trajectory: Trajectory, tagged: bool) -> tuple[str, str]:
+    """Return why an episode is not trained on, with details; empty texts where it is."""
+    if not trajectory.success:
+        return "wrong-answer", f"reward {trajectory.reward:g}, stopped by {trajectory.stop}"
+    if tagged and (fault := strict_fault(text_of(trajectory))):
+        return "format", fault
+    if unread := next((step.action for step in trajectory.steps if is_misread(step.action)), ""):
+        return "format", unread
+    failed = next((call for step in trajectory.steps for call in step.tool_calls if call.status != "ok"), None)
+    if failed is not None:
+        return "failed-call", f"{failed.tool}: {failed.status}"
+    refused = [step.action for step in trajectory.steps if tagged and step.valid is False]
+    return ("refused-call", refused[0]) if refused else ("", "")
+
+
+def _drawn(sound: Sequence[Episode], per_question: int, seed: int) -> set[str]:
+    """Return the ids of the episodes that the cap leaves, independent of their order and ids."""
+    by_question: dict[str, list[tuple[str, str]]] = {}
+    for name, trajectory in sound:
+        by_question.setdefault(trajectory.instance.key, []).append((text_of(trajectory), name))
+    return {
+        name
+        for key, episodes in by_question.items()
+        for _, name in random.Random(derive_seed(seed, "rft", key)).sample(
+            sorted(episodes), min(len(episodes), per_question or len(episodes))
+        )
+    }
+
+
+def _reject(subject: str, reason: str, detail: str) -> Rejection:
+    return Rejection(stage=RFT, subject=subject, reason=reason, detail=detail)
+
+
+# Selection for fine-tuning: trajectories of an iteration's flywheel that are fit become samples;
+# all others are stored as rejections.
+
+
+async def select_rft(place: Workplace, iteration: int) -> dict[str, Any]:
+    """Make the samples of an iteration from its flywheel; return how many there are, and how many
+    trajectories are not trained on.
+
+    Families that an error stopped contribute the members that they have.
+    """
+    iteration_id = place.iteration_id(iteration)
+
+    def make() -> dict[str, Any]:
+        members = load_members(place.store, iteration_id)
+        with place.worlds() as worlds:
+            tagged = {
+                key
+                for key, member in members.items()
+                if isinstance(manner_of(worlds.of(member.instance), member.instance), Tagged)
+            }
+        chosen = fit_for_tuning(
+            # Of equal texts the first is kept and its tokens are trained on, so ids, which contain
+            # the run, must not order them.
+            sorted(members.items(), key=lambda member: [step.token_ids for step in member[1].steps]),
+            per_question=place.recipe.et_agent.rft.per_question,
+            seed=derive_seed(place.recipe.seed, RFT, iteration),
+            in_tags=tagged,
+        )
+        kept = whole_rows(place, iteration, dict(chosen.kept), stage=RFT)
+        rows = merge([rejection_rows(chosen.rejected, iteration_id=iteration_id), kept])
+        store_anew(place.store, rows, iteration_id=iteration_id, stage=RFT, kinds=[SampleKind.GOOD])
+        return {"samples": len(kept.get("sample", ())), "rejected": len(chosen.rejected)}
+
+    with place.timed("select_rft", iteration):
+        return await in_thread(make)
+
+
+# Rollouts of a stage of the curriculum: the policy answers each training question several times.
+#
+# The rollouts are not trained on; their dispersions decide which questions are.
+
+ROLLOUT = "rollout"
+
+
+async def rollout(place: Workplace, iteration: int) -> dict[str, Any]:
+    """Play the missing rollouts of an iteration; those of another run with the same inputs are
+    copied.
+
+    Raises:
+        ErrorBudgetSpent: more episodes failed than the recipe allows; what was played is kept.
+        DataFault: training and test instances overlap, or the policy is missing.
+        WorkerLost: workers were lost again and again; what came back is kept.
+    """
+    wanted = _wanted(place, iteration, await separate_instances(place, iteration))
+    plan_rollouts(place, iteration, wanted, stage=ROLLOUT)
+    how = acting_in_groups(place.recipe)
+    new = await play_rollouts(
+        place,
+        iteration,
+        wanted,
+        stage=ROLLOUT,
+        name="rollouts",
+        sampling=how.sampling,
+        max_steps=how.max_steps,
+        limits=how.limits,
+    )
+    return {"rollouts": len(wanted), "new": new}
+
+
+def check_counts(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
+    """Raise `ConfigError` where calls are counted, and the format of tags is asked for, in a world
+    of turns, or where a tool has a cost that the world has not, or boxes are asked for where there
+    are no questions.
+    """
+    tools, costs = env.tools if isinstance(env, ReasoningWorld) else None, recipe.et_agent.curriculum.call_costs
+    if tools is not None and (unknown := sorted(costs.keys() - set(tools))):
+        has = " and ".join(tools) or "none"
+        raise ConfigError(f"et_agent.curriculum.call_costs: {env.name} has no tool {unknown[0]}; it has {has}")
+    if recipe.et_agent.curriculum.boxed_only and tools is None:
+        raise ConfigError(
+            f"et_agent.curriculum.boxed_only: {env.name} has no questions that are answered in a box; leave it out"
+        )
+    if recipe.et_agent.curriculum.counts == "calls" and not isinstance(transcript_of(env), Continuation):
+        raise ConfigError(
+            f"et_agent.curriculum.counts: calls are counted in one growing turn with tags; episodes of {env.name} are "
+            "turns, so set it to steps"
+        )
+
+
+def _wanted(place: Workplace, iteration: int, instances: Sequence[Instance]) -> dict[str, EpisodePlan]:
+    """Return the rollouts of an iteration by trajectory id."""
+    recipe, iteration_id, policy = place.recipe, place.iteration_id(iteration), place.policy(iteration)
+    plans = [
+        EpisodePlan(
+            instance=instance,
+            number=number,
+            seed=derive_seed(recipe.seed, ROLLOUT, iteration, instance.key, number),
+            repeats=recipe.grpo.repeats,
+        )
+        for instance in instances
+        for number in range(recipe.et_agent.curriculum.rollouts)
+    ]
+    return {rollout_id(iteration_id, policy.id, plan): plan for plan in plans}
+
+
+# The selection in a curriculum stage: chooses the questions to train on by their rollouts.
+
+SELECT = "select"
+_LEFT_OUT: Mapping[str, Any] = MappingProxyType(
+    dict.fromkeys(("s_corr", "s_tool", "front", "crowding")) | {"selected": False, "reason": "incomplete"}
+)
+
+
+async def select_questions(place: Workplace, iteration: int) -> dict[str, Any]:
+    """Choose the questions of an iteration by its rollouts, and store the outcome for each. A
+    stored selection is not changed.
+
+    Raises `DataFault` when no question can be trained on.
+    """
+    iteration_id, config = place.iteration_id(iteration), place.recipe.et_agent.curriculum
+    found = load_selection(place.store, iteration_id)
+    if not found:
+        instances = {one.key: one for one in await separate_instances(place, iteration)}
+        with place.timed(SELECT, iteration):
+            outcomes = load_rollout_outcomes(place.store, iteration_id)
+            seed = derive_seed(place.recipe.seed, SELECT, iteration)
+            found = chosen_of(outcomes, config, seed=seed)
+            chosen = [instances[one.instance_id] for one in found if one.selected]
+            rows = selection_rows(iteration_id, found)
+            place.store.write(merge([rows, chosen_rows(iteration_id, {SELECTED: chosen})]))
+    count = sum(one.selected for one in found)
+    if not count:
+        raise DataFault(
+            f"no question of iteration {iteration} has right and wrong answers among its {config.rollouts} rollouts; "
+            "sample more of each (et_agent.curriculum.rollouts), or other questions"
+        )
+    return {"questions": len(found), "selected": count}
+
+
+def chosen_of(outcomes: Sequence[RolloutOutcome], config: CurriculumConfig, *, seed: int) -> list[Selected]:
+    """Return the outcome for each question, in the order of the rollouts.
+
+    A question with a rollout that failed for good is left out, because dispersions over different
+    numbers of rollouts cannot be compared.
+    """
+    groups: defaultdict[str, list[RolloutOutcome]] = defaultdict(list)
+    for one in outcomes:
+        groups[one.instance_id].append(one)
+    played = {key: [one for one in group if one.reward is not None] for key, group in groups.items()}
+    whole = [key for key in groups if len(played[key]) == config.rollouts]
+    shape = len(whole), config.rollouts
+    correctness = np.array([one.reward for key in whole for one in played[key]], dtype=np.float64).reshape(shape)
+    costs = np.array([_cost(one, config) for key in whole for one in played[key]], dtype=np.float64).reshape(shape)
+    if config.select == "random":
+        found = draw(whole, correctness, costs, config.questions, mixed_only=config.mixed_only, seed=seed)
+    else:
+        found = select(whole, correctness, costs, config.questions, mixed_only=config.mixed_only)
+    told = dict(zip(whole, _told(found, reasons(found, drawn=config.select == "random")), strict=True))
+    return [
+        Selected(
+            instance_id=key,
+            episodes=len(group),
+            correctness=fmean(one.reward or 0.0 for one in group) if group else 0.0,
+            cost=fmean(_cost(one, config) for one in group) if group else 0.0,
+            **told.get(key, _LEFT_OUT),
+        )
+        for key, group in played.items()
+    ]
+
+
+def _told(found: Selection, why: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield what a selection says about each question, as fields of its row."""
+    for place, reason in enumerate(why):
+        crowding = float(found.crowding[place])
+        yield {
+            "s_corr": float(found.correctness[place]),
+            "s_tool": float(found.calls[place]),
+            "front": int(found.rank[place]) if found.rank[place] >= 0 else None,
+            "crowding": None if math.isnan(crowding) else crowding,
+            "selected": bool(found.selected[place]),
+            "reason": reason,
+        }
+
+
+def _cost(one: RolloutOutcome, config: CurriculumConfig) -> int:
+    return (one.calls if config.counts == "calls" else one.steps) or 0

@@ -2,15 +2,161 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Final
+
 from agentr_core.methods.catalogue import DEMONSTRATE, EXPLORE, PREFER
 from agentr_core.methods.eto.preferences import STAGE
-from agentr_core.methods.eto.report_sections import PreferenceRecord, preferences, preferences_of_run
-from agentr_core.reports.document import Section
-from agentr_core.reports.records import FunnelStage
+from agentr_core.reports import plots, sections, wording
+from agentr_core.reports.document import Block, Column, Counts, Figure, FunnelStage, Paragraph, Row, Section, Table
 from agentr_core.runtime.place import Workplace
-from agentr_core.stages.report_funnels import expert_episodes, rejected_by, to_rows
-from agentr_core.store.queries import funnels
-from agentr_core.store.queries.preferences import preference_counts, preference_training
+from agentr_core.stages.report import expert_episodes, rejected_by, to_rows
+from agentr_core.store.queries import datasets
+from agentr_core.store.queries.datasets import PreferenceTrainingStep, preference_counts, preference_training
+from agentr_core.types import PreferenceCase
+
+# The part of a report about preference pairs: how many there are, how far apart their sides are,
+# and how training on them went.
+
+TITLE = "Preference pairs"
+_END = 5
+"""Optimizer steps that count as the end of a training."""
+_CASES: Final[Mapping[str, str]] = {
+    PreferenceCase.LOSE: "the policy got less than the expert",
+    PreferenceCase.WIN: "the policy got more than the expert",
+    PreferenceCase.STEP: "two steps from one state",
+    PreferenceCase.OWN: "the policy's best and worst episode",
+    PreferenceCase.TREE: "two branches of a tree",
+    PreferenceCase.FILE: "a ready pair",
+}
+"""What the names of cases mean."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreferenceRecord:
+    """The preference pairs of an iteration, and how training on them went.
+
+    `margins` counts pairs by reward margin, in bins of a tenth named by their lower ends; `cut`
+    counts those whose rejected side was cut.
+    """
+
+    kinds: Counts
+    rejected: Counts = field(default_factory=dict)
+    margins: Mapping[float, int] = field(default_factory=dict)
+    cut: int = 0
+    steps: tuple[PreferenceTrainingStep, ...] = ()
+
+
+def preferences(record: PreferenceRecord) -> Section:
+    """Return the section of an iteration that made preference pairs."""
+    note = "Rewards are the environment's; an implicit reward is beta times the log-ratio of policy and reference."
+    return Section("preferences", TITLE, tuple(_blocks(record)), note)
+
+
+def preferences_of_run(records: Mapping[int, PreferenceRecord]) -> Section:
+    """Return the section of a run whose iterations made preference pairs."""
+    rows = (Row((wording.iteration(number), *_of_run(record))) for number, record in records.items())
+    titles = (
+        "Pairs",
+        "Turned away",
+        "Rejected side cut",
+        "Optimizer steps",
+        "Last loss",
+        "Reward accuracy at the end, %",
+        "Implicit reward chosen",
+        "Rejected",
+    )
+    table = Table((Column("Iteration", "text"), *map(Column, titles)), tuple(rows))
+    note = f"Training numbers are means over the last {_END} optimizer steps, since single batches scatter."
+    return Section("preferences-run", "Preference pairs over the run", (table,), note)
+
+
+def _of_run(record: PreferenceRecord) -> tuple[str, ...]:
+    end = record.steps[-_END:]
+    counts = (sum(record.kinds.values()), sum(record.rejected.values()), record.cut)
+    means = [
+        fmean(values) if values else None
+        for values in (
+            [one.loss for one in end],
+            [one.reward_accuracy for one in end if one.reward_accuracy is not None],
+            [one.chosen_rewards for one in end if one.chosen_rewards is not None],
+            [one.rejected_rewards for one in end if one.rejected_rewards is not None],
+        )
+    ]
+    loss, accuracy, chosen, rejected = means
+    return (
+        *map(wording.count, counts),
+        wording.count(len(record.steps)),
+        wording.decimal(loss, 3),
+        wording.percent(accuracy),
+        wording.decimal(chosen, 3),
+        wording.decimal(rejected, 3),
+    )
+
+
+def _blocks(record: PreferenceRecord) -> Iterator[Block]:
+    cases = {": ".join(filter(None, (kind, _CASES.get(kind)))): count for kind, count in record.kinds.items()}
+    yield sections.counts("What made the difference", "Pairs", cases)
+    if record.rejected:
+        yield sections.counts("Turned away", "Candidates", record.rejected)
+    if record.margins:
+        caption = f"Margin of reward between the two sides. The rejected side of {record.cut} pairs was cut."
+        counted = {f"{low:.1f}{wording.TO}{low + 0.1:.1f}": count for low, count in record.margins.items()}
+        drawing = plots.bars(counted, "Pairs by margin of reward")
+        instead = sections.counts("Margin", "Pairs", counted)
+        yield Figure(drawing, caption, (Paragraph(caption), instead))
+    else:
+        yield Paragraph("Not measured: margins; the pairs tell no rewards.")
+    if record.steps:
+        yield from _training(record.steps)
+    else:
+        yield Paragraph("Not measured: how training went; no steps were stored.")
+
+
+def _training(steps: Sequence[PreferenceTrainingStep]) -> Iterator[Block]:
+    curves = {
+        "Log-probability": [(s.chosen_logps, s.rejected_logps) for s in steps],
+        "Implicit reward": [(s.chosen_rewards, s.rejected_rewards) for s in steps],
+    }
+    # One step makes no curve.
+    for name, values in curves.items() if len(steps) > 1 else ():
+        chosen, rejected = [one for one, _ in values], [other for _, other in values]
+        caption = f"{name} of the chosen (solid) and the rejected sides (dashed) by optimizer step."
+        yield Figure(plots.curves({"chosen": chosen, "rejected": rejected}, caption), caption)
+    yield _milestones(steps)
+
+
+def _milestones(steps: Sequence[PreferenceTrainingStep]) -> Table:
+    """Return a table of the first and last steps and some in between; batches differ, so single
+    numbers scatter.
+    """
+    places = sorted({round(part * (len(steps) - 1) / 4) for part in range(5)})
+    rows = (
+        Row(
+            (
+                str(step.step),
+                wording.decimal(step.loss, 3),
+                wording.percent(step.reward_accuracy),
+                wording.decimal(step.chosen_logps, 1),
+                wording.decimal(step.rejected_logps, 1),
+                wording.decimal(step.chosen_rewards, 3),
+                wording.decimal(step.rejected_rewards, 3),
+            )
+        )
+        for step in (steps[place] for place in places)
+    )
+    titles = (
+        "Step",
+        "Loss",
+        "Reward accuracy, %",
+        "Log-prob. chosen",
+        "Rejected",
+        "Implicit reward chosen",
+        "Rejected",
+    )
+    return Table(tuple(Column(title) for title in titles), tuple(rows))
 
 
 def funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
@@ -19,11 +165,11 @@ def funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
     made: list[FunnelStage] = []
     if DEMONSTRATE.name in has:
         made.append(expert_episodes(place, iteration))
-    explored = funnels.episode_counts(place.store, source, "rollout")
+    explored = datasets.episode_counts(place.store, source, "rollout")
     if EXPLORE.name in has:
         made.append(FunnelStage(name="explored episodes", count=explored.played))
     if PREFER.name in has:
-        paired = funnels.count_preferences(place.store, source)
+        paired = datasets.count_preferences(place.store, source)
         made.append(FunnelStage(name="preference pairs", count=paired, rejected=rejected_by(place, source, STAGE)))
     else:
         made.append(FunnelStage(name="successes", count=explored.solved))

@@ -6,6 +6,7 @@ Sources: arXiv 2402.03300; 2503.14476 and 2503.20783 for its variants.
 
 from __future__ import annotations
 
+from agentr_core.evaluation.metrics import Forecast, Headroom, Prospect, mixed, prospect
 from agentr_core.methods.catalogue import (
     EVALUATE,
     EVALUATE_BASE,
@@ -13,12 +14,34 @@ from agentr_core.methods.catalogue import (
     GROUPS_OF_RUN,
     REINFORCE,
     STEPS_OF_GROUPS,
+    acting_in_groups,
+    of_groups,
+    reinforced,
+    sampled_groups,
+    swapping_faults,
 )
-from agentr_core.methods.objectives import acting_in_groups, reinforced, sampled_groups, swapping_faults
-from agentr_core.methods.wording import of_groups
 from agentr_core.recipes.grpo import grpo_faults
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.place import Asked, Method, Plan, imported
+
+# A forecast of what groups of a recipe's size would yield with a given policy.
+
+
+def foresee(recipe: Recipe, headroom: Headroom) -> Prospect:
+    """Return what the groups of an iteration would yield, were all instances drawn equally often,
+    and whether GRPO can learn from it. A curriculum finds more.
+
+    Groups that are all won or all lost have no advantage.
+    """
+    size = recipe.grpo.num_generations
+    groups = recipe.grpo.steps * recipe.grpo.groups
+    expected = headroom.rates.total(groups, lambda _, run: mixed(run, size), most=1)
+    return prospect(
+        "grpo",
+        [Forecast(name="mixed_groups", expected=expected)],
+        needs="mixed_groups",
+        short=f"{size} episodes of an instance nearly always all win or all lose",
+    )
 
 
 def plan(recipe: Recipe, iteration: int) -> Plan:
@@ -56,6 +79,6 @@ METHOD = Method(
     describe=_describe,
     sampled=_sampled,
     acting=acting_in_groups,
-    prospect=imported("agentr_core.methods.grpo.prospect:foresee"),
+    prospect=imported("agentr_core.methods.grpo:foresee"),
     report=(STEPS_OF_GROUPS, GROUPS_OF_RUN),
 )

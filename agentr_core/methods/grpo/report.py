@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from agentr_core.methods.grpo.measures import untrained
+from agentr_core.methods.grpo.train import untrained
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.reports import plots, wording
-from agentr_core.reports.document import Block, Column, Figure, Paragraph, Row, Section, Table
-from agentr_core.reports.records import FunnelStage
+from agentr_core.reports.document import Block, Column, Figure, FunnelStage, Paragraph, Row, Section, Table
 from agentr_core.runtime.place import Workplace
-from agentr_core.store.queries.groups import GroupStep, Validation, group_counts, group_steps, validations
-from agentr_core.store.queries.iterations import trained_outside
+from agentr_core.store.queries.runs import trained_outside
+from agentr_core.store.queries.trees import GroupStep, Validation, group_counts, group_steps, validations
 
 TITLE = "Reinforcement learning by step"
 _ROWS = 12

@@ -2,39 +2,340 @@
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Literal
 
-from agentr_core.episodes.asking import Helper
+import numpy as np
+
 from agentr_core.episodes.rollout import stateful
-from agentr_core.errors import EnvironmentFault, Transient
+from agentr_core.episodes.steps import Helper
+from agentr_core.errors import DataFault, EnvironmentFault, Transient
 from agentr_core.evaluation.episodes import EpisodePlan, episode_plans
 from agentr_core.fingerprint import derive_seed
-from agentr_core.methods.grpo.curriculum import PastRewards, choose, lost
-from agentr_core.methods.grpo.families import Family
-from agentr_core.methods.grpo.revisiting import Beginning, beginning, revisited
 from agentr_core.models.samplers import Sampler
-from agentr_core.protocols.environment import Environment
+from agentr_core.protocols import Environment
+from agentr_core.recipes.grpo import BranchingConfig, GrpoConfig
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.episode_shard import EpisodeShard, rollout_id, with_ungraded
-from agentr_core.runtime.equipment import Checkpoint
+from agentr_core.runtime.equipment import Checkpoint, Worlds
 from agentr_core.runtime.instances import held_out
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.shards import Effort
-from agentr_core.runtime.worlds import Worlds
 from agentr_core.stages.demonstrate import expert_id, expert_rows, expert_trajectory, need_expert
 from agentr_core.stages.evaluate import limited
-from agentr_core.store import Writer
-from agentr_core.store.codec.derivations import derivation_rows
-from agentr_core.store.codec.groups import VALIDATION, Group, load_failures, validation_rows
-from agentr_core.store.codec.ledger import rejection_rows
+from agentr_core.store.codec.ledger import VALIDATION, Group, load_failures, rejection_rows, validation_rows
+from agentr_core.store.codec.samples import derivation_rows
 from agentr_core.store.codec.trajectories import load_trajectories
-from agentr_core.threads import in_thread
+from agentr_core.store.database import Writer
+from agentr_core.system import in_thread
 from agentr_core.training.group.advantages import has_contrast
-from agentr_core.training.objectives import GroupReward
-from agentr_core.types import Derivation, Instance, Rejection, Trajectory
+from agentr_core.training.job import GroupReward
+from agentr_core.types import Derivation, Instance, Rejection, Step, Trajectory
+
+# Groups that begin in the middle: which of a step's instances go on from a failed episode or the
+# expert's, and after which of its steps.
+#
+# Agent-R splices a revision onto the beginning of a bad path and trains on it (arXiv 2501.11425,
+# section 3.2). Here the policy itself goes on from such a beginning, as in the revision test, and
+# is rewarded for the outcome. Where it never wins, it goes on from a beginning of the expert's
+# episode: the later that ends, the less is left to find (arXiv 2402.05808).
+
+Operator = Literal["revision", "continuation"]
+"""Of a failed episode, or of the expert's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning:
+    """The steps that the episodes of a group go on from: the first ones of trajectory `parent`, an
+    id; without any, they begin at the start. `operator` says whose trajectory it is.
+    """
+
+    steps: tuple[Step, ...] = ()
+    parent: str = ""
+    operator: Operator = "revision"
+
+
+def revisited(
+    instances: Sequence[Instance], failed: Mapping[str, Sequence[str]], *, share: float, seed: int
+) -> dict[str, str]:
+    """Return the failed episodes to go on from, by instance key: one for each of at most a `share`
+    of all `instances`, drawn by the seed.
+
+    At least one instance is always left out, so that each step has episodes from the start.
+
+    Args:
+        failed: the ids of failed episodes with at least two steps, by the key of their instance, in
+            the order in which they were planned.
+    """
+    able = sorted({instance.key for instance in instances if failed.get(instance.key)})
+    rng = random.Random(seed)
+    most = min(round(share * len(instances)), len(instances) - 1)
+    chosen = rng.sample(able, min(len(able), most))
+    return {key: rng.choice(failed[key]) for key in sorted(chosen)}
+
+
+def beginning(key: str, trajectory: Trajectory, *, seed: int, operator: Operator = "revision") -> Beginning:
+    """Return a beginning of the trajectory with id `key`, which has at least two steps: at least
+    one is kept and at least one is cut off, so that no beginning ends the episode. Where it is cut
+    is drawn by the seed and the instance.
+    """
+    cut = random.Random(derive_seed(seed, "cut", trajectory.instance.key)).randrange(1, len(trajectory.steps))
+    return Beginning(steps=trajectory.steps[:cut], parent=key, operator=operator)
+
+
+# Episodes that branch where the policy becomes less sure than it was at the start.
+#
+# A group begins with a few episodes. After each observation an episode may branch: another one is
+# played from the same steps on. The chance grows with the entropy of the preceding reply minus that
+# of the first reply. Episodes that the group still lacks in the end are played from the start.
+# Source: ARPO (arXiv 2507.19849).
+#
+# Entropies are estimated from the log-probabilities of the tokens that were drawn: minus their sum
+# is, on average, the entropy of the policy's whole distribution. The published code sums p * log p
+# over the ten likeliest tokens instead.
+
+OPERATOR = "branch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """An episode of a group that was played, with the id of its trajectory.
+
+    The first step of a branch is its parent's, and so is the entropy with which later ones are
+    compared.
+    """
+
+    key: str
+    plan: EpisodePlan
+    trajectory: Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fork:
+    """The place where a member branches: after the first `position` of its steps."""
+
+    parent: Member
+    position: int
+
+    @property
+    def prefix(self) -> tuple[Step, ...]:
+        """The steps that the branch goes on from."""
+        return self.parent.trajectory.steps[: self.position]
+
+
+def entropy(step: Step, branching: BranchingConfig, vocabulary: int) -> float:
+    """Return an estimate of the entropy of a reply's first tokens, summed over them, in units of
+    `ln(vocabulary)`.
+
+    Raises `DataFault` if the reply has no log-probabilities.
+    """
+    if step.logprobs is None:
+        raise DataFault(f"the reply {step.reply[:60]!r} has no log-probabilities, so its entropy is not known")
+    return -sum(step.logprobs[: branching.entropy_tokens]) / math.log(vocabulary)
+
+
+def chance(rise: float, branching: BranchingConfig) -> float:
+    """Return the probability of a branch after a reply whose entropy is `rise` above that of the
+    first one.
+    """
+    return min(1.0, max(0.0, branching.branch_probability + branching.entropy_weight * rise))
+
+
+def forks(
+    members: Sequence[Member], branching: BranchingConfig, vocabulary: int, *, room: int, given: int = 0
+) -> list[Fork]:
+    """Return where members branch: at most `room` places, the earliest in the episodes first.
+
+    Each observation of a member's own, as opposed to its parent's, gives one chance to branch,
+    which a seed of its own decides. The first `given` steps of each were not sampled for the group.
+    """
+    tried = [
+        Fork(parent=one, position=position)
+        for one in members
+        for position in _open(one)
+        if _branches(one, position, branching, vocabulary, given)
+    ]
+    return sorted(tried, key=lambda fork: (fork.position, fork.parent.plan.number))[:room]
+
+
+def _open(one: Member) -> Iterator[int]:
+    """Yield the numbers of steps after which a member got an observation of its own and went on."""
+    steps = one.trajectory.steps
+    for position in range(len(one.plan.prefix) + 1, len(steps)):
+        if steps[position - 1].observation:
+            yield position
+
+
+def _branches(one: Member, position: int, branching: BranchingConfig, vocabulary: int, given: int) -> bool:
+    steps = one.trajectory.steps
+    rise = entropy(steps[position - 1], branching, vocabulary) - entropy(steps[given], branching, vocabulary)
+    draw = random.Random(derive_seed(one.plan.seed, OPERATOR, position)).random()
+    return draw < chance(rise, branching)
+
+
+# A group while it is sampled: which episodes of an instance to play, wave by wave.
+
+
+@dataclass(slots=True, kw_only=True)
+class Family:
+    """The episodes of one instance in a draw. `first` is the number of its first episode."""
+
+    instance: Instance
+    first: int
+    seed: Callable[[int], int]
+    """Returns the seed of an episode, given its number."""
+    beginning: Beginning = field(default_factory=Beginning)
+    """The steps that all of its episodes go on from."""
+    episodes: dict[str, Trajectory] = field(default_factory=dict)
+    """The episodes played so far, by the id of the trajectory."""
+    given: dict[str, int] = field(default_factory=dict)
+    """How many steps an episode began with, by the id of the trajectory, for those that do not
+    begin at the start.
+    """
+    planned: int = 0
+    _newest: list[Member] = field(default_factory=list)
+    _forks: dict[str, Fork] = field(default_factory=dict)
+
+    def next_wave(self, config: GrpoConfig, vocabulary: int) -> list[EpisodePlan]:
+        """Return the episodes to play next; none once the group is full.
+
+        Without branching there is one wave. With it, a wave of fresh episodes is followed by waves
+        of branches from the last one; if none branches, fresh ones fill the group.
+        """
+        room, settings = config.num_generations - self.planned, config.branching
+        if not room or settings is None:
+            return self._fresh(room)
+        if not self.planned:
+            return self._fresh(settings.initial_rollouts)
+        found = forks(self._newest, settings, vocabulary, room=room, given=len(self.beginning.steps))
+        return [self._branch(fork, config) for fork in found] or self._fresh(room)
+
+    def take(self, played: Mapping[str, tuple[EpisodePlan, Trajectory]]) -> list[Derivation]:
+        """Take the played episodes of a wave, by trajectory id; return the derivations of those
+        that do not begin at the start.
+        """
+        self._newest = [Member(key=key, plan=plan, trajectory=done) for key, (plan, done) in played.items()]
+        self.episodes |= {one.key: one.trajectory for one in self._newest}
+        self.given |= {one.key: len(one.plan.prefix) for one in self._newest if one.plan.prefix}
+        return [self._derivation(one) for one in self._newest if one.plan.prefix]
+
+    def _derivation(self, one: Member) -> Derivation:
+        fork = self._forks.get(one.plan.key)
+        return Derivation(
+            child=one.key,
+            parent=fork.parent.key if fork else self.beginning.parent,
+            operator=OPERATOR if fork else self.beginning.operator,
+            position=len(one.plan.prefix),
+            seed=one.plan.seed,
+        )
+
+    def _fresh(self, count: int) -> list[EpisodePlan]:
+        return [
+            EpisodePlan(instance=self.instance, number=n, seed=self.seed(n), prefix=self.beginning.steps)
+            for n in self._numbers(count)
+        ]
+
+    def _branch(self, fork: Fork, config: GrpoConfig) -> EpisodePlan:
+        (number,) = self._numbers(1)
+        plan = EpisodePlan(
+            instance=self.instance,
+            number=number,
+            seed=self.seed(number),
+            prefix=fork.prefix,
+            max_steps=config.max_steps - (fork.position - len(self.beginning.steps)),
+        )
+        self._forks[plan.key] = fork
+        return plan
+
+    def _numbers(self, count: int) -> range:
+        start = self.first + self.planned
+        self.planned += count
+        return range(start, start + count)
+
+
+# Which instances a step draws: those whose groups are likely to have contrast, judging by their
+# latest episodes.
+
+_WON, _MISSED = 0.5, 0.1
+"""Wins and losses that every instance begins with. Most instances are hopeless or mastered, and the
+policy improves: of groups of eight, a third were mixed where the instance had always been lost
+before, and 4% where it had always been won (`deployments/LOG.md`, "which instances have contrast").
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PastRewards:
+    """Rewards of an instance, won and missed, summed over its episodes; earlier ones count less."""
+
+    won: float = 0.0
+    missed: float = 0.0
+
+    def after(self, *, episodes: int, reward: float, memory: float) -> PastRewards:
+        """Return the past rewards after a group with a mean reward in [0, 1]; earlier groups count
+        `memory` times as much.
+        """
+        return PastRewards(
+            won=memory * self.won + episodes * reward, missed=memory * self.missed + episodes * (1.0 - reward)
+        )
+
+
+def contrast(rate: float, size: int) -> float:
+    """Return the chance, in [0, 1), that some of `size` episodes succeed and some fail at this rate
+    of success.
+    """
+    return 1.0 - rate**size - (1.0 - rate) ** size
+
+
+def choose(
+    instances: Sequence[Instance],
+    known: Mapping[str, PastRewards] | None,
+    *,
+    count: int,
+    size: int,
+    seed: int,
+    avoid: Collection[str] = (),
+) -> list[Instance]:
+    """Return `count` instances, starting with those whose groups of `size` episodes are likely to
+    have contrast.
+
+    A rate of success is drawn for each, from the Beta distribution given by its tally and a prior,
+    and the highest chances of contrast win (Thompson sampling). So an instance of which little is
+    known gets its turn too, and so does one that was always lost so far, since the policy improves.
+    If `known` is None, all have the same chance.
+
+    Instances to `avoid`, by key, are chosen only after all others; if there are fewer than `count`
+    instances, they repeat.
+    """
+    random = np.random.default_rng(seed)
+    if known is None:
+        scores = random.random(len(instances))
+    else:
+        found = [known.get(instance.key, PastRewards()) for instance in instances]
+        rates = random.beta([_WON + tally.won for tally in found], [_MISSED + tally.missed for tally in found])
+        scores = np.array([contrast(rate, size) for rate in rates])
+    score_of = {instance.key: score for instance, score in zip(instances, scores, strict=True)}
+    order = sorted(instances, key=lambda instance: (instance.key in avoid, -score_of[instance.key], instance.key))
+    return [order[position % len(order)] for position in range(count)]
+
+
+def lost(instances: Iterable[Instance], known: Mapping[str, PastRewards]) -> list[Instance]:
+    """Return the instances that were played and never earned any reward."""
+    return [instance for instance in instances if instance.key in known and not known[instance.key].won]
+
+
+def past_rewards(outcomes: Iterable[tuple[str, int, float]], *, memory: float) -> dict[str, PastRewards]:
+    """Return the tally of each instance after groups, each given in order as instance, episodes and
+    mean reward.
+    """
+    found: dict[str, PastRewards] = {}
+    for key, episodes, reward in outcomes:
+        found[key] = found.get(key, PastRewards()).after(episodes=episodes, reward=reward, memory=memory)
+    return found
+
 
 STAGE = "reinforce"
 _LEAST = 2

@@ -10,52 +10,229 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import platform
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 
 from agentr_core.episodes.transcript import conversations
-from agentr_core.errors import ConfigError, TrainingFault
-from agentr_core.fingerprint import canonical, derive_seed
-from agentr_core.methods.grpo.curriculum import PastRewards, past_rewards
-from agentr_core.methods.grpo.job import job_of, publish_policy, publish_policy_step, shared_folder
-from agentr_core.methods.grpo.measures import check_answers, measures, untrained
-from agentr_core.methods.grpo.rollouts import STAGE, Rollouts
-from agentr_core.models.files import adapter_base
-from agentr_core.protocols.model import ChatModel, Reloading, Sleeping
+from agentr_core.errors import ConfigError, DataFault, TrainingFault
+from agentr_core.fingerprint import canonical, derive_seed, fingerprint
+from agentr_core.methods.grpo.rollouts import STAGE, PastRewards, Rollouts, past_rewards
+from agentr_core.models.files import SHARED_MEMORY, adapter_base, checkpoint_folder, shared_name, weight_files
+from agentr_core.protocols import ChatModel, Reloading, Sleeping
+from agentr_core.recipes.grpo import GrpoConfig
 from agentr_core.recipes.recipe import replace, resolved
-from agentr_core.runtime.equipment import Checkpoint
-from agentr_core.runtime.helpers import helpers
+from agentr_core.runtime.equipment import Checkpoint, Worlds
 from agentr_core.runtime.instances import trained_instances
-from agentr_core.runtime.place import Clock, Workplace
+from agentr_core.runtime.place import Clock, Workplace, helpers
 from agentr_core.runtime.shards import Effort
-from agentr_core.runtime.trained_on import check_weights, rows_of
-from agentr_core.runtime.worlds import Worlds
+from agentr_core.runtime.start import check_weights, rows_of
 from agentr_core.samples.rendering import Renderer, load_renderer
 from agentr_core.stages.train import store_checkpoint
-from agentr_core.store import Writer
-from agentr_core.store.codec.groups import Group, group_rows, load_groups, load_outcomes, rl_step_rows
-from agentr_core.store.queries.groups import group_counts, step_hashes, validation_of
-from agentr_core.store.queries.outcomes import instance_traits
+from agentr_core.store.codec.ledger import Group, group_rows, load_groups, load_outcomes, rl_step_rows
+from agentr_core.store.database import Writer
+from agentr_core.store.queries.datasets import instance_traits
+from agentr_core.store.queries.trees import GroupCounts, group_counts, step_hashes, validation_of
 from agentr_core.store.tables import merge
-from agentr_core.threads import check_wanted, in_thread
-from agentr_core.training.adapters import skeleton
-from agentr_core.training.checkpoints import is_complete, read_manifest
-from agentr_core.training.cpu_threads import threads
-from agentr_core.training.group import snapshots
+from agentr_core.system import check_wanted, in_thread
+from agentr_core.training.checkpoints import Manifest, is_complete, publish, publish_step, read_manifest
 from agentr_core.training.group.advantages import advantages, has_contrast, step_advantages
-from agentr_core.training.group.learner import Learner
-from agentr_core.training.group.loggers import reporting
-from agentr_core.training.group.policy import Totals
+from agentr_core.training.group.learner import Learner, load_snapshot, remove_snapshots, reporting, save_snapshot
+from agentr_core.training.group.policy import PolicyRow, Totals, policy_row
 from agentr_core.training.group.ranks import Ranks, make_learner
-from agentr_core.training.group.rows import PolicyRow, policy_row
-from agentr_core.training.job import OnlineJob, TrainingStep, write_whole
+from agentr_core.training.job import GroupRelative, OnlineJob, TrainingStep, write_whole
+from agentr_core.training.parent import skeleton
+from agentr_core.training.run import threads
 from agentr_core.types import Instance
+
+# Measures of a training step, as columns of table rl_step, and what is said where there is nothing
+# to train on.
+
+
+def measures(groups: Sequence[Group], totals: Totals, grpo: GrpoConfig) -> dict[str, float | None]:
+    """Return the measures of a step's episodes and of the updates on them, each None where it does
+    not apply.
+
+    Reward and success are measured over the groups that begin at the start, recovery over those
+    that go on from a failed episode.
+    """
+    fresh = [group for group in groups if not group.prefix]
+    episodes = [episode for group in fresh for episode in group.episodes.values()]
+    recovering = [episode for group in groups if group.prefix and not group.led for episode in group.episodes.values()]
+    sampled = [steps for group in groups for steps in group.sampled]
+    replies = [step for steps in sampled for step in steps]
+    shaped = [one for group in groups for one in group.shaped or ()]
+    tokens = sum(len(reply.token_ids) for reply in replies)
+    return {
+        "reward": fmean(episode.reward for episode in episodes) if episodes else 0.0,
+        "shaped": fmean(shaped) if shaped else None,
+        "pass_at_1": sum(episode.success for episode in episodes) / max(1, len(episodes)),
+        "pass_at_n": sum(group.wins > 0 for group in fresh) / max(1, len(fresh)),
+        "recovered": fmean(episode.success for episode in recovering) if recovering else None,
+        "mixed_share": sum(has_contrast(group.compared) for group in groups) / max(1, len(groups)),
+        "drawn_again": sum(group.draw > 0 for group in groups),
+        "episode_tokens": tokens / max(1, len(sampled)),
+        "episode_steps": len(replies) / max(1, len(sampled)),
+        "cut_share": sum(reply.finish_reason == "length" for reply in replies) / max(1, len(replies)),
+        "sampled_tokens": tokens,
+        "trained_tokens": totals.tokens,
+        **_updates(totals, grpo),
+    }
+
+
+def check_answers(step: int, groups: Sequence[Group]) -> None:
+    """Raise `TrainingFault` when all replies of a step are empty: no further step would change
+    that.
+    """
+    replies = [reply for group in groups for steps in group.sampled for reply in steps]
+    if replies and not any(reply.reply.strip() for reply in replies):
+        raise TrainingFault(
+            f"all {len(replies)} replies of step {step} are empty, so the policy answers nothing and cannot be "
+            "reinforced; if it answered in earlier steps, lower training.learning_rate and begin a new run, else look "
+            "at the chat template and the weights of its directory"
+        )
+
+
+def untrained(counts: GroupCounts) -> str:
+    """Return why the groups of an iteration trained nothing, as a sentence; the empty string if
+    some did.
+    """
+    if counts.mixed:
+        return ""
+    lost = counts.groups - counts.alike_with_wins
+    return (
+        f"nothing was trained, and the weights are those that the iteration began with: in each of the "
+        f"{counts.groups} groups all episodes have the same reward, so none is better than another ({lost} groups "
+        f"without a win, {counts.alike_with_wins} with wins); take easier or harder instances, or raise "
+        "grpo.num_generations"
+    )
+
+
+def _updates(totals: Totals, grpo: GrpoConfig) -> dict[str, float | None]:
+    if not totals.updates:
+        return dict.fromkeys(("loss", "entropy", "kl", "sampler_kl", "clip_share", "grad_norm"))
+    return {
+        "loss": totals.loss / totals.updates,
+        "entropy": totals.mean("entropy"),
+        "kl": totals.mean("kl") if grpo.beta else None,
+        "sampler_kl": totals.mean("sampler_kl"),
+        "clip_share": totals.mean("clipped"),
+        "grad_norm": totals.norm / totals.updates,
+    }
+
+
+# The training of an iteration as a job, and the checkpoint that it publishes.
+
+_PACKAGES = ("torch", "transformers")
+_COPIES = 8
+"""An upper limit on the copies of the weights that are shared at once: the weights of two steps, or
+those of one with the state of a training, which passes from one process to another, each in up to
+twice the stored bytes.
+"""
+
+
+def job_of(place: Workplace, iteration: int) -> OnlineJob:
+    """Return the training job of an iteration; its output folder is named after the checkpoint that
+    it makes.
+
+    Raises `DataFault` when the policy that it starts from is missing.
+    """
+    training = place.plan(iteration).training
+    if training is None or not isinstance(training.objective, GroupRelative):
+        raise DataFault(f"iteration {iteration} of run {place.run_id} does not train on groups")
+    parent = place.trained(0) if training.anew else place.policy(iteration)
+    seed = derive_seed(place.recipe.seed, "train", iteration) % 2**31
+    experience = place.iteration_id(iteration)
+    objective = training.objective
+    about = (parent.id, experience, training.config.anywhere(), seed, *objective.settings.values())
+    return OnlineJob(
+        model_dir=parent.path,
+        output_dir=checkpoint_folder(place.root, fingerprint("checkpoint", objective.kind, *about)),
+        config=training.config,
+        seed=seed,
+        parent=parent.id,
+        parent_weights=parent.weights_sha256,
+        iteration=experience,
+        objective=objective,
+        experience=experience,
+    )
+
+
+def publish_policy(
+    job: OnlineJob, learner: Learner | Ranks, history: list[TrainingStep], rows: str, config: dict[str, Any]
+) -> None:
+    """Publish a policy as the checkpoint of a job.
+
+    Args:
+        rows: the hash of what its steps sampled, by `runtime.trained_on`.
+        config: the section `training` of the recipe as plain data.
+    """
+    learner.write_result(job, history)
+    publish(job.work.staging, job.output_dir, _manifest(job, history, "steps", rows, config))
+
+
+def publish_policy_step(
+    job: OnlineJob, learner: Learner | Ranks, history: list[TrainingStep], rows: str, config: dict[str, Any]
+) -> None:
+    """Publish a policy whose training goes on, after the last step of its history. Arguments are
+    those of `publish_policy`.
+    """
+    learner.write_result(job, history, goes_on=True)
+    manifest = _manifest(job, history, "save_steps", rows, config)
+    publish_step(job.work.staging, job.output_dir, manifest, most=job.config.save_total_limit)
+
+
+def _manifest(
+    job: OnlineJob, history: list[TrainingStep], ended_by: str, rows: str, config: dict[str, Any]
+) -> Manifest:
+    launch = job.config.launch
+    packages = (*_PACKAGES, "deepspeed") if launch is not None and launch.deepspeed else _PACKAGES
+    return Manifest(
+        job=job.fingerprint,
+        parent=job.parent,
+        dataset_hash="",
+        config=config,
+        seed=job.seed,
+        steps=len(history),
+        epochs=float(job.objective.grpo.num_iterations),
+        trained_tokens=history[-1].trained_tokens,
+        final_loss=history[-1].loss,
+        seconds=history[-1].seconds,
+        ended_by=ended_by,
+        rows=rows,
+        parent_weights=job.parent_weights,
+        iteration=job.iteration,
+        versions={"python": platform.python_version(), **{name: version(name) for name in packages}},
+    )
+
+
+@contextmanager
+def shared_folder(job: OnlineJob) -> Iterator[Path]:
+    """Lend a folder for files that processes share: in memory if the system supports that and has
+    room, else beside the unfinished training.
+
+    Its name depends only on the checkpoint, so that a rerun removes what a killed process left:
+    memory that nothing else would ever free.
+    """
+    stored = sum(file.stat().st_size for file in weight_files(adapter_base(job.model_dir) or job.model_dir))
+    in_memory = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > _COPIES * stored
+    folder = (SHARED_MEMORY if in_memory else job.work.root) / shared_name(job.output_dir)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700, parents=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
 
 _log = logging.getLogger(__name__)
 
@@ -183,7 +360,7 @@ class _Training:
             await self._publish(publish_policy_step, learner)
         await self._awake(learner)
         made_of = self._made_of(step)
-        await in_thread(snapshots.save, job.work.checkpoints, step, learner.state, self.history, made_of)
+        await in_thread(save_snapshot, job.work.checkpoints, step, learner.state, self.history, made_of)
 
     async def _publish(self, publishes: Callable[..., None], learner: Learner | Ranks) -> None:
         place, job = self.rollouts.place, self.job
@@ -198,7 +375,7 @@ class _Training:
         are sampled again.
         """
         folder = self.job.work.checkpoints
-        if (found := snapshots.load(folder)) is None:
+        if (found := load_snapshot(folder)) is None:
             return 0
         if found.made_of != self._made_of(found.step):
             _log.warning(
@@ -206,7 +383,7 @@ class _Training:
                 found.step,
                 self.rollouts.place.store.path,
             )
-            snapshots.remove(folder)
+            remove_snapshots(folder)
             return 0
         await in_thread(learner.restore, found.learner, found.parts)
         self.history = found.history

@@ -16,14 +16,39 @@ from transformers.utils import logging as transformers_logging
 
 from agentr_core.errors import ConfigError, ModelDirectoryError
 from agentr_core.models.files import ADAPTER_WEIGHTS, adapter_base
-from agentr_core.models.local.decoding import Decoder
-from agentr_core.models.local.devices import torch_device
-from agentr_core.models.local.grid import Reply
-from agentr_core.models.local.grouped import use_grouped_attention
-from agentr_core.models.local.kv import CACHE, KVShape
-from agentr_core.models.local.masks import Attention
+from agentr_core.models.local.cache import CACHE, Attention, KVShape
+from agentr_core.models.local.decoding import Decoder, Reply, use_grouped_attention
 from agentr_core.models.local.waves import Row, Wave
 from agentr_core.samples.rendering import Renderer
+
+# The device that a model in this process runs on, by its name in a recipe.
+
+
+def torch_device(name: str, *, field: str = "model.device") -> torch.device:
+    """Return the device with a name; "auto" is CUDA if available. Raises `ConfigError` if the
+    device does not exist.
+
+    `field` is the name of the setting in error messages.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"{field} {name!r} is not a device; use auto, cpu or cuda") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"{field} is {name!r}, which this backend does not run on; use auto, cpu or cuda")
+    if device.type == "cpu":
+        return device
+    if not torch.cuda.is_available():
+        raise ConfigError(f"{field} is {name!r}, but torch sees no CUDA device; use auto or cpu")
+    if device.index is not None and device.index >= torch.cuda.device_count():
+        raise ConfigError(
+            f"{field} is {name!r}, but torch sees {torch.cuda.device_count()} CUDA devices, counted from 0; name one "
+            "of them, or use auto"
+        )
+    return device
+
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _BY_LENGTH = ("dynamic", "longrope")

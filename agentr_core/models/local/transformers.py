@@ -15,13 +15,11 @@ from agentr_core.errors import DataFault, ModelFault, PromptTooLong
 from agentr_core.fingerprint import fingerprint
 from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory
 from agentr_core.models.files import weights_sha256
-from agentr_core.models.local.waves import MAX_WIDTH, plan
-from agentr_core.models.stopping import StopWatch, cut_at_stop, ids_within
+from agentr_core.models.local.waves import MAX_WIDTH, StopWatch, cut_at_stop, ids_within, plan
 from agentr_core.types import Generation, Message, Request, Sampling
 
 if TYPE_CHECKING:
-    from agentr_core.models.local.decoding import Decoder
-    from agentr_core.models.local.grid import Reply
+    from agentr_core.models.local.decoding import Decoder, Reply
     from agentr_core.models.local.loading import LoadedModel
 
 _CACHED_PROMPTS = 4096
@@ -203,7 +201,7 @@ class TransformersModel:
 
         Raises `PromptTooLong`, and `DataFault` for a token that the model cannot read.
         """
-        from agentr_core.models.local.grid import Reply
+        from agentr_core.models.local.decoding import Reply
 
         prompts: dict[tuple[int, ...], int] = {}
         replies: list[Reply] = []

@@ -13,10 +13,9 @@ import traceback
 from multiprocessing.connection import Connection
 
 from agentr_core.errors import AgentrError, ModelFault
-from agentr_core.lifetime import end_with_parent, importing
-from agentr_core.models.cpu_memory import keep_freed_memory
 from agentr_core.models.local.transformers import TransformersModel
-from agentr_core.models.local.worker_messages import Loaded, Loading, Reload, Replies, Working
+from agentr_core.models.local.workers import Loaded, Loading, Reload, Replies, Working
+from agentr_core.system import end_with_parent, importing, keep_freed_memory
 from agentr_core.types import Request
 
 _SIGN_S = 0.25

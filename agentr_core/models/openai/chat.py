@@ -15,15 +15,14 @@ from typing import Any, NamedTuple, TypeVar
 
 from agentr_core.errors import ModelFault, PromptTooLong, RequestTooLong, Transient
 from agentr_core.fingerprint import fingerprint
+from agentr_core.models.batching import all_or_none
 from agentr_core.models.connections import MIB, GarbledAnswer, LargeAnswer, allow_connections, limits, reading
 from agentr_core.models.openai import endpoint as endpoints
 from agentr_core.models.openai.endpoint import Endpoint, fault_of, retry_after
 from agentr_core.models.openai.wire import bodies, read_completion, read_prompt_tokens
-from agentr_core.models.together import all_or_none
-from agentr_core.recipes.models import ServerConfig
-from agentr_core.recipes.secret_values import filled
-from agentr_core.retrying import RetryPolicy, wait_before_retry
+from agentr_core.recipes.models import ServerConfig, filled
 from agentr_core.samples.rendering import Renderer, load_renderer
+from agentr_core.system import RetryPolicy, wait_before_retry
 from agentr_core.types import Generation, Message, Request, Sampling, Span, grown_turn
 
 T = TypeVar("T")

@@ -22,9 +22,8 @@ from agentr_core.errors import (
 )
 from agentr_core.models.connections import MIB, GarbledAnswer, LargeAnswer, reading_now
 from agentr_core.models.openai.wire import read_models
-from agentr_core.recipes.models import ServerConfig, url_fault
-from agentr_core.recipes.secret_values import MASK, references
-from agentr_core.retrying import seconds_told
+from agentr_core.recipes.models import MASK, ServerConfig, references, url_fault
+from agentr_core.system import seconds_told
 
 if TYPE_CHECKING:
     from openai import APIStatusError

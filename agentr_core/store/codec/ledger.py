@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import groupby
+from operator import itemgetter
+from statistics import fmean
 from typing import Any, Literal
 
 from agentr_core.episodes.units import UnitError
 from agentr_core.fingerprint import canonical, fingerprint
-from agentr_core.store.database import Store
+from agentr_core.store.codec.trajectories import instance_row, load_trajectories
+from agentr_core.store.database import Store, put
 from agentr_core.store.tables import Rows
-from agentr_core.types import Rejection
+from agentr_core.types import Instance, Rejection, Step, Trajectory
 
 Status = Literal["running", "evaluating", "collecting", "finished", "failed"]
 """`evaluating`: the run consists only of `agentr eval`, which is under way or was interrupted.
@@ -258,3 +263,267 @@ def training_step_rows(
 
 def _utc(moment: datetime) -> datetime:
     return moment.astimezone(UTC).replace(tzinfo=None)
+
+
+# Groups of episodes, and the steps of reinforcement learning on them, to rows and back.
+
+VALIDATION = "validation"
+"""Source of the trajectories that a policy plays on the development set between its steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The episodes of one instance in a step, by the ids of their trajectories, in order.
+
+    `number` counts the groups of the step from 0; `draw` is the number of redraws before it was
+    drawn; `policy` names the policy that sampled it. `prefix` is the number of given steps in each
+    episode: the beginning of a failed one, or of the expert's if the group is `led`. `given` is
+    this number for single episodes, by id, such as branches of others. `shaped` is the worth of
+    each episode to the training, None if that is its reward.
+    """
+
+    number: int
+    draw: int
+    policy: str
+    instance: Instance
+    prefix: int = 0
+    led: bool = False
+    episodes: Mapping[str, Trajectory]
+    shaped: tuple[float, ...] | None = None
+    given: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def sampled(self) -> list[tuple[Step, ...]]:
+        """The steps of each episode that were sampled for it."""
+        return [one.steps[self.given.get(key, self.prefix) :] for key, one in self.episodes.items()]
+
+    @property
+    def compared(self) -> tuple[float, ...]:
+        """The worth of each episode, which is compared within the group."""
+        return self.rewards if self.shaped is None else self.shaped
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        """The reward of each episode."""
+        return tuple(episode.reward for episode in self.episodes.values())
+
+    @property
+    def wins(self) -> int:
+        """The number of episodes that succeeded."""
+        return sum(episode.success for episode in self.episodes.values())
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOutcome:
+    """The result of an instance in a step or a search: the mean reward of `episodes` episodes.
+    `origin` is the id of the instance it is a variant of, or its own.
+    """
+
+    origin: str
+    episodes: int
+    reward: float
+
+
+def group_rows(
+    group: Group,
+    advantages: Sequence[float],
+    of_steps: Sequence[Sequence[float]] | None = None,
+    *,
+    iteration_id: str,
+    step: int,
+    contrast: bool,
+) -> Rows:
+    """Return the rows of a group and of the place of each episode in it; they are one unit.
+
+    Args:
+        advantages: the advantage of each episode.
+        of_steps: the advantages of the steps of each episode; None if they are those of the
+            episodes.
+    """
+    where = {"iteration_id": iteration_id, "step": step, "number": group.number}
+    return {
+        "instance": [instance_row(group.instance)],
+        "rl_group": [
+            {
+                **where,
+                "instance_id": group.instance.key,
+                "policy": group.policy,
+                "draw": group.draw,
+                "prefix": group.prefix,
+                "episodes": len(group.episodes),
+                "reward": fmean(group.rewards),
+                "wins": group.wins,
+                "contrast": contrast,
+            }
+        ],
+        "rl_rollout": [
+            {"trajectory_id": key, **where, "episode": episode, "advantage": advantage, "shaped": shaped}
+            for episode, (key, advantage, shaped) in enumerate(
+                zip(group.episodes, advantages, group.shaped or [None] * len(group.episodes), strict=True)
+            )
+        ],
+        "rl_credit": [
+            {"trajectory_id": key, "position": position, "advantage": advantage}
+            for key, values in zip(group.episodes, of_steps or [()] * len(group.episodes), strict=True)
+            for position, advantage in enumerate(values)
+        ],
+    }
+
+
+def validation_rows(iteration_id: str, step: int, trajectory_ids: Sequence[str]) -> Rows:
+    """Return the rows of a validation after a step: its episodes, of source `VALIDATION`."""
+    return {
+        "rl_validation": [{"trajectory_id": key, "iteration_id": iteration_id, "step": step} for key in trajectory_ids]
+    }
+
+
+def rl_step_rows(iteration_id: str, step: int, measures: Mapping[str, float | None]) -> Rows:
+    """Return the row of a step; `measures` has the other columns."""
+    return {"rl_step": [{"iteration_id": iteration_id, "step": step, **measures}]}
+
+
+def load_groups(store: Store, iteration_id: str, step: int) -> list[Group]:
+    """Return the groups of a step in their order; none before all of them are stored, with all
+    their episodes.
+    """
+    rows = store.rows(
+        "select g.number, g.draw, g.policy, g.prefix, g.episodes, r.trajectory_id, r.shaped, d.position, d.operator "
+        "from rl_group g left join rl_rollout r using (iteration_id, step, number) "
+        "left join derivation d on d.child_id = r.trajectory_id where g.iteration_id = ? and g.step = ? "
+        "order by g.number, r.episode",
+        iteration_id,
+        step,
+    )
+    played = load_trajectories(store, [row[5] for row in rows if row[5] is not None])
+    found = []
+    for (number, draw, policy, prefix, size), members in groupby(rows, key=itemgetter(0, 1, 2, 3, 4)):
+        *_, keys, worths, given, operators = zip(*members, strict=True)
+        if len(played.keys() & {*keys}) != size:
+            return []
+        episodes = {key: played[key] for key in keys}
+        found.append(
+            Group(
+                number=number,
+                draw=draw,
+                policy=policy,
+                prefix=prefix,
+                led="continuation" in operators,
+                instance=episodes[keys[0]].instance,
+                episodes=episodes,
+                shaped=None if None in worths else worths,
+                given={key: steps for key, steps in zip(keys, given, strict=True) if steps is not None},
+            )
+        )
+    return found
+
+
+def load_outcomes(store: Store, iteration_id: str, *, until: int) -> list[GroupOutcome]:
+    """Return the results of instances so far, the earliest first: from finished searches and groups
+    of the run's earlier iterations, and from this iteration's groups up to a step. Groups that
+    continued another episode do not count, nor do paths that continued the expert's first steps.
+    """
+    return [GroupOutcome(*row) for row in store.rows(_OUTCOMES, iteration_id, until)]
+
+
+def load_failures(store: Store, iteration_id: str, *, until: int) -> dict[str, list[str]]:
+    """Return the failed episodes of at least two steps in each instance's latest group that has
+    any, as ids of trajectories by the key of the instance. Only groups that began at the start
+    count, those of the run's earlier iterations and this iteration's up to a step.
+    """
+    found: dict[str, list[str]] = {}
+    for instance_id, trajectory_id in store.rows(_FAILURES, iteration_id, until):
+        found.setdefault(instance_id, []).append(trajectory_id)
+    return found
+
+
+_EARLIER = """
+with recursive earlier as (
+    select before.iteration_id, before.iteration from iteration now
+    join iteration before on before.run_id = now.run_id and before.iteration < now.iteration
+    where now.iteration_id = $1
+), group_of_run as (
+    select * from rl_group join earlier using (iteration_id) where prefix = 0
+    union all by name
+    select null as iteration, * from rl_group where iteration_id = $1 and step <= $2 and prefix = 0
+)
+"""
+_FAILURES = f"""
+{_EARLIER}
+select g.instance_id, trajectory_id
+from group_of_run g join rl_rollout using (iteration_id, step, number) join trajectory t using (trajectory_id)
+where not t.success and t.num_steps >= 2
+qualify dense_rank() over (partition by g.instance_id order by g.iteration desc nulls first, step desc) = 1
+order by g.instance_id, episode
+"""
+_OUTCOMES = f"""
+{_EARLIER}, led as (
+    select tree_id, node_index from node join tree using (tree_id) join earlier using (iteration_id)
+    where duplicates = 0
+    union
+    select node.tree_id, node.node_index from node
+    join led on node.tree_id = led.tree_id and node.parent = led.node_index
+), outcome as (
+    select iteration, step, number, instance_id, episodes, reward from group_of_run
+    union all
+    select iteration, 0, 0, instance_id, count(*), avg(node.reward)
+    from tree join earlier using (iteration_id) join node using (tree_id) anti join led using (tree_id, node_index)
+    where tree.finished and node.stop is not null group by all
+)
+select coalesce(i.origin_id, i.instance_id), o.episodes, o.reward from outcome o join instance i using (instance_id)
+order by o.iteration nulls last, o.step, o.number, o.instance_id
+"""
+
+
+# What a stage makes of an iteration, stored in place of what an earlier pass of it made.
+
+
+def store_anew(store: Store, rows: Rows, *, iteration_id: str, stage: str, kinds: Collection[str]) -> None:
+    """Store all samples, preferences and rejections that a stage makes of an iteration; remove
+    those of an earlier pass that are not among them, unless a dataset has them.
+
+    A second pass may find other episodes: some failed before, or were not begun.
+
+    Args:
+        kinds: the kinds of the samples, which no other stage of the iteration makes.
+
+    Raises:
+        StoreBusy, CorruptStore, StoreError: as `Store.transaction`; then nothing has changed.
+    """
+    old = {"iteration_id": iteration_id, "kinds": list(kinds)}
+    made = {name: [row[f"{name}_id"] for row in rows.get(name, ())] for name in ("sample", "preference")}
+    rejections = rows.get("rejection", ())
+    with store.transaction() as con:
+        put(con, rows)
+        con.execute(_REMOVE_PREFERENCES, {**old, "made": made["preference"]})
+        for table in ("message_span", "message", "sample"):
+            con.execute(_REMOVE_SAMPLES.format(table=table), {**old, "made": made["sample"]})
+        con.execute(
+            _REMOVE_REJECTIONS,
+            {
+                "iteration_id": iteration_id,
+                "stage": stage,
+                "subjects": [row["subject"] for row in rejections],
+                "reasons": [row["reason"] for row in rejections],
+            },
+        )
+
+
+_OLD = """
+select sample_id from sample
+where iteration_id = $iteration_id and list_contains($kinds::varchar[], kind)
+    and sample_id not in (select sample_id from dataset_row)
+"""
+_REMOVE_PREFERENCES = f"""
+delete from preference
+where iteration_id = $iteration_id and preference_id not in (select unnest($made::varchar[]))
+    and chosen_sample_id in ({_OLD})
+"""
+_REMOVE_SAMPLES = f"""
+delete from {{table}}
+where sample_id in ({_OLD}) and sample_id not in (select unnest($made::varchar[]))
+"""
+_REMOVE_REJECTIONS = """
+delete from rejection
+where iteration_id = $iteration_id and stage = $stage
+    and (subject, reason) not in (select unnest($subjects::varchar[]), unnest($reasons::varchar[]))
+"""

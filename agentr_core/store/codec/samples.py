@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
 from agentr_core.fingerprint import canonical
-from agentr_core.store.codec.texts import instance_row, text_id, text_rows
+from agentr_core.store.codec.trajectories import (
+    answer_columns,
+    answer_of,
+    instance_row,
+    load_trajectories,
+    text_id,
+    text_rows,
+)
 from agentr_core.store.database import Store, put
-from agentr_core.store.tables import Row, Rows
-from agentr_core.types import Instance, Message, Provenance, Sample, Span
+from agentr_core.store.tables import Row, Rows, merge
+from agentr_core.types import (
+    Answer,
+    Derivation,
+    Instance,
+    Message,
+    Preference,
+    PreferenceCase,
+    Provenance,
+    Sample,
+    Span,
+    Trajectory,
+)
 
 
 def sample_rows(
@@ -227,4 +245,326 @@ join sample s using (sample_id)
 join text t using (text_id)
 where {_CHOSEN}
 order by p.sample_id, p.message, p.position
+"""
+
+
+# The plan of an iteration, to rows and back: the instances chosen for it, and the episodes it is
+# to play.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRollout:
+    """An episode that an iteration plans to play, whether or not it was played."""
+
+    trajectory_id: str
+    instance: Instance
+    number: int
+    """Its number among the episodes of its instance; 0 is greedy."""
+    forced: int
+    """How many of its first steps are the expert's."""
+
+    @property
+    def key(self) -> str:
+        """Its name in messages; see `Instance.episode`."""
+        return self.instance.episode(self.number, self.forced)
+
+
+def chosen_rows(iteration_id: str, chosen: Mapping[str, Sequence[Instance]]) -> Rows:
+    """Return the rows that name the instances of an iteration, by the purpose they are chosen
+    for.
+    """
+    return {
+        "chosen_instance": [
+            {"iteration_id": iteration_id, "name": name, "position": position, "instance_id": instance.key}
+            for name, instances in chosen.items()
+            for position, instance in enumerate(instances)
+        ]
+    }
+
+
+def load_chosen(store: Store, iteration_id: str) -> dict[str, tuple[Instance, ...]]:
+    """Return the instances of an iteration in order, by the purpose they are chosen for; empty
+    before they are chosen.
+    """
+    found: dict[str, list[Instance]] = {}
+    for name, environment, split, index in store.rows(_CHOSEN_INSTANCES, iteration_id):
+        found.setdefault(name, []).append(Instance(environment=environment, split=split, index=index))
+    return {name: tuple(instances) for name, instances in found.items()}
+
+
+def planned_rows(iteration_id: str, planned: Iterable[PlannedRollout]) -> Rows:
+    """Return the rows of all episodes that an iteration plans to play, in their order."""
+    return {
+        "planned_rollout": [
+            {
+                "trajectory_id": one.trajectory_id,
+                "iteration_id": iteration_id,
+                "position": position,
+                "instance_id": one.instance.key,
+                "number": one.number,
+                "forced": one.forced,
+            }
+            for position, one in enumerate(planned)
+        ]
+    }
+
+
+def load_planned(store: Store, iteration_id: str) -> list[PlannedRollout]:
+    """Return the episodes that an iteration plans to play, in their order."""
+    return [
+        PlannedRollout(
+            trajectory_id=key,
+            instance=Instance(environment=environment, split=split, index=index),
+            number=number,
+            forced=forced,
+        )
+        for key, environment, split, index, number, forced in store.rows(_PLANNED, iteration_id)
+    ]
+
+
+_CHOSEN_INSTANCES = """
+select c.name, i.environment, i.split, i.instance_index
+from chosen_instance c join instance i using (instance_id)
+where c.iteration_id = ?
+order by c.name, c.position
+"""
+_PLANNED = """
+select p.trajectory_id, i.environment, i.split, i.instance_index, p.number, p.forced
+from planned_rollout p join instance i using (instance_id)
+where p.iteration_id = ?
+order by p.position
+"""
+
+
+# Derivations of trajectories from others, to rows.
+
+
+def derivation_rows(derivations: Iterable[Derivation], *, iteration_id: str) -> Rows:
+    """Return the rows of derivations; store them with the trajectories of the children."""
+    return {
+        "derivation": [
+            {
+                "child_id": made.child,
+                "parent_id": made.parent,
+                "operator": made.operator,
+                "position": made.position,
+                "prompt_hash": made.prompt_hash,
+                "seed": made.seed,
+                "round": made.round,
+                "iteration_id": iteration_id,
+            }
+            for made in derivations
+        ]
+    }
+
+
+# Families of a flywheel, and the model answers that made them, to rows and back.
+
+FLYWHEEL = "flywheel"
+"""The source of a flywheel's trajectories."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredEdit:
+    """A stored answer with its id, the instance in whose family it was asked for, and its
+    subject.
+    """
+
+    edit_id: str
+    subject: str
+    instance_id: str
+    answer: Answer
+
+
+def edit_rows(
+    edit_id: str, answer: Answer, *, subject: str, prompt: str, instance: Instance, iteration_id: str
+) -> Rows:
+    """Return the rows of the question that asked a model to make a child, and of its answer."""
+    return {
+        "instance": [instance_row(instance)],
+        "text": text_rows([answer.text]),
+        "edit": [
+            {
+                "edit_id": edit_id,
+                "iteration_id": iteration_id,
+                "instance_id": instance.key,
+                "subject": subject,
+                "prompt": prompt,
+                **answer_columns(answer),
+            }
+        ],
+    }
+
+
+def load_edits(store: Store, iteration_id: str) -> list[StoredEdit]:
+    """Return the answers of models in an iteration's flywheel."""
+    return [
+        StoredEdit(edit_id=edit_id, subject=subject, instance_id=instance_id, answer=answer_of(columns))
+        for edit_id, subject, instance_id, *columns in store.rows(_EDITS, iteration_id)
+    ]
+
+
+def family_rows(
+    family_id: str,
+    instance: Instance,
+    *,
+    iteration_id: str,
+    checkpoint_id: str,
+    members: int,
+    rounds: int,
+    ended_by: str,
+) -> Rows:
+    """Return the row of a finished family."""
+    row = {
+        "family_id": family_id,
+        "iteration_id": iteration_id,
+        "instance_id": instance.key,
+        "checkpoint_id": checkpoint_id,
+        "members": members,
+        "rounds": rounds,
+        "ended_by": ended_by,
+    }
+    return {"instance": [instance_row(instance)], "family": [row]}
+
+
+def load_members(store: Store, iteration_id: str) -> dict[str, Trajectory]:
+    """Return the trajectories of an iteration's flywheel by id."""
+    return load_trajectories(store, iteration_id=iteration_id, source=FLYWHEEL)
+
+
+def tokens_written(store: Store, trajectory_ids: Sequence[str]) -> dict[str, int]:
+    """Return how many tokens were drawn for each trajectory, without those of the recorded steps
+    that it continues.
+
+    Trajectories for which none were drawn are left out.
+    """
+    return {key: int(tokens) for key, tokens in store.rows(_TOKENS, list(trajectory_ids))}
+
+
+_EDITS = """
+select e.edit_id, e.subject, e.instance_id, e.role, e.model, e.prompt_hash, e.seed, t.text, e.finish_reason,
+    e.prompt_tokens, e.completion_tokens, e.thinks
+from edit e join text t on t.text_id = e.reply_id
+where e.iteration_id = ?
+order by e.edit_id
+"""
+_TOKENS = """
+select owner_id, sum(completion_tokens) from generation
+where kind = 'step' and seed is not null and owner_id in (select unnest(?::varchar[]))
+group by owner_id
+"""
+
+
+# Preference pairs to rows and back.
+
+
+def preference_rows(
+    preference_id: str, preference: Preference, *, chosen_id: str, rejected_id: str, iteration_id: str
+) -> Rows:
+    """Return the rows of a preference and its two samples; they are one unit.
+
+    Args:
+        chosen_id, rejected_id: the ids of the samples.
+    """
+    instance = preference.chosen.instance
+    head = {
+        "preference_id": preference_id,
+        "iteration_id": iteration_id,
+        "kind": str(preference.case),
+        "instance_id": None if instance is None else instance.key,
+        "chosen_sample_id": chosen_id,
+        "rejected_sample_id": rejected_id,
+        "chosen_reward": preference.chosen_reward,
+        "rejected_reward": preference.rejected_reward,
+        "margin": preference.margin,
+        "dropped_steps": preference.dropped,
+    }
+    sides = [
+        sample_rows(
+            key, sample, iteration_id=iteration_id, trajectory_id=sample.provenance.extra.get("trajectory") or None
+        )
+        for key, sample in ((chosen_id, preference.chosen), (rejected_id, preference.rejected))
+    ]
+    return merge([*sides, {"preference": [head]}])
+
+
+def load_preferences(store: Store, iteration_id: str) -> dict[str, Preference]:
+    """Return the preferences of an iteration by id."""
+    rows = store.rows(
+        "select preference_id, kind, chosen_sample_id, rejected_sample_id, chosen_reward, rejected_reward, "
+        "dropped_steps from preference where iteration_id = ? order by preference_id",
+        iteration_id,
+    )
+    samples = load_samples(store, sorted({key for row in rows for key in row[2:4]}))
+    return {
+        key: Preference(
+            case=PreferenceCase(kind),
+            chosen=samples[chosen],
+            rejected=samples[rejected],
+            chosen_reward=chosen_reward,
+            rejected_reward=rejected_reward,
+            dropped=dropped,
+        )
+        for key, kind, chosen, rejected, chosen_reward, rejected_reward, dropped in rows
+    }
+
+
+# The selection of the instances that a stage of the curriculum trains on, to rows and back.
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """The outcome of the selection for one instance, as in table selection; see the comments of its
+    columns.
+    """
+
+    instance_id: str
+    episodes: int
+    correctness: float
+    cost: float
+    s_corr: float | None
+    s_tool: float | None
+    front: int | None
+    crowding: float | None
+    selected: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutOutcome:
+    """The outcome of a planned rollout; all None if it was not played."""
+
+    instance_id: str
+    reward: float | None
+    calls: int | None
+    steps: int | None
+
+
+def selection_rows(iteration_id: str, selected: Iterable[Selected]) -> Rows:
+    """Return the rows of a selection; store them with the instances that were chosen."""
+    return {"selection": [{"iteration_id": iteration_id, **asdict(one)} for one in selected]}
+
+
+def load_selection(store: Store, iteration_id: str) -> list[Selected]:
+    """Return the outcome for each instance, by id; none before the selection."""
+    return [Selected(*row) for row in store.rows(_SELECTION, iteration_id)]
+
+
+def load_rollout_outcomes(store: Store, iteration_id: str) -> list[RolloutOutcome]:
+    """Return the outcomes of the rollouts that an iteration planned, in their order."""
+    return [RolloutOutcome(*row) for row in store.rows(_OUTCOMES, iteration_id)]
+
+
+_SELECTION = """
+select instance_id, episodes, correctness, cost, s_corr, s_tool, front, crowding, selected, reason
+from selection where iteration_id = ? order by instance_id
+"""
+_OUTCOMES = """
+with called as (select owner_id, count(*)::integer as calls from tool_call where kind = 'step' group by owner_id)
+select p.instance_id, t.reward, if(t.trajectory_id is null, null, coalesce(c.calls, 0)), t.num_steps
+from planned_rollout p
+left join trajectory t using (trajectory_id)
+left join called c on c.owner_id = t.trajectory_id
+where p.iteration_id = ?
+order by p.position
 """

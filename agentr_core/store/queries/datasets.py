@@ -9,6 +9,76 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from agentr_core.store.database import Store
+from agentr_core.store.queries.runs import GATHERED
+
+# Evaluations, how far they are, and their metrics.
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvaluation:
+    """One evaluation of the checkpoint that an iteration made (0: the base model)."""
+
+    evaluation_id: str
+    iteration: int
+    name: str
+    split: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMetric:
+    """One number with its 95% interval; `low` and `high` are None where it has none."""
+
+    name: str
+    value: float
+    low: float | None
+    high: float | None
+    n: int
+
+
+def finished_evaluations(store: Store, run_id: str, *, after: int) -> list[StoredEvaluation]:
+    """Return the finished evaluations of a run's iterations after a given one."""
+    return _finished(store, "i.run_id = ? and i.iteration > ?", run_id, after)
+
+
+def evaluations_of(store: Store, checkpoint_id: str) -> list[StoredEvaluation]:
+    """Return the finished evaluations of a checkpoint."""
+    return _finished(store, "e.checkpoint_id = ?", checkpoint_id)
+
+
+def _finished(store: Store, where: str, *params: str | int) -> list[StoredEvaluation]:
+    rows = store.rows(
+        "select e.evaluation_id, i.iteration, e.name, e.split from evaluation e join iteration i using (iteration_id) "
+        f"where {where} and e.finished order by i.iteration, e.name",
+        *params,
+    )
+    return [StoredEvaluation(*row) for row in rows]
+
+
+def is_finished(store: Store, evaluation_id: str) -> bool:
+    """Return whether all episodes of an evaluation have ended."""
+    return bool(store.count("select count(*) from evaluation where evaluation_id = ? and finished", evaluation_id))
+
+
+def unfinished_evaluations(store: Store, evaluation_ids: Sequence[str]) -> dict[str, int]:
+    """Return how many episodes have ended of those among some evaluations that are not finished, by
+    evaluation; evaluations that have not begun are left out.
+    """
+    rows = store.rows(
+        "select e.evaluation_id, count(p.evaluation_id) from evaluation e left join episode p using (evaluation_id) "
+        "where e.evaluation_id in (select unnest(?)) and not e.finished group by all",
+        list(evaluation_ids),
+    )
+    return {key: int(episodes) for key, episodes in rows}
+
+
+def evaluation_metrics(store: Store, evaluation_id: str) -> list[StoredMetric]:
+    """Return the metrics of a finished evaluation; none while it is not finished."""
+    rows = store.rows(
+        "select m.name, m.value, m.low, m.high, m.n from metric m join evaluation e on e.evaluation_id = m.scope_id "
+        "where m.scope = 'evaluation' and e.evaluation_id = ? and e.finished",
+        evaluation_id,
+    )
+    return [StoredMetric(*row) for row in rows]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,3 +280,311 @@ where d.iteration_id = $1
 group by d.dataset_id, d.hash, d.counts
 having count(*) = coalesce((d.counts->>'$.rows')::bigint, count(*))
 """
+
+
+# The counts of each stage of data construction: how many items passed, and how many were rejected
+# and why.
+
+
+@dataclass(frozen=True, slots=True)
+class TreeCounts:
+    """The counts of what an iteration that grows trees made; `led` are trees with steps of the
+    expert, `paths` those that ended.
+    """
+
+    trees: int
+    led: int
+    paths: int
+    pairs: int
+    critiques: int
+    spliced: int
+    verified: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeCounts:
+    """The number of episodes of one source that an iteration has, and of successes among them."""
+
+    played: int
+    solved: int
+
+
+def tree_counts(store: Store, iteration_id: str) -> TreeCounts | None:
+    """Return the counts of what an iteration made from its trees; None before it has begun."""
+    rows = store.rows(
+        "select trees, led, leaves, pairs, critiques, spliced, verified from v_funnel f, (select "
+        "count(distinct tree_id) filter (n.duplicates = 0) as led from node n join tree t using (tree_id) "
+        "where t.iteration_id = $1) where f.iteration_id = $1",
+        iteration_id,
+    )
+    return next((TreeCounts(*row) for row in rows), None)
+
+
+def episode_counts(store: Store, iteration_id: str, source: str) -> EpisodeCounts:
+    """Return how many episodes of a source an iteration has."""
+    (counts,) = store.rows(
+        "select count(*), count(*) filter (success) from trajectory where iteration_id = ? and source = ?",
+        iteration_id,
+        source,
+    ) or [(0, 0)]
+    return EpisodeCounts(*counts)
+
+
+def count_preferences(store: Store, iteration_id: str) -> int:
+    """Return how many preference pairs an iteration made."""
+    return store.count("select count(*) from preference where iteration_id = ?", iteration_id)
+
+
+def count_samples(store: Store, iteration_id: str) -> int:
+    """Return how many samples an iteration made."""
+    return store.count("select count(*) from sample where iteration_id = ?", iteration_id)
+
+
+def count_revised_pairs(store: Store, iteration_id: str) -> int:
+    """Return how many pairs of an iteration became revision samples."""
+    return store.count(
+        "select count(distinct pair_id) from sample where iteration_id = ? and kind = 'revision'", iteration_id
+    )
+
+
+def count_trained_rows(store: Store, iteration_id: str) -> int:
+    """Return how many rows the dataset of an iteration has."""
+    return store.count(
+        "select count(*) from dataset d join dataset_row using (dataset_id) where d.iteration_id = ?",
+        iteration_id,
+    )
+
+
+def rejection_counts(store: Store, iteration_id: str) -> dict[str, dict[str, int]]:
+    """Return the number of rejections in an iteration by stage and reason, the most frequent reason
+    first.
+    """
+    found: dict[str, dict[str, int]] = {}
+    for stage, reason, count in store.rows(
+        "select stage, reason, count(*) from rejection where iteration_id = ? "
+        "group by all order by count(*) desc, reason",
+        iteration_id,
+    ):
+        found.setdefault(stage, {})[reason] = count
+    return found
+
+
+# Preference pairs of an iteration, and how training on them went.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreferenceCounts:
+    """The numbers of pairs that an iteration made, by what made the difference and by their
+    margin.
+    """
+
+    kinds: dict[str, int]
+    """The most frequent first."""
+    margins: dict[float, int]
+    """By the lower end of the tenth that contains the margin of reward; pairs without rewards are
+    left out.
+    """
+    cut: int
+    """Pairs whose rejected side was cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreferenceTrainingStep:
+    """One optimizer step of preference training: means over its pairs."""
+
+    step: int
+    loss: float
+    reward_accuracy: float
+    chosen_logps: float
+    rejected_logps: float
+    chosen_rewards: float
+    rejected_rewards: float
+
+
+class PreferenceHead(NamedTuple):
+    """A pair of samples, of which one is preferred."""
+
+    preference_id: str
+    run_id: str | None
+    iteration: int | None
+    kind: str
+    instance_id: str | None
+    chosen_sample_id: str
+    rejected_sample_id: str
+    chosen_reward: float | None
+    rejected_reward: float | None
+    margin: float | None
+    dropped_steps: int | None
+
+
+def preference_head(store: Store, preference_id: str) -> PreferenceHead | None:
+    """Return a preference; None if it is not stored."""
+    return next((PreferenceHead(*row) for row in store.rows(_HEAD, preference_id)), None)
+
+
+def preference_counts(store: Store, iteration_id: str) -> PreferenceCounts:
+    """Return the counts of the pairs of an iteration."""
+    kinds = store.rows(
+        "select kind, count(*) from preference where iteration_id = ? group by kind order by count(*) desc, kind",
+        iteration_id,
+    )
+    # A margin of 1 belongs to the last tenth.
+    margins = store.rows(
+        "select least(floor(margin * 10 + 1e-6), 9) / 10 as low, count(*) from preference "
+        "where iteration_id = ? and margin is not null group by low order by low",
+        iteration_id,
+    )
+    cut = store.count("select count(*) from preference where iteration_id = ? and dropped_steps > 0", iteration_id)
+    return PreferenceCounts(kinds=dict(kinds), margins=dict(margins), cut=cut)
+
+
+def preference_training(store: Store, iteration_id: str) -> list[PreferenceTrainingStep]:
+    """Return the steps of an iteration's preference training in their order; none for any other
+    training.
+    """
+    return [PreferenceTrainingStep(*row) for row in store.rows(_STEPS, iteration_id)]
+
+
+_HEAD = """
+select p.preference_id, i.run_id, i.iteration, p.kind, p.instance_id, p.chosen_sample_id, p.rejected_sample_id,
+    p.chosen_reward, p.rejected_reward, p.margin, p.dropped_steps
+from preference p left join iteration i using (iteration_id)
+where p.preference_id = ?
+"""
+_STEPS = """
+select t.step, t.loss, t.reward_accuracy, t.chosen_logps, t.rejected_logps, t.chosen_rewards, t.rejected_rewards
+from iteration i join training_step t on t.checkpoint_id = i.checkpoint_out
+where i.iteration_id = ? and t.reward_accuracy is not null
+order by t.step
+"""
+
+
+# How episodes ended: why they stopped, what was refused, and which were lost to errors.
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorCount:
+    """The number of errors of one class in one phase, and of the units that one of them ended for
+    good, each counted once, however often it was tried anew.
+    """
+
+    error: str
+    phase: str
+    count: int
+    lost: int
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceTraits:
+    """What an environment says about an instance; `origin` is the key of the instance it is a
+    variant of, or its own.
+    """
+
+    depth: int | None
+    origin: str
+
+
+def collected_stops(store: Store, iteration_id: str) -> dict[str, int]:
+    """Return how many paths of trees and rollouts of an iteration ended for each reason."""
+    return dict(store.rows(_COLLECTED, iteration_id))
+
+
+def evaluated_stops(store: Store, evaluation_ids: Sequence[str]) -> dict[str, int]:
+    """Return how many episodes of some evaluations ended for each reason; those of evaluations that
+    are not finished, which have no score either, are left out.
+    """
+    rows = store.rows(
+        "select t.stop, count(*) from episode e join trajectory t using (trajectory_id) "
+        "join evaluation v on v.evaluation_id = e.evaluation_id "
+        "where e.evaluation_id in (select unnest(?)) and v.finished group by t.stop",
+        list(evaluation_ids),
+    )
+    return dict(rows)
+
+
+def error_counts(store: Store, iteration_id: str) -> list[ErrorCount]:
+    """Return the errors of an iteration by class and phase."""
+    rows = store.rows(
+        "select \"class\", phase, count(*), count(distinct subject) filter (level = 'error') from event "
+        "where iteration_id = ? group by all order by all",
+        iteration_id,
+    )
+    return [ErrorCount(*row) for row in rows]
+
+
+def failed_subjects(store: Store, iteration_id: str, stage: str) -> list[str]:
+    """Return the names of the subjects that had an error in a stage of an iteration."""
+    rows = store.rows("select distinct subject from event where iteration_id = ? and stage = ?", iteration_id, stage)
+    return [subject for (subject,) in rows]
+
+
+def refusals(store: Store, iteration_id: str, *, limit: int) -> dict[str, int]:
+    """Return how many collected actions were refused, by the first three words of what the
+    environment said, not counting a tag around it; the `limit` most frequent ones.
+    """
+    return dict(store.rows(_REFUSED, iteration_id, limit))
+
+
+def rejected_subjects(store: Store, *, stage: str, reason: str, prefix: str) -> list[str]:
+    """Return the subjects of rejections that begin with a prefix, sorted."""
+    rows = store.rows(
+        "select subject from rejection where stage = ? and reason = ? and starts_with(subject, ?) order by subject",
+        stage,
+        reason,
+        prefix,
+    )
+    return [subject for (subject,) in rows]
+
+
+def instance_traits(store: Store, keys: Sequence[str]) -> dict[str, InstanceTraits]:
+    """Return the stored traits of instances, by their key."""
+    rows = store.rows(
+        "select instance_id, depth, coalesce(origin_id, instance_id) from instance "
+        "where instance_id in (select unnest(?))",
+        list(keys),
+    )
+    return {key: InstanceTraits(*traits) for key, *traits in rows}
+
+
+_COLLECTED = f"""
+select stop, count(*) from (
+    select n.stop from node n join tree t using (tree_id) where t.iteration_id = $1 and n.stop is not null
+    union all
+    select stop from trajectory where iteration_id = $1 and source in {GATHERED}
+)
+group by stop
+"""
+_REFUSED = f"""
+with refused as (
+    select n.observation_id from node n join tree t using (tree_id) where t.iteration_id = $1 and not n.valid
+    union all
+    select s.observation_id from step s join trajectory t using (trajectory_id)
+    where t.iteration_id = $1 and t.source in {GATHERED} and not s.valid
+)
+select array_to_string(regexp_extract_all(regexp_replace(o.text, '^\\s*<\\w+>', ''), '\\S+')[1:3], ' ') as opening,
+    count(*)
+from refused r join text o on o.text_id = r.observation_id
+group by opening
+order by count(*) desc, opening
+limit $2
+"""
+
+
+# The states from which the revision test of a run continues.
+
+
+@dataclass(frozen=True, slots=True)
+class RevisionState:
+    """The first `cut` steps of a failed episode, which is number `repeat` of its instance."""
+
+    trajectory_id: str
+    repeat: int
+    cut: int
+
+
+def revision_states(store: Store, run_id: str) -> list[RevisionState]:
+    """Return the states of a run's revision test in their order; none before they are chosen."""
+    rows = store.rows(
+        "select trajectory_id, repeat, cut from revision_state where run_id = ? order by position", run_id
+    )
+    return [RevisionState(*row) for row in rows]

@@ -2,11 +2,251 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import datetime
+from typing import Any, NamedTuple
 
+from agentr_core.store.connection import tell_runs_at_work
 from agentr_core.store.database import Store
+from agentr_core.store.queries.runs import weights_now
+from agentr_core.types import Instance
+
+# Instances of worlds, and the counts of what an iteration made in each world.
+
+
+def instances_stored(store: Store) -> list[Instance]:
+    """Return every instance that something in the store is of, by world, split and index."""
+    return [
+        Instance(environment=environment, split=split, index=index)
+        for environment, split, index in store.rows(
+            "select environment, split, instance_index from instance order by all"
+        )
+    ]
+
+
+def made_by_world(store: Store, source_id: str, iteration_id: str) -> dict[str, dict[str, int]]:
+    """Return how many trees, pairs, episodes, preferences, samples and dataset rows each world gave
+    to an iteration, by world and kind; kinds without any are left out.
+
+    Args:
+        source_id: the iteration that made the samples.
+        iteration_id: the iteration that trains on them.
+    """
+    found: dict[str, dict[str, int]] = {}
+    for world, kind, count in store.rows(_MADE, source_id, iteration_id):
+        found.setdefault(world, {})[kind] = count
+    return found
+
+
+_MADE = """
+with made as (
+    select 1 as place, 'trees' as kind, instance_id from tree where iteration_id = $1
+    union all select 2, 'pairs', t.instance_id from pair p join tree t using (tree_id) where p.iteration_id = $1
+    union all select 3, 'expert episodes', instance_id from trajectory where iteration_id = $1 and source = 'expert'
+    union all select 4, 'explored episodes', instance_id from trajectory where iteration_id = $1 and source = 'rollout'
+    union all select 5, 'preference pairs', instance_id from preference where iteration_id = $1
+    union all select 6, kind || ' samples', instance_id from sample
+        where iteration_id = $1 and instance_id is not null
+    union all select 7, 'trained rows', s.instance_id from dataset d join dataset_row w using (dataset_id)
+        join sample s using (sample_id) where d.iteration_id = $2 and s.instance_id is not null
+)
+select i.environment, m.kind, count(*) from made m join instance i using (instance_id)
+group by i.environment, m.place, m.kind order by m.place, m.kind
+"""
+
+
+# The faults in the rows of a store; a sound store has none.
+
+
+@dataclass(frozen=True, slots=True)
+class Contradiction:
+    """A node or a trajectory whose rows contradict each other."""
+
+    kind: str
+    id: str
+    position: int
+    what: str
+
+
+def dangling_references(store: Store) -> list[tuple[str, ...]]:
+    """Return table, column and value of each reference to a row that is not there."""
+    return [tuple(str(value) for value in row) for row in store.rows("select * from v_orphans")]
+
+
+def contradictions(store: Store) -> list[Contradiction]:
+    """Return the contradictions between rows of the store, sorted."""
+    rows = store.rows("select kind, id, position, what from v_contradictions order by all")
+    return [Contradiction(*row) for row in rows]
+
+
+# The lineage of a stored thing, back to the model and the instance that it began with.
+
+_TABLES = {
+    "checkpoint": "checkpoint_id",
+    "dataset": "dataset_id",
+    "sample": "sample_id",
+    "pair": "pair_id",
+    "preference": "preference_id",
+    "tree": "tree_id",
+    "trajectory": "trajectory_id",
+    "evaluation": "evaluation_id",
+}
+ORIGINS = {
+    "checkpoint": """
+select r.recipe, i.run_id as run, i.iteration, c.path as model, left(c.weights_sha256, 12) as weights,
+    (select nullif(count(*), 0) from rl_rollout where iteration_id = c.iteration_id) as episodes,
+    c.parent_id as "checkpoint: trained from", c.dataset_id as "dataset: trained on"
+from checkpoint c left join iteration i using (iteration_id) left join run r using (run_id)
+where c.checkpoint_id = $1""",
+    "dataset": """
+select d.hash, i.run_id as run, i.iteration,
+    (select count(*) from dataset_row where dataset_id = d.dataset_id) as rows,
+    (select list(n || ' ' || kind order by kind) from (
+        select s.kind, count(*) as n from dataset_row w join sample s using (sample_id)
+        where w.dataset_id = d.dataset_id group by s.kind)) as samples,
+    (select sample_id from dataset_row w join sample s using (sample_id) where w.dataset_id = d.dataset_id
+        order by s.pair_id is null, s.tree_id is null, w.position limit 1) as "one of them",
+    (select list(distinct policy order by policy) from (
+        select case when t.source = 'expert' then null
+            else coalesce(g.checkpoint_id, i.collected_by, i.checkpoint_in) end as policy
+        from dataset_row w join sample s using (sample_id) join iteration i on i.iteration_id = s.iteration_id
+        left join tree g on g.tree_id = s.tree_id left join trajectory t on t.trajectory_id = s.trajectory_id
+        where w.dataset_id = d.dataset_id) where policy is not null) as "checkpoint: collected by"
+from dataset d left join iteration i on i.iteration_id = d.iteration_id where d.dataset_id = $1""",
+    "sample": """
+select kind, instance_id as instance, good_reward, bad_reward, cut, num_tokens as tokens,
+    num_trained_tokens as trained_tokens,
+    (select list(dataset_id order by dataset_id) from dataset_row w where w.sample_id = s.sample_id) as datasets,
+    pair_id as "pair: spliced from", trajectory_id as "trajectory: taken from",
+    case when pair_id is null then tree_id || '#' || good_leaf end as "node: path to"
+from sample s where sample_id = $1""",
+    "pair": """
+select good_reward, bad_reward, gap, first_error, tree_id || '#' || good_leaf as "node: good path to",
+    tree_id || '#' || bad_leaf as "node: bad path to"
+from pair left join critique using (pair_id) where pair_id = $1""",
+    "preference": """
+select kind, instance_id as instance, chosen_reward, rejected_reward,
+    chosen_sample_id as "sample: chosen", rejected_sample_id as "sample: rejected"
+from preference where preference_id = $1""",
+    "node": """
+select depth, action, reward, visits, round(value_sum / greatest(visits, 1), 3) as value, stop, verdict,
+    tree_id as "tree: grown in"
+from node left join judgement using (tree_id, node_index)
+where tree_id = split_part($1, '#', 1) and node_index = try_cast(split_part($1, '#', 2) as integer)""",
+    "tree": """
+select instance_id as instance, seed, dives_done as dives,
+    (select count(*) from node n where n.tree_id = t.tree_id) as nodes, checkpoint_id as "checkpoint: grown by"
+from tree t where tree_id = $1""",
+    "trajectory": """
+select source, t.instance_id as instance,
+    (select min_by(seed, position) from generation where kind = 'step' and owner_id = t.trajectory_id) as seed,
+    t.reward, success, stop, num_steps as steps, operator, g.policy,
+    d.parent_id as "trajectory: derived from", tree_id || '#' || leaf as "node: path to",
+    case when source <> 'expert'
+        then coalesce(e.checkpoint_id, i.collected_by, i.checkpoint_in) end as "checkpoint: played by"
+from trajectory t left join derivation d on d.child_id = t.trajectory_id
+left join evaluation e using (evaluation_id) left join iteration i on i.iteration_id = t.iteration_id
+left join rl_rollout o using (trajectory_id)
+left join rl_group g on (g.iteration_id, g.step, g.number) = (o.iteration_id, o.step, o.number)
+where t.trajectory_id = $1""",
+    "evaluation": """
+select i.run_id as run, e.name, e.split, e.finished, e.checkpoint_id as "checkpoint: of"
+from evaluation e left join iteration i using (iteration_id) where e.evaluation_id = $1""",
+}
+"""The query for each kind of entity. A column named `kind: relation` has the id, or the ids, of the
+entities it was made from; all other columns are facts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """A row of the store that others were made from, or that was made from others.
+
+    `kind` is its table; the id of a node is that of its tree, `#` and its number.
+    """
+
+    kind: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ancestor:
+    """One line of an ancestry: its depth, its relation to its descendant, and the facts about it.
+    `seen` says that the entity already appears further up, with its own ancestors.
+    """
+
+    depth: int
+    relation: str
+    entity: Entity
+    facts: dict[str, Any]
+    seen: bool = False
+
+
+def entities_beginning(
+    store: Store, prefix: str, *, limit: int, kinds: Collection[str] = tuple(_TABLES)
+) -> list[Entity]:
+    """Return at most `limit` entities of some kinds whose id begins with a prefix."""
+    tree, mark, number = prefix.partition("#")
+    if mark:
+        rows = store.rows(
+            "select 'node', tree_id || '#' || node_index from node "
+            "where starts_with(tree_id, $1) and node_index::varchar = $2 order by 2 limit $3",
+            tree,
+            number,
+            limit,
+        )
+    else:
+        parts = [f"select '{table}', {_TABLES[table]} from {table}" for table in kinds]
+        rows = store.rows(
+            f"select * from ({' union all '.join(parts)}) known(kind, key) "
+            "where starts_with(key, $1) order by 2 limit $2",
+            prefix,
+            limit,
+        )
+    return [Entity(kind, key) for kind, key in rows]
+
+
+def nodes_of_tree(store: Store, prefix: str) -> int | None:
+    """Return the number of nodes of the one tree whose id begins with a prefix, or None if there is
+    none or several.
+    """
+    found = store.rows("select count(*) from node where starts_with(tree_id, $1) group by tree_id limit 2", prefix)
+    return int(found[0][0]) if len(found) == 1 else None
+
+
+def ancestry(store: Store, key: str, kind: str) -> list[Ancestor]:
+    """Return an entity and all that it was made from, each after its descendant; empty if it is not
+    stored.
+    """
+    return list(_walk(store, Entity(kind, key), "", 0, set()))
+
+
+def _walk(store: Store, entity: Entity, relation: str, depth: int, seen: set[Entity]) -> Iterator[Ancestor]:
+    if entity in seen:
+        yield Ancestor(depth=depth, relation=relation, entity=entity, facts={}, seen=True)
+        return
+    seen.add(entity)
+    found = _facts(store, entity)
+    if found is None:
+        return
+    origins = {name: ids for name, ids in found.items() if ": " in name and ids}
+    facts = {name: fact for name, fact in found.items() if ": " not in name and fact not in (None, "", [])}
+    yield Ancestor(depth=depth, relation=relation, entity=entity, facts=facts)
+    for name, ids in origins.items():
+        kind, _, how = name.partition(": ")
+        for key in ids if isinstance(ids, list) else [ids]:
+            yield from _walk(store, Entity(kind, key), how, depth + 1, seen)
+
+
+def _facts(store: Store, entity: Entity) -> dict[str, Any] | None:
+    sql = ORIGINS.get(entity.kind)
+    rows = store.rows(f"select to_json(origin) from ({sql}) origin limit 1", entity.key) if sql else []
+    facts: dict[str, Any] | None = next((json.loads(row) for (row,) in rows), None)
+    if facts is not None and "model" in facts:
+        facts["model"] = weights_now(store, entity.key, facts["model"])
+    return facts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,3 +441,268 @@ LISTINGS: Mapping[str, Listing] = {
     "differences": DIFFERENCES,
 }
 """The lists by name."""
+
+
+# The places of a text: the steps, nodes, samples and verdicts that contain it.
+
+
+class Place(NamedTuple):
+    """A row that contains a text."""
+
+    text_id: str
+    kind: str
+    """trajectory, node, sample or pair."""
+    key: str
+    """Its id; for a node, the id of its tree."""
+    position: int | None
+    """The step of a trajectory, the number of a node, the message of a sample, the judged step of a
+    pair; None for the first observation of a trajectory.
+    """
+
+
+def places_of_texts(store: Store, text_ids: Sequence[str], limit: int) -> list[Place]:
+    """Return at most `limit` places of each text."""
+    return [Place(*row) for row in store.rows(_PLACES, list(text_ids), limit)]
+
+
+_PLACES = """
+with wanted as (select unnest($1::varchar[]) as text_id),
+found as (
+    select reply_id as text_id, 'trajectory' as kind, trajectory_id as key, position from step
+        semi join wanted on text_id = reply_id
+    union all select observation_id, 'trajectory', trajectory_id, position from step
+        semi join wanted on text_id = observation_id
+    union all select first_observation_id, 'trajectory', trajectory_id, null from trajectory
+        semi join wanted on text_id = first_observation_id
+    union all select reply_id, 'node', tree_id, node_index from node semi join wanted on text_id = reply_id
+    union all select observation_id, 'node', tree_id, node_index from node semi join wanted on text_id = observation_id
+    union all select text_id, 'sample', sample_id, position from message semi join wanted using (text_id)
+    union all select text_id, 'sample', sample_id, message from message_span semi join wanted using (text_id)
+    union all select reply_id, 'pair', pair_id, position from verdict semi join wanted on text_id = reply_id
+)
+from found
+qualify row_number() over (partition by text_id order by kind = 'sample', kind, key, position) <= $2
+order by text_id, kind = 'sample', kind, key, position
+"""
+
+
+# What a workspace holds at a glance: its runs, and the iterations of one of them.
+
+
+class RunLine(NamedTuple):
+    """A run in the list of runs; times are in UTC."""
+
+    run_id: str
+    recipe: str
+    method: str
+    status: str
+    started_at: datetime
+    finished_at: datetime | None
+    iterations: int
+    pool: str | None
+    """The run whose samples it is trained on, if it is an arm of a comparison."""
+
+
+class IterationLine(NamedTuple):
+    """An iteration of a run, and the number of rows of each kind that it made."""
+
+    iteration_id: str
+    iteration: int
+    status: str
+    checkpoint_out: str | None
+    dataset_id: str | None
+    trees: int
+    trajectories: int
+    pairs: int
+    samples: int
+    preferences: int
+    groups: int
+    rejections: int
+
+
+class EvaluationLine(NamedTuple):
+    """An evaluation of a run with what was measured: shares in [0, 1], None until it is
+    finished.
+    """
+
+    evaluation_id: str
+    iteration: int
+    name: str
+    split: str
+    finished: bool
+    episodes: int
+    success: float | None
+    low: float | None
+    high: float | None
+    reward: float | None
+    steps: float | None
+
+
+class EventLine(NamedTuple):
+    """Errors of one class in one phase of a stage of a run."""
+
+    stage: str
+    level: str
+    error: str
+    phase: str
+    times: int
+    message: str
+    """The message of one of them."""
+
+
+def run_lines(store: Store) -> list[RunLine]:
+    """Return the runs of a workspace, the newest first."""
+    return _run_lines(store, "")
+
+
+def run_line(store: Store, run_id: str) -> RunLine | None:
+    """Return a run; None if it is not stored."""
+    return next(iter(_run_lines(store, run_id)), None)
+
+
+def iteration_lines(store: Store, run_id: str) -> list[IterationLine]:
+    """Return the iterations of a run in their order."""
+    return [IterationLine(*row) for row in _rows_now(store, _ITERATIONS, run_id)]
+
+
+def evaluation_lines(store: Store, run_id: str) -> list[EvaluationLine]:
+    """Return the evaluations of a run, those of one name together, by iteration."""
+    return [EvaluationLine(*row) for row in store.rows(_EVALUATIONS, run_id)]
+
+
+def event_lines(store: Store, run_id: str) -> list[EventLine]:
+    """Return the errors of a run, the most frequent first."""
+    return [EventLine(*row) for row in store.rows(_EVENTS, run_id)]
+
+
+def _run_lines(store: Store, run_id: str) -> list[RunLine]:
+    return [RunLine(*row) for row in _rows_now(store, _RUNS, run_id)]
+
+
+def _rows_now(store: Store, sql: str, run_id: str) -> list[tuple[Any, ...]]:
+    """Return the rows of a query that tells which runs are under way; none if there is no store."""
+    if not store.path.exists():
+        return []
+    with store.reading() as con:
+        tell_runs_at_work(con, store.path.parent)
+        found: list[tuple[Any, ...]] = con.execute(sql, [run_id]).fetchall()
+    return found
+
+
+_RUNS = """
+select run_id, recipe, method, status, started_at, finished_at,
+    (select count(*) from iteration i where i.run_id = r.run_id and i.iteration > 0),
+    (select coalesce(nullif(config->>'$.compare.samples', ''), nullif(config->>'$.compare.pool', ''))
+        from run o where o.run_id = r.run_id)
+from v_runs r where $1 in ('', run_id) order by started_at desc, run_id
+"""
+_ITERATIONS = """
+with mine as (
+    select i.* replace (case
+        when i.status in ('finished', 'failed') or r.status in ('running', 'evaluating') then i.status
+        when r.status = 'collecting' then r.status
+        -- A finished run does more only for a forecast (of its first model) or to gather for a further iteration.
+        when r.status = 'finished' then if(i.iteration = 0, r.status, 'collecting')
+        else 'interrupted' end as status)
+    from iteration i join v_runs r using (run_id) where run_id = ?
+),
+made as (
+    select 'tree' as kind, iteration_id from tree
+    union all select 'trajectory', coalesce(t.iteration_id, e.iteration_id) from trajectory t
+        left join evaluation e using (evaluation_id)
+    union all select 'pair', iteration_id from pair
+    union all select 'sample', iteration_id from sample
+    union all select 'preference', iteration_id from preference
+    union all select 'group', iteration_id from rl_group
+    union all select 'rejection', iteration_id from rejection
+),
+counts as (
+    select iteration_id, kind, count(*) as n from made
+    where iteration_id in (select iteration_id from mine) group by all
+)
+select m.iteration_id, m.iteration, m.status, m.checkpoint_out,
+    (select any_value(dataset_id) from dataset d where d.iteration_id = m.iteration_id),
+    coalesce(sum(n) filter (kind = 'tree'), 0)::bigint, coalesce(sum(n) filter (kind = 'trajectory'), 0)::bigint,
+    coalesce(sum(n) filter (kind = 'pair'), 0)::bigint, coalesce(sum(n) filter (kind = 'sample'), 0)::bigint,
+    coalesce(sum(n) filter (kind = 'preference'), 0)::bigint, coalesce(sum(n) filter (kind = 'group'), 0)::bigint,
+    coalesce(sum(n) filter (kind = 'rejection'), 0)::bigint
+from mine m left join counts using (iteration_id)
+group by all order by m.iteration
+"""
+_EVALUATIONS = """
+select evaluation_id, iteration, evaluation, split, finished, episodes, success, success_low, success_high,
+    reward, steps
+from v_evaluations where run_id = ? order by evaluation, split, iteration
+"""
+_EVENTS = """
+select stage, level, "class", phase, count(*), any_value(message) from event where run_id = ?
+group by all order by count(*) desc limit 20
+"""
+
+
+# The schema as the database has it: tables and views, their columns, and the references between
+# them.
+
+_REFERENCE = re.compile(
+    r"'(\w+)'(?: as child)?, '(\w+)'(?:(?!union all).)*?anti join \(?\"?(\w+)", re.IGNORECASE | re.DOTALL
+)
+
+
+class Column(NamedTuple):
+    """A column; `about` is empty if its name says everything."""
+
+    name: str
+    kind: str
+    key: bool
+    about: str
+
+
+class Relation(NamedTuple):
+    """A table, or a view, with its columns in their order."""
+
+    name: str
+    about: str
+    columns: tuple[Column, ...]
+    view: bool
+
+
+class Reference(NamedTuple):
+    """A column whose values are keys of another table."""
+
+    table: str
+    column: str
+    to: str
+
+
+def relations(store: Store) -> list[Relation]:
+    """Return tables, then views, each in the order of their names."""
+    found: dict[tuple[bool, str, str], list[Column]] = {}
+    for view, name, about, column, kind, key, what in store.rows(_COLUMNS):
+        found.setdefault((view, name, about), []).append(Column(column, kind, key, what or ""))
+    return [Relation(name, about, tuple(columns), view) for (view, name, about), columns in found.items()]
+
+
+def references(store: Store) -> list[Reference]:
+    """Return the references between tables, as view v_orphans checks them, sorted."""
+    ((view,),) = store.rows("select sql from duckdb_views() where view_name = 'v_orphans'")
+    tables = {name for (name,) in store.rows("select table_name from duckdb_tables()")}
+    found = {Reference(*match) for match in _REFERENCE.findall(view)}
+    return sorted(one for one in found if one.table in tables and one.to in tables)
+
+
+_COLUMNS = """
+with relation as (
+    select table_name as name, comment, false as view from duckdb_tables() where database_name = current_database()
+    union all
+    select view_name, comment, true from duckdb_views() where database_name = current_database() and not internal
+), keys as (
+    select table_name, unnest(constraint_column_names) as column_name
+    from duckdb_constraints() where database_name = current_database() and constraint_type = 'PRIMARY KEY'
+)
+select r.view, r.name, r.comment, c.column_name, c.data_type, k.column_name is not null, c.comment
+from relation r
+join duckdb_columns() c on c.table_name = r.name and c.database_name = current_database()
+left join keys k on k.table_name = r.name and k.column_name = c.column_name
+where c.column_name <> 'created_at' or r.view
+order by r.view, r.name, c.column_index
+"""

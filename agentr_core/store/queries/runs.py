@@ -3,13 +3,347 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from agentr_core.answers import is_unreadable
+from agentr_core.models.files import checkpoint_folder
+from agentr_core.recipes.models import ModelRole
 from agentr_core.store.codec.ledger import Status, in_utc
 from agentr_core.store.database import Store
-from agentr_core.store.weights import weights_now
+from agentr_core.types import Generation
+
+# Where the weights of a store's checkpoints lie.
+
+
+def weights_now(store: Store, checkpoint_id: str, stored: str) -> str:
+    """Return the folder of a checkpoint's weights: the one beside its store if it is there, since a
+    workspace may have been copied or moved, else the one that is `stored`.
+    """
+    here = checkpoint_folder(store.path.parent, checkpoint_id)
+    return str(here) if here.is_dir() else stored
+
+
+# What an iteration has made so far: trajectories, a dataset, a checkpoint.
+
+GATHERED = "('rollout', 'flywheel')"
+"""The sources, as a list in SQL, of trajectories that are played to be trained on; paths of trees
+are not among them.
+"""
+
+
+class Published(NamedTuple):
+    """The products of an iteration; all None, and not finished, before there are any."""
+
+    dataset_id: str | None = None
+    dataset_hash: str | None = None
+    checkpoint_id: str | None = None
+    checkpoint_path: str | None = None
+    finished: bool = False
+
+
+def published(store: Store, iteration_id: str) -> Published:
+    """Return the products of an iteration."""
+    return next((Published(*row) for row in store.rows(_PUBLISHED, iteration_id)), Published())
+
+
+def count_trajectories(store: Store, iteration_id: str) -> int:
+    """Return how many trajectories were gathered for an iteration: leaves of finished trees, and
+    episodes that are neither an evaluation's nor made from a pair.
+    """
+    return store.count(_TRAJECTORIES, iteration_id)
+
+
+_PUBLISHED = """
+select d.dataset_id, d.hash, c.checkpoint_id, c.path, i.status = 'finished'
+from iteration i
+left join dataset d on d.iteration_id = i.iteration_id
+left join checkpoint c on c.checkpoint_id = i.checkpoint_out
+where i.iteration_id = ?
+"""
+_TRAJECTORIES = f"""
+select (
+    select count(*) from trajectory
+    where iteration_id = $1 and (source in {GATHERED} or source = 'expert')
+) + (
+    select count(*) from node join tree using (tree_id)
+    where iteration_id = $1 and finished and stop is not null and parent >= 0
+)
+"""
+
+
+# What an iteration used: seconds, tokens, requests; and how many replies were cut by their
+# limit.
+
+
+@dataclass(frozen=True, slots=True)
+class TokenUse:
+    """Tokens that models read and wrote. In `prompt`, a prompt counts once for each of its
+    replies.
+    """
+
+    prompt: int
+    completion: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestUse:
+    """HTTP requests and their tokens. A prompt counts once for each request."""
+
+    requests: int
+    prompt: int
+    completion: int
+
+
+def seconds_by_part(store: Store, iteration_id: str) -> dict[str, float]:
+    """Return the seconds of an iteration by part: generate, environment, train, and so on."""
+    return dict(store.rows("select part, sum(seconds) from timing where iteration_id = ? group by part", iteration_id))
+
+
+def token_use(store: Store, iteration_id: str) -> TokenUse:
+    """Return the tokens of all replies that an iteration asked for; copies of another run's replies
+    count for that run.
+    """
+    (tokens,) = store.rows(_TOKENS, iteration_id) or [(0, 0)]
+    return TokenUse(*map(int, tokens))
+
+
+def experience_tokens(store: Store, run_id: str) -> int:
+    """Return the tokens that models wrote in the experience of a run: in its searches, judgements,
+    rollouts, revisions and edits, not in its evaluations.
+
+    What was copied from another run counts as if it had been asked for, so that runs on one
+    workspace and runs on several are counted alike.
+    """
+    return store.count(_EXPERIENCE, run_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a model wrote in a world: units (episodes, or trees), their replies and tokens."""
+
+    units: int
+    replies: int
+    tokens: int
+
+
+def written_in(store: Store, model: str, environment: str) -> dict[str, Written]:
+    """Return what the runs that begin with a model wrote in a world, by kind: `step` for episodes,
+    `node` for trees, `judgement` for the verdicts on trees. Kinds of which nothing is stored are
+    left out.
+    """
+    rows = store.rows(_WRITTEN, model, environment)
+    return {kind: Written(units, replies, tokens) for kind, units, replies, tokens in rows}
+
+
+def longest_sample(store: Store, run_id: str) -> int:
+    """Return the most tokens of a sample that a run has trained on; 0 if there is none."""
+    return store.count(_LONGEST, run_id)
+
+
+def trained_online(store: Store, iteration_id: str) -> int:
+    """Return how many tokens reinforcement learning trained in an iteration."""
+    return store.count("select coalesce(sum(trained_tokens), 0) from rl_step where iteration_id = ?", iteration_id)
+
+
+def trained_offline(store: Store, iteration_id: str) -> int:
+    """Return how many tokens a training on a dataset went through in an iteration, those of later
+    passes counted again; 0 before it has ended.
+    """
+    return store.count(
+        "select value from metric where scope = 'iteration' and name = 'trained_tokens' and scope_id = ?", iteration_id
+    )
+
+
+def request_use(
+    store: Store,
+    iteration_id: str,
+    *,
+    role: ModelRole,
+    per_request: int,
+    taught: bool = False,
+    lent: Collection[ModelRole] = (),
+    edited: Collection[ModelRole] = (),
+) -> RequestUse:
+    """Return the requests to the model of a role in an iteration, and their tokens.
+
+    Args:
+        taught: whether the teacher collected instead of the actor.
+        lent: the roles for which the teacher answered beside the episodes that it played.
+        edited: those for which it answered where trajectories were made of others.
+        per_request: the maximum number of replies to one HTTP request; 0 for no limit.
+    """
+    collector: ModelRole = "teacher" if taught else "actor"
+    kinds = [*_KINDS.get(role, []), *(_COLLECTED if role == collector else [])]
+    (sums,) = store.rows(_REQUESTS, iteration_id, kinds, per_request, role, [*lent], [*edited]) or [(0, 0, 0)]
+    return RequestUse(*(number or 0 for number in sums))
+
+
+def cut_replies(store: Store, iteration_id: str) -> dict[str, tuple[int, int]]:
+    """Return the number of replies of an iteration, and of those cut by their token limit, by
+    purpose; replies for which this is not known are left out.
+    """
+    return {purpose: (replies, cut) for purpose, replies, cut in store.rows(_CUT, iteration_id)}
+
+
+def unreadable_replies(store: Store, iteration_id: str) -> dict[str, tuple[int, int]]:
+    """Return the number of replies of helpers in an iteration, and of those that were cut before
+    their thought had an end, by role.
+    """
+    unreadable: Counter[str] = Counter()
+    for role, text, finish_reason, thinks in store.rows(f"{_HELPERS}{_DOUBTFUL}", iteration_id):
+        reply = Generation(
+            text=text,
+            token_ids=(),
+            finish_reason=finish_reason,
+            prompt_tokens=0,
+            completion_tokens=0,
+            thinks=bool(thinks),
+        )
+        unreadable[role] += is_unreadable(reply)
+    counted = store.rows(f"{_HELPERS} select role, count(*) from reply group by role order by role", iteration_id)
+    return {role: (replies, unreadable[role]) for role, replies in counted}
+
+
+_COLLECTED = ["node", "played"]
+"""The kinds of generations of collection; `played` are steps of episodes on training instances."""
+_KINDS: dict[ModelRole, list[str]] = {"actor": ["step"], "judge": ["judgement"]}
+"""The kinds of generations by the role that they come from; side answers name their role."""
+
+# Rows of `generation` that were asked for in iteration $1 and are no copies of another run's. A
+# step without a seed was recorded earlier: its trajectory continues from it.
+_ASKED = """
+    (kind = 'node' and owner_id in (select tree_id from tree where iteration_id = $1 and copied_from is null))
+    or (kind = 'judgement' and (owner_id, position) in (
+        select (tree_id, node_index) from judgement where iteration_id = $1 and copied_from is null
+    ))
+    or (kind = 'step' and seed is not null and owner_id in (
+        select trajectory_id from trajectory
+        where iteration_id = $1 and source in ('episode', 'rollout', 'validation', 'flywheel') and copied_from is null
+    ))
+"""
+# Rows of `answer` that were asked for in iteration $1 and are no copies of another run's.
+_ANSWERED = """
+    (kind = 'node' and owner_id in (select tree_id from tree where iteration_id = $1 and copied_from is null))
+    or (kind = 'step' and owner_id in (
+        select trajectory_id from trajectory
+        where iteration_id = $1 and source <> 'ungraded' and copied_from is null
+    ) and given is not true)
+"""
+_PLAYED = f"select trajectory_id from trajectory where iteration_id = $1 and source in {GATHERED}"
+_TOKENS = f"""
+select coalesce(sum(prompt_tokens), 0), coalesce(sum(completion_tokens), 0) from (
+    select prompt_tokens, completion_tokens from generation where {_ASKED}
+    union all
+    select prompt_tokens, completion_tokens from answer where {_ANSWERED}
+    union all
+    select prompt_tokens, completion_tokens from edit where iteration_id = $1
+)
+"""
+# Every role's tokens in what run $1 made its training data from.
+_EXPERIENCE = f"""
+with own as (select iteration_id from iteration where run_id = $1 and iteration > 0),
+tree_id_of as (select tree_id as id from tree where iteration_id in (from own)),
+trajectory_id_of as (
+    select trajectory_id as id from trajectory
+    where iteration_id in (from own) and source in {GATHERED}
+)
+select coalesce(sum(completion_tokens), 0)::bigint from (
+    select completion_tokens from generation
+    where (kind in ('node', 'judgement') and owner_id in (from tree_id_of))
+        or (kind = 'step' and seed is not null and owner_id in (from trajectory_id_of))
+    union all
+    select completion_tokens from answer
+    where given is not true and (
+        (kind = 'node' and owner_id in (from tree_id_of)) or (kind = 'step' and owner_id in (from trajectory_id_of))
+    )
+    union all
+    select completion_tokens from edit where iteration_id in (from own)
+)
+"""
+# The replies to one request share owner and seed. A request for more than $3 replies was sent in
+# parts (0: in one).
+_REQUESTS = f"""
+with request as (
+    select if($3 = 0, 1, ceil(count(*) / $3)) as parts, max(prompt_tokens) as prompt,
+        sum(completion_tokens) as completion
+    from generation
+    where seed is not null and ({_ASKED})
+        and if(kind = 'step' and owner_id in ({_PLAYED}), 'played', kind) in (select unnest($2::varchar[]))
+    group by kind, owner_id, seed
+    union all
+    select 1, prompt_tokens, completion_tokens from answer
+    where if(list_contains($5::varchar[], role) and (kind = 'node' or owner_id in ({_PLAYED})), 'teacher', role) = $4
+        and ({_ANSWERED})
+    union all
+    select 1, prompt_tokens, completion_tokens from edit
+    where if(list_contains($6::varchar[], role), 'teacher', role) = $4 and iteration_id = $1
+)
+select sum(parts)::bigint, sum(parts * prompt)::bigint, sum(completion)::bigint from request
+"""
+_CUT = f"""
+with told as (
+    select case g.kind when 'judgement' then 'judged' else 'collected' end as purpose, g.finish_reason
+    from generation g join tree t on t.tree_id = g.owner_id
+    where t.iteration_id = $1 and g.kind in ('node', 'judgement')
+    union all
+    select if(t.source in {GATHERED}, 'collected', 'evaluated'), g.finish_reason
+    from generation g join trajectory t on t.trajectory_id = g.owner_id
+    where t.iteration_id = $1 and g.kind = 'step' and t.source in ('episode', 'rollout', 'validation', 'flywheel')
+        and g.seed is not null
+)
+select purpose, count(*), count(*) filter (finish_reason = 'length')
+from told
+where finish_reason is not null
+group by purpose
+order by purpose
+"""
+_HELPERS = """
+with reply as (
+    select 'judge' as role, reply_id, finish_reason, thinks from generation
+    where kind = 'judgement'
+        and (owner_id, position) in (select (tree_id, node_index) from judgement where iteration_id = $1)
+    union all
+    select role, reply_id, finish_reason, thinks from answer
+    where given is not true and (
+        (kind = 'node' and owner_id in (select tree_id from tree where iteration_id = $1))
+        or (kind = 'step' and owner_id in (
+            select trajectory_id from trajectory where iteration_id = $1 and source <> 'ungraded'
+        ))
+    )
+    union all
+    select role, reply_id, finish_reason, thinks from edit where iteration_id = $1
+)
+"""
+# No other reply can be unreadable: see `answers.is_unreadable`.
+_DOUBTFUL = """
+select role, text, finish_reason, thinks from reply join text on text_id = reply_id
+where finish_reason = 'length' and (thinks or contains(text, '<think>'))
+"""
+_WRITTEN = """
+with unit as (
+    select trajectory_id as id, iteration_id, instance_id from trajectory
+    where source in ('episode', 'rollout', 'flywheel') and copied_from is null
+    union all
+    select tree_id, iteration_id, instance_id from tree where finished and copied_from is null
+)
+select g.kind, count(distinct u.id), count(*), sum(g.completion_tokens)::bigint
+from generation g
+join unit u on u.id = g.owner_id
+join instance n using (instance_id)
+join iteration i using (iteration_id)
+join run r using (run_id)
+where g.seed is not null and (r.config->>'$.model.path') = $1 and n.environment = $2
+group by g.kind
+"""
+_LONGEST = """
+select coalesce(max(s.num_tokens), 0) from sample s join iteration i using (iteration_id) where i.run_id = ?
+"""
+
 
 ALL_RUNS = "select run_id, recipe, seed, model, status, started_at, finished_at from v_runs order by started_at"
 """A query that shows a person the runs of a workspace, the oldest first."""
@@ -146,3 +480,217 @@ def count_finished_runs(store: Store, run_ids: Sequence[str]) -> int:
 def count_trees(store: Store, run_id: str) -> int:
     """Return how many trees a run has, finished or not."""
     return store.count("select count(*) from tree join iteration using (iteration_id) where run_id = ?", run_id)
+
+
+# Iterations: their status, and the checkpoints that they made.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterationState:
+    """The state of an iteration; `finished_at` is in UTC, None while it goes on."""
+
+    status: Status
+    finished_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredCheckpoint:
+    """A checkpoint that an iteration made, and what it was made from."""
+
+    checkpoint_id: str
+    path: Path
+    weights_sha256: str
+    parent_id: str | None
+    dataset_hash: str | None
+    """None for the model that a run begins with."""
+    trained: bool
+    """Whether an iteration made it. Runs that begin with the same weights share one row for them,
+    whose path is that of the last one that began."""
+
+
+class Promotion(NamedTuple):
+    """The model with which a run goes on after an iteration: one row of view v_promotions; see the
+    comments of its columns.
+    """
+
+    iteration: int
+    """The iteration that made it; 0: the model that its run begins with."""
+    path: str
+    development: str
+    success: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTraining:
+    """A finished training on the samples of a pool."""
+
+    checkpoint_id: str
+    dataset_hash: str
+    counts: dict[str, Any]
+    """The composition of its dataset."""
+    trained_tokens: int
+    seconds: float
+
+
+def iteration_state(store: Store, iteration_id: str) -> IterationState | None:
+    """Return the state of an iteration; None if it has not begun."""
+    rows = store.rows("select status, finished_at from iteration where iteration_id = ?", iteration_id)
+    for status, ended in rows:
+        return IterationState(status=status, finished_at=in_utc(ended))
+    return None
+
+
+def checkpoint_made(store: Store, iteration_id: str) -> StoredCheckpoint | None:
+    """Return the checkpoint that an iteration made, for iteration 0 the model its run begins with;
+    None before there is one.
+    """
+    return _checkpoint(store, iteration_id, promoted=False)
+
+
+def checkpoint_promoted(store: Store, iteration_id: str) -> StoredCheckpoint | None:
+    """Return the checkpoint that an iteration promoted, if its recipe goes on with the best one;
+    None before the promotion.
+    """
+    return _checkpoint(store, iteration_id, promoted=True)
+
+
+def promotion_of(store: Store, run_id: str, iteration: int) -> Promotion | None:
+    """Return the model with which a run goes on after an iteration; None before there is one."""
+    return _promotion(store, store.rows(_PROMOTION, run_id, iteration))
+
+
+def last_promotion(store: Store, run_id: str) -> Promotion | None:
+    """Return the model with which a run ended after its last iteration; None before the run is
+    finished.
+    """
+    return _promotion(store, store.rows(_LAST_PROMOTION, run_id))
+
+
+def _promotion(store: Store, rows: Sequence[tuple[Any, ...]]) -> Promotion | None:
+    for key, iteration, path, development, success in rows:
+        return Promotion(iteration, weights_now(store, key, path), development, success)
+    return None
+
+
+def _checkpoint(store: Store, iteration_id: str, *, promoted: bool) -> StoredCheckpoint | None:
+    for key, path, weights, parent, dataset, trained in store.rows(_CHECKPOINT, promoted, iteration_id):
+        return StoredCheckpoint(
+            checkpoint_id=key,
+            path=Path(weights_now(store, key, path)),
+            weights_sha256=weights,
+            parent_id=parent,
+            dataset_hash=dataset,
+            trained=trained,
+        )
+    return None
+
+
+class Outside(NamedTuple):
+    """A training by another program that a run took back as an iteration."""
+
+    iteration: int
+    checkpoint_id: str
+    program: str
+    source: str
+    """The folder that it was read from."""
+    files: str
+    """The hash of the weights and rollouts in that folder."""
+    rollouts: int
+    finished: bool
+    """Whether the iteration is."""
+
+
+def trained_outside(store: Store, run_id: str) -> list[Outside]:
+    """Return the iterations of a run that another program trained, in their order."""
+    return [Outside(*row) for row in store.rows(_OUTSIDE, run_id)]
+
+
+def training_made(store: Store, iteration_id: str) -> StoredTraining | None:
+    """Return the training of an iteration; None before the iteration is finished."""
+    for key, dataset, counts, tokens, seconds in store.rows(_TRAINING, iteration_id):
+        return StoredTraining(
+            checkpoint_id=key,
+            dataset_hash=dataset,
+            counts=json.loads(counts),
+            trained_tokens=tokens,
+            seconds=seconds,
+        )
+    return None
+
+
+def trained_by(store: Store, run_id: str) -> tuple[int, float]:
+    """Return the trained tokens and the seconds of training of all iterations of a run."""
+    ((tokens, seconds),) = store.rows(_TRAINED, run_id) or [(0, 0.0)]
+    return int(tokens), float(seconds)
+
+
+def iterations_of(store: Store, run_id: str) -> list[int]:
+    """Return the numbers of a run's iterations that have begun, 0 among them, in their order."""
+    rows = store.rows("select iteration from iteration where run_id = ? order by 1", run_id)
+    return [int(number) for (number,) in rows]
+
+
+def trained_iterations(store: Store, run_id: str) -> list[int]:
+    """Return the numbers of a run's iterations that made a checkpoint, without 0, in their
+    order.
+    """
+    rows = store.rows(
+        "select iteration from iteration where run_id = ? and iteration > 0 and checkpoint_out is not null order by 1",
+        run_id,
+    )
+    return [int(number) for (number,) in rows]
+
+
+def count_finished_iterations(store: Store, run_id: str) -> int:
+    """Return how many iterations of a run are finished, without 0."""
+    return store.count(
+        "select count(*) from iteration where run_id = ? and iteration > 0 and status = 'finished'", run_id
+    )
+
+
+_CHECKPOINT = """
+select c.checkpoint_id, c.path, c.weights_sha256, c.parent_id, d.hash, c.iteration_id is not null
+from iteration i
+join checkpoint c on c.checkpoint_id = case when ? then i.promoted else i.checkpoint_out end
+left join dataset d using (dataset_id)
+where i.iteration_id = ?
+"""
+_PROMOTION = """
+select promoted, promoted_iteration, path, development, success
+from v_promotions
+where run_id = ? and iteration = ?
+"""
+_LAST_PROMOTION = """
+select promoted, promoted_iteration, path, development, success
+from v_promotions
+join run using (run_id)
+where run_id = ? and status = 'finished'
+order by iteration desc
+limit 1
+"""
+_OUTSIDE = """
+select i.iteration, c.checkpoint_id, c.config->>'$.outside.program', c.config->>'$.outside.source',
+    c.config->>'$.outside.files', (c.config->>'$.outside.rollouts')::bigint, i.status = 'finished'
+from iteration i join checkpoint c on c.checkpoint_id = i.checkpoint_out
+where i.run_id = ? and i.iteration > 0 and (c.config->>'$.outside.files') is not null
+order by i.iteration
+"""
+_TRAINED = """
+select coalesce(sum(tokens), 0)::bigint, coalesce(sum(seconds), 0)
+from (
+    select max(t.trained_tokens) as tokens, max(t.seconds) as seconds
+    from iteration i
+    join training_step t on t.checkpoint_id = i.checkpoint_out
+    where i.run_id = ? and i.iteration > 0
+    group by i.iteration
+)
+"""
+_TRAINING = """
+select c.checkpoint_id, d.hash, d.counts, max(t.trained_tokens), max(t.seconds)
+from iteration i
+join checkpoint c on c.checkpoint_id = i.checkpoint_out
+join dataset d on d.iteration_id = i.iteration_id
+join training_step t on t.checkpoint_id = c.checkpoint_id
+where i.iteration_id = ? and i.status = 'finished'
+group by all
+"""

@@ -3,15 +3,301 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import json
 import os
-from collections.abc import Sequence
+import shutil
+import sys
+import textwrap
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from agentr_core.errors import SandboxError
-from agentr_core.tools.python.levels import CANDIDATES, STRICTEST, Level
-from agentr_core.tools.python.limits import PACKAGES, Limits, Outcome, Status
-from agentr_core.tools.python.process import KeeperLost, KeeperProcess
-from agentr_core.tools.python.selftest import Finding, tried
+from agentr_core.system import Scratch, source_folder
+from agentr_core.tools.python.confinement import CANDIDATES, PACKAGES, STRICTEST, Level, Limits, Outcome, Status
+
+# The self-test at start-up: runs code that tries to get past each barrier of a level.
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One way out of the sandbox, and the lowest level that closes it."""
+
+    name: str
+    level: Level
+    code: str
+    """Prints "held" if the barrier held, and anything else if it did not."""
+    ends: Status = Status.OK
+    """The required end of the call; anything but `ok` is by itself proof that the barrier held."""
+    timeout_s: float = 60.0
+    """Long enough for a busy machine."""
+
+    def is_held(self, outcome: Outcome) -> bool:
+        """Return whether the barrier held."""
+        return outcome.status is self.ends and (self.ends is not Status.OK or outcome.stdout.strip() == "held")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one attempt."""
+
+    attempt: str
+    level: Level
+    held: bool
+
+
+async def tried(
+    run: Callable[..., Awaitable[Outcome]], level: Level, limits: Limits, *, beyond: bool = False
+) -> tuple[Finding, ...]:
+    """Run the attempts on the barriers of a level one by one, and return the findings.
+
+    Args:
+        run: `PythonTool.run`.
+        level: the level that `run` promises.
+        limits: the limits that `run` promises.
+        beyond: also try the barriers of stricter levels, to see that the attempts are real.
+    """
+    findings = []
+    for attempt in attempts(limits):
+        if beyond or level.includes(attempt.level):
+            outcome = await run(attempt.code, timeout_s=attempt.timeout_s)
+            findings.append(Finding(attempt.name, attempt.level, attempt.is_held(outcome)))
+    return tuple(findings)
+
+
+def attempts(limits: Limits) -> tuple[Attempt, ...]:
+    """Return all attempts; those on limits slightly exceed them."""
+    return (*_on_everything(), *_on_limits(limits), *_on_calls(), *_on_files(), *_on_namespaces())
+
+
+def _on_everything() -> list[Attempt]:
+    return [
+        Attempt("what is allowed", Level.NONE, _ALLOWED),
+        Attempt("endless loop", Level.NONE, "while True: pass", Status.TIMEOUT, timeout_s=0.2),
+    ]
+
+
+def _on_limits(limits: Limits) -> list[Attempt]:
+    known = asdict(limits)
+    closed = {
+        "memory": ("import mmap\nmmap.mmap(-1, ({memory_mb} + 64) << 20)", errno.ENOMEM),
+        "size of a file": ("open('big', 'wb').truncate(({disk_mb} << 20) + 1)", errno.EFBIG),
+        "open files": ("held = [open('/dev/null') for _ in range({open_files})]", errno.EMFILE),
+        "another user": ("os.setuid(0 if os.getuid() else 1)", errno.EPERM),
+    }
+    return [
+        Attempt(name, Level.LIMITS, _attempt(code.format(**known), number)) for name, (code, number) in closed.items()
+    ]
+
+
+def _on_calls() -> list[Attempt]:
+    scripts = {
+        "fork": "if not os.fork(): os._exit(0)\nos.wait()",
+        "another program": "os.execv('/bin/true', ['true'])",
+        "signal to the parent": "os.kill(os.getppid(), 0)",
+        "signal by a file": "import fcntl\nfcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())",
+        "TCP socket": "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_STREAM)",
+        "UDP socket": "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_DGRAM)",
+        "unix socket": "import socket\nsocket.socket(socket.AF_UNIX).bind('here')",
+        "abstract socket": "import socket\nsocket.socket(socket.AF_UNIX).bind('\\0agentr-' + os.urandom(8).hex())",
+        "netlink socket": "import socket\nsocket.socket(socket.AF_NETLINK, socket.SOCK_RAW)",
+        "memory without a name": "os.memfd_create('more')",
+        "hidden file": "os.open('.', os.O_TMPFILE | os.O_WRONLY)",
+        "cutting what is read": "os.open('.', os.O_RDONLY | os.O_TRUNC)",
+        "removal of a file": "open('gone', 'w').close()\nos.unlink('gone')",
+        "symbolic link": "os.symlink('/etc', 'out')",
+        "mode of a file": "os.chmod('.', 0o700)",
+        "limits of the parent": "import resource\nresource.prlimit(os.getppid(), resource.RLIMIT_CORE)",
+    }
+    raw = {
+        "ptrace": (101, 117, 0, 0, 0, 0),
+        "unshare": (272, 97, 0),
+        "setns": (308, 268, -1, 0),
+        "mount": (165, 40, 0, 0, 0, 0, 0),
+        "io_uring": (425, 425, 0, 0),
+        "bpf": (321, 280, -1, 0, 0),
+        "keyctl": (250, 219, 0, -3, 0),
+        "memory of others": (310, 270, os.getpid(), 0, 0, 0, 0, 0),
+        "pidfd": (434, 434, 1, 0),
+        "System V memory": (29, 194, 0, 4096, 0o600),
+    }
+    column = 1 if os.uname().machine == "aarch64" else 0
+    scripts |= {name: f"call({row[column]}, {str(row[2:])[1:-1]})" for name, row in raw.items()}
+    return [Attempt(name, Level.SECCOMP, _attempt(code, errno.EPERM, errno.ENOSYS)) for name, code in scripts.items()]
+
+
+def _on_files() -> list[Attempt]:
+    scripts = {
+        "file outside": "open('/etc/passwd').read()",
+        "folder outside": "os.listdir('/')",
+        "writing outside": "open('../escape', 'w').write('out')",
+        "environment of the parent": "open(f'/proc/{os.getppid()}/environ', 'rb').read()",
+        "processes of others": "open('/proc/1/status').read()",
+    }
+    # If a file does not exist, nothing gets out either.
+    closed = (errno.EACCES, errno.EPERM, errno.ENOENT)
+    return [Attempt(name, Level.LANDLOCK, _attempt(code, *closed)) for name, code in scripts.items()]
+
+
+def _on_namespaces() -> list[Attempt]:
+    code = _attempt("os.stat('/etc/passwd')", errno.ENOENT)
+    return [Attempt("name of a file outside", Level.BUBBLEWRAP, code)]
+
+
+def _attempt(code: str, *refusals: int) -> str:
+    """Return code that prints "held" if the kernel refuses with one of these error numbers."""
+    return _FRAME.format(code=textwrap.indent(code, "    "), refusals=refusals)
+
+
+_FRAME = """
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+
+def call(number, *arguments):
+    if libc.syscall(number, *map(ctypes.c_long, arguments)) < 0:
+        raise OSError(ctypes.get_errno(), number)
+
+try:
+{code}
+except OSError as error:
+    print("held" if error.errno in {refusals} else error)
+else:
+    print("escaped")
+"""
+
+_ALLOWED = """
+import threading
+seen = []
+thread = threading.Thread(target=seen.append, args=["a thread"])
+thread.start()
+thread.join()
+with open("note", "w") as file:
+    file.write("a file")
+print("held" if [open("note").read(), *seen] == ["a file", "a thread"] else "it does not work")
+"""
+
+
+# Bubblewrap as an outer layer: a keeper in its own namespaces, if user namespaces are allowed.
+
+_SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache")
+
+
+def wrapped(command: list[str], folder: str) -> list[str]:
+    """Return a command that runs `command` in its own namespaces: without a network or other
+    processes, and with access only to the system's programs, Python and this package (read-only)
+    and to one folder (writable). Raises `FileNotFoundError` if bubblewrap is not installed.
+    """
+    program = shutil.which("bwrap")
+    if program is None:
+        raise FileNotFoundError("the program `bwrap` is not installed (package `bubblewrap`)")
+    own = f"{source_folder()}/agentr_core"
+    shown = dict.fromkeys((*_SYSTEM, sys.prefix, sys.base_prefix, str(Path(sys.executable).parent), own))
+    reading = [word for path in shown for word in ("--ro-bind-try", path, path)]
+    options = ["--unshare-all", "--die-with-parent", "--proc", "/proc", "--dev", "/dev", "--bind", folder, folder]
+    return [program, *reading, *options, "--", *command]
+
+
+# A keeper as its user sees it: a process that answers one question at a time.
+
+_START_S = 120.0
+_GRACE_S = 10.0
+"""Seconds to wait beyond the time limit of a call, and for an orderly exit."""
+_LONGEST_LINE = 1 << 26
+_PROGRAM = "import sys; sys.path.insert(0, {source!r}); from agentr_core.tools.python.keeper import main; main()"
+_ENVIRONMENT = {
+    "LANG": "C.UTF-8",
+    "TZ": "UTC",
+    "PATH": "/usr/bin:/bin",
+    # Gives sets of strings the same order each time.
+    "PYTHONHASHSEED": "0",
+    # A process that forks must have one thread, and each malloc arena reserves address space.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "2",
+}
+"""All environment variables that a keeper and the code in it see."""
+
+
+class KeeperLost(Exception):
+    """The fault that a keeper has ended or does not answer."""
+
+
+class KeeperProcess:
+    """A keeper and its folder."""
+
+    def __init__(self, process: asyncio.subprocess.Process, folder: Scratch) -> None:
+        """Take over a running process and its folder; `start` creates them."""
+        self._process = process
+        self._folder = folder
+
+    @classmethod
+    async def start(cls, level: Level, limits: Limits, packages: Sequence[str]) -> KeeperProcess:
+        """Return a warm keeper. Raises `SandboxError` if it refuses to work."""
+        folder = Scratch("code")
+        program = _PROGRAM.format(source=source_folder())
+        command = [sys.executable, "-s", "-P", "-B", "-X", "utf8", "-c", program]
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(wrapped(command, folder.path) if level is Level.BUBBLEWRAP else command),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                cwd=folder.path,
+                env=_ENVIRONMENT | {k: v for k, v in os.environ.items() if k == "LD_LIBRARY_PATH"},
+                start_new_session=True,
+                limit=_LONGEST_LINE,
+            )
+        except OSError as error:
+            folder.close()
+            raise SandboxError(f"level {level} does not hold: {error}") from None
+        keeper = cls(process, folder)
+        settings = {"level": level, "limits": asdict(limits), "packages": list(packages), "folder": folder.path}
+        try:
+            answer = await keeper.ask(settings, _START_S)
+        except KeeperLost:
+            await keeper.stop()
+            raise SandboxError(f"level {level} does not hold: its interpreter does not start") from None
+        except BaseException:
+            await keeper.stop()
+            raise
+        if refusal := answer.get("refused"):
+            await keeper.stop()
+            raise SandboxError(f"the Python tool at level {level} does not start: {refusal}")
+        return keeper
+
+    async def ask(self, question: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """Return the answer to one question. Raises `KeeperLost` if no answer comes within
+        `seconds` and some grace.
+        """
+        source, sink = self._process.stdout, self._process.stdin
+        assert source is not None
+        assert sink is not None
+        try:
+            sink.write(json.dumps(question).encode() + b"\n")
+            await sink.drain()
+            line = await asyncio.wait_for(source.readline(), seconds + _GRACE_S)
+            # The line is truncated or empty if the keeper ended.
+            answer: dict[str, Any] = json.loads(line)
+        except (OSError, ValueError, TimeoutError) as error:
+            raise KeeperLost(str(error)) from error
+        return answer
+
+    async def stop(self) -> None:
+        """End the keeper and everything that runs in it."""
+        sink = self._process.stdin
+        assert sink is not None
+        # The keeper then kills its current call; if it were killed, it could not.
+        sink.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), _GRACE_S)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+        self._folder.close()
+
 
 _ATTEMPTS = 2
 

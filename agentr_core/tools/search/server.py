@@ -14,10 +14,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from agentr_core.errors import AgentrError
-from agentr_core.http_server.guard import Guard
-from agentr_core.tools.search.retriever import Hit, Retriever
-from agentr_core.tools.search.text import cut
-from agentr_core.tools.search.wire import BatchSearch, Health, Retrievers, Search
+from agentr_core.http_server import Guard
+from agentr_core.tools.search.retriever import Hit, Retriever, cut
+from agentr_core.tools.search.tool import BatchSearch, Health, Retrievers, Search
 
 Asked = TypeVar("Asked", bound=BaseModel)
 

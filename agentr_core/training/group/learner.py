@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Mapping, Sequence
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -16,12 +19,149 @@ from transformers.optimization import get_scheduler
 from agentr_core.errors import NonFiniteLoss
 from agentr_core.recipes.grpo import GrpoConfig
 from agentr_core.recipes.training import TrainingConfig
-from agentr_core.training.group.loss import token_weights
-from agentr_core.training.group.policy import Policy, Totals
-from agentr_core.training.group.rows import PolicyRow
+from agentr_core.system import sync, writing
+from agentr_core.training.group.policy import Policy, PolicyRow, Totals, token_weights
 from agentr_core.training.group.split import Whole
-from agentr_core.training.job import OnlineJob, TrainingStep
-from agentr_core.training.result import write_result
+from agentr_core.training.job import STEP, OnlineJob, TrainingStep
+from agentr_core.training.parent import write_result
+
+# Reports each step to the loggers in `training.report_to`, as a Trainer does.
+
+Tell = Callable[[int, Mapping[str, float | None]], None]
+"""Called with a step and numbers by name; loggers show those that begin with `eval_` separately."""
+_TENSORBOARD = "TENSORBOARD_LOGGING_DIR"
+
+
+@contextmanager
+def reporting(job: OnlineJob, model: Any) -> Iterator[Tell]:
+    """Yield a function that reports to the loggers of a job; it does nothing if the job names
+    none.
+    """
+    config, steps = job.config, job.objective.grpo.steps
+    if not config.report_to:
+        yield lambda step, numbers: None
+        return
+    # Slow to import.
+    import torch
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+    from transformers.integrations import get_reporting_integration_callbacks
+    from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
+
+    arguments = TrainingArguments(
+        output_dir=str(job.work.checkpoints),
+        run_name=job.output_dir.name,
+        max_steps=steps,
+        learning_rate=config.learning_rate,
+        lr_scheduler_type=config.lr_scheduler_type,
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
+        logging_steps=1,
+        report_to=list(config.report_to),
+        use_cpu=not torch.cuda.is_available(),
+        disable_tqdm=True,
+        seed=job.seed,
+    )
+    with _set(_TENSORBOARD, str(job.reports)):
+        loggers = get_reporting_integration_callbacks(list(config.report_to))
+        handler = CallbackHandler([DefaultFlowCallback, *loggers], model, None, None, None)
+    state, control = TrainerState(max_steps=steps, logging_steps=1), TrainerControl()
+
+    def tell(step: int, numbers: Mapping[str, float | None]) -> None:
+        state.global_step = step
+        handler.on_step_end(arguments, state, control)
+        handler.on_log(arguments, state, control, {name: one for name, one in numbers.items() if one is not None})
+
+    handler.on_train_begin(arguments, state, control)
+    yield tell
+    # To loggers this means success, so it is left out when a training fails.
+    handler.on_train_end(arguments, state, control)
+
+
+@contextmanager
+def _set(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable for the block."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+# The saved state of a training that samples, written completely or not at all.
+#
+# They contain no state of a random generator, because each draw has its own seed. Processes that
+# hold parts of the state write these into a folder beside its file.
+
+
+class Snapshot(NamedTuple):
+    """The state after a step: that of the learner, with the folder of the parts that processes
+    hold, the history up to it, and the hashes of what it was made of; none in a state of an earlier
+    version.
+    """
+
+    step: int
+    learner: dict[str, Any]
+    parts: Path
+    history: list[TrainingStep]
+    made_of: list[str]
+
+
+def save_snapshot(
+    folder: Path,
+    step: int,
+    state: Callable[[Path], dict[str, Any]],
+    history: list[TrainingStep],
+    made_of: Sequence[str],
+) -> None:
+    """Write the state after a step, and remove earlier ones.
+
+    Args:
+        state: returns that of the learner; it may write parts of it to a folder, which it makes.
+
+    Raises `DiskError`.
+    """
+    file = folder / f"step-{step:06d}.pt"
+    draft = file.with_suffix(".new")
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(_parts(file), ignore_errors=True)
+        learner = state(_parts(file))
+        lines = [STEP.dump_json(one).decode() for one in history]
+        with draft.open("wb") as stream:
+            torch.save({"step": step, "learner": learner, "history": lines, "made_of": list(made_of)}, stream)
+        # Before the earlier states go, this one must outlast a loss of power.
+        for written in (draft, *(path for path in _parts(file).rglob("*") if path.is_file())):
+            sync(written)
+        draft.replace(file)
+        sync(folder)
+        for old in sorted(folder.glob("step-*.pt"))[:-1]:
+            old.unlink()
+        for parts in folder.glob("step-*.parts"):
+            if parts != _parts(file):
+                shutil.rmtree(parts)
+
+
+def load_snapshot(folder: Path) -> Snapshot | None:
+    """Return the newest saved state; None if there is none."""
+    files = sorted(folder.glob("step-*.pt"))
+    if not files:
+        return None
+    state = torch.load(files[-1], weights_only=True, map_location="cpu")
+    history = [STEP.validate_json(line) for line in state["history"]]
+    return Snapshot(state["step"], state["learner"], _parts(files[-1]), history, state.get("made_of", []))
+
+
+def remove_snapshots(folder: Path) -> None:
+    """Remove all saved states."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _parts(file: Path) -> Path:
+    return file.with_suffix(".parts")
 
 
 class Learner:

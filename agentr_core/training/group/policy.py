@@ -2,25 +2,204 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from agentr_core.errors import ConfigError
-from agentr_core.recipes.grpo import GrpoConfig
+from agentr_core.errors import ConfigError, DataFault
+from agentr_core.recipes.grpo import GrpoConfig, LossType
 from agentr_core.recipes.training import TrainingConfig
-from agentr_core.samples.labels import IGNORED
-from agentr_core.training.adapters import adapted, full, plain_faults, whole_weights
-from agentr_core.training.group.loss import Surrogate, surrogate
-from agentr_core.training.group.rows import PolicyRow, numbered
+from agentr_core.samples.identity import IGNORED
+from agentr_core.samples.rendering import Renderer
 from agentr_core.training.group.split import Whole
-from agentr_core.training.packing import QUANTUM, ROW, forward_passes, idle_pass, padded_length, together
-from agentr_core.training.parent import load_parent, recomputes, tied_faults
+from agentr_core.training.packing import QUANTUM, ROW, TokenRow, forward_passes, idle_pass, padded_length, together
+from agentr_core.training.parent import adapted, full, load_parent, plain_faults, recomputes, tied_faults, whole_weights
+from agentr_core.types import Message, Span, Step
+
+# Episodes as token rows: the loss applies to the tokens that the sampler returned, and to no
+# others.
+#
+# A reply that was cut by its token limit is followed by an end of turn that was not sampled, and a
+# server may not return the end of turn: neither has a log-probability, so neither is trained.
+
+
+class PolicyRow(NamedTuple):
+    """One episode, or a part of one that is a conversation of its own: its token ids, the positions
+    of the sampled ones, the natural log-probabilities with which they were sampled, and the
+    advantage of each. `episode_tokens` is the number of sampled tokens of the whole episode.
+    """
+
+    input_ids: tuple[int, ...]
+    positions: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    advantages: tuple[float, ...]
+    episode_tokens: int
+
+
+def policy_row(
+    messages: Sequence[Message],
+    steps: Sequence[Step],
+    renderer: Renderer,
+    advantages: Sequence[float],
+    *,
+    given: int = 0,
+) -> PolicyRow:
+    """Return the row of a whole episode.
+
+    Args:
+        messages: its conversation, in which the replies of `steps` carry loss, in order. An empty
+            reply in the middle of a growing turn carries none, and is not trained.
+        advantages: the advantages of the steps.
+        given: the number of first steps that the episode continued from; they are not trained, and
+            need no log-probabilities.
+
+    Raises `DataFault` if replies lack the log-probabilities of their tokens, or if the rendered
+    conversation does not contain the sampled tokens.
+    """
+    rendered = renderer.render_sample(messages)
+    replies = list(_replies(messages))
+    if len(replies) != len(steps):
+        raise DataFault(f"an episode of {len(steps)} replies has a conversation of {len(replies)}")
+    trained = [position for position, label in enumerate(rendered.labels) if label != IGNORED]
+    positions: list[int] = []
+    logprobs: list[float] = []
+    worth: list[float] = []
+    for number, ((span, ends), step, advantage) in enumerate(zip(replies, steps, advantages, strict=True)):
+        if not span.train:
+            continue
+        sampled = step.logprobs is not None and len(step.logprobs) == len(step.token_ids)
+        if number >= given and not sampled:
+            raise DataFault(f"the reply {step.reply[:60]!r} has no log-probability for each of its tokens")
+        # If the turn continues after this reply, the end of turn that was sampled is left out.
+        before = rendered.input_ids[trained[0] - 1] if trained else None
+        ids = step.token_ids if ends and not span.written else renderer.inner_ids(span, before)
+        found, trained = trained[: len(ids)], trained[len(ids) :]
+        if tuple(rendered.input_ids[position] for position in found) != ids:
+            raise DataFault(f"the reply {step.reply[:60]!r} is not rendered as the tokens that were sampled")
+        if ends and found and trained[:1] == [found[-1] + 1]:
+            # This end of turn was not sampled.
+            trained = trained[1:]
+        if number < given:
+            continue
+        positions += found
+        logprobs += (step.logprobs or ())[: len(ids)]
+        worth += [advantage] * len(ids)
+    if trained:
+        raise DataFault(f"an episode of {len(steps)} replies is rendered with loss on {len(trained)} further tokens")
+    return PolicyRow(tuple(rendered.input_ids), tuple(positions), tuple(logprobs), tuple(worth), len(positions))
+
+
+def _replies(messages: Sequence[Message]) -> Iterator[tuple[Span, bool]]:
+    """Yield the replies of a whole episode's conversation, each with a flag that says whether it
+    ends its turn. In a growing turn, replies and observations alternate.
+    """
+    for message in messages:
+        if message.spans:
+            last = len(message.spans) - 1
+            yield from ((span, place == last) for place, span in enumerate(message.spans) if place % 2 == 0)
+        elif message.train:
+            yield message.parts[0], True
+
+
+def numbered(rows: Sequence[PolicyRow]) -> list[TokenRow]:
+    """Return rows for `packing.forward_passes` whose labels number the sampled tokens of all rows,
+    from 0.
+    """
+    made, number = [], 0
+    for row in rows:
+        labels = [IGNORED] * len(row.input_ids)
+        for position in row.positions:
+            labels[position] = number
+            number += 1
+        made.append(TokenRow(row.input_ids, tuple(labels)))
+    return made
+
+
+# The clipped policy-gradient loss on sampled tokens, as pure functions of flat tensors.
+#
+# It equals the loss of TRL's GRPOTrainer for `loss_type` dapo, grpo and dr_grpo. The weights of
+# tokens say how they are averaged, so that a step may be split into forward passes in any way.
+
+
+class Surrogate(NamedTuple):
+    """The loss of some tokens, and unweighted sums over them."""
+
+    loss: Tensor
+    clipped: Tensor
+    """The number of tokens whose ratio was beyond its limit, so that they have no gradient."""
+    sampler_kl: Tensor
+    """The KL divergence from the policy that sampled, in nats."""
+    kl: Tensor
+    """The KL divergence to the reference, in nats; 0 without a reference."""
+
+
+def token_weights(
+    lengths: Sequence[int], *, wholes: Sequence[int] | None = None, loss_type: LossType, most: int
+) -> list[float]:
+    """Return for each episode the weight of its tokens in the sum that is the loss of an optimizer
+    step.
+
+    Args:
+        lengths: the number of sampled tokens of each episode, or of each part of one.
+        wholes: the number of sampled tokens of the whole episode that each is a part of: it counts
+            as that fraction of an episode. None: each is whole.
+        most: the most sampled tokens that an episode may have, for `dr_grpo`.
+    """
+    if loss_type == "dapo":
+        return [1 / sum(lengths)] * len(lengths)
+    wholes = lengths if wholes is None else wholes
+    episodes = sum(length / whole for length, whole in zip(lengths, wholes, strict=True))
+    return [1 / (episodes * (whole if loss_type == "grpo" else most)) for whole in wholes]
+
+
+def surrogate(
+    logprobs: Tensor,
+    sampled_logprobs: Tensor,
+    advantages: Tensor,
+    weights: Tensor,
+    *,
+    epsilon: float,
+    epsilon_high: float,
+    delta: float | None = None,
+    reference: Tensor | None = None,
+    beta: float = 0.0,
+) -> Surrogate:
+    """Return `sum(weights * -min(r * A, clip(r, 1 - epsilon, 1 + epsilon_high) * A))`, where
+    `r = exp(logprobs - sampled_logprobs)`, plus `beta` times the KL divergence to the reference.
+    With `delta`, the first r is at most `delta`, so that a token of negative advantage costs at
+    most `delta * -A` however likely it became: the dual clip of PPO (arXiv 1912.09729).
+
+    All tensors have the shape [tokens]; log-probabilities are natural. Divergences are estimated as
+    `exp(d) - d - 1` for a difference d (Schulman's k3).
+    """
+    difference = logprobs - sampled_logprobs
+    ratio = difference.exp()
+    limited = ratio.clamp(1 - epsilon, 1 + epsilon_high)
+    bounded = ratio if delta is None else ratio.clamp(max=delta)
+    losses = -torch.minimum(bounded * advantages, limited * advantages)
+    clipped = ((ratio < 1 - epsilon) & (advantages < 0)) | ((ratio > 1 + epsilon_high) & (advantages > 0))
+    clipped |= (bounded < ratio) & (advantages < 0)
+    kl = torch.zeros_like(logprobs) if reference is None else divergence(reference - logprobs)
+    losses = losses + beta * kl
+    return Surrogate(
+        loss=(weights * losses).sum(),
+        clipped=clipped.sum().detach(),
+        sampler_kl=divergence(difference).sum().detach(),
+        kl=kl.sum().detach(),
+    )
+
+
+def divergence(difference: Tensor) -> Tensor:
+    """Return the k3 estimate of a KL divergence from the differences of log-probabilities, each at
+    least 0.
+    """
+    return difference.exp() - difference - 1
+
 
 ROUNDING = 1e-3
 """The limit in nats on the difference between two log-probabilities of one token that the same

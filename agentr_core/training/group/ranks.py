@@ -21,18 +21,15 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 import torch
 
 from agentr_core.errors import TrainingFault
-from agentr_core.models.cpu_memory import keep_freed_memory
 from agentr_core.recipes.grpo import GrpoConfig
 from agentr_core.recipes.training import TrainingConfig
-from agentr_core.threads import check_wanted
-from agentr_core.training.cpu_threads import use_threads
-from agentr_core.training.faults import describe
+from agentr_core.system import check_wanted, keep_freed_memory
 from agentr_core.training.group.learner import Learner, shared_out
-from agentr_core.training.group.policy import Totals
-from agentr_core.training.group.rows import PolicyRow
+from agentr_core.training.group.policy import PolicyRow, Totals
 from agentr_core.training.group.split import split
 from agentr_core.training.job import OnlineJob, TrainingStep
 from agentr_core.training.process import KINDS
+from agentr_core.training.run import describe, use_threads
 
 P = ParamSpec("P")
 T = TypeVar("T")

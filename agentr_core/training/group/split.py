@@ -21,9 +21,8 @@ from torch import Tensor
 
 from agentr_core.errors import ConfigError
 from agentr_core.recipes.training import TrainingConfig
-from agentr_core.training.adapters import full
-from agentr_core.training.parent import text_config
-from agentr_core.training.zero import read_zero, splits_weights
+from agentr_core.training.parent import full, text_config
+from agentr_core.training.process import read_zero, splits_weights
 
 _TAG = "state"
 

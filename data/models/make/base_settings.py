@@ -10,8 +10,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from agentr_core.errors import ConfigError
 from agentr_core.recipes.fields import Count, Natural, Positive, Unit, record
-from agentr_core.recipes.wrong_values import sentence
-from agentr_core.recipes.yaml_text import read_yaml
+from agentr_core.recipes.parsing import read_yaml, sentence
 from agentr_core.runtime.machine import bfloat16
 from agentr_core.texts import listed, unreadable
 

@@ -19,23 +19,34 @@ from dataclasses import dataclass, replace
 
 from base_settings import BaseConfig
 
-from agentr_core.environments.crafting import TextCraft, text
-from agentr_core.environments.crafting.game import CraftingGame
-from agentr_core.environments.crafting.oracle import Standing, judge
-from agentr_core.environments.crafting.planner import (
+from agentr_core.environments.crafting.game import (
+    INSTRUCTION,
+    CraftingGame,
     CraftingProblem,
     Hop,
     Inventory,
     Plan,
+    Standing,
+    action_of,
+    answer,
+    apply_last_hop,
     chain,
+    chain_text,
+    command,
+    display,
+    first_observation,
+    goal_line,
+    judge,
+    lazy_reply,
     plan,
+    takes,
     with_recipe,
 )
 from agentr_core.environments.crafting.recipes import RecipeBook, build_book
-from agentr_core.environments.crafting.renaming import free_names, rename
-from agentr_core.environments.crafting.shaped import MAX_DEPTH
+from agentr_core.environments.crafting.shaped import MAX_DEPTH, free_names, rename
+from agentr_core.environments.crafting.textcraft import TextCraft
 from agentr_core.fingerprint import derive_seed
-from agentr_core.methods.agent_r.critique.prompt import judge_messages
+from agentr_core.methods.agent_r.critique import judge_messages
 from agentr_core.types import Instance, Message, Sample, SampleKind, Verdict
 
 FIRST_INDEX = 10**6
@@ -97,7 +108,7 @@ class Curriculum:
 
     def name_texts(self) -> list[str]:
         """Return every name that may occur, as it appears in a text."""
-        return [f" {text.display(name)}" for name in sorted(self._env.book.items | self._env.book.tags)]
+        return [f" {display(name)}" for name in sorted(self._env.book.items | self._env.book.tags)]
 
     def sample(self, index: int) -> Sample | None:
         """Return sample number `index`, or None where the drawn instance has no solution within
@@ -159,11 +170,11 @@ def drill_sample(problem: CraftingProblem, instance: Instance, rng: random.Rando
     """
     listed = {recipe.output: recipe for recipe in reversed(problem.commands)}
     asked = [item for _ in range(2) for item in rng.sample(sorted(listed), len(listed))][:questions]
-    messages = opening(text.first_observation(replace(problem, goal=asked[0])))
+    messages = opening(first_observation(replace(problem, goal=asked[0])))
     for item, following in itertools.zip_longest(asked, asked[1:]):
-        messages.append(Message(role="assistant", text=f"Thought: {text.takes(listed[item])}.", train=True))
+        messages.append(Message(role="assistant", text=f"Thought: {takes(listed[item])}.", train=True))
         if following is not None:
-            messages.append(Message(role="user", text=text.goal_line(following)))
+            messages.append(Message(role="user", text=goal_line(following)))
     return Sample(kind=SampleKind.EXPERT, messages=tuple(messages), instance=instance)
 
 
@@ -179,7 +190,7 @@ def judge_sample(problem: CraftingProblem, world: RecipeBook, instance: Instance
     position = rng.choice(by_verdict[rng.choice(sorted(by_verdict))])
     step = steps[position]
     log = [(before.action, before.observation) for before in steps[:position]]
-    prompt = judge_messages(text.first_observation(problem), log, step.action, step.observation)
+    prompt = judge_messages(first_observation(problem), log, step.action, step.observation)
     reply = f"Reason: {step.reason}\nJudgement: {step.verdict.value.capitalize()}"
     return Sample(
         kind=SampleKind.JUDGE,
@@ -199,17 +210,17 @@ def judged_episode(
     present = Standing(inventory={}, plan=plan(problem, {}))
     while present.plan is not None and len(steps) < length and not present.inventory.get(problem.goal):
         hops = chain(problem, present.inventory, present.plan)
-        action = expected = text.action_of(hops[-1], present.plan.items)
+        action = expected = action_of(hops[-1], present.plan.items)
         if rng.random() < error_rate:
             wrong = misread(problem, present.plan, present.inventory, rng) if rng.random() < MISREAD_SHARE else None
             if wrong is not None:
-                action = text.action_of(chain(problem, present.inventory, wrong)[-1], wrong.items)
+                action = action_of(chain(problem, present.inventory, wrong)[-1], wrong.items)
             else:
                 action = corrupt(problem, present.plan, expected, [step.action for step in steps], rng)
         observation, made = game.act(action)
         after = Standing(inventory=game.inventory, plan=plan(problem, game.inventory))
         verdict = judge(problem, present, after, action, expected=expected, made=made)
-        reason = text.chain_text(hops) if made or action == "inventory" else REFUSED
+        reason = chain_text(hops) if made or action == "inventory" else REFUSED
         steps.append(JudgedStep(action=action, observation=observation, verdict=verdict, reason=reason))
         present = after
     return steps
@@ -220,15 +231,15 @@ def expert_sample(problem: CraftingProblem, instance: Instance) -> Sample | None
     chosen = plan(problem, {})
     if chosen is None:
         return None
-    messages = opening(text.first_observation(problem))
+    messages = opening(first_observation(problem))
     inventory: dict[str, int] = {}
     for _ in range(MAX_STEPS):
         hops = chain(problem, inventory, chosen)
-        text.apply_last_hop(inventory, hops, chosen.items)
-        messages.append(Message(role="assistant", text=text.lazy_reply(hops, chosen.items), train=True))
+        apply_last_hop(inventory, hops, chosen.items)
+        messages.append(Message(role="assistant", text=lazy_reply(hops, chosen.items), train=True))
         if inventory.get(problem.goal):
             return Sample(kind=SampleKind.EXPERT, messages=tuple(messages), instance=instance)
-        messages.append(Message(role="user", text=text.answer(hops[-1])))
+        messages.append(Message(role="user", text=answer(hops[-1])))
     return None
 
 
@@ -244,7 +255,7 @@ def mistake_sample(
         return None
     start = rng.randrange(chosen.steps)
     stop = start + rng.randint(1, 4)
-    messages = opening(text.first_observation(problem))
+    messages = opening(first_observation(problem))
     for number in range(MAX_STEPS):
         if number == start:
             chosen = misread(problem, chosen, game.inventory, rng)
@@ -254,8 +265,8 @@ def mistake_sample(
             return None
         hops = chain(problem, game.inventory, chosen)
         right = not start <= number < stop
-        messages.append(Message(role="assistant", text=text.lazy_reply(hops, chosen.items), train=right))
-        observation, made = game.act(text.action_of(hops[-1], chosen.items))
+        messages.append(Message(role="assistant", text=lazy_reply(hops, chosen.items), train=right))
+        observation, made = game.act(action_of(hops[-1], chosen.items))
         if made == problem.goal:
             return Sample(kind=SampleKind.EXPERT, messages=tuple(messages), instance=instance) if right else None
         messages.append(Message(role="user", text=observation))
@@ -273,7 +284,7 @@ def careless_sample(
     chosen = plan(problem, {})
     if chosen is None:
         return None
-    messages = opening(text.first_observation(problem))
+    messages = opening(first_observation(problem))
     hops: tuple[Hop, ...] = ()
     refused = False
     for _ in range(MAX_STEPS):
@@ -281,8 +292,8 @@ def careless_sample(
             hops = chain(problem, game.inventory, chosen)
             if not refused and (short := _overlooking(hops, game.inventory)) and rng.random() < careless.forget:
                 hops = short
-        messages.append(Message(role="assistant", text=text.lazy_reply(hops, chosen.items), train=True))
-        observation, made = game.act(text.action_of(hops[-1], chosen.items))
+        messages.append(Message(role="assistant", text=lazy_reply(hops, chosen.items), train=True))
+        observation, made = game.act(action_of(hops[-1], chosen.items))
         if made == problem.goal:
             break
         messages.append(Message(role="user", text=observation))
@@ -303,7 +314,7 @@ def _overlooking(hops: tuple[Hop, ...], inventory: Inventory) -> tuple[Hop, ...]
 def opening(first_observation: str) -> list[Message]:
     """Return the turns before the first reply."""
     return [
-        Message(role="user", text=text.INSTRUCTION),
+        Message(role="user", text=INSTRUCTION),
         Message(role="assistant", text=TextCraft.acknowledgement),
         Message(role="user", text=first_observation),
     ]
@@ -345,9 +356,9 @@ def corrupt(problem: CraftingProblem, present: Plan, expected: str, done: Sequen
     if kind == 1 and done:
         return rng.choice(done)
     if kind == 2:
-        return text.command(recipe)
+        return command(recipe)
     if kind == 3:
-        return f"get {rng.randint(1, 9)} {text.display(item)}"
+        return f"get {rng.randint(1, 9)} {display(item)}"
     words = expected.split()
     numbers = [i for i, word in enumerate(words) if word.isdigit()]
     if kind == 4 and numbers:
@@ -355,4 +366,4 @@ def corrupt(problem: CraftingProblem, present: Plan, expected: str, done: Sequen
         words[spot] = str(max(1, int(words[spot]) + rng.choice((-2, -1, 1, 2))))
         return " ".join(words)
     wanted = rng.choice([*present.recipes] or [problem.goal])
-    return text.command(present.recipes[wanted]) if wanted in present.recipes else f"get 1 {text.display(problem.goal)}"
+    return command(present.recipes[wanted]) if wanted in present.recipes else f"get 1 {display(problem.goal)}"

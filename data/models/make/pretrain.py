@@ -33,16 +33,16 @@ from question_samples import Questions
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import PrinterCallback, Qwen3Config, Qwen3ForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
-from agentr_core.environments.crafting.text import INSTRUCTION
+from agentr_core.environments.crafting.game import INSTRUCTION
 from agentr_core.errors import ConfigError, TrainingFault
-from agentr_core.methods.agent_r.critique.prompt import JUDGE_INSTRUCTION
-from agentr_core.methods.agent_r.reflections import ACKNOWLEDGEMENT, ACTION, REFLECTIONS
-from agentr_core.models.cpu_memory import keep_freed_memory
+from agentr_core.methods.agent_r.critique import JUDGE_INSTRUCTION
+from agentr_core.methods.agent_r.splicing import ACKNOWLEDGEMENT, ACTION, REFLECTIONS
 from agentr_core.models.files import read_json
-from agentr_core.samples.labels import IGNORED
+from agentr_core.samples.identity import IGNORED
 from agentr_core.samples.rendering import RenderedSample, Renderer
+from agentr_core.system import keep_freed_memory
 from agentr_core.training.attention import register
-from agentr_core.training.cpu_threads import use_threads
+from agentr_core.training.run import use_threads
 from agentr_core.training.worker import locked
 from agentr_core.types import Sample
 

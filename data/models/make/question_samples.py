@@ -27,20 +27,18 @@ sys.path.append(str(Path(__file__).resolve().parents[2] / "reasoning"))
 from base_settings import QuestionsConfig
 from generators import Entity, articles, encyclopaedia_problems, number_problems, universe
 
-from agentr_core.data_files import data_path
 from agentr_core.environments.reasoning.grammar import PYTHON, SEARCH
 from agentr_core.environments.reasoning.problems import Move, Problem
 from agentr_core.environments.reasoning.question_sets import SHIPPED, load
 from agentr_core.environments.reasoning.toolbox import Tools
 from agentr_core.environments.reasoning.world import ReasoningWorld, Rules, replies
-from agentr_core.episodes.replay import play
+from agentr_core.episodes.rollout import play
 from agentr_core.episodes.transcript import transcript
 from agentr_core.fingerprint import derive_seed
-from agentr_core.samples.json_lines import records
-from agentr_core.tools.search.corpus import Document
-from agentr_core.tools.search.providers import InProcess
-from agentr_core.tools.search.retriever import Retriever
-from agentr_core.tools.search.tool import SearchTool
+from agentr_core.samples.chat_file import records
+from agentr_core.system import data_path
+from agentr_core.tools.search.retriever import Document, Retriever
+from agentr_core.tools.search.tool import InProcess, SearchTool
 from agentr_core.types import Instance, Provenance, Sample, SampleKind, ToolCall
 
 GUESS, EARLY, REPEAT, DETOUR, MALFORMED = "guess", "early", "repeat", "detour", "malformed"

@@ -31,7 +31,7 @@ IMPORTED = (
     "agentr_core.models.local.loading",
     "agentr_core.models.local.transformers",
     "agentr_core.training.dpo",
-    "agentr_core.training.launch",
+    "agentr_core.training.process",
     "agentr_core.training.run",
     "agentr_core.training.trainer",
 )
@@ -103,7 +103,7 @@ def _forked(asker: socket.socket, forks: list[Fork], chosen: selectors.BaseSelec
 
 
 def _warm_up() -> None:
-    """Import for all forks to come, as `agentr_core.lifetime.importing` does."""
+    """Import for all forks to come, as `agentr_core.system.importing` does."""
     if IMPORTED[0] not in sys.modules:
         gc.disable()
         for name in IMPORTED:

@@ -118,7 +118,7 @@ join run r using (run_id)
 where m.scope = 'evaluation'
 order by r.started_at, r.run_id, i.iteration, e.name, world nulls first, depth nulls first, metric;
 comment on view v_metrics is 'What was measured of every evaluation, as reports show it: one row a number.';
-comment on column v_metrics.metric is 'success, reward, pass@k, mean@k, reward_within@k, gain_over_base and so on; the docstring of agentr_core/stages/measures.py has them all.';
+comment on column v_metrics.metric is 'success, reward, pass@k, mean@k, reward_within@k, gain_over_base and so on; the docstring of agentr_core/stages/evaluate.py has them all.';
 comment on column v_metrics.world is 'The one of several worlds of which it is; null: of all episodes.';
 comment on column v_metrics.depth is 'The difficulty class of which it is; null: of all episodes.';
 comment on column v_metrics.low is 'Of the 95% interval; null where the number has none.';

@@ -1,0 +1,304 @@
+"""HTTP servers on this machine: who may ask them, and how they are run."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import secrets
+import socket
+from collections.abc import Callable, Collection, Mapping
+from http.cookies import CookieError, SimpleCookie
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlencode, urlsplit
+
+import uvicorn
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from agentr_core.errors import ConfigError
+
+# The host that a request names, and who may reach one.
+
+LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+"""The names by which a machine refers to itself."""
+
+
+def host_in(header: str) -> str | None:
+    """Return the host in a `Host` header, without its port; None if it cannot be read."""
+    try:
+        return urlsplit(f"//{header}").hostname
+    except ValueError:
+        return None
+
+
+def token_for(host: str) -> str | None:
+    """Return a new token for a server that listens on a host; None if only this machine reaches
+    it.
+    """
+    return None if host in LOOPBACK else secrets.token_urlsafe(24)
+
+
+# The requests that our servers refuse: those of web pages, those with oversized bodies, and those
+# without the server's token.
+
+MOST_BYTES: Final = 2**20
+"""The limit on the body of a request; an action or a query is a line or two."""
+_READ_BYTES: Final = 2**26
+_READ_SECONDS: Final = 10.0
+"""An oversized body is read so far before it is refused: a client that is still sending when the
+connection closes does not read why.
+"""
+Refusal = Callable[[int, str], Response]
+"""Makes the answer to a refused request from a status and a sentence."""
+
+
+def detail(status: int, why: str) -> Response:
+    """Return the answer to a refused request in the form of our servers for environments."""
+    return JSONResponse({"detail": why}, status)
+
+
+class Guard:
+    """A filter in front of an application that refuses requests sent by web pages, and those with
+    oversized bodies.
+
+    A page of any site can make a browser post to a server on its user's machine or network.
+    Browsers reveal this in `Origin`, which none of our clients sends.
+
+    Args:
+        hosts: the allowed names in `Host`; None allows any. A page whose own name resolves to this
+            machine sends that name there.
+        linked: whether a link on a page of any site may lead here. A page that only links here
+            cannot read the answer.
+        refusal: makes the answers to refused requests.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        hosts: Collection[str] | None = None,
+        *,
+        linked: bool = False,
+        refusal: Refusal = detail,
+    ) -> None:
+        self._app = app
+        self._hosts = hosts
+        self._linked = linked
+        self._refusal = refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request: 403 if a web page sent it, 400 or 413 if the length of its body is
+        wrong or too large.
+        """
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if refused := self._fault(scope):
+            await self._refuse(*refused, scope, receive, send)
+            return
+        length = _header(scope, b"content-length") or "0"
+        if not (length.isascii() and length.isdigit()):
+            await self._refuse(400, "Content-Length must be a number of bytes", scope, receive, send)
+            return
+        try:
+            body = await _read(receive, declared=int(length[:20]))
+        except ConnectionError:
+            # What came of the request may look whole.
+            return
+        if body is None:
+            await self._refuse(413, f"a body has at most {MOST_BYTES} bytes", scope, receive, send)
+            return
+        waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def again() -> Message:
+            return waiting.pop() if waiting else await receive()
+
+        await self._app(scope, again, send)
+
+    def _fault(self, scope: Scope) -> tuple[int, str] | None:
+        """Return the status and the reason if a request is refused for its headers."""
+        headers = {name.lower(): value for name, value in scope["headers"]}
+        of_page = b"origin" in headers or headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
+        if of_page and not (self._linked and _follows_link(scope, headers)):
+            return 403, "requests of web pages are not answered here"
+        if self._hosts is not None and host_in(headers.get(b"host", b"").decode("latin-1")) not in self._hosts:
+            return 403, "this server does not answer to that name"
+        return None
+
+    async def _refuse(self, status: int, why: str, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = self._refusal(status, why)
+        answer.headers["Connection"] = "close"
+        await answer(scope, receive, send)
+
+
+class Locked:
+    """An application that admits only requests with a token: as that of `Authorization: Bearer`,
+    or in the address as `?token=`.
+
+    Args:
+        why: what a client without the token is told.
+        cookie: the name of a cookie for browsers, which is set when a page is opened with the token
+            in its address, and admits from then on.
+    """
+
+    def __init__(self, app: ASGIApp, token: str, *, why: str, refusal: Refusal, cookie: str = "") -> None:
+        self._app = app
+        self._token = token
+        self._why = why
+        self._refusal = refusal
+        self._cookie = cookie
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, with 401 if it has no token."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        query = parse_qsl(scope["query_string"].decode("latin-1"))
+        named = any(name == "token" and self._fits(value) for name, value in query)
+        if named and self._cookie:
+            await self._entered(scope, query)(scope, receive, send)
+        elif named or self._fits(_bearer(scope)) or (self._cookie and self._fits(_cookie(scope, self._cookie))):
+            await self._app(scope, receive, send)
+        else:
+            await self._refusal(401, self._why)(scope, receive, send)
+
+    def _entered(self, scope: Scope, query: list[tuple[str, str]]) -> Response:
+        """Return the answer that sets the cookie and leads to the page, without the token."""
+        rest = urlencode([(name, value) for name, value in query if name != "token"])
+        # One slash: two would lead to another host.
+        path = "/" + scope["path"].lstrip("/\\")
+        entered = RedirectResponse(f"{path}?{rest}" if rest else path, 303)
+        entered.set_cookie(self._cookie, self._token, httponly=True, samesite="lax", path="/")
+        return entered
+
+    def _fits(self, given: str) -> bool:
+        return secrets.compare_digest(given.encode(), self._token.encode())
+
+
+def _header(scope: Scope, name: bytes) -> str:
+    """Return the last header of a name, or the empty string."""
+    return next((value.decode("latin-1") for key, value in reversed(scope["headers"]) if key.lower() == name), "")
+
+
+def _bearer(scope: Scope) -> str:
+    scheme, _, token = _header(scope, b"authorization").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def _cookie(scope: Scope, name: str) -> str:
+    jar: SimpleCookie = SimpleCookie()
+    try:
+        jar.load("; ".join(value.decode("latin-1") for key, value in scope["headers"] if key.lower() == b"cookie"))
+    except CookieError:
+        return ""
+    return jar[name].value if name in jar else ""
+
+
+def _follows_link(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
+    """Return whether a request opens a whole page in a tab of its own."""
+    fetched = (headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest"))
+    return scope["method"] == "GET" and b"origin" not in headers and fetched == (b"navigate", b"document")
+
+
+async def _read(receive: Receive, *, declared: int) -> bytes | None:
+    """Return the body of a request, or None if it is too long, whatever length it declared. Raises
+    `ConnectionError` if the client leaves before its end.
+    """
+    parts: list[bytes] = []
+    size = 0
+    more = declared <= _READ_BYTES
+    try:
+        # Only a body that will be refused has a limit to its time.
+        async with asyncio.timeout(_READ_SECONDS if declared > MOST_BYTES else None) as reading:
+            while more and size <= _READ_BYTES:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ConnectionError("the client left before the end of its request")
+                size += len(message.get("body", b""))
+                more = message.get("more_body", False)
+                if size <= MOST_BYTES:
+                    parts.append(message.get("body", b""))
+                elif reading.when() is None:
+                    reading.reschedule(asyncio.get_running_loop().time() + _READ_SECONDS)
+    except TimeoutError:
+        return None
+    return b"".join(parts) if max(size, declared) <= MOST_BYTES else None
+
+
+# Serving an ASGI application at an address, until interrupted.
+
+LOST: Final = "agentr.lost"
+"""The key in the scope of a request under which an application may leave a function, which is
+called if the answer cannot have reached the client, even after it was sent.
+"""
+STOPPING: Final = "agentr.stopping"
+"""The same for a function that is called if the server is stopped before the answer is complete."""
+
+
+class Watched(H11Protocol):
+    """A connection that says which answers were lost, and when the server is stopped.
+
+    ASGI tells of a client that left before its answer was complete. An answer is also lost if the
+    client closes its end without reading it. The client's system then resets the connection.
+    """
+
+    def eof_received(self) -> None:
+        """Note that the client sends nothing more; the connection is closed with that."""
+        if self.cycle is not None and (not self.cycle.response_complete or self._is_reset()):
+            self._lose()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Note that the connection is gone."""
+        if self.cycle is not None and (exc is not None or not self.cycle.response_complete):
+            self._lose()
+        super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """End the connection, after its answer if there is one under way."""
+        stopping: Any = self.scope.get(STOPPING) if self.scope is not None else None
+        if stopping is not None and not self.cycle.response_complete:
+            stopping()
+        super().shutdown()
+
+    def _is_reset(self) -> bool:
+        door = self.transport.get_extra_info("socket")
+        return door.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in (errno.EPIPE, errno.ECONNRESET)
+
+    def _lose(self) -> None:
+        lost: Any = self.scope.get(LOST)
+        if lost is not None:
+            lost()
+
+
+def serve(app: ASGIApp, *, host: str, port: int, listening: Callable[[str], Any]) -> None:
+    """Serve an application until interrupted.
+
+    Args:
+        port: 0 means any free port.
+        listening: is called with the address, such as `http://127.0.0.1:36001`, once clients can
+            connect.
+
+    Raises `ConfigError` if it cannot listen on the address.
+    """
+    with _listen(host, port) as door:
+        listening(f"http://{f'[{host}]' if ':' in host else host}:{door.getsockname()[1]}")
+        uvicorn.Server(configured(app, log_level="warning", timeout_graceful_shutdown=5)).run(sockets=[door])
+
+
+def configured(app: ASGIApp, **settings: Any) -> uvicorn.Config:
+    """Return the configuration with which applications are served."""
+    # The connection is kept for longer than clients keep an idle one, so that none is closed under
+    # a request.
+    return uvicorn.Config(app, http=Watched, ws="none", timeout_keep_alive=75, **settings)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        door = socket.create_server((host, port), family=family, backlog=2048)
+        # Accepted connections inherit it. Without it the body of each answer waits 40 ms for the
+        # acknowledgement of its head.
+        door.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return door
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"cannot listen on {host}:{port} ({error}); choose another --host or --port") from error

@@ -1,0 +1,377 @@
+"""Collection: a tree for each training instance, stored expansion by expansion."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+from uuid import uuid4
+
+from agentr_core import answers
+from agentr_core.episodes.rollout import diverged
+from agentr_core.episodes.steps import EpisodeTimer, Helper, SharedEnvironments, call
+from agentr_core.episodes.units import UnitError, phase, phase_of, run_all
+from agentr_core.errors import DataFault, ReplayDiverged, ReplayDrifted
+from agentr_core.fingerprint import derive_seed, fingerprint
+from agentr_core.models.samplers import Sampler
+from agentr_core.protocols import Environment, repeatability_of, repeats
+from agentr_core.recipes.fields import sampling_of
+from agentr_core.recipes.recipe import Recipe
+from agentr_core.runtime.equipment import Checkpoint, Equipment, Sink, following, held_back, in_flight, speed, window
+from agentr_core.runtime.instances import separate_instances
+from agentr_core.runtime.place import Workplace, helpers
+from agentr_core.runtime.shards import Effort, spent
+from agentr_core.search.grow import grow
+from agentr_core.search.tree import Arena, Expansion, grown
+from agentr_core.stages.demonstrate import need_expert
+from agentr_core.store.codec import trees as stored
+from agentr_core.store.codec.trees import (
+    TreeHead,
+    claim_trees,
+    copy_trees,
+    finished_rows,
+    growth_rows,
+    load_trees,
+    runs_alike,
+    stored_trees,
+    tree_rows,
+    unfinished_trees,
+)
+from agentr_core.store.database import Store
+from agentr_core.types import Instance, Tree
+
+# Trees to grow as a shard: each starts at its root, or where an earlier try stopped.
+
+STAGE = "collect"
+MAX_RESTARTS = 20
+"""How often a tree is restarted in a world that is not reproducible before the tree counts as
+failed.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeWork:
+    """A tree to grow; `begun` is the part of it that is stored. `first_id` is the id that it had
+    before it was first restarted.
+    """
+
+    tree_id: str
+    first_id: str
+    instance: Instance
+    begun: Tree | None = None
+
+
+def restarted(first_id: str, number: int) -> str:
+    """Return the id of a tree after `number` restarts; with 0, its id as first begun."""
+    return fingerprint("restarted tree", first_id, number) if number else first_id
+
+
+def restarts_of(work: TreeWork) -> int:
+    """Return how often a tree has been restarted."""
+    return next(number for number in range(MAX_RESTARTS + 1) if restarted(work.first_id, number) == work.tree_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeShard:
+    """Trees of one iteration that are not finished, claimed by `writer`. See `shards.Shard`."""
+
+    iteration: int
+    checkpoint: Checkpoint
+    trees: tuple[TreeWork, ...]
+    done: int
+    total: int
+    writer: str | None = None
+
+    def __len__(self) -> int:
+        return len(self.trees)
+
+    def split(self, size: int) -> tuple[TreeShard, ...]:
+        """Return the same trees as shards of at most `size`."""
+        anywhere = replace(self, checkpoint=self.checkpoint.absolute())
+        return tuple(
+            replace(anywhere, trees=self.trees[start : start + size]) for start in range(0, len(self.trees), size)
+        )
+
+    async def work(self, equipment: Equipment, sink: Sink) -> Effort:
+        """Grow the trees; `sink` is given the rows of each expansion. Raises as
+        `shards.Shard.work`.
+        """
+        recipe = equipment.recipe
+        with closing(SharedEnvironments(equipment.make_environment)) as environments:
+            async with (
+                equipment.sampling(self.checkpoint.path, self.checkpoint.role) as sampler,
+                helpers(equipment, self.checkpoint.path, sampler, sink) as aside,
+            ):
+                trees = _Trees(
+                    shard=self,
+                    equipment=equipment,
+                    sink=sink,
+                    environments=environments,
+                    sampler=sampler,
+                    helper=aside.ask,
+                )
+                async with following(sampler, trees.show):
+                    finished = await run_all(
+                        self.trees,
+                        trees.grow,
+                        key=lambda work: work.instance.key,
+                        errors=recipe.errors,
+                        on_error=equipment.on_error(sink, STAGE, self.iteration),
+                        concurrency=in_flight(sampler, recipe.search.width, wanted=recipe.scale.concurrency),
+                        on_result=lambda *_: trees.show(1),
+                        total=self.total,
+                    )
+                effort = spent(sampler) + aside.effort()
+        return effort + Effort(
+            environment_seconds=sum(timer.environment_seconds for timer in trees.timers),
+            lost=len(self.trees) - len(finished),
+        )
+
+
+class _Trees:
+    """The trees of a shard while they grow: what is kept of each, and how often it was
+    restarted.
+    """
+
+    def __init__(
+        self,
+        *,
+        shard: TreeShard,
+        equipment: Equipment,
+        sink: Sink,
+        environments: SharedEnvironments,
+        sampler: Sampler,
+        helper: Helper,
+    ) -> None:
+        self._shard = shard
+        self._equipment = equipment
+        self._sink = sink
+        self._environments = environments
+        self._sampler = sampler
+        self._helper = helper
+        self._sample = held_back(sampler, sink)
+        self._latest = {work.first_id: work.begun for work in shard.trees}
+        self._ids = {work.first_id: work.tree_id for work in shard.trees}
+        self._restarts = {work.first_id: restarts_of(work) for work in shard.trees}
+        self._done = shard.done
+        self.timers: list[EpisodeTimer] = []
+
+    def show(self, finished: int = 0) -> None:
+        """Report progress, with `finished` more trees done."""
+        self._done += finished
+        self._equipment.progress(self._done, self._shard.total, f"trees, {speed(self._sampler)}")
+
+    async def grow(self, work: TreeWork) -> None:
+        """Grow a tree to its end; restart it if its world does not repeat itself."""
+        for attempt in count(1):
+            try:
+                return await self._grow_on(work)
+            except ReplayDiverged as error:
+                self._begin_anew(work, error, attempt)
+
+    def _begin_anew(self, work: TreeWork, error: ReplayDiverged, attempt: int) -> None:
+        """Leave the stored part of a tree as it is, and let a new tree take its place."""
+        # A tree begun by another process may belong to another version of its world. If a tree of
+        # this process diverges in a world that promises exact repetition, that world is broken.
+        foreign = attempt == 1 and work.begun is not None
+        restarts = self._restarts[work.first_id]
+        if restarts >= MAX_RESTARTS or not (foreign or isinstance(error, ReplayDrifted)):
+            raise error
+        again = restarted(work.first_id, restarts + 1)
+        self._restarts[work.first_id] = restarts + 1
+        self._ids[work.first_id] = again
+        self._latest[work.first_id] = None
+        self._equipment.on_error(self._sink, STAGE, self._shard.iteration)(
+            UnitError(
+                key=work.instance.key,
+                kind="TreeBegunAnew",
+                phase=phase_of(error),
+                message=f"the tree is grown anew from its root, as {again}: {error}",
+                traceback="",
+                final=False,
+            )
+        )
+
+    async def _grow_on(self, work: TreeWork) -> None:
+        """Grow a tree from what the last try kept of it: a restart would lose kept nodes."""
+        search = self._equipment.recipe.in_world(work.instance.environment).search
+        self.timers.append(timer := EpisodeTimer())
+        async with self._environments.lend(work.instance) as env:
+            first = await self._first_observation(work, env, timer)
+            head = self._head(work, first)
+            start = self._latest[work.first_id]
+            if start is None:
+                start = Arena(instance=work.instance, first_observation=first, seed=head.seed).tree()
+                self._sink.add(tree_rows(head, start))
+                self._latest[work.first_id] = start
+
+            def take(expansion: Expansion) -> None:
+                self._sink.add(growth_rows(head, expansion))
+                self._latest[work.first_id] = grown(self._latest[work.first_id] or start, expansion)
+                self.show()
+
+            tree = await grow(
+                work.instance,
+                env,
+                self._sample,
+                search,
+                seed=head.seed,
+                tree=start,
+                fits=window(self._equipment.recipe, self._sampler, sampling_of(search)),
+                on_expansion=take,
+                timer=timer,
+                helper=self._helper,
+            )
+            self._sink.add(finished_rows(head, tree))
+            del self._latest[work.first_id]
+
+    async def _first_observation(self, work: TreeWork, env: Environment, timer: EpisodeTimer) -> str:
+        """Return the text at the root. Raises `ReplayDiverged` if it has changed."""
+        stored = self._latest[work.first_id]
+        if stored is not None and len(stored.nodes) > 1:
+            return stored.first_observation
+        # A tree that is only a root is grown from the environment's current state.
+        with phase("reset"):
+            first = await call(env, timer, lambda: answers.reset(env, work.instance))
+        if stored is None:
+            return first
+        if not repeats(first, stored.first_observation, repeatability_of(env)):
+            raise diverged(
+                env,
+                f"{work.instance.key} began with {stored.first_observation!r} when its tree was stored, and now with "
+                f"{first!r}",
+            )
+        return stored.first_observation
+
+    def _head(self, work: TreeWork, first_observation: str) -> TreeHead:
+        iteration = self._shard.iteration
+        recipe = self._equipment.recipe
+        return TreeHead(
+            tree_id=self._ids[work.first_id],
+            iteration_id=self._equipment.iteration_id(iteration),
+            checkpoint_id=self._shard.checkpoint.id,
+            config=recipe.in_world(work.instance.environment).search,
+            instance=work.instance,
+            first_observation=first_observation,
+            seed=derive_seed(recipe.seed, "tree", iteration, work.instance.key),
+            writer=self._shard.writer,
+        )
+
+
+VERSION = 1
+"""Increase it when the same configuration would give different trees."""
+
+
+def check_world(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
+    """Raise `ConfigError` when trees should go on after the steps of an expert that is missing."""
+    search = recipe.in_world(instances[0].environment).search
+    if search.expert_start:
+        need_expert(env, instances, "search.expert_start")
+
+
+def tree_id(place: Workplace, iteration: int, checkpoint_id: str, instance: Instance) -> str:
+    """Return the id of the tree that an iteration grows for an instance."""
+    search = place.recipe.in_world(instance.environment).search
+    return fingerprint("tree", VERSION, place.iteration_id(iteration), checkpoint_id, instance.key, search)
+
+
+def tree_ids(place: Workplace, iteration: int, instances: Sequence[Instance]) -> dict[str, Instance]:
+    """Return the instance of each tree that an iteration needs, by tree id. Raises `DataFault` if
+    there is no policy.
+    """
+    collector = place.collector(iteration)
+    wanted = {tree_id(place, iteration, collector.id, instance): instance for instance in instances}
+    return dict(zip(latest_restarts(place.store, list(wanted)), wanted.values(), strict=True))
+
+
+def latest_restarts(store: Store, tree_ids: Sequence[str]) -> list[str]:
+    """Return, for each tree, the id of its last restart, or its own id if there was none."""
+    later = {key: [restarted(key, number) for number in range(MAX_RESTARTS, 0, -1)] for key in tree_ids}
+    begun = stored_trees(store, [key for keys in later.values() for key in keys])
+    return [next((key for key in later[own] if key in begun), own) for own in tree_ids]
+
+
+def finished_trees(place: Workplace, iteration: int) -> dict[str, Tree]:
+    """Return the trees of an iteration whose search is finished, by id; trees lost to errors are
+    left out.
+    """
+    collector = place.collector(iteration)
+    return load_trees(place.store, stored.finished_trees(place.store, place.iteration_id(iteration), collector.id))
+
+
+async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
+    """Grow the missing trees of an iteration; return how many there are and how many are new.
+
+    Finished trees of another run with the same inputs are copied; `copied` is their number, if any.
+    A run that makes samples of a comparison's trees has no others: what is lost there is lost here.
+
+    Raises:
+        ErrorBudgetSpent: more trees failed than the recipe allows; what was grown is kept.
+        DataFault: training and test instances overlap, the policy is missing, or the comparison has
+            no tree that was grown with the same inputs.
+        RunBusy: another process is growing one of the trees.
+        WorkerLost: workers were lost again and again; what came back is kept.
+    """
+    wanted = tree_ids(place, iteration, await separate_instances(place, iteration))
+    copied = _take_over(place, iteration, wanted)
+    unfinished = unfinished_trees(place.store, list(wanted))
+    if place.recipe.compare.trees:
+        return _lent(place, len(wanted) - len(unfinished), copied)
+    missing, left = unfinished[: place.limit], len(unfinished)
+    if missing:
+        # The lock of the run keeps other processes out where locks work; the mark also does where
+        # they do not.
+        mark = f"{platform.node()}/{os.getpid()}/{uuid4().hex[:8]}"
+        claim_trees(place.store, missing, mark)
+        begun = load_trees(place.store, missing)
+        collector = place.collector(iteration)
+        shard = TreeShard(
+            iteration=iteration,
+            checkpoint=collector,
+            trees=tuple(
+                TreeWork(
+                    tree_id=key,
+                    first_id=tree_id(place, iteration, collector.id, wanted[key]),
+                    instance=wanted[key],
+                    begun=begun.get(key),
+                )
+                for key in missing
+            ),
+            done=len(wanted) - left,
+            total=len(wanted) - left + len(missing),
+            writer=mark,
+        )
+        await place.work_through(shard, STAGE, iteration, "trees")
+    return {"trees": len(wanted), "new": len(missing)} | ({"copied": copied} if copied else {})
+
+
+def _lent(place: Workplace, trees: int, copied: int) -> dict[str, Any]:
+    """Return how many trees of a comparison a run has that makes samples of them."""
+    if not trees:
+        raise DataFault(
+            f"comparison {place.recipe.compare.trees} has no tree that was grown with the inputs of run "
+            f"{place.run_id}, which makes samples of its trees; begin a new comparison, with another seed"
+        )
+    return {"trees": trees, "new": 0, "copied": copied}
+
+
+def _take_over(place: Workplace, iteration: int, wanted: Mapping[str, Instance]) -> int:
+    """Copy finished trees that an iteration lacks from runs with the same search inputs; return
+    their number.
+    """
+    others = runs_alike(place.store, place.run_id, STAGE)
+    collector, copied = place.collector(iteration), 0
+    for run in others:
+        begun = stored_trees(place.store, list(wanted))
+        missing = {key: instance for key, instance in wanted.items() if key not in begun}
+        if not missing:
+            break
+        other = replace(place, run_id=run)
+        theirs = [tree_id(other, iteration, collector.id, instance) for instance in missing.values()]
+        originals = dict(zip(missing, latest_restarts(place.store, theirs), strict=True))
+        copied += len(copy_trees(place.store, originals, iteration_id=place.iteration_id(iteration)))
+    return copied

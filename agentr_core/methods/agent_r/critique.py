@@ -1,0 +1,478 @@
+"""Critique: pair the paths of each tree and let the judge find the first error of each bad one."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from agentr_core.answers import after_thoughts, is_unreadable, readable
+from agentr_core.episodes.steps import Ask
+from agentr_core.episodes.units import run_all
+from agentr_core.errors import ModelFault, PromptTooLong
+from agentr_core.fingerprint import derive_seed
+from agentr_core.methods.agent_r.collect import finished_trees
+from agentr_core.methods.agent_r.pairs import pair_id, pairs_of_tree
+from agentr_core.models.batching import all_or_none
+from agentr_core.models.samplers import Sampler
+from agentr_core.recipes.agent_r import CritiqueConfig
+from agentr_core.recipes.fields import sampling_of
+from agentr_core.runtime.equipment import Readings, following, held_back, in_flight, speed
+from agentr_core.runtime.place import Workplace
+from agentr_core.search.tree import leaf_paths
+from agentr_core.store.codec.ledger import rejection_rows
+from agentr_core.store.codec.trees import (
+    copy_judgements,
+    critique_rows,
+    judgement_rows,
+    load_judgements,
+    load_pairs,
+    pair_rows,
+    runs_alike,
+)
+from agentr_core.store.database import Writer
+from agentr_core.store.tables import Rows, merge
+from agentr_core.types import (
+    Critique,
+    Generation,
+    Judgement,
+    Message,
+    Path,
+    PathPair,
+    Rejection,
+    Request,
+    StepVerdict,
+    Tree,
+    Verdict,
+)
+
+# The verdict in a judge's reply. Source: Agent-R section 3.2.
+
+_LABEL = re.compile(r"(?<![^\W_])judge?ment[\s*_\"']*:", re.IGNORECASE)
+_WORD = re.compile(r"[\W_]*(good|bad|uncertain)(?![^\W_])((?:(?![.;!]\s)[^\n])*)", re.IGNORECASE)
+_ANY = re.compile(r"(?<![^\W_])(?:good|bad|uncertain)(?![^\W_])", re.IGNORECASE)
+
+
+def parse_verdict(reply: str) -> Verdict:
+    """Return the verdict after the last "Judgement:" (or "Judgment:") that follows a reply's
+    thoughts, else `UNPARSABLE`.
+
+    One of the three words must come directly after the label, in any case and with any punctuation
+    around it, and the rest of its sentence must not name another: a judge that copies
+    "Good/Bad/Uncertain" has not judged.
+    """
+    reply = after_thoughts(reply) or ""
+    labels = list(_LABEL.finditer(reply))
+    found = _WORD.match(reply, labels[-1].end()) if labels else None
+    if found is None:
+        return Verdict.UNPARSABLE
+    verdict = Verdict(found[1].lower())
+    if any(word.lower() != verdict for word in _ANY.findall(found[2])):
+        return Verdict.UNPARSABLE
+    return verdict
+
+
+def published_verdict(reply: str) -> Verdict:
+    """Return the verdict that the authors' code reads in a reply: good or uncertain if the text
+    after the last "Judgement:" has that word in it, in any case, else bad.
+    """
+    said = reply.rpartition("Judgement:")[2].lower()
+    return next((verdict for verdict in (Verdict.GOOD, Verdict.UNCERTAIN) if verdict in said), Verdict.BAD)
+
+
+def majority(votes: Iterable[Verdict]) -> Verdict:
+    """Return the verdict with the most votes; a tie is uncertain.
+
+    Unparsable votes do not count unless there are no others: then the result is unparsable, as it
+    is without any votes.
+    """
+    counts = Counter(vote for vote in votes if vote is not Verdict.UNPARSABLE).most_common()
+    if not counts:
+        return Verdict.UNPARSABLE
+    if len(counts) > 1 and counts[0][1] == counts[1][1]:
+        return Verdict.UNCERTAIN
+    return counts[0][0]
+
+
+# The judge's prompt, worded to fit any environment. Source: Agent-R section 3.2 (own wording).
+
+JUDGE_INSTRUCTION = """\
+You check the work of an agent. Below are its task, what it has done so far, and its next action with what came of it.
+Judge the next action only. Give your reason in a line, then your word in a line of its own:
+Judgement: Good, if the action clearly helps towards the goal
+Judgement: Bad, if it clearly harms, fails, or does not belong to the task
+Judgement: Uncertain, if neither is clear"""
+
+
+def judge_messages(
+    first_observation: str, log: Sequence[tuple[str, str]], action: str, observation: str
+) -> tuple[Message, ...]:
+    """Return the conversation that asks for one verdict; the reply ends with a line `Judgement:
+    ...`.
+
+    Args:
+        first_observation: the first observation of the episode.
+        log: (action, observation) of the steps before the judged one, oldest first; no thoughts.
+        action: the judged action, as the environment's parser read it.
+        observation: the observation that followed it.
+    """
+    done = "".join(f"Action: {before}\nObservation: {seen}\n" for before, seen in log) or "Nothing yet.\n"
+    text = (
+        f"{JUDGE_INSTRUCTION}\n\nTask:\n{first_observation}\n\nSo far:\n{done}\n"
+        f"Next:\nAction: {action}\nObservation: {observation}"
+    )
+    return (Message(role="user", text=text),)
+
+
+# Finds the first error of a bad path by asking a judge. Source: Agent-R section 3.2.
+#
+# Each step is judged on its own, with a log that is fixed beforehand. So all questions about all
+# paths of a tree can be asked at once, and a step that several paths share is judged once.
+
+
+class Scan(NamedTuple):
+    """A path to be judged, from step `start` on."""
+
+    path: Path
+    start: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A question to the judge about one node. `dropped_steps` counts the oldest steps left out to
+    make it fit.
+    """
+
+    node: int
+    request: Request
+    dropped_steps: int
+
+
+def scans_of(pairs: Iterable[PathPair], config: CritiqueConfig) -> tuple[Scan, ...]:
+    """Return one scan of each bad path of the pairs of one tree, starting at the earliest step that
+    any of its pairs needs judged.
+    """
+    scans: dict[int, Scan] = {}
+    for pair in pairs:
+        start = scan_start(pair.split, config)
+        earlier = scans.get(pair.bad.leaf)
+        scans[pair.bad.leaf] = Scan(pair.bad, start if earlier is None else min(start, earlier.start))
+    return tuple(scans.values())
+
+
+def scan_start(split: int, config: CritiqueConfig) -> int:
+    """Return the position of the first step that may be the error of a pair whose paths share
+    `split` steps.
+    """
+    return split if config.scan_from == "split" else 0
+
+
+def questions(
+    scan: Scan,
+    config: CritiqueConfig,
+    *,
+    seed: int,
+    count_tokens: Callable[[Request], int],
+    context_length: int,
+    known: Container[int] = (),
+) -> tuple[Question, ...]:
+    """Return the questions to the judge about the steps of a path, in order, without those about
+    nodes that are `known`.
+
+    The log contains actions and observations, never thoughts. Its oldest steps are dropped until
+    the prompt leaves room for `config.max_new_tokens` in a context of `context_length` tokens, or
+    no log is left. The seed of a question depends only on `seed`, the instance of the tree and the
+    node.
+    """
+    path = scan.path
+
+    def fits(request: Request) -> bool:
+        return count_tokens(request) + config.max_new_tokens <= context_length
+
+    asked = []
+    for position in range(scan.start, len(path.nodes)):
+        if path.nodes[position] in known:
+            continue
+        without = partial(_request, path, position, config=config, seed=seed)
+        dropped, request = 0, without(0)
+        if not fits(request):
+            dropped = bisect_left(range(position), True, key=lambda count: fits(without(count)))
+            request = without(dropped)
+        asked.append(Question(node=path.nodes[position], request=request, dropped_steps=dropped))
+    return tuple(asked)
+
+
+async def judge_paths(
+    scans: Sequence[Scan],
+    ask: Ask,
+    config: CritiqueConfig,
+    *,
+    seed: int,
+    count_tokens: Callable[[Request], int],
+    context_length: int,
+    known: Mapping[int, Judgement] | None = None,
+    on_judgement: Callable[[Judgement], None] | None = None,
+) -> dict[int, Judgement]:
+    """Return the judgements of all steps of the scans of one tree, by node; all are requested at
+    once.
+
+    Args:
+        known: judgements made before, by node; they are part of the result and not requested again.
+        on_judgement: is called with each new judgement as soon as it is made.
+
+    Raises:
+        ModelFault: the judge gave a wrong number of replies.
+    """
+    pending: dict[int, tuple[Path, Question]] = {}
+    met = set(known or ())
+    for scan in scans:
+        for question in questions(
+            scan,
+            config,
+            seed=seed,
+            count_tokens=count_tokens,
+            context_length=context_length,
+            known=met,
+        ):
+            pending[question.node] = scan.path, question
+            met.add(question.node)
+
+    async def judge(path: Path, question: Question) -> Judgement:
+        judgement = await _judge(path, question, ask, config, seed=seed)
+        if on_judgement is not None:
+            on_judgement(judgement)
+        return judgement
+
+    answers = await all_or_none([judge(*asked) for asked in pending.values()])
+    return {**(known or {}), **dict(zip(pending, answers, strict=True))}
+
+
+def critique_of(pair: PathPair, judgements: Mapping[int, Judgement], config: CritiqueConfig) -> Critique:
+    """Return the critique of a pair's bad path, from judgements of its nodes.
+
+    Raises `KeyError` if a node of the scan was not judged.
+    """
+    scanned = range(scan_start(pair.split, config), len(pair.bad.nodes))
+    judged = [judgements[pair.bad.nodes[position]] for position in scanned]
+    verdicts = [
+        StepVerdict(position=position, verdict=judgement.verdict, reply=judgement.reply)
+        for position, judgement in zip(scanned, judged, strict=True)
+    ]
+    # A step that no reply was given about, since it overfills the judge's context, or none that can
+    # be read, is no error.
+    read = [
+        verdict
+        for verdict, judgement in zip(verdicts, judged, strict=True)
+        if not all(map(is_unreadable, judgement.generations))
+    ]
+    return Critique(verdicts=tuple(verdicts), first_error=first_error(read, pair.split, config))
+
+
+def first_error(verdicts: Iterable[StepVerdict], split: int, config: CritiqueConfig) -> int | None:
+    """Return the position of the first bad step at or after the start of the scan, or None.
+
+    The recipe decides whether an unparsable verdict is an error. If the scan starts at the root,
+    the position may be before `split`, among the steps that the good path shares.
+    """
+    errors = {Verdict.BAD} | ({Verdict.UNPARSABLE} if config.unparsable == "bad" else set())
+    start = scan_start(split, config)
+    return min((v.position for v in verdicts if v.position >= start and v.verdict in errors), default=None)
+
+
+def _request(path: Path, position: int, dropped: int, *, config: CritiqueConfig, seed: int) -> Request:
+    steps = path.trajectory.steps
+    log = [(step.action, step.observation) for step in steps[dropped:position]]
+    step = steps[position]
+    return Request(
+        messages=judge_messages(path.trajectory.first_observation, log, step.action, step.observation),
+        sampling=sampling_of(config),
+        seed=derive_seed(seed, "critique", path.trajectory.instance.key, path.nodes[position]),
+        n=config.votes,
+        session=f"{path.tree_id}#judge",
+        helper=True,
+    )
+
+
+async def _judge(path: Path, question: Question, ask: Ask, config: CritiqueConfig, *, seed: int) -> Judgement:
+    """Return the verdict on a node. A log that fits by an estimate but not by the model's count is
+    halved.
+    """
+    position = path.nodes.index(question.node)
+    while True:
+        try:
+            generations = tuple(await ask(question.request))
+            break
+        except PromptTooLong:
+            if question.dropped_steps == position:
+                # Nothing more can be dropped: this observation alone overfills the judge's context.
+                return _judgement(question, Verdict.UNPARSABLE, (), ())
+        dropped = question.dropped_steps + -(-(position - question.dropped_steps) // 2)
+        request = _request(path, position, dropped, config=config, seed=seed)
+        question = replace(question, request=request, dropped_steps=dropped)
+    if len(generations) != question.request.n:
+        raise ModelFault(
+            f"judging node {question.node} of {question.request.session}: {question.request.n} replies were asked for, "
+            f"{len(generations)} came; check the backend"
+        )
+    read = published_verdict if config.unparsable == "published" else parse_verdict
+    texts = map(readable, generations)
+    votes = tuple(Verdict.UNPARSABLE if text is None else read(text) for text in texts)
+    return _judgement(question, majority(votes), votes, generations)
+
+
+def _judgement(
+    question: Question, verdict: Verdict, votes: tuple[Verdict, ...], generations: tuple[Generation, ...]
+) -> Judgement:
+    return Judgement(
+        node=question.node,
+        seed=question.request.seed,
+        dropped_steps=question.dropped_steps,
+        verdict=verdict,
+        votes=votes,
+        generations=generations,
+    )
+
+
+STAGE = "critique"
+
+
+def pairs_of(place: Workplace, iteration: int, trees: Mapping[str, Tree]) -> list[PathPair]:
+    """Return the stored pairs of trees of an iteration, tree by tree in the order in which they
+    were made.
+    """
+    stored = load_pairs(place.store, place.iteration_id(iteration))
+    pairs = []
+    for key, paths in _paths(place, trees).items():
+        by_leaf = {path.leaf: path for path in paths}
+        pairs += [
+            PathPair(good=by_leaf[made.good_leaf], bad=by_leaf[made.bad_leaf], split=made.shared_steps)
+            for made in stored.get(key, ())
+        ]
+    return pairs
+
+
+def _paths(place: Workplace, trees: Mapping[str, Tree]) -> dict[str, tuple[Path, ...]]:
+    return {key: leaf_paths(tree, key) for key, tree in trees.items()}
+
+
+def _make_pairs(
+    place: Workplace, iteration: int, trees: Mapping[str, Tree]
+) -> tuple[list[PathPair], list[Rows], list[Rejection]]:
+    """Return the pairs of all trees of an iteration, their rows, and the rejections."""
+    pairs: list[PathPair] = []
+    rows: list[Rows] = []
+    rejections: list[Rejection] = []
+    iteration_id = place.iteration_id(iteration)
+    for key, paths in _paths(place, trees).items():
+        kept, rejected = pairs_of_tree(
+            key,
+            paths,
+            place.recipe.pairs,
+            alpha=place.recipe.alpha(iteration),
+            seed=derive_seed(place.recipe.seed, "pairs", iteration),
+        )
+        pairs += kept
+        rows += [
+            pair_rows(pair_id(pair), pair, iteration_id=iteration_id, position=position)
+            for position, pair in enumerate(kept)
+        ]
+        rejections += rejected
+    return pairs, rows, rejections
+
+
+async def critique(place: Workplace, iteration: int) -> dict[str, Any]:
+    """Pair the paths of an iteration's finished trees and judge the bad ones that are not judged
+    yet; return the counts.
+
+    Judgements of the same judge on the same trees in another run are taken over. In splice mode
+    `direct` nothing is judged: pairs are stored, critiques are not.
+
+    Raises `ConfigError` if most replies of the judge are unreadable, and else as `run_all`.
+    """
+    trees = finished_trees(place, iteration)
+    pairs, rows, rejections = await asyncio.to_thread(_make_pairs, place, iteration, trees)
+    place.store.write(merge([*rows, rejection_rows(rejections, iteration_id=place.iteration_id(iteration))]))
+    open_ids = set(place.store.missing("critique", [pair_id(pair) for pair in pairs]))
+    by_tree: dict[str, list[PathPair]] = {}
+    for pair in pairs:
+        if pair_id(pair) in open_ids:
+            by_tree.setdefault(pair.bad.tree_id, []).append(pair)
+    if by_tree and place.recipe.splice.mode != "direct":
+        await _judge_all(place, iteration, by_tree, total=len({pair.bad.tree_id for pair in pairs}))
+    left = place.store.missing("critique", list(open_ids))
+    return {"pairs": len(pairs), "judged": len(open_ids) - len(left)}
+
+
+async def _judge_all(place: Workplace, iteration: int, by_tree: dict[str, list[PathPair]], *, total: int) -> None:
+    # Two policies may have trees of the same teacher, and each judges for itself.
+    judged_alike = place.recipe.models.judge is not None or place.collector(iteration).role == "actor"
+    for run in runs_alike(place.store, place.run_id, STAGE) if judged_alike else []:
+        copy_judgements(place.store, list(by_tree), run, iteration_id=place.iteration_id(iteration))
+    stored = await asyncio.to_thread(load_judgements, place.store, list(by_tree))
+    async with place.asking("judge", place.policy(iteration).path, STAGE, iteration) as (batcher, writer, readings):
+        done = 0
+
+        async def work(item: tuple[str, list[PathPair]]) -> None:
+            tree_id, pairs = item
+            await _judge_tree(place, iteration, tree_id, pairs, stored.get(tree_id, {}), batcher, writer, readings)
+
+        def ended(*_: Any) -> None:
+            nonlocal done
+            done += 1
+            show()
+
+        def show() -> None:
+            place.progress(done, len(by_tree), f"trees judged, {speed(batcher)}")
+
+        async with following(batcher, show):
+            await run_all(
+                list(by_tree.items()),
+                work,
+                key=lambda item: item[0],
+                errors=place.recipe.errors,
+                on_error=place.on_error(writer, STAGE, iteration),
+                concurrency=in_flight(batcher, place.recipe.critique.votes),
+                on_result=ended,
+                total=total,
+            )
+
+
+async def _judge_tree(
+    place: Workplace,
+    iteration: int,
+    tree_id: str,
+    pairs: Sequence[PathPair],
+    stored: Mapping[int, Judgement],
+    batcher: Sampler,
+    writer: Writer,
+    readings: Readings,
+) -> None:
+    """Have the bad paths of a tree judged, and store each judgement and the critique of each path.
+
+    `stored` holds judgements by node, which are not requested again.
+    """
+    config, iteration_id = place.recipe.critique, place.iteration_id(iteration)
+
+    def keep(judgement: Judgement) -> None:
+        writer.add(judgement_rows(tree_id, judgement, iteration_id=iteration_id))
+        for reply in judgement.generations:
+            readings.count(reply)
+
+    judgements = await judge_paths(
+        scans_of(pairs, config),
+        held_back(batcher, writer),
+        config,
+        seed=derive_seed(place.recipe.seed, "critique", iteration),
+        count_tokens=batcher.model.count_tokens,
+        context_length=batcher.model.context_length,
+        known=stored,
+        on_judgement=keep,
+    )
+    for pair in pairs:
+        found = critique_of(pair, judgements, config)
+        writer.add(critique_rows(pair_id(pair), found, iteration_id=iteration_id, nodes=pair.bad.nodes))

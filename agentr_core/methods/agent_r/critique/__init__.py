@@ -1,1 +1,0 @@
-"""The judge: its prompt, its verdicts, and the first error of a bad path."""

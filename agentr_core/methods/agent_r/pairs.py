@@ -1,0 +1,191 @@
+"""Chooses which good and bad paths of a tree become pairs. Source: Agent-R section 3.2, equations 3
+to 5.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+
+from agentr_core.fingerprint import derive_seed, fingerprint
+from agentr_core.recipes.agent_r import PairsConfig
+from agentr_core.recipes.fields import AlphaRule, clears, exceeds
+from agentr_core.types import Path, PathPair, Rejection
+
+STAGE = "pairs"
+_PUBLISHED_SEED = 123
+_Pair = tuple[Path, Path]
+"""A good path and a bad one."""
+
+
+def pair_id(pair: PathPair) -> str:
+    """Return the id of a pair, made of its leaves and the id of its tree, which covers iteration,
+    policy and search.
+    """
+    return fingerprint("pair", pair.good.tree_id, pair.good.leaf, pair.bad.leaf)
+
+
+def pairs_of_tree(
+    tree_id: str, paths: Sequence[Path], config: PairsConfig, *, alpha: float, seed: int
+) -> tuple[tuple[PathPair, ...], tuple[Rejection, ...]]:
+    """Return the pairs of one tree, and the rejections.
+
+    Pairs are in the order of `config.order`, a function of the paths and the seed; it is also the
+    order of preference under the caps.
+
+    A tree without a pair gives one rejection, whose subject is `tree_id`. A path that repeats
+    another word for word gives one (`tree_id:leaf`), and so does a bad path that lost good paths to
+    a cap; the detail lists their leaves.
+
+    Args:
+        paths: all leaf paths of the tree.
+        alpha: the lowest reward of a good path in this iteration, in [0, 1].
+        seed: of the run and the iteration; the instance has its own stream.
+    """
+    different, rejections = distinct(paths)
+    reason = _why_no_pairs(different, config, alpha)
+    if reason:
+        return (), (*rejections, Rejection(stage=STAGE, subject=tree_id, reason=reason, detail=_rewards(different)))
+    if config.order == "turns":
+        rng = random.Random(derive_seed(seed, STAGE, different[0].trajectory.instance.key))
+        offered = _in_turns(different, config, alpha, rng)
+    else:
+        offered = _shuffled(different, config, alpha)
+    kept, over = _capped(offered, config)
+    pairs = tuple(PathPair(good=good, bad=bad, split=shared_steps(good, bad)) for good, bad in kept)
+    return pairs, (*rejections, *over)
+
+
+def _in_turns(paths: Sequence[Path], config: PairsConfig, alpha: float, rng: random.Random) -> list[_Pair]:
+    """Return all pairs in such an order that bad paths, shuffled, take turns: each is used once
+    before any is used twice.
+
+    Each takes the shortest good path that it has not had yet; good paths of equal length are
+    shuffled for each bad path.
+    """
+    choices = [
+        (bad, sorted(rng.sample(goods, len(goods)), key=lambda good: len(good.nodes)))
+        for bad in rng.sample(paths, len(paths))
+        if (goods := [good for good in paths if _qualifies(good, bad, config, alpha)])
+    ]
+    rounds = zip_longest(*(goods for _, goods in choices))
+    return [
+        (good, bad) for round_ in rounds for (bad, _), good in zip(choices, round_, strict=True) if good is not None
+    ]
+
+
+def _shuffled(paths: Sequence[Path], config: PairsConfig, alpha: float) -> list[_Pair]:
+    """Return all pairs as the order `published` or `shuffled` has them."""
+    if config.order == "published":
+        # A node is numbered after its parent and its elder siblings.
+        paths = sorted(paths, key=lambda path: path.nodes)
+    falling = sorted(paths, key=lambda path: -path.trajectory.reward)
+    # The order of a shuffle depends on the number of pairs.
+    pairs = [
+        (good, bad)
+        for good in falling
+        for bad in falling
+        if _far_apart(good, bad, config) and (config.order == "published" or _is_good(good, config, alpha))
+    ]
+    random.Random(_PUBLISHED_SEED).shuffle(pairs)
+    return [(good, bad) for good, bad in pairs if _is_good(good, config, alpha)]
+
+
+def _capped(offered: Sequence[_Pair], config: PairsConfig) -> tuple[list[_Pair], list[Rejection]]:
+    """Return the first pairs that the caps allow, and rejections for the good paths that each bad
+    path lost to them.
+    """
+    by_bad: dict[int, list[Path]] = {}
+    for good, bad in offered:
+        by_bad.setdefault(bad.leaf, []).append(good)
+    allowed = {leaf: goods[: config.per_bad_leaf or None] for leaf, goods in by_bad.items()}
+    left = [(good, bad) for good, bad in offered if any(good is one for one in allowed[bad.leaf])]
+    kept = left[: config.per_tree or None]
+    rejections: list[Rejection] = []
+    for bad in {bad.leaf: bad for _, bad in offered}.values():
+        over = by_bad[bad.leaf][len(allowed[bad.leaf]) :]
+        rejections += _over_cap(bad, over, "per-bad-leaf-cap", config.per_bad_leaf)
+        lost = [good for good, other in left[len(kept) :] if other is bad]
+        rejections += _over_cap(bad, lost, "per-tree-cap", config.per_tree)
+    return kept, rejections
+
+
+def good_paths(paths: Sequence[Path], alpha: float, rule: AlphaRule = "at_least") -> tuple[Path, ...]:
+    """Return the distinct paths whose reward clears alpha, in the given order."""
+    return tuple(path for path in distinct(paths)[0] if clears(path.trajectory.reward, alpha, rule))
+
+
+def distinct(paths: Iterable[Path]) -> tuple[tuple[Path, ...], tuple[Rejection, ...]]:
+    """Return the paths without those that repeat an earlier transcript, and a rejection for each of
+    these.
+
+    A transcript is the path's replies and observations. Paths of a search differ; independent
+    episodes may be equal.
+    """
+    first: dict[tuple[tuple[str, str], ...], Path] = {}
+    rejections: list[Rejection] = []
+    for path in paths:
+        earlier = first.setdefault(_transcript(path), path)
+        if earlier is not path:
+            detail = f"same transcript as leaf {earlier.leaf}"
+            rejections.append(_reject(path, "duplicate-transcript", detail))
+    return tuple(first.values()), tuple(rejections)
+
+
+def shared_steps(one: Path, other: Path) -> int:
+    """Return how many steps two paths have in common from the start, by the texts of their replies
+    and observations.
+    """
+    shared = 0
+    for left, right in zip(_transcript(one), _transcript(other), strict=False):
+        if left != right:
+            break
+        shared += 1
+    return shared
+
+
+def _qualifies(good: Path, bad: Path, config: PairsConfig, alpha: float) -> bool:
+    return _is_good(good, config, alpha) and _far_apart(good, bad, config)
+
+
+def _is_good(path: Path, config: PairsConfig, alpha: float) -> bool:
+    return clears(path.trajectory.reward, alpha, config.alpha_rule)
+
+
+def _far_apart(good: Path, bad: Path, config: PairsConfig) -> bool:
+    high, low = good.trajectory.reward, bad.trajectory.reward
+    if config.beta_rule == "absolute":
+        return exceeds(config.beta, low) and exceeds(high, config.beta)
+    return exceeds(high - low, config.beta)
+
+
+def _why_no_pairs(paths: Sequence[Path], config: PairsConfig, alpha: float) -> str:
+    if not any(exceeds(path.trajectory.reward, 0) for path in paths):
+        return "no-reward"
+    if not any(_is_good(path, config, alpha) for path in paths):
+        return "no-good-path"
+    if not any(_qualifies(good, bad, config, alpha) for good in paths for bad in paths):
+        return "no-bad-path"
+    return ""
+
+
+def _rewards(paths: Sequence[Path]) -> str:
+    if not paths:
+        return "no path of the tree has an end"
+    rewards = [path.trajectory.reward for path in paths]
+    return f"{len(paths)} different paths with rewards from {min(rewards):g} to {max(rewards):g}"
+
+
+def _over_cap(bad: Path, goods: Sequence[Path], reason: str, cap: int) -> tuple[Rejection, ...]:
+    if not goods:
+        return ()
+    return (_reject(bad, reason, f"the cap is {cap}; good leaves left out: {', '.join(str(g.leaf) for g in goods)}"),)
+
+
+def _reject(path: Path, reason: str, detail: str) -> Rejection:
+    return Rejection(stage=STAGE, subject=f"{path.tree_id}:{path.leaf}", reason=reason, detail=detail)
+
+
+def _transcript(path: Path) -> tuple[tuple[str, str], ...]:
+    return tuple((step.reply, step.observation) for step in path.trajectory.steps)

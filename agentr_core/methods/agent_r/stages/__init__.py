@@ -1,1 +1,0 @@
-"""The stages of Agent-R: collect, critique, continuation, splice."""

@@ -1,0 +1,635 @@
+"""The flywheel of an iteration: the policy answers the training questions, and what it wrote is
+varied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from typing import Any, NamedTuple
+
+from agentr_core.episodes.rollout import episode, restore
+from agentr_core.episodes.steps import Ask, EpisodeTimer, Helper, Reply, SharedEnvironments, call, graded, step_with
+from agentr_core.episodes.transcript import Fits, TokensOf
+from agentr_core.episodes.units import phase, run_all
+from agentr_core.errors import ConfigError, PromptTooLong
+from agentr_core.fingerprint import derive_seed, fingerprint
+from agentr_core.methods.et_agent.operators import (
+    OPERATORS,
+    Case,
+    Draft,
+    Manner,
+    PromptName,
+    Tagged,
+    Unmade,
+    manner_of,
+    version,
+)
+from agentr_core.models.samplers import Sampler
+from agentr_core.protocols import Environment
+from agentr_core.recipes.et_agent import FlywheelConfig
+from agentr_core.recipes.fields import sampling_of
+from agentr_core.recipes.recipe import Recipe
+from agentr_core.runtime.episode_shard import UNGRADED, ungraded_id
+from agentr_core.runtime.equipment import (
+    Checkpoint,
+    Equipment,
+    Sink,
+    following,
+    held_back,
+    in_flight,
+    speed,
+    tokens_in,
+    window,
+)
+from agentr_core.runtime.instances import separate_instances
+from agentr_core.runtime.place import Workplace, helpers
+from agentr_core.runtime.shards import Effort, spent
+from agentr_core.store.codec.ledger import rejection_rows
+from agentr_core.store.codec.samples import (
+    FLYWHEEL,
+    derivation_rows,
+    edit_rows,
+    family_rows,
+    load_edits,
+    load_members,
+    tokens_written,
+)
+from agentr_core.store.codec.trajectories import Draw, load_draws, load_trajectories, trajectory_rows
+from agentr_core.store.tables import Rows, merge
+from agentr_core.types import Answer, Derivation, Grading, Instance, Question, Rejection, Trajectory
+
+# The family of a question: its members, which of them a round varies, and how. Pure functions.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A trajectory of a family.
+
+    `name` tells how it was made, and is the same in every run: `0`, `1` and so on before the first
+    round, then the parent's name, the round and the operator, such as `0.1C1`. `cost` counts its
+    tool calls or steps, and `tokens` the tokens that the policy wrote.
+    """
+
+    name: str
+    id: str
+    trajectory: Trajectory
+    cost: int
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedChild:
+    """A child that an operator may make; before the first round it has no parent."""
+
+    name: str
+    round: int = 0
+    operator: str = "C0"
+    parent: Member | None = None
+
+
+def subject_of(planned: PlannedChild, operator: str) -> str:
+    """Return the name of an operator's request to a model: the parent's name, the round and the
+    operator.
+    """
+    parent = "" if planned.parent is None else planned.parent.name
+    return f"{parent}.{planned.round}{operator}"
+
+
+def round_of(subject: str) -> int:
+    """Return the round of a request, read from the name that `subject_of` gave it."""
+    return int("".join(takewhile(str.isdigit, subject.rpartition(".")[2])))
+
+
+def begun(config: FlywheelConfig) -> tuple[PlannedChild, ...]:
+    """Return the fresh trajectories, which come before the first round."""
+    return tuple(PlannedChild(name=str(number)) for number in range(config.fresh))
+
+
+def operators_for(member: Member, config: FlywheelConfig) -> Sequence[str]:
+    """Return the operators that vary a member, by whether it is right."""
+    return config.correct if member.trajectory.success else config.incorrect
+
+
+def parents(members: Sequence[Member], used: Collection[str], config: FlywheelConfig) -> list[Member]:
+    """Return the members that a round varies, best first: by high reward, then low cost, then age.
+    Those that no operator is for are left out.
+
+    With `best-one`, it is the best one whose name is not in `used`, or the best of all if all are
+    used.
+    """
+    varied = [member for member in members if operators_for(member, config)]
+    ranked = sorted(varied, key=lambda member: (-member.trajectory.reward, member.cost))
+    if config.policy == "expand-all":
+        return ranked
+    return [next((member for member in ranked if member.name not in used), ranked[0])] if ranked else []
+
+
+def planned_children(
+    varied: Sequence[Member], round_: int, config: FlywheelConfig, *, room: int
+) -> tuple[PlannedChild, ...]:
+    """Return the children that a round may make, in order, at most as many as there is room for."""
+    wanted = [
+        PlannedChild(name=f"{parent.name}.{round_}{operator}", round=round_, operator=operator, parent=parent)
+        for parent in varied
+        for operator in operators_for(parent, config)
+    ]
+    return tuple(wanted[: max(room, 0)])
+
+
+# Carries out a draft: the world gets the written reply, then the policy goes on to the end.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrawnTrajectory:
+    """A trajectory, and the draws of the replies that were drawn for it, by position."""
+
+    trajectory: Trajectory
+    draws: dict[int, Draw] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens that were drawn for the trajectory."""
+        return sum(draw.generation.completion_tokens for draw in self.draws.values())
+
+
+async def carry_out(
+    draft: Draft,
+    instance: Instance,
+    env: Environment,
+    sample: Ask,
+    config: FlywheelConfig,
+    *,
+    seed: int,
+    fits: Fits | None,
+    timer: EpisodeTimer,
+    helper: Helper,
+    tokens_of: TokensOf,
+) -> DrawnTrajectory:
+    """Return the trajectory that a draft becomes, not graded yet. Raises as `rollout.episode`."""
+    prefix = draft.prefix
+    if draft.reply:
+        with phase("restore"):
+            first = await call(env, timer, lambda: restore(env, instance, prefix))
+        led_to = await step_with(env, timer, draft.reply, helper, seed=seed, session=f"{instance.key}#{seed}")
+        prefix = (*prefix, led_to.step)
+        if led_to.stop is not None:
+            return DrawnTrajectory(trajectory=Trajectory.ended(instance, first, prefix, led_to.stop))
+    replies: list[Reply] = []
+    trajectory = await episode(
+        instance,
+        env,
+        sample,
+        max_steps=config.max_steps,
+        sampling=sampling_of(config),
+        seed=seed,
+        prefix=prefix,
+        fits=fits,
+        on_reply=replies.append,
+        timer=timer,
+        helper=helper,
+        limits=config.limits,
+        tokens_of=tokens_of,
+    )
+    return DrawnTrajectory(trajectory=trajectory, draws=_draws(replies, len(prefix)))
+
+
+def _draws(replies: Sequence[Reply], first: int) -> dict[int, Draw]:
+    return {
+        position: Draw(seed=reply.seed, number=0, generation=reply.generation)
+        for position, reply in enumerate(replies, start=first)
+    }
+
+
+# The flywheel of one question, from its fresh trajectories through its rounds.
+#
+# The result depends on the children alone, so an interrupted family grows on from those already
+# made.
+
+Make = Callable[[PlannedChild], Awaitable[Member | None]]
+"""Returns the planned child, made now or earlier; None where its operator makes none."""
+
+
+class Grown(NamedTuple):
+    """A finished family: its members in order, the number of its rounds, and what ended it."""
+
+    members: tuple[Member, ...]
+    rounds: int
+    ended_by: str
+
+
+async def grow(config: FlywheelConfig, make: Make, answered: Callable[[int], int]) -> Grown:
+    """Return the family of a question after its rounds.
+
+    Args:
+        answered: the number of tokens that models wrote for the family before a round. Answers for
+            later rounds, from an earlier try, do not count, so that the family ends where it would
+            have without the interruption.
+
+    Raises what `make` raises, once the other children of the round are made.
+    """
+    members = await _made(begun(config), make)
+    used: set[str] = set()
+    for round_ in range(1, config.rounds + 1):
+        written = sum(member.tokens for member in members) + answered(round_)
+        if config.most_tokens and written >= config.most_tokens:
+            return Grown(tuple(members), round_ - 1, "tokens")
+        varied = parents(members, used, config)
+        tried = planned_children(varied, round_, config, room=config.most_members - len(members))
+        if not tried and len(members) >= config.most_members:
+            return Grown(tuple(members), round_ - 1, "members")
+        used |= {parent.name for parent in varied}
+        children = await _made(tried, make)
+        if not children:
+            return Grown(tuple(members), round_, "no-child")
+        members += children
+    return Grown(tuple(members), config.rounds, "rounds")
+
+
+async def _made(tried: Sequence[PlannedChild], make: Make) -> list[Member]:
+    """Return the children in the order of their plans. A fault does not end the others: what can be
+    made is made and kept.
+    """
+    found = await asyncio.gather(*map(make, tried), return_exceptions=True)
+    for one in found:
+        if isinstance(one, BaseException):
+            raise one
+    return [one for one in found if isinstance(one, Member)]
+
+
+# The making of a shard's families: their children are made, or taken from what is known.
+
+STAGE = "evolve"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A stored trajectory, and how many tokens were drawn for it."""
+
+    trajectory: Trajectory
+    tokens: int
+
+
+class Said(NamedTuple):
+    """A model's answer, and the round in which it was asked."""
+
+    answer: Answer
+    round: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyWork:
+    """A question whose flywheel is not finished, with its stored members, model answers and
+    trajectories that wait for their grade, each by id.
+    """
+
+    family_id: str
+    instance: Instance
+    members: Mapping[str, Kept] = field(default_factory=dict)
+    said: Mapping[str, Said] = field(default_factory=dict)
+    ungraded: Mapping[str, DrawnTrajectory] = field(default_factory=dict)
+
+
+class Known:
+    """The known parts of a family while it grows; a further try goes on from them."""
+
+    def __init__(self, work: FamilyWork) -> None:
+        self.work = work
+        self.members = dict(work.members)
+        self.said = dict(work.said)
+        self.ungraded = dict(work.ungraded)
+        self.asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    def answered(self, before: int) -> int:
+        """Return how many tokens models wrote in answers before a round."""
+        return sum(said.answer.completion_tokens for said in self.said.values() if said.round < before)
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyMaker:
+    """The maker of a shard's families, which stores every part as soon as it is made."""
+
+    iteration: int
+    checkpoint: Checkpoint
+    equipment: Equipment
+    sink: Sink
+    environments: SharedEnvironments
+    sampler: Sampler
+    helper: Helper
+    timer: EpisodeTimer
+
+    @property
+    def config(self) -> FlywheelConfig:
+        return self.equipment.recipe.et_agent.flywheel
+
+    @property
+    def iteration_id(self) -> str:
+        return self.equipment.iteration_id(self.iteration)
+
+    async def grow(self, known: Known) -> None:
+        """Grow a family to its end, from its known parts."""
+        grown = await grow(self.config, lambda planned: self._child(known, planned), known.answered)
+        self.sink.add(
+            family_rows(
+                known.work.family_id,
+                known.work.instance,
+                iteration_id=self.iteration_id,
+                checkpoint_id=self.checkpoint.id,
+                members=len(grown.members),
+                rounds=grown.rounds,
+                ended_by=grown.ended_by,
+            )
+        )
+
+    async def _child(self, known: Known, planned: PlannedChild) -> Member | None:
+        work = known.work
+        child_id = fingerprint("member", work.family_id, planned.name)
+        async with self.environments.lend(work.instance) as env:
+            manner = manner_of(env, work.instance)
+        if child_id not in known.members and not await self._make(known, planned, child_id, manner):
+            return None
+        kept = known.members[child_id]
+        return Member(
+            name=planned.name,
+            id=child_id,
+            trajectory=kept.trajectory,
+            cost=manner.cost(kept.trajectory),
+            tokens=kept.tokens,
+        )
+
+    async def _make(self, known: Known, planned: PlannedChild, child_id: str, manner: Manner) -> bool:
+        """Make a child and store it; return whether there is one."""
+        seed = self._seed(known, planned.name)
+        draft = await self._draft(known, planned, manner, seed)
+        if isinstance(draft, Unmade):
+            self.sink.add(self._unmade(known, planned, draft))
+            return False
+        if draft.whole is None:
+            # No environment is held while models are asked for the draft.
+            async with self.environments.lend(known.work.instance) as env:
+                made, grading = await self._played(known, draft, child_id, env, seed)
+        else:
+            made, grading = DrawnTrajectory(trajectory=draft.whole), None
+        rows = self._rows(child_id, made, FLYWHEEL, grading, given=draft.given)
+        self.sink.add(merge([rows, self._derived(child_id, planned, draft, seed)]))
+        known.members[child_id] = Kept(trajectory=made.trajectory, tokens=made.tokens)
+        return True
+
+    async def _played(
+        self, known: Known, draft: Draft, child_id: str, env: Environment, seed: int
+    ) -> tuple[DrawnTrajectory, Grading | None]:
+        """Return the trajectory that a draft becomes, and its grade. A trajectory that cannot be
+        graded is stored to be graded later.
+        """
+        waiting = ungraded_id(child_id)
+        played = known.ungraded.get(waiting)
+        if played is None:
+            played = await carry_out(
+                draft,
+                known.work.instance,
+                env,
+                held_back(self.sampler, self.sink),
+                self.config,
+                seed=seed,
+                fits=window(self.equipment.recipe, self.sampler, sampling_of(self.config)),
+                timer=self.timer,
+                helper=self.helper,
+                tokens_of=tokens_in(self.sampler),
+            )
+        try:
+            trajectory, grading = await graded(env, played.trajectory, self.helper, seed=seed)
+        except BaseException:
+            known.ungraded[waiting] = played
+            self.sink.add(self._rows(waiting, played, UNGRADED, None, given=draft.given))
+            raise
+        return replace(played, trajectory=trajectory), grading
+
+    async def _draft(self, known: Known, planned: PlannedChild, manner: Manner, seed: int) -> Draft | Unmade:
+        """Return the beginning of a child. A prompt that no longer fits a model's context makes no
+        child.
+        """
+        if planned.parent is None:
+            return Draft()
+
+        async def consult(operator: str, name: PromptName, question: Question) -> Answer:
+            return await self._consult(known, planned, operator, name, question)
+
+        case = Case(parent=planned.parent.trajectory, manner=manner, config=self.config, seed=seed, consult=consult)
+        try:
+            return await OPERATORS[planned.operator](case)
+        except PromptTooLong as error:
+            return Unmade("prompt-too-long", str(error))
+
+    async def _consult(
+        self, known: Known, planned: PlannedChild, operator: str, name: PromptName, question: Question
+    ) -> Answer:
+        """Return a model's stored answer to the same question, or else a new one."""
+        subject = subject_of(planned, operator)
+        words = [(message.role, message.text) for message in question.messages]
+        edit_id = fingerprint("edit", known.work.family_id, subject, name, words, question.sampling)
+        async with known.asking[edit_id]:
+            if edit_id not in known.said:
+                seed = derive_seed(self._seed(known, subject), name)
+                session = f"{known.work.instance.key}#{question.role}"
+                answer = await self.helper(question, seed=seed, session=session)
+                known.said[edit_id] = Said(answer, planned.round)
+                self.sink.add(
+                    edit_rows(
+                        edit_id,
+                        answer,
+                        subject=subject,
+                        prompt=version(name),
+                        instance=known.work.instance,
+                        iteration_id=self.iteration_id,
+                    )
+                )
+        return known.said[edit_id].answer
+
+    def _seed(self, known: Known, name: str) -> int:
+        recipe = self.equipment.recipe
+        return derive_seed(recipe.seed, STAGE, self.iteration, known.work.instance.key, name)
+
+    def _rows(
+        self, trajectory_id: str, played: DrawnTrajectory, source: str, grading: Grading | None, *, given: int
+    ) -> Rows:
+        return trajectory_rows(
+            trajectory_id,
+            played.trajectory,
+            source=source,
+            iteration_id=self.iteration_id,
+            draws=played.draws,
+            grading=grading,
+            given=given,
+        )
+
+    def _derived(self, child_id: str, planned: PlannedChild, draft: Draft, seed: int) -> Rows:
+        if planned.parent is None:
+            return {}
+        made = Derivation(
+            child=child_id,
+            parent=planned.parent.id,
+            operator=planned.operator,
+            position=draft.position,
+            prompt_hash=draft.prompt_hash,
+            seed=seed,
+            round=planned.round,
+        )
+        return derivation_rows([made], iteration_id=self.iteration_id)
+
+    def _unmade(self, known: Known, planned: PlannedChild, why: Unmade) -> Rows:
+        subject = f"{known.work.instance.key} {planned.name}"
+        rejection = Rejection(stage=STAGE, subject=subject, reason=why.reason, detail=why.detail)
+        return rejection_rows([rejection], iteration_id=self.iteration_id)
+
+
+# Questions of a flywheel as a shard: each starts with its first trajectory, or where an earlier
+# try stopped.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyShard:
+    """Questions of one iteration. See `shards.Shard`."""
+
+    iteration: int
+    checkpoint: Checkpoint
+    families: tuple[FamilyWork, ...]
+    done: int
+    total: int
+
+    def __len__(self) -> int:
+        return len(self.families)
+
+    def split(self, size: int) -> tuple[FamilyShard, ...]:
+        """Return the same questions as shards of at most `size`."""
+        anywhere = replace(self, checkpoint=self.checkpoint.absolute())
+        return tuple(
+            replace(anywhere, families=self.families[start : start + size])
+            for start in range(0, len(self.families), size)
+        )
+
+    async def work(self, equipment: Equipment, sink: Sink) -> Effort:
+        """Grow the families; `sink` is given the rows of each child and each model answer. Raises
+        as `shards.Shard.work`.
+        """
+        recipe, path, timer = equipment.recipe, self.checkpoint.path, EpisodeTimer()
+        done = self.done
+
+        def ended(*_: object) -> None:
+            nonlocal done
+            done += 1
+            show()
+
+        def show() -> None:
+            equipment.progress(done, self.total, f"questions, {speed(sampler)}")
+
+        with closing(SharedEnvironments(equipment.make_environment)) as environments:
+            async with (
+                equipment.sampling(path, self.checkpoint.role) as sampler,
+                helpers(equipment, path, sampler, sink) as aside,
+                following(sampler, show),
+            ):
+                maker = FamilyMaker(
+                    self.iteration, self.checkpoint, equipment, sink, environments, sampler, aside.ask, timer
+                )
+                known = {work.family_id: Known(work) for work in self.families}
+                grown = await run_all(
+                    self.families,
+                    lambda work: maker.grow(known[work.family_id]),
+                    key=lambda work: work.instance.key,
+                    errors=recipe.errors,
+                    on_error=equipment.on_error(sink, STAGE, self.iteration),
+                    concurrency=in_flight(sampler, 1, wanted=recipe.scale.concurrency),
+                    on_result=ended,
+                    total=self.total,
+                )
+                effort = spent(sampler) + aside.effort()
+        lost = len(self.families) - len(grown)
+        return effort + Effort(environment_seconds=timer.environment_seconds, lost=lost)
+
+
+VERSION = 1
+"""Increase it when the same configuration would make different families."""
+
+
+def family_ids(place: Workplace, iteration: int, instances: Sequence[Instance]) -> dict[str, Instance]:
+    """Return the instance of each family that an iteration wants, by family id. Raises `DataFault`
+    without a policy.
+    """
+    collector, iteration_id = place.collector(iteration), place.iteration_id(iteration)
+    return {fingerprint("family", VERSION, iteration_id, collector.id, each.key): each for each in instances}
+
+
+async def evolve(place: Workplace, iteration: int) -> dict[str, Any]:
+    """Grow the unfinished families of an iteration; return how many questions and trajectories
+    there are.
+
+    Raises:
+        ErrorBudgetSpent: more questions failed than the recipe allows; what was made is kept.
+        DataFault: training and test instances overlap, or the policy is missing.
+        WorkerLost: workers were lost again and again; what came back is kept.
+    """
+    wanted = family_ids(place, iteration, await separate_instances(place, iteration))
+    unfinished = place.store.missing("family", list(wanted))
+    missing, left = unfinished[: place.limit], len(unfinished)
+    if missing:
+        shard = FamilyShard(
+            iteration=iteration,
+            checkpoint=place.collector(iteration),
+            families=_begun(place, iteration, {key: wanted[key] for key in missing}),
+            done=len(wanted) - left,
+            total=len(wanted) - left + len(missing),
+        )
+        await place.work_through(shard, STAGE, iteration, "questions")
+    members = load_members(place.store, place.iteration_id(iteration))
+    right = sum(member.success for member in members.values())
+    return {"questions": len(wanted), "new": len(missing), "trajectories": len(members), "right": right}
+
+
+def check_operators(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
+    """Raise `ConfigError` for an operator that the world of the instances has no use for."""
+    if not instances or "C2" not in recipe.et_agent.flywheel.correct:
+        return
+    if not isinstance(manner_of(env, instances[0]), Tagged):
+        raise ConfigError(
+            f"et_agent.flywheel.correct: C2 rewrites thoughts, but steps of {env.name} have no thought "
+            "apart from the action; leave it out"
+        )
+
+
+def _begun(place: Workplace, iteration: int, wanted: Mapping[str, Instance]) -> tuple[FamilyWork, ...]:
+    """Return families with the stored part of each."""
+    iteration_id = place.iteration_id(iteration)
+    members = load_members(place.store, iteration_id)
+    tokens = tokens_written(place.store, list(members))
+    kept: dict[str, dict[str, Kept]] = {}
+    for key, member in members.items():
+        kept.setdefault(member.instance.key, {})[key] = Kept(trajectory=member, tokens=tokens.get(key, 0))
+    said: dict[str, dict[str, Said]] = {}
+    for edit in load_edits(place.store, iteration_id):
+        said.setdefault(edit.instance_id, {})[edit.edit_id] = Said(edit.answer, round_of(edit.subject))
+    waiting = _ungraded(place, iteration_id)
+    return tuple(
+        FamilyWork(
+            family_id=key,
+            instance=instance,
+            members=kept.get(instance.key, {}),
+            said=said.get(instance.key, {}),
+            ungraded=waiting.get(instance.key, {}),
+        )
+        for key, instance in wanted.items()
+    )
+
+
+def _ungraded(place: Workplace, iteration_id: str) -> dict[str, dict[str, DrawnTrajectory]]:
+    """Return the trajectories that wait for their grade, by instance and id."""
+    found: Mapping[str, Trajectory] = load_trajectories(place.store, iteration_id=iteration_id, source=UNGRADED)
+    draws = load_draws(place.store, "step", list(found))
+    waiting: dict[str, dict[str, DrawnTrajectory]] = {}
+    for key, trajectory in found.items():
+        drawn = {position: draw for position, (draw,) in draws.get(key, {}).items()}
+        waiting.setdefault(trajectory.instance.key, {})[key] = DrawnTrajectory(trajectory=trajectory, draws=drawn)
+    return waiting

@@ -1,1 +1,0 @@
-"""The flywheel: a policy's trajectories, varied round by round; `operators` lists how."""

@@ -1,0 +1,640 @@
+"""The operators of the flywheel, which varies a policy's trajectories round by round: how a child
+begins, given its parent, or why there is none.
+
+    question -> fresh trajectories -> [parent -> children by operators] * rounds
+
+Source: ET-Agent (arXiv 2601.06860), self-evolving data flywheel. Operators of a right parent:
+
+    C0  a fresh trajectory
+    C1  the editor rewrites the first redundant step; it is carried out, and the policy goes on
+    C2  the editor rewrites all thoughts; calls, results and answer stay the same to the byte
+
+and of a wrong one:
+
+    I0  the editor names the first flawed step, for I1 and I2; it makes no child
+    I1  the reflector reviews that step and rewrites it; it is carried out, and the policy goes on
+    I2  the policy goes on after that step, with a hint
+    I3  the policy goes on after the whole trajectory, with a hint
+    I4  as I3, with the reflector's review in place of the hint
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, Protocol
+
+from agentr_core.answers import after_thoughts, is_unreadable, readable
+from agentr_core.environments.reasoning.grammar import CALLS, PYTHON, RESULT_OPENS, SEARCH, STOPS, call_in, tags
+from agentr_core.environments.reasoning.world import ReasoningWorld
+from agentr_core.episodes.transcript import Continuation, transcript_of
+from agentr_core.fingerprint import fingerprint
+from agentr_core.protocols import Environment
+from agentr_core.recipes.et_agent import FlywheelConfig
+from agentr_core.recipes.fields import DrawingConfig, sampling_of
+from agentr_core.types import Answer, Instance, Message, Question, Span, Step, Trajectory, grown_turn
+
+# Every text that the flywheel shows a model: prompts for editor and reflector, and hints.
+
+PromptName = Literal["redundant-step", "thoughts", "flawed-step", "flaw-analysis", "corrected-step", "review"]
+Domain = Literal["math", "knowledge", "steps"]
+
+IN_TAGS = (
+    "in the same tags: the thought in <think> and </think>, then at most one call in <search> or <python>, or the "
+    "answer in <answer>. Never write a <result>: tools do that"
+)
+IN_TURNS = "in the form that the assistant's own steps have, with one action in it"
+
+_FLAWED = """\
+An assistant worked on a task step by step and did not get it right. Its steps are numbered below.
+Name the first flawed step. A step is flawed if its logic is wrong, if it thinks on where it should act, if it does \
+what was done or known before, or if its call or action does not fit what is needed there.
+Reply in this form:
+Step: the number of that step
+Analysis: what is wrong with it, as one paragraph of plain text"""
+
+PROMPTS: Mapping[PromptName, str] = {
+    "redundant-step": """\
+An assistant worked on a task step by step and got it right. Its steps are numbered below.
+Name the first step that does more than the task needs: its reasoning is long-winded, repeats itself or is more \
+complicated than it has to be, or its call or action was done before or brings nothing that is not known.
+If there is no such step, reply with this line alone:
+Step: no
+Otherwise reply in this form, each label at the beginning of a line:
+Step: the number of that step
+Analysis: why it is more than needed, as one paragraph
+Corrected Step: the whole step as it should be, {form}""",
+    "thoughts": """\
+An assistant worked on a task and got it right. Its thoughts are numbered below, each with what it did then.
+Write each thought anew: leave out what is repeated, beside the point or wrong, and keep the reasoning that leads to \
+what was done. What was done stays as it is; do not write it down.
+Reply with all {count} thoughts in their order, each after its label at the beginning of a line, without any tags:
+Thought 1: the first thought, written anew""",
+    "flawed-step": _FLAWED,
+    "flaw-analysis": _FLAWED,
+    "corrected-step": """\
+An assistant works on a task step by step. Below are its steps so far, and what is wrong with the last one.
+Write that last step anew so that the fault is gone. Write nothing but the step, {form}.""",
+    "review": """\
+An assistant worked on a task step by step and did not get it right. Its steps are numbered below.
+Say as the assistant, in one paragraph and in the first person, where you went wrong and what you should look at \
+again. Do not give a new answer.""",
+}
+REVIEW_OPENS = "Let me go over this again."
+
+HINTS: Mapping[Domain, Sequence[str]] = {
+    "math": (
+        "Wait, I should check this calculation with a few lines of Python before I trust it.",
+        "Hold on, I may have set this up wrongly; let me read the question once more and compute it anew in Python.",
+        "Hmm, that number looks doubtful, so I will work it out in another way and compare.",
+        "Wait, I have left out a condition perhaps; let me list what is given and solve it again with Python.",
+        "Hold on, I guessed there; this is better computed than guessed.",
+        "Hmm, let me put this result back into the question and see whether it fits.",
+    ),
+    "knowledge": (
+        "Wait, I am not sure that this answers what was asked; let me search for it in other words.",
+        "Hold on, I may have followed the wrong name; I will look the first one up again.",
+        "Hmm, nothing that I found says so; let me search for the fact itself.",
+        "Wait, there is one link in this chain that I did not check, so I will search for it now.",
+        "Hold on, let me think again about what I need to know, and make a new search for it.",
+        "Hmm, that passage may be about something else; I should look for another one.",
+    ),
+    "steps": (
+        "Wait, this does not lead where I want; let me think again about what is missing.",
+        "Hold on, I should look at what I have before I go on.",
+        "Hmm, the last thing I did brought me no further, so I will try another way.",
+        "Wait, I may have mixed up the order; let me plan the remaining steps anew.",
+        "Hold on, let me read the task once more and see what it really asks for.",
+        "Hmm, I have overlooked something; I will go back to what is given.",
+    ),
+}
+
+
+def version(name: PromptName) -> str:
+    """Return the name of a prompt with a hash of its words, as it is stored."""
+    return f"{name}@{fingerprint(PROMPTS[name])[:8]}"
+
+
+def asked(name: PromptName, *, task: str, steps: str, opening: str = "", **blanks: object) -> tuple[Message, ...]:
+    """Return the conversation that asks for something about a trajectory.
+
+    Args:
+        task: the first observation of its episode.
+        steps: what was done, as text.
+        opening: how the reply begins; the model goes on from there.
+        blanks: values for the blanks of the prompt.
+    """
+    text = f"{PROMPTS[name].format(**blanks) if blanks else PROMPTS[name]}\n\nTask:\n{task}\n\n{steps}"
+    begun = (grown_turn([Span(text=opening)]),) if opening else ()
+    return (Message(role="user", text=text), *begun)
+
+
+# What an operator makes of a parent, before world and policy complete it.
+
+
+class Unmade(NamedTuple):
+    """The reason why an operator makes no child: a slug, and details."""
+
+    reason: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """The beginning of a child.
+
+    `prefix` holds recorded steps. `reply` is a reply, written by a model, that the world gets after
+    them; it is empty if the policy goes on at once. `position` is the step at which the child
+    leaves its parent, or None if it differs as a whole. `whole` is a finished child, which needs
+    neither world nor policy. `prompt_hash` is the hash of the prompt that a model was given for it,
+    or of the policy's hint.
+    """
+
+    prefix: tuple[Step, ...] = ()
+    reply: str = ""
+    position: int | None = None
+    whole: Trajectory | None = None
+    prompt_hash: str = ""
+
+    @property
+    def given(self) -> int:
+        """The number of the child's first steps that were recorded before; their tools are not
+        called again.
+        """
+        return len(self.prefix if self.whole is None else self.whole.steps)
+
+
+class Manner(Protocol):
+    """The form of steps in a kind of world: what counts as a step, and how a text becomes one.
+
+    A numbered step may consist of several recorded ones, such as a hint and the reply that follows
+    it.
+    """
+
+    @property
+    def form(self) -> str:
+        """How a step is written, as a phrase for prompts."""
+        ...
+
+    @property
+    def domain(self) -> Domain:
+        """The kind of hints that suit the world."""
+        ...
+
+    def ends(self, steps: Sequence[Step]) -> list[int]:
+        """Return for each numbered step how many recorded steps there are up to its end."""
+        ...
+
+    def text(self, steps: Sequence[Step]) -> str:
+        """Return one numbered step, given as recorded steps, as text."""
+        ...
+
+    def edited(self, before: Sequence[Step], text: str) -> Draft | Unmade:
+        """Return the draft that goes on from recorded steps with a rewritten step."""
+        ...
+
+    def hinted(self, steps: Sequence[Step], hint: str) -> Draft:
+        """Return the draft that goes on from recorded steps with a hint; an answer, or any other
+        end of the episode, is undone.
+        """
+        ...
+
+    def cost(self, trajectory: Trajectory) -> int:
+        """Return the number of tool calls, or of steps where there are no tools."""
+        ...
+
+
+def numbered(manner: Manner, steps: Sequence[Step], upto: int | None = None) -> str:
+    """Return steps as a numbered list, all of them or the first few."""
+    ends = manner.ends(steps)[:upto]
+    starts = [0, *ends]
+    return "\n\n".join(
+        f"### Step {number}\n{manner.text(steps[start:end]).strip()}"
+        for number, (start, end) in enumerate(zip(starts, ends, strict=False), start=1)
+    )
+
+
+def at_step(manner: Manner, steps: Sequence[Step], number: int) -> tuple[int, int] | Unmade:
+    """Return where a numbered step begins and ends among recorded ones, or `Unmade` if the number
+    is out of range.
+    """
+    ends = manner.ends(steps)
+    if not 1 <= number <= len(ends):
+        return Unmade("step-out-of-range", f"step {number} of {len(ends)}")
+    return ([0, *ends][number - 1], ends[number - 1])
+
+
+def written(step: Step, reply: str) -> Step:
+    """Return a recorded step with another reply, which the policy did not sample."""
+    return replace(step, reply=reply, token_ids=(), logprobs=None, finish_reason=None, tokenizer=None)
+
+
+# Steps in worlds where one turn grows: thoughts, calls, results and an answer, in tags.
+#
+# A thought that the policy is to go on from is a step that the world was never given: it has no
+# action, and nothing says whether it is valid.
+
+_ACTS = (*CALLS, "answer", "result")
+"""Tags with which a step acts. A model that opens a result itself also gets an answer."""
+_THINK = re.compile(r"</?think>")
+_ANSWER = re.compile(r"</?answer>")
+
+
+@dataclass(frozen=True, slots=True)
+class Tagged:
+    """The form of steps in worlds with tags. See `drafts.Manner`."""
+
+    domain: Domain
+    form: str = IN_TAGS
+
+    def ends(self, steps: Sequence[Step]) -> list[int]:
+        """Return where numbered steps end: at each result, and at the end."""
+        last = len(steps)
+        return [place for place, step in enumerate(steps, start=1) if step.observation or place == last]
+
+    def text(self, steps: Sequence[Step]) -> str:
+        """Return replies with their results as they stand in the turn."""
+        return "".join(step.reply + step.observation for step in steps)
+
+    def edited(self, before: Sequence[Step], text: str) -> Draft | Unmade:
+        """Return a draft that goes on with a rewritten step: a call or an answer is carried out;
+        from anything else the policy goes on inside the thought.
+        """
+        reply = repaired(text)
+        if isinstance(reply, Unmade):
+            return reply
+        if call_in(reply) is None:
+            return Draft(prefix=(*before, opened(reply)), position=len(before))
+        return Draft(prefix=tuple(before), reply=reply, position=len(before))
+
+    def hinted(self, steps: Sequence[Step], hint: str) -> Draft:
+        """Return a draft that goes on inside a thought that begins or ends with a hint."""
+        ends = self.ends(steps)
+        if not steps or steps[-1].observation:
+            return Draft(prefix=(*steps, opened(f"<think>{hint}")), position=len(steps))
+        start = [0, *ends][-2]
+        thought = reopened(self.text(steps[start:]))
+        return Draft(prefix=(*steps[:start], opened(f"{thought}\n{hint}")), position=start)
+
+    def cost(self, trajectory: Trajectory) -> int:
+        """Return how many tool calls were made."""
+        return sum(len(step.tool_calls) for step in trajectory.steps)
+
+
+def opened(text: str) -> Step:
+    """Return a text that the policy is to go on from, as a step that the world was not given."""
+    return Step(reply=text, action="", observation="", reward=0.0)
+
+
+def repaired(text: str) -> str | Unmade:
+    """Return a rewritten step in its tags: a thought, then an action up to its first closing tag;
+    without an action, an open thought.
+    """
+    ends = [text.find(stop) + len(stop) for stop in STOPS if stop != RESULT_OPENS and stop in text]
+    kept = text[: min(ends, default=len(text))].partition(RESULT_OPENS)[0].strip()
+    thought, action = parted(kept)
+    thought = _THINK.sub("", thought).strip()
+    if not thought and not action:
+        return Unmade("empty-step")
+    reply = f"<think>{thought}</think>\n{action}" if action else f"<think>{thought}"
+    if action and call_in(reply) is None:
+        return Unmade("unclosed-call", action)
+    return reply
+
+
+def reopened(text: str) -> str:
+    """Return a step as an open thought: the tags of the answer are removed, its text stays."""
+    bare = _ANSWER.sub("", text)
+    head, closed, tail = bare.rpartition("</think>")
+    bare = head + tail if closed else bare
+    return (bare if "<think>" in bare else f"<think>{bare}").rstrip()
+
+
+def parted(text: str) -> tuple[str, str]:
+    """Return the thought of a step, tags included, and its action from the opening tag on."""
+    start = next((tag.start for tag in tags(text) if tag.opens and tag.name in _ACTS), len(text))
+    return text[:start], text[start:]
+
+
+def thoughts_of(manner: Tagged, steps: Sequence[Step]) -> list[tuple[str, str]]:
+    """Return each numbered step as its thought without tags, and its action with the result."""
+    ends = manner.ends(steps)
+    texts = [manner.text(steps[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
+    return [(_THINK.sub("", thought).strip(), action) for thought, action in map(parted, texts)]
+
+
+def rethought(manner: Tagged, parent: Trajectory, thoughts: Sequence[str]) -> Trajectory | Unmade:
+    """Return a trajectory with new thoughts, one for each numbered step.
+
+    What was done stays the same to the byte, so no tool is called again and the reward stays the
+    same.
+    """
+    steps, child = parent.steps, []
+    ends = manner.ends(steps)
+    for start, end, thought in zip([0, *ends], ends, thoughts, strict=False):
+        _, action = parted("".join(step.reply for step in steps[start:end]))
+        child.append(written(steps[end - 1], f"<think>{thought}</think>\n{action}"))
+    before = [action for _, action in thoughts_of(manner, steps)]
+    if [action for _, action in thoughts_of(manner, child)] != before:
+        return Unmade("actions-changed")
+    return replace(parent, steps=tuple(child))
+
+
+# Steps in worlds where reply and observation alternate.
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """The form of steps in worlds with alternating turns. See `drafts.Manner`.
+
+    A hint is a reply like any other: the world answers that there is no action in it.
+    """
+
+    domain: Domain = "steps"
+    form: str = IN_TURNS
+
+    def ends(self, steps: Sequence[Step]) -> list[int]:
+        """Return the end of each step: each recorded step is one."""
+        return list(range(1, len(steps) + 1))
+
+    def text(self, steps: Sequence[Step]) -> str:
+        """Return reply and observation as one text."""
+        return "\n".join(f"{step.reply}\nObservation: {step.observation}" for step in steps)
+
+    def edited(self, before: Sequence[Step], text: str) -> Draft | Unmade:
+        """Return a draft that goes on with a rewritten reply, which is carried out."""
+        if not text.strip():
+            return Unmade("empty-step")
+        return Draft(prefix=tuple(before), reply=text.strip(), position=len(before))
+
+    def hinted(self, steps: Sequence[Step], hint: str) -> Draft:
+        """Return a draft that goes on with a hint; a step that ended the episode is left out."""
+        kept = tuple(steps[:-1] if steps and steps[-1].terminated else steps)
+        return Draft(prefix=kept, reply=hint, position=len(kept))
+
+    def cost(self, trajectory: Trajectory) -> int:
+        """Return the number of steps."""
+        return len(trajectory.steps)
+
+
+def manner_of(env: Environment, instance: Instance) -> Manner:
+    """Return the form of steps in the world of an instance."""
+    if not isinstance(transcript_of(env), Continuation):
+        return Turns()
+    return Tagged(_domain(env, instance) if isinstance(env, ReasoningWorld) else "knowledge")
+
+
+def _domain(world: ReasoningWorld, instance: Instance) -> Domain:
+    """Return the kind of hints for a question; without the tool that they speak of, the general
+    one.
+    """
+    domain = world.problem(instance).domain
+    return domain if {"math": PYTHON, "knowledge": SEARCH}[domain] in world.tools else "steps"
+
+
+# Reads the replies of editor and reflector: labels in any case; None for what cannot be read.
+
+STEP_FOUND = "Analysis:"
+"""The text that ends a reply to a request for a step without its analysis."""
+_STEP = re.compile(r"(?<!corrected )\bstep\W*:\W*(\d{1,9}|no\b)", re.IGNORECASE)
+_CORRECTED = re.compile(r"\bcorrected\s+step\W*:\**", re.IGNORECASE)
+_THOUGHT = re.compile(r"^\W*thought\s+(\d{1,9})\W*:\**", re.IGNORECASE | re.MULTILINE)
+
+
+class Redundant(NamedTuple):
+    """The number of a redundant step, counted from 1, and the step as it should be."""
+
+    number: int
+    step: str
+
+
+def step_number(reply: str) -> int | None:
+    """Return the number after the first label "Step:" that follows the reply's thought, counted
+    from 1; 0 for "no".
+    """
+    found = _STEP.search(after_thoughts(reply, tags=True) or "")
+    if found is None:
+        return None
+    return int(found[1]) if found[1].isdigit() else 0
+
+
+def redundant_step(reply: str) -> Redundant | None:
+    """Return the redundant step that a reply names, with its correction; the number is 0 if the
+    reply says that there is none.
+    """
+    said = after_thoughts(reply, tags=True) or ""
+    number, label = step_number(said), _CORRECTED.search(said)
+    if number == 0:
+        return Redundant(0, "")
+    if number is None or label is None or not said[label.end() :].strip():
+        return None
+    return Redundant(number, said[label.end() :].strip())
+
+
+def thoughts(reply: str, count: int) -> tuple[str, ...] | None:
+    """Return the thoughts that a reply lists after its own, without tags around them; None unless
+    there are `count`, numbered in order, and none is empty or contains a tag.
+    """
+    said = after_thoughts(reply, tags=True) or ""
+    labels = list(_THOUGHT.finditer(said))
+    if [int(label[1]) for label in labels] != list(range(1, count + 1)):
+        return None
+    ends = [label.start() for label in labels[1:]] + [len(said)]
+    found = tuple(_THINK.sub("", said[label.end() : end]).strip() for label, end in zip(labels, ends, strict=True))
+    return None if any(not text or any(tags(text)) for text in found) else found
+
+
+LOCATE = "I0"
+_PARAGRAPH = re.compile(r"\n\s*\n")
+
+
+class Consult(Protocol):
+    """A callable that asks a model of another role for an operator; it reuses stored answers."""
+
+    def __call__(self, operator: str, name: PromptName, question: Question) -> Awaitable[Answer]:
+        """Return the answer. Raises as `episodes.asking.Helper`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A parent, with what an operator needs to vary it; `seed` is the child's."""
+
+    parent: Trajectory
+    manner: Manner
+    config: FlywheelConfig
+    seed: int
+    consult: Consult
+
+    @property
+    def task(self) -> str:
+        """The first observation of the parent's episode."""
+        return self.parent.first_observation
+
+
+Operator = Callable[[Case], Awaitable[Draft | Unmade]]
+
+
+async def fresh(case: Case) -> Draft | Unmade:
+    """C0: nothing of the parent is kept."""
+    return Draft()
+
+
+async def trimmed(case: Case) -> Draft | Unmade:
+    """C1: the editor rewrites the first redundant step."""
+    steps, manner = case.parent.steps, case.manner
+    told = asked("redundant-step", task=case.task, steps=numbered(manner, steps), form=manner.form)
+    answer = await case.consult("C1", "redundant-step", _edit(case.config.editor, told))
+    found = redundant_step(_said(answer))
+    if found is None or answer.finish_reason == "length":
+        return _unreadable(answer)
+    if not found.number:
+        return Unmade("nothing-redundant")
+    place = at_step(manner, steps, found.number)
+    if isinstance(place, Unmade):
+        return place
+    return _hashed(manner.edited(steps[: place[0]], found.step), answer.prompt_hash)
+
+
+async def rethink(case: Case) -> Draft | Unmade:
+    """C2: the editor rewrites all thoughts; what was done stays the same to the byte."""
+    manner = case.manner
+    if not isinstance(manner, Tagged):
+        return Unmade("no-thoughts", "the steps of this world have no thoughts apart from what is done")
+    parts = thoughts_of(manner, case.parent.steps)
+    shown = "\n\n".join(
+        f"Thought {number}:\n{thought}\nDone:\n{action.strip()}" for number, (thought, action) in enumerate(parts, 1)
+    )
+    told = asked("thoughts", task=case.task, steps=shown, count=len(parts))
+    answer = await case.consult("C2", "thoughts", _edit(case.config.editor, told))
+    found = thoughts(_said(answer), len(parts))
+    if found is None or answer.finish_reason == "length":
+        return _unreadable(answer)
+    whole = rethought(manner, case.parent, found)
+    return whole if isinstance(whole, Unmade) else Draft(whole=whole, prompt_hash=answer.prompt_hash)
+
+
+async def located(case: Case) -> tuple[int, int, int] | Unmade:
+    """I0: return the number of the first flawed step, as the editor sees it, and where it begins
+    and ends.
+    """
+    steps = case.parent.steps
+    told = asked("flawed-step", task=case.task, steps=numbered(case.manner, steps))
+    question = _edit(case.config.editor, told)
+    # `STEP_FOUND` is a stop of this request alone.
+    sampling = replace(question.sampling, stop=(STEP_FOUND, *question.sampling.stop))
+    answer = await case.consult(LOCATE, "flawed-step", replace(question, sampling=sampling))
+    if answer.finish_reason == "stop" and _ends_thinking(answer):
+        # The thought quotes the form that it is asked for, so that it was stopped there.
+        answer = await case.consult(LOCATE, "flawed-step", question)
+    if is_unreadable(answer):
+        return _unreadable(answer)
+    number = step_number(_said(answer))
+    if not number:
+        return Unmade("no-flawed-step")
+    place = at_step(case.manner, steps, number)
+    return place if isinstance(place, Unmade) else (number, *place)
+
+
+async def corrected(case: Case) -> Draft | Unmade:
+    """I1: the reflector reviews the flawed step and rewrites it."""
+    found = await located(case)
+    if isinstance(found, Unmade):
+        return found
+    number, start, _ = found
+    steps = numbered(case.manner, case.parent.steps, number)
+    opening = f"Step: {number}\n{STEP_FOUND}"
+    told = asked("flaw-analysis", task=case.task, steps=steps, opening=opening)
+    analysis = await case.consult("I1", "flaw-analysis", _reflect(case.config.reflector, told))
+    if is_unreadable(analysis):
+        return _unreadable(analysis)
+    flaw = f"{steps}\n\nWhat is wrong with step {number}:\n{_paragraph(_said(analysis))}"
+    told = asked("corrected-step", task=case.task, steps=flaw, form=case.manner.form)
+    answer = await case.consult("I1", "corrected-step", _reflect(case.config.reflector, told))
+    if answer.finish_reason == "length":
+        return Unmade("cut-reply", answer.text[:200])
+    # A reflector that thinks does so before its analysis, too.
+    step = _step_in(answer, case.manner, thinks=analysis.text.lstrip().startswith("<think>"))
+    return _hashed(case.manner.edited(case.parent.steps[:start], step), answer.prompt_hash)
+
+
+async def step_hint(case: Case) -> Draft | Unmade:
+    """I2: a hint after the flawed step."""
+    found = await located(case)
+    if isinstance(found, Unmade):
+        return found
+    return _hint(case, case.parent.steps[: found[2]])
+
+
+async def whole_hint(case: Case) -> Draft | Unmade:
+    """I3: a hint after all steps."""
+    return _hint(case, case.parent.steps)
+
+
+async def reviewed(case: Case) -> Draft | Unmade:
+    """I4: the reflector's review after all steps."""
+    steps = numbered(case.manner, case.parent.steps)
+    told = asked("review", task=case.task, steps=steps, opening=REVIEW_OPENS)
+    answer = await case.consult("I4", "review", _reflect(case.config.reflector, told))
+    review = _paragraph(_said(answer))
+    if not review or any(tags(review)):
+        return _unreadable(answer)
+    draft = case.manner.hinted(case.parent.steps, f"{REVIEW_OPENS} {review}")
+    return replace(draft, prompt_hash=answer.prompt_hash)
+
+
+OPERATORS: Mapping[str, Operator] = {
+    "C0": fresh,
+    "C1": trimmed,
+    "C2": rethink,
+    "I1": corrected,
+    "I2": step_hint,
+    "I3": whole_hint,
+    "I4": reviewed,
+}
+
+
+def _hint(case: Case, steps: tuple[Step, ...]) -> Draft:
+    hint = random.Random(case.seed).choice(HINTS[case.manner.domain])
+    return replace(case.manner.hinted(steps, hint), prompt_hash=fingerprint(hint))
+
+
+def _hashed(draft: Draft | Unmade, prompt_hash: str) -> Draft | Unmade:
+    return draft if isinstance(draft, Unmade) else replace(draft, prompt_hash=prompt_hash)
+
+
+def _edit(drawing: DrawingConfig, messages: tuple[Message, ...]) -> Question:
+    return Question(role="editor", messages=messages, sampling=sampling_of(drawing))
+
+
+def _reflect(drawing: DrawingConfig, messages: tuple[Message, ...]) -> Question:
+    return Question(role="reflector", messages=messages, sampling=sampling_of(drawing))
+
+
+def _said(answer: Answer) -> str:
+    """Return what counts of an answer, which may quote the tags of the steps that it is about."""
+    return readable(answer, tags=True) or ""
+
+
+def _ends_thinking(answer: Answer) -> bool:
+    return readable(answer, tags=True) is None or (answer.thinks and "</think>" not in answer.text)
+
+
+def _step_in(answer: Answer, manner: Manner, *, thinks: bool) -> str:
+    """Return the step that an answer consists of. In tags, a single thought is that of the step,
+    unless its author `thinks` itself.
+    """
+    single = answer.text.count("<think>") == 1 and answer.text.count("</think>") < 2
+    if isinstance(manner, Tagged) and single and not thinks:
+        return answer.text
+    return readable(answer, tags=isinstance(manner, Tagged)) or ""
+
+
+def _unreadable(answer: Answer) -> Unmade:
+    return Unmade("unreadable", f"{answer.role}: {answer.text[:200]}")
+
+
+def _paragraph(text: str) -> str:
+    return _PARAGRAPH.split(text.strip(), maxsplit=1)[0]

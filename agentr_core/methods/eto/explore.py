@@ -1,0 +1,125 @@
+"""Exploration: the policy plays the training instances of an iteration, or goes on from the
+expert's first steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from agentr_core.episodes.rollout import stateful
+from agentr_core.evaluation.episodes import EpisodePlan
+from agentr_core.fingerprint import derive_seed
+from agentr_core.methods.eto import acting
+from agentr_core.protocols import Environment
+from agentr_core.recipes.recipe import Recipe
+from agentr_core.runtime.episode_shard import plan_rollouts, play_rollouts, rollout_id
+from agentr_core.runtime.instances import separate_instances
+from agentr_core.runtime.place import Workplace
+from agentr_core.stages.dataset import whole_rows
+from agentr_core.stages.demonstrate import best_experts
+from agentr_core.store.codec.trajectories import load_trajectories
+from agentr_core.types import Instance, Trajectory
+
+STAGE = "explore"
+
+
+def check_state(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
+    """Raise `ConfigError` when episodes should end where they repeat themselves and the world does
+    not tell its state.
+    """
+    if recipe.eto.explore.repeats:
+        stateful(env, "eto.explore.repeats")
+
+
+def exploration(place: Workplace, iteration: int, instances: Sequence[Instance]) -> dict[str, EpisodePlan]:
+    """Return the episodes of an iteration's exploration by trajectory id.
+
+    Number 0 of an instance is greedy, the others are sampled. Where replies are compared step by
+    step, each episode is played from every step of the expert's, or from
+    `eto.preferences.forced_steps` of these, spread evenly.
+
+    Raises `DataFault` without a policy.
+    """
+    iteration_id = place.iteration_id(iteration)
+    collector = place.collector(iteration)
+    experts = _experts(place, iteration)
+    plans = [plan for instance in instances for plan in _plans(place, iteration, instance, experts.get(instance.key))]
+    return {rollout_id(iteration_id, collector.id, plan): plan for plan in plans}
+
+
+async def explore(place: Workplace, iteration: int) -> dict[str, Any]:
+    """Play the missing episodes of an iteration's exploration; those of another run with the same
+    inputs are copied.
+
+    Raises:
+        ErrorBudgetSpent: more episodes failed than the recipe allows; what was played is kept.
+        DataFault: training and test instances overlap, or the policy is missing.
+        WorkerLost: workers were lost again and again; what came back is kept.
+    """
+    return (await _explore(place, iteration))[0]
+
+
+async def explore_and_keep(place: Workplace, iteration: int) -> dict[str, Any]:
+    """Play the missing episodes of an iteration's exploration, and keep its successes as samples.
+    Raises as `explore`.
+    """
+    told, successes = await _explore(place, iteration)
+    place.store.write(whole_rows(place, iteration, successes, stage=STAGE))
+    return told
+
+
+async def _explore(place: Workplace, iteration: int) -> tuple[dict[str, Any], dict[str, Trajectory]]:
+    """Return the summary of an exploration, and its successes by id."""
+    wanted = exploration(place, iteration, await separate_instances(place, iteration))
+    plan_rollouts(place, iteration, wanted, stage=STAGE)
+    how = acting(place.recipe)
+    new = await play_rollouts(
+        place,
+        iteration,
+        wanted,
+        stage=STAGE,
+        name="exploration",
+        sampling=how.sampling,
+        max_steps=how.max_steps,
+        limits=how.limits,
+    )
+    played = load_trajectories(place.store, list(wanted))
+    successes = {key: trajectory for key, trajectory in played.items() if trajectory.success}
+    return {"episodes": len(wanted), "new": new, "successes": len(successes)}, successes
+
+
+def _plans(place: Workplace, iteration: int, instance: Instance, expert: Trajectory | None) -> list[EpisodePlan]:
+    recipe = place.recipe
+    config = recipe.in_world(instance.environment).eto.explore
+    numbers = range(0 if config.greedy else 1, config.samples + 1)
+    cuts = _spread(len(expert.steps), recipe.eto.preferences.forced_steps) if expert else [0]
+    return [
+        EpisodePlan(
+            instance=instance,
+            number=number,
+            seed=derive_seed(recipe.seed, STAGE, iteration, instance.key, number),
+            prefix=expert.steps[:cut] if expert else (),
+            greedy=number == 0,
+            max_steps=config.max_steps,
+            repeats=config.repeats,
+        )
+        for cut in cuts
+        for number in numbers
+    ]
+
+
+def _experts(place: Workplace, iteration: int) -> dict[str, Trajectory]:
+    """Return the expert's episodes by instance where an iteration compares step by step, else
+    none.
+    """
+    recipe = place.recipe
+    if not place.plan(iteration).pairs or recipe.eto.preferences.level == "trajectory":
+        return {}
+    return {key: found for key, (_, found) in best_experts(place, iteration).items()}
+
+
+def _spread(length: int, limit: int) -> list[int]:
+    if not limit or limit >= length:
+        return list(range(length))
+    return [position * length // limit for position in range(limit)]

@@ -1,0 +1,640 @@
+"""Keys and values of conversations: how they are laid out, filled and shared."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from inspect import signature
+from itertools import count
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.masking_utils import create_causal_mask
+
+from agentr_core.models.local.waves import padded_columns
+
+# Additive attention masks: tokens see all tokens before them, or only the nearest ones.
+
+MaskInput = Tensor | dict[str, Tensor]
+"""The `attention_mask` of a Transformers model: one mask, or one for each kind of layer."""
+_GRAIN = 16
+"""The number of columns by which the part in reach of a window moves on, so that few shapes
+occur.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """How far the layers of a model look back.
+
+    Args:
+        window: the number of tokens, itself included, that a token sees in a near layer; None
+            without such layers.
+        near: the numbers of the layers with a sliding window shorter than the context; the others
+            are far layers.
+        by_kind: the model has layers of both kinds and takes one mask for each; otherwise all
+            layers are alike.
+    """
+
+    window: int | None = None
+    near: frozenset[int] = frozenset()
+    by_kind: bool = False
+
+    def masks(self, far: Tensor, near: Tensor | None) -> MaskInput:
+        """Return the model's `attention_mask`, made of the masks of its far and its near layers."""
+        if self.by_kind:
+            return {"full_attention": far, "sliding_attention": far if near is None else near}
+        return far if near is None else near
+
+    def span(self, end: int, width: int) -> tuple[int, int]:
+        """Return the first column that near layers need in a step of `width` slots, and the one
+        after the last.
+
+        `end` is the column after those of the step.
+        """
+        first = 0 if self.window is None else max(0, end - self.window * width)
+        return first // _GRAIN * _GRAIN, -(-end // _GRAIN) * _GRAIN
+
+    def within(self, mask: Tensor, keys: Tensor, queries: Tensor) -> Tensor:
+        """Return a mask [rows, 1, queries, columns] that also hides the columns before the window.
+
+        `keys` are the positions of the columns' tokens [rows, columns], `queries` those of the new
+        tokens [rows, queries].
+        """
+        assert self.window is not None
+        return mask.masked_fill(keys[:, None, None, :] <= queries[:, None, :, None] - self.window, -torch.inf)
+
+
+class View:
+    """The part of one buffer that the slots of a wave see: a mask [rows, 1, width, columns], and
+    the columns' positions.
+
+    Column c of the wave is column c - `shift` of the buffer.
+    """
+
+    def __init__(self, mask: Tensor, positions: Tensor, shift: int) -> None:
+        self.mask = mask
+        self.positions = positions
+        self._shift = shift
+
+    def open(self, column: int, positions: Tensor) -> None:
+        """Let each slot see the column that it writes in this step; the first one is `column`."""
+        start = column - self._shift
+        stop = start + self.mask.shape[2]
+        self.mask[:, 0, :, start:stop].diagonal(dim1=1, dim2=2).zero_()
+        self.positions[:, start:stop] = positions
+
+    def widen(self, more: int) -> None:
+        """Add `more` columns, as the buffer did."""
+        self.mask = torch.nn.functional.pad(self.mask, (0, more), value=-torch.inf)
+        self.positions = torch.nn.functional.pad(self.positions, (0, more))
+
+    def take(self, rows: Tensor) -> None:
+        """Keep copies of the given rows, in their order."""
+        self.mask, self.positions = self.mask[rows], self.positions[rows]
+
+
+# Key/value caches of fixed rows and growing columns, written in place.
+#
+# Transformers' own growing cache copies itself whole at every token, and its static cache gives all
+# rows one length.
+
+CACHE = "cache" if "cache" in signature(create_causal_mask).parameters else "past_key_values"
+"""The name by which models take and return their cache; Transformers 5.24 changed it."""
+Block = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Keys and values of some tokens in far layers, and of the last of these in near layers: each
+[layers, heads, tokens, head size].
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """The shape of what a model's layers store for a token, equal for all layers."""
+
+    layers: int
+    heads: int
+    key_size: int
+    value_size: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+class KVBuffer:
+    """Keys and values [layers, rows, heads, columns, head size] and the window that a forward pass
+    reads and writes.
+
+    Before a forward pass, `window` or `spread` names the columns it writes and those it may attend
+    to. Columns that hold no token of a row must be masked by the caller; they hold finite numbers.
+    """
+
+    _rows: slice | Tensor
+    _lines: Tensor | None
+    _written: int | Tensor
+    _seen: slice | Tensor
+
+    def __init__(self, shape: KVShape) -> None:
+        self.shape = shape
+        self._memory, self._other = self._allocate(0), self._allocate(0)
+        self.reset(0, 0)
+
+    def reset(self, rows: int, columns: int) -> None:
+        """Discard all contents and change the size. Memory is kept: fresh pages cost more than a
+        decode step.
+        """
+        tokens = self.shape.layers * rows * self.shape.heads * columns
+        if self._memory[0].numel() < tokens * self.shape.key_size:
+            self._memory = self._allocate(tokens)
+        dimensions = (self.shape.layers, rows, self.shape.heads, columns)
+        keys, values = self._memory
+        self.keys = keys[: tokens * self.shape.key_size].view(*dimensions, self.shape.key_size)
+        self.values = values[: tokens * self.shape.value_size].view(*dimensions, self.shape.value_size)
+        self.window(0, 0)
+
+    @property
+    def rows(self) -> int:
+        return self.keys.shape[1]
+
+    @property
+    def columns(self) -> int:
+        return self.keys.shape[3]
+
+    def window(self, start: int, visible: int, first: int = 0) -> None:
+        """Let the next forward pass, over all rows, write from column `start` on and see the
+        columns from `first` up to `visible`.
+        """
+        self._rows, self._lines = slice(None), None
+        self._written, self._seen = start, slice(first, visible)
+        self.start, self.visible = start, visible
+
+    def spread(self, rows: Sequence[int], columns: Tensor, seen: Tensor | int) -> None:
+        """Let the next forward pass, over `rows`, write each row to its own `columns` [rows,
+        tokens].
+
+        Each row sees its columns `seen` [rows, columns], where numbers below 0 stand for none; or,
+        if `seen` is one number, all columns up to that.
+        """
+        self._lines = torch.tensor(rows, device=self.shape.device)[:, None]
+        # Adjacent rows are read in place; indexing would copy all that is visible.
+        together = rows[-1] - rows[0] == len(rows) - 1 and sorted(rows) == list(rows)
+        self._rows = slice(rows[0], rows[-1] + 1) if together else self._lines[:, 0]
+        self._written, self._seen = columns, slice(0, seen) if isinstance(seen, int) else seen.clamp(min=0)
+        self.start, self.visible = 0, seen if isinstance(seen, int) else seen.shape[1]
+
+    def grow(self, columns: int) -> None:
+        """Make room for more columns, keeping what is stored."""
+        keys, values = self.keys, self.values
+        # Rows stay in one piece, so they move to another memory; the two take turns.
+        self._memory, self._other = self._other, self._memory
+        self.reset(keys.shape[1], columns)
+        self.keys[:, :, :, : keys.shape[3]] = keys
+        self.values[:, :, :, : values.shape[3]] = values
+
+    def keep(self, rows: Sequence[int], size: int, used: int) -> list[int]:
+        """Shrink to `size` rows that include the given ones, and return the new number of each.
+
+        Rows inside the new size stay; the others move into the gaps. Only the first `used` columns
+        are moved.
+        """
+        staying = {row for row in rows if row < size}
+        gaps = iter(row for row in range(size) if row not in staying)
+        places = []
+        for row in rows:
+            place = row if row < size else next(gaps)
+            if place != row:
+                self.keys[:, place, :, :used] = self.keys[:, row, :, :used]
+                self.values[:, place, :, :used] = self.values[:, row, :, :used]
+            places.append(place)
+        self.keys, self.values = self.keys[:, :size], self.values[:, :size]
+        return places
+
+    def read(self, row: int, columns: slice | Tensor) -> tuple[Tensor, Tensor]:
+        """Return a copy of some columns of a row: two tensors [layers, heads, columns, head
+        size].
+        """
+        return self.keys[:, row, :, columns].clone(), self.values[:, row, :, columns].clone()
+
+    def write(self, row: int, start: int, keys: Tensor, values: Tensor) -> None:
+        """Store what `read` returned."""
+        stop = start + keys.shape[2]
+        self.keys[:, row, :, start:stop] = keys
+        self.values[:, row, :, start:stop] = values
+
+    def update(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store the keys and values of new tokens [rows, heads, tokens, head size]; return all that
+        are visible.
+        """
+        return self._exchange(self.keys[layer], keys), self._exchange(self.values[layer], values)
+
+    def _exchange(self, stored: Tensor, new: Tensor) -> Tensor:
+        """Store new tokens in a layer, and return what is visible of it."""
+        if isinstance(self._written, int):
+            stored[self._rows, :, self._written : self._written + new.shape[2]] = new
+        else:
+            stored[self._lines, :, self._written] = new.transpose(1, 2)
+        if isinstance(self._seen, slice):
+            return stored[self._rows, :, self._seen]
+        return stored[self._lines, :, self._seen].transpose(1, 2)
+
+    def gather(self, columns: Tensor) -> None:
+        """Move columns to the front: column j of row i becomes the former column `columns[i, j]`;
+        `columns` is [rows, at most all columns].
+        """
+        rows = torch.arange(columns.shape[0], device=columns.device)[:, None]
+        for numbers in (self.keys, self.values):
+            moved = numbers[:, rows, :, columns]
+            numbers[:, : columns.shape[0], :, : columns.shape[1]] = moved.permute(2, 0, 3, 1, 4)
+
+    def _allocate(self, tokens: int) -> tuple[Tensor, Tensor]:
+        """Return memory for the keys and the values of so many tokens of a head."""
+        # Zeros, not uninitialised memory: a masked NaN would still spoil the product of weights and
+        # values.
+        sizes = (self.shape.key_size, self.shape.value_size)
+        keys, values = (torch.zeros(tokens * size, dtype=self.shape.dtype, device=self.shape.device) for size in sizes)
+        return keys, values
+
+
+class LayeredKV:
+    """The keys and values of all layers of a model: `far` for layers where a token sees all tokens
+    before it, `near` for those where it sees the last `window` tokens, itself included.
+
+    While prompts are filled in, both have the same columns. `settle` keeps only the last tokens of
+    each prompt in `near`, which then has `shift` columns fewer than `far` before the first column
+    of a reply.
+    """
+
+    def __init__(self, shape: KVShape, near: frozenset[int], window: int | None) -> None:
+        self.shape = shape
+        self._before = 0 if window is None else window - 1
+        self.far = KVBuffer(replace(shape, layers=shape.layers - len(near)))
+        self.near = KVBuffer(replace(shape, layers=len(near)))
+        self.shift = 0
+        far_numbers, near_numbers = count(), count()
+        self.cache = Cache(
+            layers=[
+                _Layer(self.near, next(near_numbers)) if number in near else _Layer(self.far, next(far_numbers))
+                for number in range(shape.layers)
+            ]
+        )
+
+    def reset(self, rows: int, columns: int) -> None:
+        """Discard all contents and change the size."""
+        self.shift = 0
+        self.far.reset(rows, columns)
+        self.near.reset(rows, columns)
+
+    @property
+    def rows(self) -> int:
+        return self.far.rows
+
+    @property
+    def columns(self) -> int:
+        return self.far.columns
+
+    def settle(self, prompts: Sequence[int], base: int, window: int) -> Tensor:
+        """End the filling of prompts, and return the positions of the tokens that `near` keeps
+        [rows, columns]; below 0 for none.
+
+        Row i has `prompts[i]` tokens; all end before column `base`.
+        """
+        kept = min(window - 1, base)
+        self.shift = base - kept
+        positions = torch.tensor(prompts, device=self.shape.device)[:, None] - kept
+        positions = positions + torch.arange(kept, device=self.shape.device)
+        self.near.gather(positions.clamp(min=0))
+        return positions
+
+    def grow(self, columns: int) -> None:
+        """Make room for more columns, keeping what is stored."""
+        self.far.grow(columns)
+        self.near.grow(columns)
+
+    def keep(self, rows: Sequence[int], size: int, used: int) -> list[int]:
+        """Shrink to `size` rows that include the given ones, and return their new numbers; only the
+        first `used` columns are in use.
+        """
+        self.near.keep(rows, size, used - self.shift)
+        return self.far.keep(rows, size, used)
+
+    def spread(self, rows: Sequence[int], positions: Tensor, visible: int) -> tuple[Tensor, Tensor]:
+        """Let the next forward pass, over some rows, fill in prompts at `positions` [rows, tokens],
+        consecutive in each row; return the positions that far and near layers then see [rows or 1,
+        columns], below 0 for none.
+        """
+        device = self.shape.device
+        everything = torch.arange(visible, device=device)[None]
+        self.far.spread(rows, positions, visible)
+        length = self._before + positions.shape[1]
+        if length >= visible:
+            self.near.spread(rows, positions, visible)
+            return everything, everything
+        seen = positions[:, :1] - self._before + torch.arange(length, device=device)
+        self.near.spread(rows, positions, seen)
+        return everything, seen
+
+    def read(self, row: int, start: int, stop: int) -> Block:
+        """Return a copy of the tokens of a prompt from `start` up to `stop`, before `settle`; in
+        near layers, only of those that a later token may see.
+        """
+        first = max(start, stop - self._before)
+        return *self.far.read(row, slice(start, stop)), *self.near.read(row, slice(first, stop))
+
+    def read_reply(self, row: int, columns: Sequence[int], near: Sequence[int]) -> Block:
+        """Return, as `read` does but after `settle`, a copy of the tokens in these columns of far
+        layers; `near` are their columns in near layers, before the shift.
+        """
+        device = self.shape.device
+        last = torch.tensor(near[max(0, len(near) - self._before) :], dtype=torch.long, device=device) - self.shift
+        return *self.far.read(row, torch.tensor(columns, device=device)), *self.near.read(row, last)
+
+    def write(self, row: int, blocks: Sequence[Block]) -> None:
+        """Store one or more blocks that `read` returned, at the beginning of a row."""
+        keys, values = (torch.cat([block[part] for block in blocks], dim=2) for part in (0, 1))
+        self.far.write(row, 0, keys, values)
+        size = blocks[0][0].shape[2]
+        for number in range(max(0, len(blocks) - -(-self._before // size)), len(blocks)):
+            _, _, keys, values = blocks[number]
+            self.near.write(row, (number + 1) * size - keys.shape[2], keys, values)
+
+
+class _Layer(CacheLayerMixin):  # type: ignore[misc]
+    """The part of the buffer that a layer of a Transformers model sees."""
+
+    def __init__(self, buffer: KVBuffer, number: int) -> None:
+        super().__init__()
+        self._buffer = buffer
+        self._number = number
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        return self._buffer.update(self._number, key_states, value_states)
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Do nothing: the buffer is allocated before the first pass."""
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self._buffer.visible, 0
+
+    def get_seq_length(self) -> int:
+        return self._buffer.start
+
+    def get_max_length(self) -> int:
+        return self._buffer.columns
+
+
+# Keys and values of prompt prefixes that were computed before.
+#
+# The turns of an episode, and the nodes of a tree, share almost all of their prompts. Prefixes are
+# stored in blocks of fixed length. A block's keys and values depend only on the tokens up to its
+# end, so a block is looked up by the hash of those tokens.
+
+
+def block_names(tokens: Sequence[int], length: int) -> list[bytes]:
+    """Return one name for each whole block of `length` tokens; it identifies all tokens up to the
+    block's end.
+    """
+    names = []
+    digest = hashlib.blake2b(digest_size=16)
+    for start in range(0, len(tokens) - length + 1, length):
+        digest.update(array("q", tokens[start : start + length]).tobytes())
+        names.append(digest.digest())
+    return names
+
+
+class PrefixCache:
+    """A cache of the most recently used blocks, up to a number of bytes. Not thread-safe: one
+    worker owns it.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._blocks: OrderedDict[bytes, Block] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, name: bytes) -> Block | None:
+        """Return a stored block and mark it as used, or None."""
+        block = self._blocks.get(name)
+        if block is not None:
+            self._blocks.move_to_end(name)
+        return block
+
+    def __contains__(self, name: bytes) -> bool:
+        return name in self._blocks
+
+    def put(self, name: bytes, block: Block) -> None:
+        """Store a block, unless it is cached already. Nothing is evicted before `trim`."""
+        if name not in self._blocks:
+            self._blocks[name] = block
+            self._bytes += _size(block)
+
+    def trim(self) -> None:
+        """Evict the least recently used blocks until the rest fits."""
+        while self._bytes > self.max_bytes:
+            _, block = self._blocks.popitem(last=False)
+            self._bytes -= _size(block)
+
+    def clear(self) -> None:
+        """Forget all blocks."""
+        self._blocks.clear()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+
+def _size(block: Block) -> int:
+    return sum(part.numel() * part.element_size() for part in block)
+
+
+# Fills the rows of a wave with the keys and values of their prompts.
+#
+# The part of a row that is in the prefix cache is copied; the rest is computed, each row from its
+# own column on, together with rows that have about as many tokens left. What several rows share at
+# their beginning is computed once.
+
+BLOCK = 16
+"""The number of tokens in a block of the prefix cache. A prompt that continues a cached one is
+computed from the last whole block on, so half a block is computed again on average.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassSizes:
+    """The sizes of forward passes over prompts.
+
+    Args:
+        tokens: the most tokens of a pass.
+        lengths: the lengths to which its rows are padded, ascending, the last one being the longest
+            part of a prompt in a pass. No two neighbours, nor 0 and the first, may be more than 64
+            apart, since padding is written behind the longest prompt.
+        few_shapes: whether the number of rows is a power of two.
+    """
+
+    tokens: int
+    lengths: tuple[int, ...]
+    few_shapes: bool
+
+
+ON_CPU = PassSizes(tokens=1024, lengths=(16, 32, 48, 64, 96, 128), few_shapes=True)
+"""Few shapes, since on a CPU every new one costs time."""
+ON_GPU = PassSizes(tokens=16_384, lengths=(16, 32, 48, 64, 96, *range(128, 2049, 64)), few_shapes=False)
+"""Few passes: each costs a GPU the launch of thousands of kernels, whatever their size."""
+
+
+@dataclass(slots=True)
+class _Filling:
+    """A row whose columns before `start` are filled. `names` are those of its whole blocks."""
+
+    row: int
+    head: Sequence[int]
+    names: list[bytes]
+    start: int = 0
+
+    @property
+    def left(self) -> int:
+        return len(self.head) - self.start
+
+
+class Prefill:
+    """Fills buffers with one model. Not thread-safe: one worker owns it.
+
+    `prompt_tokens` counts the tokens of all rows filled so far; of these `cached_tokens` came from
+    the cache. `before` is called before each forward pass.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        attention: Attention,
+        prefixes: PrefixCache,
+        last_position: int,
+        sizes: PassSizes,
+        before: Callable[[], None],
+    ) -> None:
+        self._model = model
+        self._attention = attention
+        self._prefixes = prefixes
+        self._last_position = last_position
+        self._sizes = sizes
+        self._before = before
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+
+    def fill(self, buffer: LayeredKV, heads: Sequence[Sequence[int]]) -> None:
+        """Write the keys and values of `heads[i]` into row i of a buffer, from column 0 on.
+
+        The buffer needs a few more columns than the longest head has tokens.
+        """
+        waiting = [_Filling(row, head, block_names(head, BLOCK)) for row, head in enumerate(heads)]
+        self.prompt_tokens += sum(map(len, heads))
+        while waiting:
+            now, waiting = self._without_twins(waiting)
+            for filling in now:
+                self._restore(buffer, filling)
+            self._compute(buffer, [filling for filling in now if filling.left])
+
+    def _without_twins(self, waiting: Sequence[_Filling]) -> tuple[list[_Filling], list[_Filling]]:
+        """Return the rows to fill now, and those that wait for a block that one of the first
+        computes.
+        """
+        now: list[_Filling] = []
+        later: list[_Filling] = []
+        promised: set[bytes] = set()
+        for filling in waiting:
+            missing = [name for name in filling.names if name not in self._prefixes]
+            (later if missing and missing[0] in promised else now).append(filling)
+            promised.update(missing)
+        return now, later
+
+    def _restore(self, buffer: LayeredKV, filling: _Filling) -> None:
+        """Copy the cached blocks at the beginning of a row into the buffer."""
+        blocks: list[Block] = []
+        for name in filling.names:
+            block = self._prefixes.get(name)
+            if block is None:
+                break
+            blocks.append(block)
+        if blocks:
+            buffer.write(filling.row, blocks)
+            filling.start = BLOCK * len(blocks)
+            self.cached_tokens += filling.start
+
+    def _compute(self, buffer: LayeredKV, fillings: Sequence[_Filling]) -> None:
+        """Compute the rest of each row, and cache its whole blocks."""
+        first = {filling.row: filling.start for filling in fillings}
+        left = list(fillings)
+        while left:
+            for length, chunk in _chunks(left, self._sizes):
+                self._pass(buffer, chunk, length)
+            left = [filling for filling in left if filling.left]
+        for filling in fillings:
+            for number in range(first[filling.row] // BLOCK, len(filling.names)):
+                block = buffer.read(filling.row, number * BLOCK, (number + 1) * BLOCK)
+                self._prefixes.put(filling.names[number], block)
+
+    def _pass(self, buffer: LayeredKV, chunk: Sequence[_Filling], length: int) -> None:
+        """Compute up to `length` tokens of each row of a chunk."""
+        self._before()
+        tokens = np.zeros((len(chunk), length), dtype=np.int64)
+        for line, filling in enumerate(chunk):
+            part = filling.head[filling.start : filling.start + length]
+            tokens[line, : len(part)] = part
+        device = buffer.shape.device
+        starts = torch.tensor([filling.start for filling in chunk], device=device)
+        positions = starts[:, None] + torch.arange(length, device=device)
+        end = max(filling.start for filling in chunk) + length
+        visible = min(padded_columns(end), buffer.columns)
+        far, near = buffer.spread([filling.row for filling in chunk], positions, visible)
+        # The model without its output layer: a prompt's logits are never read.
+        self._model.base_model(
+            input_ids=torch.from_numpy(tokens).to(device),
+            attention_mask=self._masks(far, near, positions, buffer.shape.dtype),
+            # Padding may lie beyond the last position; its output is never read.
+            position_ids=positions.clamp(max=self._last_position),
+            use_cache=True,
+            **{CACHE: buffer.cache},
+        )
+        for filling in chunk:
+            filling.start = min(filling.start + length, len(filling.head))
+
+    def _masks(self, far: Tensor, near: Tensor, positions: Tensor, dtype: torch.dtype) -> MaskInput:
+        """Return the masks [rows, 1, length, columns] of a pass over `positions`, whose layers see
+        the positions `far` and `near`.
+        """
+        everything = causal_mask(far, positions, dtype)
+        if self._attention.window is None:
+            return self._attention.masks(everything, None)
+        within = self._attention.within(causal_mask(near, positions, dtype), near, positions)
+        return self._attention.masks(everything, within)
+
+
+def causal_mask(seen: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a mask [rows, 1, queries, columns]: 0 where a column's position in `seen` [rows or 1,
+    columns] is not after the query's in `positions` [rows, queries] and not below 0, else minus
+    infinity.
+    """
+    hidden = (seen[:, None, :] > positions[:, :, None]) | (seen[:, None, :] < 0)
+    return torch.zeros(hidden.shape, dtype=dtype, device=seen.device).masked_fill_(hidden, -torch.inf)[:, None]
+
+
+def _chunks(fillings: Sequence[_Filling], sizes: PassSizes) -> list[tuple[int, list[_Filling]]]:
+    """Return groups of rows of one length, each with the length of its pass; no row is padding."""
+    by_length: dict[int, list[_Filling]] = {}
+    for filling in fillings:
+        length = next((size for size in sizes.lengths if size >= filling.left), sizes.lengths[-1])
+        by_length.setdefault(length, []).append(filling)
+    chunks = []
+    for length, rows in sorted(by_length.items()):
+        most = sizes.tokens // length
+        start = 0
+        while start < len(rows):
+            size = min(most, len(rows) - start)
+            if sizes.few_shapes:
+                size = 1 << (size.bit_length() - 1)
+            chunks.append((length, rows[start : start + size]))
+            start += size
+    return chunks
