@@ -159,6 +159,30 @@ def save_tiny_model() -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
+def door_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the installed package of the door, the world of `tests/support/door.py`."""
+    import door
+
+    return door.install(tmp_path_factory.mktemp("packages") / "site")
+
+
+@pytest.fixture(scope="session")
+def door_installed(door_site: Path) -> Iterator[None]:
+    """The door among the environments of this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(door_site))
+        yield
+
+
+@pytest.fixture(scope="session")
+def door_model(save_tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model with room for long prompts."""
+    return save_tiny_model(
+        tmp_path_factory.mktemp("models") / "door", context=4096, hidden_size=32, intermediate_size=64
+    )
+
+
+@pytest.fixture(scope="session")
 def make_tiny_tokenizer() -> Callable[..., Any]:
     """Return `make_tokenizer`, for tests that need another chat template."""
     return make_tokenizer

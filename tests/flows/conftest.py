@@ -14,7 +14,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import door
 import pytest
 from servers import PREFECT
 from wheel import PATIENCE, environment, sentence, write_recipe
@@ -71,28 +70,6 @@ def _collected() -> Iterator[None]:
     # Nobody looks again at what is alive now: a collection over all of Prefect and torch takes a
     # third of a second.
     gc.freeze()
-
-
-@pytest.fixture(scope="session")
-def door_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the installed package of the door."""
-    return door.install(tmp_path_factory.mktemp("packages") / "site")
-
-
-@pytest.fixture(scope="session")
-def door_installed(door_site: Path) -> Iterator[None]:
-    """The door among the environments of this process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(door_site))
-        yield
-
-
-@pytest.fixture(scope="session")
-def door_model(save_tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model with room for long prompts."""
-    return save_tiny_model(
-        tmp_path_factory.mktemp("models") / "door", context=4096, hidden_size=32, intermediate_size=64
-    )
 
 
 @pytest.fixture(scope="session")
