@@ -41,19 +41,24 @@ from agentr_core.types import EpisodeLimits, Instance, Rejection, Sampling, Stop
 
 # The measures of an evaluation, by name: the rows of table `metric`, which reports read back.
 #
-# success, reward, instances, steps_to_success of all episodes; intervals are Wilson's and a
-# bootstrap's where each is of an instance of its own, else clustered by what these are variants of
-# success_clustered           success, under the name that it once had with such an interval
-# gain_over_base, gain_over_previous success minus that of another model on the same episodes
-# reward_within@k             the mean reward that an episode had after k steps, or at its end
-# loops@L, looping            how episodes repeat themselves reflecting                  the share
-# of episodes in which the model itself says one of its method's reflections pass@k
-# the chance that one of k episodes of an instance succeeds always@k, mixed@k, never@k  the share of
-# instances of whose k episodes all, some or none succeed mean@k, mean_reward@k       success and
-# reward of an instance's k episodes, as a mean over instances best_of_k_success, best_of_k_reward
-# of the best episode of an instance, by the environment's own reward: a bound, and a baseline of
-# the ETO paper depth-d/...                 one of these, for difficulty class d alone world-w/...
-# any of these, for one of several worlds
+# success, reward, instances, steps_to_success
+#                          of all episodes; intervals are Wilson's and a bootstrap's where each is
+#                          of an instance of its own, else clustered by what these are variants of
+# success_clustered        success, under the name that it once had with such an interval
+# gain_over_base, gain_over_previous
+#                          success minus that of another model on the same episodes
+# reward_within@k          the mean reward that an episode had after k steps, or at its end
+# loops@L, looping         how episodes repeat themselves
+# reflecting               the share of episodes in which the model itself says one of its method's
+#                          reflections
+# pass@k                   the chance that one of k episodes of an instance succeeds
+# always@k, mixed@k, never@k the share of instances of whose k episodes all, some or none succeed
+# mean@k, mean_reward@k    success and reward of an instance's k episodes, as a mean over instances
+# best_of_k_success, best_of_k_reward
+#                          of the best episode of an instance, by the environment's own reward: a
+#                          bound, and a baseline of the ETO paper
+# depth-d/...              one of these, for difficulty class d alone
+# world-w/...              any of these, for one of several worlds
 #
 # Measures named with @k, except reward_within and loops, are taken where instances were played
 # several times.
