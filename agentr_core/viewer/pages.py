@@ -18,7 +18,6 @@ from agentr_core.store.codec.samples import load_samples
 from agentr_core.store.database import Store
 from agentr_core.store.queries.datasets import preference_head, rejection_counts, sample_head
 from agentr_core.store.queries.listings import (
-    EvaluationLine,
     Place,
     ancestry,
     entities_beginning,
@@ -109,7 +108,12 @@ def tree_drawing(
     spots = {node.number: (_MARGIN + _COLUMN * node.depth, _MARGIN + _ROW * rows[node.number]) for node in nodes}
     # Edges that were not taken are drawn below those that were.
     for node in sorted(nodes[1:], key=lambda node: _TONES.index(_tone(node, good, bad))):
-        _edge(svg, spots[node.parent], spots[node.number], _tone(node, good, bad))
+        (x1, y1), (x2, y2) = spots[node.parent], spots[node.number]
+        bend = x2 - _BEND
+        middle = (bend + x2) / 2
+        # Straight along the label of the parent, which is written above and below the edge.
+        curve = f"M{x1:g} {y1:g}H{bend:g}C{middle:g} {y1:g} {middle:g} {y2:g} {x2:g} {y2:g}"
+        ET.SubElement(svg, "path", {"class": f"edge {_tone(node, good, bad)}".strip(), "d": curve})
     most = max(node.visits for node in nodes)
     for node in nodes:
         _node(svg, node, tree_id, spots[node.number], most, _tone(node, good, bad))
@@ -146,15 +150,6 @@ def _tone(node: TreeNode, good: Collection[int], bad: Collection[int]) -> str:
     if node.number in bad:
         return "bad"
     return "" if node.visits else "passed"
-
-
-def _edge(svg: ET.Element, start: tuple[float, float], end: tuple[float, float], tone: str) -> None:
-    (x1, y1), (x2, y2) = start, end
-    bend = x2 - _BEND
-    middle = (bend + x2) / 2
-    # Straight along the label of the parent, which is written above and below the edge.
-    curve = f"M{x1:g} {y1:g}H{bend:g}C{middle:g} {y1:g} {middle:g} {y2:g} {x2:g} {y2:g}"
-    ET.SubElement(svg, "path", {"class": f"edge {tone}".strip(), "d": curve})
 
 
 def _node(svg: ET.Element, node: TreeNode, tree_id: str, spot: tuple[float, float], most: int, tone: str) -> None:
@@ -301,7 +296,11 @@ def node(store: Store, tree_id: str, index: int) -> Page | None:
         "head": head,
         "node": nodes[index],
         "steps": steps,
-        "siblings": {step.node: _siblings(nodes.values(), nodes[step.node]) for step in steps if step.node is not None},
+        "siblings": {
+            number: [one for one in nodes.values() if one.parent == nodes[number].parent and one.number != number]
+            for number in (step.node for step in steps)
+            if number is not None
+        },
         "children": [one for one in nodes.values() if one.parent == index],
         "calls": by_position([c._replace(position=way[c.position]) for c in calls if c.position in way]),
         "ancestry": ancestry(store, f"{tree_id}#{index}", "node"),
@@ -353,10 +352,6 @@ def _ways(nodes: Collection[TreeNode], leaves: Iterable[int]) -> set[int]:
     return found
 
 
-def _siblings(nodes: Collection[TreeNode], chosen: TreeNode) -> list[TreeNode]:
-    return [one for one in nodes if one.parent == chosen.parent and one.number != chosen.number]
-
-
 def runs(store: Store) -> Page:
     """Return the page that lists the runs of a workspace."""
     return Page("runs", {"runs": run_lines(store)})
@@ -368,10 +363,18 @@ def run(store: Store, run_id: str) -> Page | None:
     if head is None:
         return None
     iterations = iteration_lines(store, run_id)
+    evaluations = evaluation_lines(store, run_id)
+    # The base of an evaluation is the earliest one of the same name.
+    firsts: dict[tuple[str, str], str] = {}
+    for line in evaluations:
+        firsts.setdefault((line.name, line.split), line.evaluation_id)
+    bases = [firsts[line.name, line.split] for line in evaluations]
     values = {
         "run": head,
         "iterations": iterations,
-        "evaluations": _with_bases(evaluation_lines(store, run_id)),
+        "evaluations": [
+            (line, base if base != line.evaluation_id else None) for line, base in zip(evaluations, bases, strict=True)
+        ],
         "events": event_lines(store, run_id),
         "learning": {one.iteration: group_steps(store, one.iteration_id) for one in iterations if one.groups},
         "rejections": {
@@ -491,17 +494,6 @@ def find(store: Store, words: str) -> Page:
         if len(known) == 1:
             instead = document.page_of(*known[0])
     return Page("", {}, elsewhere=instead)
-
-
-def _with_bases(evaluations: Sequence[EvaluationLine]) -> list[tuple[EvaluationLine, str | None]]:
-    """Return evaluations, each with the id of the earliest one of the same name, or None if it is
-    that one.
-    """
-    firsts: dict[tuple[str, str], str] = {}
-    for one in evaluations:
-        firsts.setdefault((one.name, one.split), one.evaluation_id)
-    bases = [firsts[one.name, one.split] for one in evaluations]
-    return [(one, base if base != one.evaluation_id else None) for one, base in zip(evaluations, bases, strict=True)]
 
 
 def _generations(members: Sequence[Derivation]) -> list[tuple[int, Derivation]]:
