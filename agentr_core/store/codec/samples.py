@@ -50,6 +50,10 @@ def sample_rows(
         trajectory_id: the stored trajectory behind it, such as an expert's episode or a continued
             splice.
     """
+    origin = sample.provenance
+    # Which turns are examples is one of its further facts.
+    shown = [position for position, message in enumerate(sample.messages) if message.example]
+    extra = {**origin.extra, **({_EXAMPLES: shown} if shown else {})}
     return {
         "instance": [] if sample.instance is None else [instance_row(sample.instance)],
         "text": text_rows(
@@ -57,7 +61,18 @@ def sample_rows(
         ),
         "sample": [
             {
-                **_sample_row(sample_id, sample, iteration_id),
+                "sample_id": sample_id,
+                "iteration_id": iteration_id,
+                "kind": str(sample.kind),
+                "instance_id": None if sample.instance is None else sample.instance.key,
+                "tree_id": origin.tree_id or None,
+                "good_leaf": origin.good_leaf,
+                "bad_leaf": origin.bad_leaf,
+                "shared_steps": origin.split,
+                "cut": origin.cut,
+                "good_reward": origin.good_reward,
+                "bad_reward": origin.bad_reward,
+                "extra": canonical(extra),
                 "pair_id": pair_id,
                 "trajectory_id": trajectory_id,
             }
@@ -121,7 +136,10 @@ def load_samples(
         key: tuple(Span(**_part(part)) for _, _, *part in group) for key, group in groupby(parts, key=itemgetter(0, 1))
     }
     messages = {
-        key: tuple(_message(record, spans.get(record[:2], ())) for record in group)
+        key: tuple(
+            Message(role=role, spans=spans.get((key, position), ()), **_part(part))
+            for _, position, role, *part in group
+        )
         for key, group in groupby(records, key=itemgetter(0))
     }
     found = {record[0]: _sample(record, messages.get(record[0], ())) for record in heads}
@@ -138,30 +156,6 @@ def load_dataset(store: Store, dataset_id: str) -> list[tuple[str, Sample]]:
     return [(sample_id, samples[sample_id]) for sample_id in ids]
 
 
-def _sample_row(sample_id: str, sample: Sample, iteration_id: str) -> Row:
-    origin = sample.provenance
-    return {
-        "sample_id": sample_id,
-        "iteration_id": iteration_id,
-        "kind": str(sample.kind),
-        "instance_id": None if sample.instance is None else sample.instance.key,
-        "tree_id": origin.tree_id or None,
-        "good_leaf": origin.good_leaf,
-        "bad_leaf": origin.bad_leaf,
-        "shared_steps": origin.split,
-        "cut": origin.cut,
-        "good_reward": origin.good_reward,
-        "bad_reward": origin.bad_reward,
-        "extra": canonical(_extra(sample)),
-    }
-
-
-def _extra(sample: Sample) -> dict[str, Any]:
-    """Return the further facts of a sample; they also say which of its turns are examples."""
-    shown = [position for position, message in enumerate(sample.messages) if message.example]
-    return {**sample.provenance.extra, **({_EXAMPLES: shown} if shown else {})}
-
-
 def _part_row(part: Message | Span) -> Row:
     return {
         "text_id": text_id(part.text),
@@ -170,11 +164,6 @@ def _part_row(part: Message | Span) -> Row:
         "finish_reason": part.finish_reason,
         "tokenizer": part.tokenizer,
     }
-
-
-def _message(record: tuple[Any, ...], spans: tuple[Span, ...]) -> Message:
-    _, _, role, *part = record
-    return Message(role=role, spans=spans, **_part(part))
 
 
 def _part(record: Sequence[Any]) -> dict[str, Any]:
