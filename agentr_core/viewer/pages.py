@@ -167,11 +167,6 @@ def _node(svg: ET.Element, node: TreeNode, tree_id: str, spot: tuple[float, floa
         ET.SubElement(link, "circle", {**ring, "r": f"{radius + 3:.1f}"})
     action = visible(" ".join((node.action or ("start" if node.parent < 0 else "no action")).split()))
     _text(link, x + radius + 5, y - 5, action if len(action) <= _LABEL else action[: _LABEL - 1] + "…", "action")
-    _text(link, x + radius + 5, y + 13, _numbers(node), "numbers")
-    ET.SubElement(link, "title").text = f"node {node.number}: {action[:300]}"
-
-
-def _numbers(node: TreeNode) -> str:
     words = [f"{node.visits} {wording.TIMES}", wording.NOTHING if node.value is None else f"{node.value:.2f}"]
     if not node.duplicates:
         words.append("the expert's")
@@ -180,7 +175,8 @@ def _numbers(node: TreeNode) -> str:
     if not node.valid:
         words.append("invalid")
     words.extend(wording.label(word) for word in (node.verdict, node.stop) if word)
-    return " ".join(words)
+    _text(link, x + radius + 5, y + 13, " ".join(words), "numbers")
+    ET.SubElement(link, "title").text = f"node {node.number}: {action[:300]}"
 
 
 def _text(parent: ET.Element, x: float, y: float, text: str, kind: str) -> None:
@@ -408,7 +404,18 @@ def relatives(store: Store, trajectory_id: str) -> Page | None:
     members = family(store, trajectory_id)
     if not members:
         return None
-    return Page("family", {"trajectory_id": trajectory_id, "lines": _generations(members)})
+    ids = {member.child_id for member in members}
+    children: dict[str | None, list[Derivation]] = {}
+    for member in members:
+        children.setdefault(member.parent_id if member.parent_id in ids else None, []).append(member)
+    # Each after the one that it was made from; one with several parents stands below each of them.
+    lines: list[tuple[int, Derivation]] = []
+    waiting = [(0, member) for member in reversed(children.get(None, []))]
+    while waiting:
+        depth, member = waiting.pop()
+        lines.append((depth, member))
+        waiting.extend((depth + 1, child) for child in reversed(children.get(member.child_id, [])))
+    return Page("family", {"trajectory_id": trajectory_id, "lines": lines})
 
 
 def sample(store: Store, sample_id: str) -> Page | None:
@@ -494,23 +501,6 @@ def find(store: Store, words: str) -> Page:
         if len(known) == 1:
             instead = document.page_of(*known[0])
     return Page("", {}, elsewhere=instead)
-
-
-def _generations(members: Sequence[Derivation]) -> list[tuple[int, Derivation]]:
-    """Return the members of a family with their depth, each after the one that it was made from;
-    one with several parents stands below each of them.
-    """
-    known = {one.child_id for one in members}
-    children: dict[str | None, list[Derivation]] = {}
-    for one in members:
-        children.setdefault(one.parent_id if one.parent_id in known else None, []).append(one)
-    lines: list[tuple[int, Derivation]] = []
-    waiting = [(0, one) for one in reversed(children.get(None, []))]
-    while waiting:
-        depth, one = waiting.pop()
-        lines.append((depth, one))
-        waiting.extend((depth + 1, child) for child in reversed(children.get(one.child_id, [])))
-    return lines
 
 
 def origin(kind: str) -> Detail:

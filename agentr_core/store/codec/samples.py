@@ -142,8 +142,27 @@ def load_samples(
         )
         for key, group in groupby(records, key=itemgetter(0))
     }
-    found = {record[0]: _sample(record, messages.get(record[0], ())) for record in heads}
-    return found if ids is None else {key: found[key] for key in ids if key in found}
+    samples = {}
+    for key, kind, environment, split, index, tree_id, good_leaf, bad_leaf, shared, cut, good, bad, extra in heads:
+        further = json.loads(extra)
+        shown = set(further.pop(_EXAMPLES, ()))
+        turns = enumerate(messages.get(key, ()))
+        samples[key] = Sample(
+            kind=kind,
+            messages=tuple(replace(turn, example=True) if at in shown else turn for at, turn in turns),
+            instance=None if environment is None else Instance(environment=environment, split=split, index=index),
+            provenance=Provenance(
+                tree_id=tree_id or "",
+                good_leaf=good_leaf,
+                bad_leaf=bad_leaf,
+                split=shared,
+                cut=cut,
+                good_reward=good,
+                bad_reward=bad,
+                extra=further,
+            ),
+        )
+    return samples if ids is None else {key: samples[key] for key in ids if key in samples}
 
 
 def load_dataset(store: Store, dataset_id: str) -> list[tuple[str, Sample]]:
@@ -176,27 +195,6 @@ def _part(record: Sequence[Any]) -> dict[str, Any]:
         "finish_reason": finish_reason,
         "tokenizer": tokenizer,
     }
-
-
-def _sample(record: tuple[Any, ...], messages: tuple[Message, ...]) -> Sample:
-    _, kind, environment, split, index, tree_id, good_leaf, bad_leaf, shared, cut, good, bad, extra = record
-    further = json.loads(extra)
-    shown = set(further.pop(_EXAMPLES, ()))
-    return Sample(
-        kind=kind,
-        messages=tuple(replace(one, example=True) if at in shown else one for at, one in enumerate(messages)),
-        instance=None if environment is None else Instance(environment=environment, split=split, index=index),
-        provenance=Provenance(
-            tree_id=tree_id or "",
-            good_leaf=good_leaf,
-            bad_leaf=bad_leaf,
-            split=shared,
-            cut=cut,
-            good_reward=good,
-            bad_reward=bad,
-            extra=further,
-        ),
-    )
 
 
 _EXAMPLES = "example_turns"
