@@ -63,16 +63,20 @@ class Card:
     ancestry: tuple[str, ...]
 
 
-def render_card(card: Card) -> str:
-    """Return the card as the README.md of a model directory: YAML that the hub reads, then text."""
-    parent = f"`{card.parent}`" if card.parent else "a model that its maker did not name"
-    front_matter = ModelCardData(
+def _front_matter(card: Card) -> str:
+    data = ModelCardData(
         base_model=card.parent or None,
         license=card.licence or None,
         library_name="transformers",
         pipeline_tag="text-generation",
         tags=["agentr", card.method, *card.worlds],
-    ).to_yaml()
+    )
+    return str(data.to_yaml())
+
+
+def render_card(card: Card) -> str:
+    """Return the card as the README.md of a model directory: YAML that the hub reads, then text."""
+    parent = f"`{card.parent}`" if card.parent else "a model that its maker did not name"
     rows = [
         f"| {score.name} ({score.split}) | {wording.measured(score.success)} | {gain(score.gain)} | {score.success.n} |"
         for score in card.scores
@@ -89,7 +93,7 @@ def render_card(card: Card) -> str:
     }
     table_of_facts = "\n".join(f"| {name} | {fact} |" for name, fact in facts.items())
     return f"""---
-{front_matter}
+{_front_matter(card)}
 ---
 
 # {card.name}
