@@ -178,7 +178,20 @@ def transition(given: Any, where: str) -> Transition:
         checked["matched"] = text(info["matched"], f'{where}: info["matched"]')
     if not isinstance(info.get("question"), Question | None):
         raise IllTypedAnswer(f'{where}: info["question"] is {shown(info["question"])}; it must be a types.Question')
-    checked["tool_calls"] = _tool_calls(info.get("tool_calls", ()), f'{where}: info["tool_calls"]')
+    calls, what = info.get("tool_calls", ()), f'{where}: info["tool_calls"]'
+    if not isinstance(calls, tuple | list) or not all(isinstance(call, ToolCall) for call in calls):
+        raise IllTypedAnswer(f"{what} are {shown(calls)}; they must be a sequence of types.ToolCall")
+    for call in calls:
+        for name in ("tool", "provider", "key", "status", "output"):
+            text(getattr(call, name), f"{what}: {name}")
+        number(call.milliseconds, f"{what}: milliseconds")
+        flag(call.cached, f"{what}: cached")
+        try:
+            plain = json.dumps(call.parameters, allow_nan=False, ensure_ascii=False)
+        except (TypeError, ValueError) as error:
+            raise IllTypedAnswer(f"{what}: parameters are {shown(call.parameters)}, not JSON: {error}") from error
+        text(plain, f"{what}: parameters")
+    checked["tool_calls"] = tuple(calls)
     return Transition(
         text(observation, f"{where}: the observation"),
         standing,
@@ -201,22 +214,6 @@ def _own_code(env: Environment, what: str) -> Iterator[None]:
         raise EnvironmentFault(
             f"environment {env.name} cannot tell {what} ({cause(error)}); correct the environment"
         ) from error
-
-
-def _tool_calls(given: Any, what: str) -> tuple[ToolCall, ...]:
-    if not isinstance(given, tuple | list) or not all(isinstance(call, ToolCall) for call in given):
-        raise IllTypedAnswer(f"{what} are {shown(given)}; they must be a sequence of types.ToolCall")
-    for call in given:
-        for name in ("tool", "provider", "key", "status", "output"):
-            text(getattr(call, name), f"{what}: {name}")
-        number(call.milliseconds, f"{what}: milliseconds")
-        flag(call.cached, f"{what}: cached")
-        try:
-            plain = json.dumps(call.parameters, allow_nan=False, ensure_ascii=False)
-        except (TypeError, ValueError) as error:
-            raise IllTypedAnswer(f"{what}: parameters are {shown(call.parameters)}, not JSON: {error}") from error
-        text(plain, f"{what}: parameters")
-    return tuple(given)
 
 
 def text(given: Any, what: str) -> str:
@@ -279,16 +276,11 @@ def after_thoughts(reply: str, *, tags: bool = False) -> str | None:
 
     `tags` is as in `readable`.
     """
-    if tags:
-        return _after_own_thought(reply)
-    rest = reply.rpartition(_THOUGHT_ENDS)[2]
-    return None if _THOUGHT_OPENS.search(rest) else rest
-
-
-def _after_own_thought(reply: str) -> str | None:
-    """Return a reply without the thought that it begins with. It ends where the fewest tags are
-    open for the first time: pairs in it are quotes, and pairs after it belong to the reply.
-    """
+    if not tags:
+        rest = reply.rpartition(_THOUGHT_ENDS)[2]
+        return None if _THOUGHT_OPENS.search(rest) else rest
+    # The thought that a reply begins with ends where the fewest tags are open for the first time:
+    # pairs in it are quotes, and pairs after it belong to the reply.
     level = lowest = end = 0
     begins = reply.lstrip().startswith("<think>")
     for tag in _TAG.finditer(reply):

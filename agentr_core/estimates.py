@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from agentr_core.episodes.transcript import whole_episode
 from agentr_core.errors import DataFileError, EnvironmentFault
@@ -164,6 +163,8 @@ def read_shape(model_dir: Path) -> Shape:
     """Return the shape of a model from its configuration. Raises `ModelDirectoryError` when it
     cannot be read.
     """
+    import torch
+
     from agentr_core.training.parent import skeleton
 
     where = find_shape(model_dir)
@@ -173,7 +174,9 @@ def read_shape(model_dir: Path) -> Shape:
     head = getattr(config, "head_dim", None) or config.hidden_size // heads
     key_heads = getattr(config, "num_key_value_heads", None) or heads
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    linear = sum(module.in_features for module in _linear(model))
+    output = model.get_output_embeddings()
+    linears = [module for module in model.modules() if isinstance(module, torch.nn.Linear) and module is not output]
+    linear = sum(module.in_features for module in linears)
     norms_of_heads = any(name.endswith("q_norm") for name, _ in model.named_modules())
     return Shape(
         parameters=model.num_parameters(),
@@ -212,7 +215,12 @@ def training(shape: Shape, config: TrainingConfig, max_length: int) -> Training:
     Args:
         max_length: tokens of the longest row.
     """
-    trained = _trained(shape, config)
+    trained = shape.parameters
+    if config.lora_r:
+        from agentr_core.training.parent import adapted, skeleton
+
+        model = adapted(skeleton(shape.where), config)
+        trained = sum(weights.numel() for weights in model.parameters() if weights.requires_grad)
     frozen = shape.parameters - trained if not config.lora_r else shape.parameters
     as_stored = config.bf16 and not config.lora_modules_to_save
     frozen_bytes = 0.55 if config.load_in_4bit else shape.stored if as_stored else 4
@@ -392,22 +400,6 @@ def process_training(shape: Shape, config: TrainingConfig, longest: int) -> Proc
         },
         fixed=_TRAINER,
     )
-
-
-def _linear(model: Any) -> list[Any]:
-    import torch
-
-    head = model.get_output_embeddings()
-    return [module for module in model.modules() if isinstance(module, torch.nn.Linear) and module is not head]
-
-
-def _trained(shape: Shape, config: TrainingConfig) -> int:
-    if not config.lora_r:
-        return shape.parameters
-    from agentr_core.training.parent import adapted, skeleton
-
-    made = adapted(skeleton(shape.where), config)
-    return sum(one.numel() for one in made.parameters() if one.requires_grad)
 
 
 def _activations(shape: Shape, config: TrainingConfig, row: int) -> int:

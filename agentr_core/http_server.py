@@ -6,7 +6,7 @@ import asyncio
 import errno
 import secrets
 import socket
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from http.cookies import CookieError, SimpleCookie
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -119,7 +119,10 @@ class Guard:
         """Return the status and the reason if a request is refused for its headers."""
         headers = {name.lower(): value for name, value in scope["headers"]}
         of_page = b"origin" in headers or headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
-        if of_page and not (self._linked and _follows_link(scope, headers)):
+        # A link opens a whole page in a tab of its own.
+        fetched = (headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest"))
+        link = scope["method"] == "GET" and b"origin" not in headers and fetched == (b"navigate", b"document")
+        if of_page and not (self._linked and link):
             return 403, "requests of web pages are not answered here"
         if self._hosts is not None and host_in(headers.get(b"host", b"").decode("latin-1")) not in self._hosts:
             return 403, "this server does not answer to that name"
@@ -155,9 +158,11 @@ class Locked:
             return
         query = parse_qsl(scope["query_string"].decode("latin-1"))
         named = any(name == "token" and self._fits(value) for name, value in query)
+        scheme, _, token = _header(scope, b"authorization").partition(" ")
+        bearer = token.strip() if scheme.lower() == "bearer" else ""
         if named and self._cookie:
             await self._entered(scope, query)(scope, receive, send)
-        elif named or self._fits(_bearer(scope)) or (self._cookie and self._fits(_cookie(scope, self._cookie))):
+        elif named or self._fits(bearer) or (self._cookie and self._fits(_cookie(scope, self._cookie))):
             await self._app(scope, receive, send)
         else:
             await self._refusal(401, self._why)(scope, receive, send)
@@ -180,11 +185,6 @@ def _header(scope: Scope, name: bytes) -> str:
     return next((value.decode("latin-1") for key, value in reversed(scope["headers"]) if key.lower() == name), "")
 
 
-def _bearer(scope: Scope) -> str:
-    scheme, _, token = _header(scope, b"authorization").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else ""
-
-
 def _cookie(scope: Scope, name: str) -> str:
     jar: SimpleCookie = SimpleCookie()
     try:
@@ -192,12 +192,6 @@ def _cookie(scope: Scope, name: str) -> str:
     except CookieError:
         return ""
     return jar[name].value if name in jar else ""
-
-
-def _follows_link(scope: Scope, headers: Mapping[bytes, bytes]) -> bool:
-    """Return whether a request opens a whole page in a tab of its own."""
-    fetched = (headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest"))
-    return scope["method"] == "GET" and b"origin" not in headers and fetched == (b"navigate", b"document")
 
 
 async def _read(receive: Receive, *, declared: int) -> bytes | None:
@@ -280,9 +274,17 @@ def serve(app: ASGIApp, *, host: str, port: int, listening: Callable[[str], Any]
 
     Raises `ConfigError` if it cannot listen on the address.
     """
-    with _listen(host, port) as door:
-        listening(f"http://{f'[{host}]' if ':' in host else host}:{door.getsockname()[1]}")
-        uvicorn.Server(configured(app, log_level="warning", timeout_graceful_shutdown=5)).run(sockets=[door])
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listener = socket.create_server((host, port), family=family, backlog=2048)
+        # Accepted connections inherit it. Without it the body of each answer waits 40 ms for the
+        # acknowledgement of its head.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"cannot listen on {host}:{port} ({error}); choose another --host or --port") from error
+    with listener:
+        listening(f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}")
+        uvicorn.Server(configured(app, log_level="warning", timeout_graceful_shutdown=5)).run(sockets=[listener])
 
 
 def configured(app: ASGIApp, **settings: Any) -> uvicorn.Config:
@@ -290,15 +292,3 @@ def configured(app: ASGIApp, **settings: Any) -> uvicorn.Config:
     # The connection is kept for longer than clients keep an idle one, so that none is closed under
     # a request.
     return uvicorn.Config(app, http=Watched, ws="none", timeout_keep_alive=75, **settings)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        door = socket.create_server((host, port), family=family, backlog=2048)
-        # Accepted connections inherit it. Without it the body of each answer waits 40 ms for the
-        # acknowledgement of its head.
-        door.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return door
-    except (OSError, OverflowError) as error:
-        raise ConfigError(f"cannot listen on {host}:{port} ({error}); choose another --host or --port") from error

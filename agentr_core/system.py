@@ -99,7 +99,11 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, UnicodeEncodeError) as error:
-        raise DiskError(f"{path} cannot be written ({_cause(error)}); {_cure(error)}") from error
+        cause = (error.strerror if isinstance(error, OSError) else None) or str(error).splitlines()[0]
+        cure = "make its folder accessible to you, or name another place"
+        if any(sign in str(error) for sign in ("No space left", "File too large", "Disk quota")):
+            cure = "free some disk space and run the same command again, nothing stored is lost"
+        raise DiskError(f"{path} cannot be written ({cause}); {cure}") from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -202,17 +206,6 @@ def publish(draft: Path, folder: Path) -> None:
         if not folder.is_dir():
             raise
         shutil.rmtree(draft)
-
-
-def _cause(error: OSError | UnicodeEncodeError) -> str:
-    said = error.strerror if isinstance(error, OSError) else None
-    return said or str(error).splitlines()[0]
-
-
-def _cure(error: OSError | UnicodeEncodeError) -> str:
-    if any(sign in str(error) for sign in ("No space left", "File too large", "Disk quota")):
-        return "free some disk space and run the same command again, nothing stored is lost"
-    return "make its folder accessible to you, or name another place"
 
 
 # Functions in threads: one of its own for a function, long work that ends soon after its caller is

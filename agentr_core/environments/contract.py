@@ -70,7 +70,11 @@ def _violations(one: Environment, other: Environment, per_split: int | None) -> 
         except ConfigError as fault:
             yield Violation(rule="splits", detail=str(fault))
             continue
-        yield from _misnamed(one, split, instances)
+        first = instances[0]
+        if (first.environment, first.split) != (one.name, split):
+            yield Violation(rule="instances", detail=f"{first.key} is in split {split} of {one.name}")
+        if len(instances) <= MAX_COMPARED and len(set(instances)) < len(instances):
+            yield Violation(rule="instances", detail=f"split {split} has an instance twice")
         for instance in _spread(instances, per_split or (1 if one.blocking else 3)):
             try:
                 known = answers.identity(one, instance)
@@ -84,14 +88,6 @@ def _violations(one: Environment, other: Environment, per_split: int | None) -> 
                 raise
             except Exception as error:
                 yield Violation(rule="exception", detail=f"{instance.key}: {cause(error)}")
-
-
-def _misnamed(env: Environment, split: str, instances: Sequence[Instance]) -> Iterator[Violation]:
-    first = instances[0]
-    if (first.environment, first.split) != (env.name, split):
-        yield Violation(rule="instances", detail=f"{first.key} is in split {split} of {env.name}")
-    if len(instances) <= MAX_COMPARED and len(set(instances)) < len(instances):
-        yield Violation(rule="instances", detail=f"split {split} has an instance twice")
 
 
 def _episode(one: Environment, other: Environment, instance: Instance) -> Iterator[Violation]:

@@ -73,7 +73,24 @@ class GymnasiumText(Opaque):
         self._high = reward_high
         self._seeds_differ = seeds_differ
         self._return = 0.0
-        self._env = _make(id, make_options or {})
+        try:
+            import gymnasium
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                "the environment gymnasium needs a package: "
+                "in the checkout, pip install -c constraints.txt -e '.[gymnasium]'"
+            ) from error
+        try:
+            # Nonsense is answered by the environment, not refused by the checker that `make` would
+            # wrap it in.
+            env = gymnasium.make(id, disable_env_checker=True, **(make_options or {}))
+        except (gymnasium.error.Error, ModuleNotFoundError, TypeError) as error:
+            raise ConfigError(f"Gymnasium cannot make {id!r}: {' '.join(str(error).split())}") from error
+        for space in (env.observation_space, env.action_space):
+            if not isinstance(space, gymnasium.spaces.Text):
+                env.close()
+                raise ConfigError(f"gymnasium {id}: a text environment is needed, but one of its spaces is {space}")
+        self._env: gymnasium.Env[str, str] = env
 
     @staticmethod
     def files_of(options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -120,27 +137,6 @@ class GymnasiumText(Opaque):
     def close(self) -> None:
         """Close the environment."""
         self._env.close()
-
-
-def _make(id: str, options: Mapping[str, Any]) -> gymnasium.Env[str, str]:
-    try:
-        import gymnasium
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            "the environment gymnasium needs a package: "
-            "in the checkout, pip install -c constraints.txt -e '.[gymnasium]'"
-        ) from error
-    try:
-        # Nonsense is answered by the environment, not refused by the checker that `make` would wrap
-        # it in.
-        env = gymnasium.make(id, disable_env_checker=True, **options)
-    except (gymnasium.error.Error, ModuleNotFoundError, TypeError) as error:
-        raise ConfigError(f"Gymnasium cannot make {id!r}: {' '.join(str(error).split())}") from error
-    for space in (env.observation_space, env.action_space):
-        if not isinstance(space, gymnasium.spaces.Text):
-            env.close()
-            raise ConfigError(f"gymnasium {id}: a text environment is needed, but one of its spaces is {space}")
-    return env
 
 
 def _seeds(given: Sequence[int], what: str) -> range:

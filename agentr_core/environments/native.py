@@ -44,19 +44,20 @@ def native(kind: type[object]) -> type[Any]:
     tools names a mixin for it in its attribute `native`; any other world gets the tool `act`.
     """
     own: type[Any] | None = getattr(kind, "native", None)
+    mixins: tuple[type[Any], ...]
+    if own:
+        mixins = (own,)
+    else:
+        further = (("answer", _Answering), ("resume", _Resumed))
+        mixins = (*(mixin for member, mixin in further if hasattr(kind, member)), _Acting)
     # mypy mistakes the hash of a class for that of its objects.
-    return _made(kind, (own,) if own else _acting(kind))  # type: ignore[arg-type]
+    return _made(kind, mixins)  # type: ignore[arg-type]
 
 
 # Worlds of one run are of one class.
 @lru_cache(maxsize=64)
 def _made(kind: type[object], before: tuple[type[Any], ...]) -> type[Any]:
     return type(f"Native{kind.__name__}", (*before, kind), {"__doc__": kind.__doc__})
-
-
-def _acting(kind: type[object]) -> tuple[type[Any], ...]:
-    further = (("answer", _Answering), ("resume", _Resumed))
-    return (*(mixin for member, mixin in further if hasattr(kind, member)), _Acting)
 
 
 class _Acting:

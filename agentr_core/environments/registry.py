@@ -20,7 +20,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.metadata import entry_points
@@ -48,20 +48,20 @@ def option_faults(kind: Any, options: Mapping[str, Any]) -> list[str]:
     An option without an annotation, or with one of a type of its own, may have any value.
     """
     types = _types(kind)
-    told = ((name, _wrong(types[name], value)) for name, value in options.items() if name in types)
-    return [f"environment.options.{name}: {why} (got {given(options[name])})" for name, why in told if why]
-
-
-def _wrong(expected: TypeAdapter[Any], value: Any) -> str:
-    try:
-        # As JSON, a list is also a tuple or a set, and yet no text is a number.
-        expected.validate_json(json.dumps(value), strict=True)
-    except TypeError:
-        # Not a value that a recipe can have.
-        return ""
-    except ValidationError as error:
-        return sentence(error.errors(include_url=False, include_input=False))
-    return ""
+    faults = []
+    for name, value in options.items():
+        if name not in types:
+            continue
+        try:
+            # As JSON, a list is also a tuple or a set, and yet no text is a number.
+            types[name].validate_json(json.dumps(value), strict=True)
+        except TypeError:
+            # Not a value that a recipe can have.
+            continue
+        except ValidationError as error:
+            why = sentence(error.errors(include_url=False, include_input=False))
+            faults.append(f"environment.options.{name}: {why} (got {given(value)})")
+    return faults
 
 
 @lru_cache(maxsize=32)
@@ -70,14 +70,11 @@ def _types(kind: Any) -> Mapping[str, TypeAdapter[Any]]:
         hints = get_type_hints(kind.__init__ if inspect.isclass(kind) else kind)
     except (NameError, TypeError):
         return {}
-    return {name: made for name, hint in hints.items() if (made := _adapter(hint)) is not None}
-
-
-def _adapter(hint: Any) -> TypeAdapter[Any] | None:
-    try:
-        return TypeAdapter(hint)
-    except (PydanticSchemaGenerationError, PydanticUndefinedAnnotation):
-        return None
+    types: dict[str, TypeAdapter[Any]] = {}
+    for name, hint in hints.items():
+        with suppress(PydanticSchemaGenerationError, PydanticUndefinedAnnotation):
+            types[name] = TypeAdapter(hint)
+    return types
 
 
 GROUP = "agentr.environments"
@@ -123,26 +120,18 @@ def make(
             environment.close()
             raise ConfigError(f"environment.action.labels: {name} reads no labels; leave it out")
         environment.labels = labels
-    if take == "first":
-        _end_at_first_action(environment, name)
+    # A reply within a grown turn always ends with the first closing tag.
+    if take == "first" and not transcript_of(environment).sampling(Sampling()).include_stop:
+        pattern = getattr(environment, "first_action", FIRST_LINE if isinstance(environment, Labelled) else "")
+        if not pattern:
+            environment.close()
+            raise ConfigError(
+                f"environment.action.take: {name} reads no labels, so nothing tells where the first action of a reply "
+                "ends; say last"
+            )
+        until = Until(pattern=pattern, stop=tuple(getattr(environment, "stops", (OBSERVATION,))))
+        environment.until = until  # type: ignore[attr-defined]
     return environment
-
-
-def _end_at_first_action(environment: Any, name: str) -> None:
-    """Let the replies to an environment end at their first action. Raises `ConfigError` if nothing
-    tells where that is.
-    """
-    if transcript_of(environment).sampling(Sampling()).include_stop:
-        # A reply within a grown turn always ends with the first closing tag.
-        return
-    pattern = getattr(environment, "first_action", FIRST_LINE if isinstance(environment, Labelled) else "")
-    if not pattern:
-        environment.close()
-        raise ConfigError(
-            f"environment.action.take: {name} reads no labels, so nothing tells where the first action of a reply "
-            "ends; say last"
-        )
-    environment.until = Until(pattern=pattern, stop=tuple(getattr(environment, "stops", (OBSERVATION,))))
 
 
 def checked(name: str, options: Mapping[str, Any]) -> Any:

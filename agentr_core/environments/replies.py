@@ -131,12 +131,18 @@ def after_label(reply: str, labels: Labels = "lenient", *, unlabelled: bool = Fa
     With `unlabelled`, a reply without a label is taken as a whole.
     """
     if labels == "published":
-        return _published(reply)
-    said = without_thought(reply)
-    label = _last_label(said)
+        # Or the last line, as Agent-R's code does.
+        _, marker, text = _PUBLISHED_NUMBER.sub(LABEL, reply).rpartition(LABEL)
+        if not marker:
+            return reply.strip().rpartition("\n")[2].strip()
+        text = text.strip()
+        number = _PUBLISHED_ENTRY.match(text)
+        return text[number.end() :] if number else text
+    text = without_thought(reply)
+    label = _last_label(text)
     if label is None:
-        return said if unlabelled else ""
-    return said[label.end() :].strip()
+        return text if unlabelled else ""
+    return text[label.end() :].strip()
 
 
 def line_after_label(reply: str, labels: Labels = "lenient", *, unlabelled: bool = False) -> str:
@@ -211,22 +217,19 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 def _bare_lines(text: str) -> Iterator[str]:
     """Yield the lines of a text that say something, without what stands around them."""
     for line in text.split("\n"):
-        if not _FENCE.fullmatch(line.strip()) and (bare := _bare(line)):
+        if _FENCE.fullmatch(line.strip()):
+            continue
+        # Markdown, quotes, brackets, a full stop, a remark in parentheses and what follows the end
+        # of a turn.
+        bare = _MARK.split(line, maxsplit=1)[0]
+        for _ in range(_ROUNDS):
+            before, bare = bare, bare.strip().strip("*_`").strip()
+            bare = _REMARK.sub("", _ENTRY.sub("", bare, count=1) if _ENTRY.match(bare) else bare)
+            bare = _unwrapped(bare.rstrip(".\u3002;,"))
+            if bare == before:
+                break
+        if bare:
             yield bare
-
-
-def _bare(line: str) -> str:
-    """Return a line without Markdown, quotes, brackets, a full stop, a remark in parentheses or
-    what follows the end of a turn.
-    """
-    line = _MARK.split(line, maxsplit=1)[0]
-    for _ in range(_ROUNDS):
-        before, line = line, line.strip().strip("*_`").strip()
-        line = _REMARK.sub("", _ENTRY.sub("", line, count=1) if _ENTRY.match(line) else line)
-        line = _unwrapped(line.rstrip(".\u3002;,"))
-        if line == before:
-            break
-    return line
 
 
 def _unwrapped(text: str) -> str:
@@ -252,13 +255,3 @@ def _closes_at_end(text: str, opening: str, closing: str) -> bool:
         if depth == 0:
             return position == len(text) - 1
     return False
-
-
-def _published(reply: str) -> str:
-    """Return the text after the last label of a reply, or its last line, as Agent-R's code does."""
-    _, label, text = _PUBLISHED_NUMBER.sub(LABEL, reply).rpartition(LABEL)
-    if not label:
-        return reply.strip().rpartition("\n")[2].strip()
-    text = text.strip()
-    number = _PUBLISHED_ENTRY.match(text)
-    return text[number.end() :] if number else text

@@ -151,14 +151,30 @@ def sections(report: ComparisonReport) -> tuple[Section, ...]:
     """
     seeds = WHOLE_SEEDS_NOTE if report.of_runs else SEEDS_NOTE
     paired = Section("differences", "Differences", (paired_differences(report.differences),), DIFFERENCES_NOTE)
+    if report.of_runs:
+        spent, note = "What each arm sampled and trained", WHOLE_NOTE
+    elif report.max_seconds:
+        spent, note = f"Budget: {wording.duration(report.max_seconds)} of training", TIME_NOTE
+    else:
+        spent, note = f"Budget: {wording.count(report.max_tokens)} trained tokens", TOKENS_NOTE
+    lacking = [
+        f"{arm.name} with seed {seed}"
+        for arm in report.arms
+        for seed in report.seeds
+        if seed not in {run.seed for run in arm.runs}
+    ]
+    without = (
+        f"Without a result, because they failed or have not ended: {', '.join(lacking)}. "
+        "The same agentr compare command tries them again."
+    )
     return (
         Section("scores", "Scores by arm", (scores(report),), SCORE_NOTE.format(seeds=seeds)),
         *([paired] if report.differences else []),
-        _spent(report),
+        Section("budget", spent, (budget(report),), note),
         Section(
             "runs",
             "Runs",
-            (runs(report), *_lacking(report)),
+            (runs(report), *([Paragraph(without)] if lacking else [])),
             "The command agentr report writes the page of any of them.",
         ),
         Section("recipe", "Recipe", (Listing("The resolved recipe", "yaml", report.recipe_yaml),)),
@@ -182,25 +198,44 @@ def scores(report: ComparisonReport) -> Table:
         Column("Seeds"),
     )
     known = report.base_metrics
-    measured = [wording.measure_value(one, known[one]) if one in known else "" for one in report.metrics]
-    base = [] if report.base is None else [Row((BASE, *_base(report.base), *measured, ""))]
-    rows = [
-        Row(
-            (
-                arm.name,
-                _cell(arm.success, wording.percent),
-                _whisker(arm.success),
-                "" if arm.name == first else _cell(arm.against, wording.points),
-                _cell(arm.reward, wording.percent),
-                _cell(arm.steps, _steps),
-                _cell(arm.revision, wording.percent),
-                *(_cell(arm.metrics.get(one), partial(wording.measure_value, one)) for one in report.metrics),
-                _seeds(len(arm.runs), len(report.seeds)),
+    measured = [wording.measure_value(name, known[name]) if name in known else "" for name in report.metrics]
+    rows = []
+    if report.base is not None:
+        score = report.base
+        value = score.success.value
+        cells = (
+            BASE,
+            wording.percent(value),
+            Whisker(value, value, value),
+            "",
+            wording.percent(score.reward.value),
+            wording.decimal(score.steps_to_success, 1),
+            wording.percent(score.revision.value if score.revision else None),
+        )
+        rows.append(Row((*cells, *measured, "")))
+    for arm in report.arms:
+        whisker = None
+        if arm.success is not None:
+            mean = arm.success.value
+            low, high = (mean if bound is None else bound for bound in (arm.success.low, arm.success.high))
+            whisker = Whisker(low, mean, high)
+        done, wanted = len(arm.runs), len(report.seeds)
+        rows.append(
+            Row(
+                (
+                    arm.name,
+                    _cell(arm.success, wording.percent),
+                    whisker,
+                    "" if arm.name == first else _cell(arm.against, wording.points),
+                    _cell(arm.reward, wording.percent),
+                    _cell(arm.steps, partial(wording.decimal, digits=1)),
+                    _cell(arm.revision, wording.percent),
+                    *(_cell(arm.metrics.get(name), partial(wording.measure_value, name)) for name in report.metrics),
+                    str(done) if done == wanted else f"{done} of {wanted}",
+                )
             )
         )
-        for arm in report.arms
-    ]
-    return Table(columns, (*base, *rows))
+    return Table(columns, tuple(rows))
 
 
 def paired_differences(found: Sequence[Difference]) -> Table:
@@ -214,7 +249,27 @@ def paired_differences(found: Sequence[Difference]) -> Table:
 def budget(report: ComparisonReport) -> Table:
     """Return what each arm was trained on and what was spent on it, as means over its runs."""
     if report.of_runs:
-        return _experience(report)
+        columns: tuple[Column, ...] = (
+            Column("Arm", "text"),
+            Column("Method", "text"),
+            Column("Sampled tokens"),
+            Column("Trained tokens"),
+            Column("Time"),
+        )
+        rows = [
+            Row(
+                (
+                    arm.name,
+                    arm.trains_on,
+                    wording.count(round(_mean([run.sampled_tokens for run in arm.runs]))),
+                    wording.count(round(_mean([run.trained_tokens for run in arm.runs]))),
+                    wording.duration(_mean([run.seconds for run in arm.runs])),
+                )
+            )
+            for arm in report.arms
+            if arm.runs
+        ]
+        return Table(columns, tuple(rows))
     columns = (
         Column("Arm", "text"),
         Column("Trained on", "text"),
@@ -223,7 +278,7 @@ def budget(report: ComparisonReport) -> Table:
         Column("Passes"),
         Column("Time"),
     )
-    rows = (
+    rows = [
         Row(
             (
                 arm.name,
@@ -236,32 +291,7 @@ def budget(report: ComparisonReport) -> Table:
         )
         for arm in report.arms
         if arm.runs
-    )
-    return Table(columns, tuple(rows))
-
-
-def _experience(report: ComparisonReport) -> Table:
-    """Return what whole runs sampled and trained, as means over the runs of each arm."""
-    columns = (
-        Column("Arm", "text"),
-        Column("Method", "text"),
-        Column("Sampled tokens"),
-        Column("Trained tokens"),
-        Column("Time"),
-    )
-    rows = (
-        Row(
-            (
-                arm.name,
-                arm.trains_on,
-                wording.count(round(_mean([run.sampled_tokens for run in arm.runs]))),
-                wording.count(round(_mean([run.trained_tokens for run in arm.runs]))),
-                wording.duration(_mean([run.seconds for run in arm.runs])),
-            )
-        )
-        for arm in report.arms
-        if arm.runs
-    )
+    ]
     return Table(columns, tuple(rows))
 
 
@@ -298,62 +328,12 @@ def runs(report: ComparisonReport) -> Table:
     return Table(columns, tuple(rows))
 
 
-def _lacking(report: ComparisonReport) -> list[Paragraph]:
-    lacking = [
-        f"{arm.name} with seed {seed}"
-        for arm in report.arms
-        for seed in report.seeds
-        if seed not in {run.seed for run in arm.runs}
-    ]
-    if not lacking:
-        return []
-    said = f"Without a result, because they failed or have not ended: {', '.join(lacking)}."
-    return [Paragraph(f"{said} The same agentr compare command tries them again.")]
-
-
-def _spent(report: ComparisonReport) -> Section:
-    if report.of_runs:
-        title, note = "What each arm sampled and trained", WHOLE_NOTE
-    elif report.max_seconds:
-        title, note = f"Budget: {wording.duration(report.max_seconds)} of training", TIME_NOTE
-    else:
-        title, note = f"Budget: {wording.count(report.max_tokens)} trained tokens", TOKENS_NOTE
-    return Section("budget", title, (budget(report),), note)
-
-
-def _base(score: IterationScore) -> tuple[Cell, ...]:
-    value = score.success.value
-    return (
-        wording.percent(value),
-        Whisker(value, value, value),
-        "",
-        wording.percent(score.reward.value),
-        wording.decimal(score.steps_to_success, 1),
-        wording.percent(score.revision.value if score.revision else None),
-    )
-
-
 def _cell(mean: SeedMean | None, say: Callable[[float], str]) -> Cell:
     if mean is None:
         return wording.NOTHING
     if mean.low is None or mean.high is None:
         return say(mean.value)
     return Measured(say(mean.value), f"{say(mean.low)} to {say(mean.high)}")
-
-
-def _steps(number: float) -> str:
-    return wording.decimal(number, 1)
-
-
-def _whisker(mean: SeedMean | None) -> Whisker | None:
-    if mean is None:
-        return None
-    low, high = (mean.value if bound is None else bound for bound in (mean.low, mean.high))
-    return Whisker(low, mean.value, high)
-
-
-def _seeds(done: int, wanted: int) -> str:
-    return str(done) if done == wanted else f"{done} of {wanted}"
 
 
 def _mean(values: Sequence[float]) -> float:

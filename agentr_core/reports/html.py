@@ -61,21 +61,17 @@ def _render(template: str, **values: object) -> str:
 # To compile the templates takes longer than to render a page, and an environment keeps them.
 @cache
 def _templates() -> Environment:
-    made = environment("agentr_core.reports")
-    made.globals.update(page_of=document.page_of)
-    made.filters.update(inline_svg=_inline_svg, mark=_mark_markup, kind=lambda block: type(block).__name__)
-    return made
+    templates = environment("agentr_core.reports")
+    templates.globals.update(page_of=document.page_of)
+    templates.filters.update(
+        # The only unescaped values of a page: markup made by `plots` from numbers.
+        inline_svg=lambda figure: Markup(figure.svg),
+        mark=lambda place: Markup(plots.mark(place)),
+        kind=lambda block: type(block).__name__,
+    )
+    return templates
 
 
 def _finalize(value: object) -> object:
     # Markup is a macro's output or a drawing; its texts have already passed through here.
     return value if isinstance(value, Markup) or not isinstance(value, str) else wording.visible(value)
-
-
-def _mark_markup(place: int) -> Markup:
-    return Markup(plots.mark(place))
-
-
-def _inline_svg(figure: document.Figure) -> Markup:
-    # Besides `_mark`, the only unescaped value of a page: markup made by `plots` from numbers.
-    return Markup(figure.svg)

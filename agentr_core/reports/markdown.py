@@ -5,10 +5,10 @@ drawings.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from agentr_core.reports import comparison, document, run_page, wording
-from agentr_core.reports.document import IterationReport, RevisionExample, Turn, of_one_run
+from agentr_core.reports.document import IterationReport, RevisionExample, of_one_run
 from agentr_core.reports.sections import sections
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&$])")
@@ -90,7 +90,11 @@ def _section(section: document.Section) -> str:
 def _block(block: document.Block) -> str:
     match block:
         case document.Headline():
-            return _headline(block)
+            lines = [f"**{block.value}%** (95% interval {block.interval}, {block.episodes} episodes)\n\n"]
+            for delta in block.deltas:
+                bounds = f" ({delta.interval})" if delta.interval else ""
+                lines.append(f"- **{delta.text}** points against {delta.against}{bounds}\n")
+            return "".join(lines) + (f"\n{escape(block.reading)}\n" if block.reading else "")
         case document.Table():
             return table_markdown(block)
         case document.Figure():
@@ -103,14 +107,6 @@ def _block(block: document.Block) -> str:
             return fence(block.text, block.language)
         case document.Transcripts():
             return "\n".join(_example(number, example) for number, example in enumerate(block.examples, 1))
-
-
-def _headline(block: document.Headline) -> str:
-    lines = [f"**{block.value}%** (95% interval {block.interval}, {block.episodes} episodes)\n\n"]
-    for delta in block.deltas:
-        bounds = f" ({delta.interval})" if delta.interval else ""
-        lines.append(f"- **{delta.text}** points against {delta.against}{bounds}\n")
-    return "".join(lines) + (f"\n{escape(block.reading)}\n" if block.reading else "")
 
 
 def _cell(cell: document.Cell, row: document.Row, column: document.Column, *, first: bool) -> str:
@@ -138,29 +134,22 @@ def _code(text: str) -> str:
 
 def _example(number: int, example: RevisionExample) -> str:
     live = f", {example.live_reward:.2f} live" if example.live_reward is not None else ""
-    head = (
+    text = (
         f"### {number}. {escape(example.instance)}\n\n"
         f"Sample {_code(example.sample_id)} of tree {_code(example.tree_id)}: reward {example.bad_reward:.2f} "
         f"to {example.good_reward:.2f}{live}; split after step {example.split}, cut after step {example.cut}.\n"
     )
-    return head + "".join(_turn(turn) for turn in example.turns)
-
-
-def _turn(turn: Turn) -> str:
-    return "\n" + " · ".join(_turn_labels(turn)) + "\n\n" + fence(turn.text) + _judgement(turn)
-
-
-def _turn_labels(turn: Turn) -> Iterator[str]:
-    yield f"**{turn.role}**"
-    if turn.role == "assistant":
-        yield wording.PARTS[turn.part]
-    if turn.train:
-        yield "**trained**"
-    if turn.first_error:
-        yield "**first error**"
-    if turn.verdict:
-        yield f"judged {escape(turn.verdict)}"
-
-
-def _judgement(turn: Turn) -> str:
-    return f"\nReply of the judge:\n\n{fence(turn.judge_reply)}" if turn.judge_reply else ""
+    for turn in example.turns:
+        labels = [f"**{turn.role}**"]
+        if turn.role == "assistant":
+            labels.append(wording.PARTS[turn.part])
+        if turn.train:
+            labels.append("**trained**")
+        if turn.first_error:
+            labels.append("**first error**")
+        if turn.verdict:
+            labels.append(f"judged {escape(turn.verdict)}")
+        text += "\n" + " · ".join(labels) + "\n\n" + fence(turn.text)
+        if turn.judge_reply:
+            text += f"\nReply of the judge:\n\n{fence(turn.judge_reply)}"
+    return text

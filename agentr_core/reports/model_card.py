@@ -63,9 +63,35 @@ class Card:
     ancestry: tuple[str, ...]
 
 
+def _front_matter(card: Card) -> str:
+    data = ModelCardData(
+        base_model=card.parent or None,
+        license=card.licence or None,
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=["agentr", card.method, *card.worlds],
+    )
+    return str(data.to_yaml())
+
+
 def render_card(card: Card) -> str:
     """Return the card as the README.md of a model directory: YAML that the hub reads, then text."""
     parent = f"`{card.parent}`" if card.parent else "a model that its maker did not name"
+    rows = [
+        f"| {score.name} ({score.split}) | {wording.measured(score.success)} | {gain(score.gain)} | {score.success.n} |"
+        for score in card.scores
+    ]
+    scores = "It was not evaluated."
+    if rows:
+        scores = "\n".join(["| set | success % | gain over base | episodes |", "|---|---|---|---|", *rows])
+    facts = {
+        "trained tokens": f"{card.trained_tokens:,}",
+        "optimizer steps": f"{card.steps:,}",
+        "dataset hash": card.dataset_hash or "none: it was trained on episodes of its own",
+        "SHA-256 of the weights": card.weights_sha256,
+        **card.versions,
+    }
+    table_of_facts = "\n".join(f"| {name} | {fact} |" for name, fact in facts.items())
     return f"""---
 {_front_matter(card)}
 ---
@@ -77,7 +103,7 @@ method {card.method}.
 
 ## Scores on held-out instances
 
-{_scores(card.scores)}
+{scores}
 
 Success is the environment's own flag, with its 95% interval (Wilson's, or clustered where several
 episodes are of one instance); the gain is over the model that the run began with, paired by
@@ -87,7 +113,7 @@ instance.
 
 | | |
 |---|---|
-{_facts(card)}
+{table_of_facts}
 
 <details><summary>The resolved recipe</summary>
 {_ARM.format(card.arm_of) if card.arm_of else ""}
@@ -109,38 +135,6 @@ _ARM = """
 It is that of an arm of comparison {}: `agentr compare` makes it of the recipe of the comparison,
 and it does not load by itself.
 """
-
-
-def _front_matter(card: Card) -> str:
-    data = ModelCardData(
-        base_model=card.parent or None,
-        license=card.licence or None,
-        library_name="transformers",
-        pipeline_tag="text-generation",
-        tags=["agentr", card.method, *card.worlds],
-    )
-    return str(data.to_yaml())
-
-
-def _scores(scores: tuple[CardScore, ...]) -> str:
-    if not scores:
-        return "It was not evaluated."
-    rows = [
-        f"| {score.name} ({score.split}) | {wording.measured(score.success)} | {gain(score.gain)} | {score.success.n} |"
-        for score in scores
-    ]
-    return "\n".join(["| set | success % | gain over base | episodes |", "|---|---|---|---|", *rows])
-
-
-def _facts(card: Card) -> str:
-    facts = {
-        "trained tokens": f"{card.trained_tokens:,}",
-        "optimizer steps": f"{card.steps:,}",
-        "dataset hash": card.dataset_hash or "none: it was trained on episodes of its own",
-        "SHA-256 of the weights": card.weights_sha256,
-        **card.versions,
-    }
-    return "\n".join(f"| {name} | {fact} |" for name, fact in facts.items())
 
 
 # Success per iteration of one run, as a short table for a terminal or a Prefect artifact.
@@ -198,7 +192,23 @@ def _table(reports: Sequence[IterationReport]) -> Table:
         Column(f"Reward {wording.TIMES}100"),
         Column("Episodes"),
     )
-    rows = [_row(scores[key], base) for key in sorted(scores)]
+    rows = []
+    for _, score in sorted(scores.items()):
+        against = gain(score.versus_base)
+        if score.versus_base is None and base is not None and score is not base:
+            against = wording.points(score.success.value - base.success.value)
+        rows.append(
+            Row(
+                (
+                    wording.iteration(score.iteration),
+                    wording.percent(score.success.value),
+                    wording.interval(score.success),
+                    against,
+                    wording.percent(score.reward.value),
+                    wording.count(score.success.n),
+                )
+            )
+        )
     return Table(columns, (*rows, *unfinished_rows(columns, [one for one in pending if one.name == "test"])))
 
 
@@ -236,21 +246,5 @@ def _set_row(name: str, score: IterationScore, success: Estimate, versus_base: E
             wording.interval(success),
             gain(versus_base),
             wording.count(success.n),
-        )
-    )
-
-
-def _row(score: IterationScore, base: IterationScore | None) -> Row:
-    against = gain(score.versus_base)
-    if score.versus_base is None and base is not None and score is not base:
-        against = wording.points(score.success.value - base.success.value)
-    return Row(
-        (
-            wording.iteration(score.iteration),
-            wording.percent(score.success.value),
-            wording.interval(score.success),
-            against,
-            wording.percent(score.reward.value),
-            wording.count(score.success.n),
         )
     )

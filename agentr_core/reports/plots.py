@@ -51,7 +51,8 @@ def success(scores: Sequence[IterationScore], current: int) -> str:
     def y(share: float) -> float:
         return height - _BOTTOM - (height - _TOP - _BOTTOM) * share / top
 
-    svg = _canvas(height, "Held-out success by iteration: " + "; ".join(_spoken(score) for score in scores))
+    spoken = "; ".join(_point(score.iteration, score.success) for score in scores)
+    svg = _canvas(height, f"Held-out success by iteration: {spoken}")
     for tick in range(5):
         _ruler(svg, y(top * tick / 4), f"{100 * top * tick / 4:g}", first=tick == 0)
     base = next((score for score in scores if score.iteration == BASE), None)
@@ -158,14 +159,17 @@ def curves(series: Mapping[str, Sequence[float]], spoken: str, *, every: int = 1
     for value in ticks:
         _line(svg, "axis" if value == ticks[0] else "grid", left, y(value), _WIDTH - right, y(value))
         _text(svg, left - 7, y(value) + 4, _tick(value, ticks[1] - ticks[0]), "end", "tick")
-    named = iter(_apart([y(values[-1]) + 4 for values in series.values()]))
+    # The names at the ends, moved down where they would overlap.
+    heights, above = [y(values[-1]) + 4 for values in series.values()], -math.inf
+    for number in sorted(range(len(heights)), key=heights.__getitem__):
+        above = heights[number] = max(heights[number], above + _LEADING)
     for number, (name, values) in enumerate(series.items()):
         across = [left + (_WIDTH - left - right) * place / (steps - 1) for place in range(steps)]
         points = " ".join(f"{_at(x)},{_at(y(value))}" for x, value in zip(across, values, strict=True))
         dashes = {"stroke-dasharray": "4 3"} if number else {}
         group = ET.SubElement(svg, "g", {"class": f"s{number % _KINDS}"})
         ET.SubElement(group, "polyline", {"class": "line", "points": points, **dashes})
-        _text(svg, across[-1] + 5, next(named), name, "start", "tick")
+        _text(svg, across[-1] + 5, heights[number], name, "start", "tick")
     _text(svg, left, height - 8, str(every), "middle", "tick")
     _text(svg, _WIDTH - right, height - 8, str(steps * every), "middle", "tick")
     return _markup(svg)
@@ -257,20 +261,8 @@ def _tick(value: float, step: float) -> str:
     return told if value >= 0 else f"{wording.MINUS}{told.removeprefix('-')}"
 
 
-def _apart(heights: Sequence[float]) -> list[float]:
-    """Return the heights of lines of text, moved down where they would overlap."""
-    found, above = list(heights), -math.inf
-    for number in sorted(range(len(heights)), key=heights.__getitem__):
-        above = found[number] = max(heights[number], above + _LEADING)
-    return found
-
-
 def _point(number: int, estimate: Estimate) -> str:
     return f"{wording.iteration(number)} {wording.percent(estimate.value)}% ({wording.interval(estimate)})"
-
-
-def _spoken(score: IterationScore) -> str:
-    return _point(score.iteration, score.success)
 
 
 def _ceiling(share: float) -> float:

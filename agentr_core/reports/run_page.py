@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
@@ -15,7 +15,6 @@ from agentr_core.reports.document import (
     Column,
     Estimate,
     Figure,
-    FunnelStage,
     IterationReport,
     IterationScore,
     Legend,
@@ -54,13 +53,13 @@ def beside_table(scores: Sequence[BesideScore], measure: Literal["success", "rew
     worlds. Intervals are at 95%.
     """
     columns = (Column("Model", "text"), Column("Trained as", "text"), *map(Column, worlds), Column("mean"))
-    return Table(columns, tuple(_row(score, getattr(score, measure), worlds) for score in scores))
-
-
-def _row(score: BesideScore, found: Mapping[str, Estimate], worlds: Sequence[str]) -> Row:
-    cells: list[Cell] = [wording.measured(found[name]) if name in found else wording.NOTHING for name in worlds]
-    whole = fmean(found[name].value for name in worlds) if len(found) == len(worlds) else None
-    return Row((wording.iteration(score.iteration), score.mode, *cells, wording.percent(whole)))
+    rows = []
+    for score in scores:
+        values: Mapping[str, Estimate] = getattr(score, measure)
+        cells = [wording.measured(values[name]) if name in values else wording.NOTHING for name in worlds]
+        mean = fmean(values[name].value for name in worlds) if len(values) == len(worlds) else None
+        rows.append(Row((wording.iteration(score.iteration), score.mode, *cells, wording.percent(mean))))
+    return Table(columns, tuple(rows))
 
 
 _FROM_LAST = ("headline", "scores")
@@ -133,24 +132,19 @@ def _funnels(reports: Sequence[IterationReport]) -> Section:
             kinds.setdefault((report.funnel_title, tuple(stage.name for stage in report.funnel)), []).append(report)
     if not kinds:
         return not_measured("funnels", title, "no stage of data construction has been counted")
-    tables = tuple(_funnel(kind, some) for (kind, _), some in kinds.items())
-    return Section("funnels", title, tables, "Below each count: what was turned away before it came to that.")
-
-
-def _funnel(title: str, reports: Sequence[IterationReport]) -> Table:
-    columns = (Column(title, "text"), *(Column(wording.iteration(report.iteration)) for report in reports))
-    rows = []
-    for stages in zip(*(report.funnel for report in reports), strict=True):
-        rows.append(Row((wording.label(stages[0].name), *(wording.count(stage.count) for stage in stages)), "strong"))
-        rows += list(_rejected(stages))
-    return Table(columns, tuple(rows))
-
-
-def _rejected(stages: Sequence[FunnelStage]) -> Iterator[Row]:
-    for name in dict.fromkeys(name for stage in stages for name in stage.rejected):
-        counts = (stage.rejected.get(name) for stage in stages)
-        cells = (None if count is None else f"{wording.MINUS}{wording.count(count)}" for count in counts)
-        yield Row((wording.label(name), *cells), "minor")
+    tables = []
+    for (kind, _), alike in kinds.items():
+        columns = (Column(kind, "text"), *(Column(wording.iteration(report.iteration)) for report in alike))
+        rows = []
+        for stages in zip(*(report.funnel for report in alike), strict=True):
+            counts = (wording.count(stage.count) for stage in stages)
+            rows.append(Row((wording.label(stages[0].name), *counts), "strong"))
+            for name in dict.fromkeys(name for stage in stages for name in stage.rejected):
+                rejected = (stage.rejected.get(name) for stage in stages)
+                cells = (None if count is None else f"{wording.MINUS}{wording.count(count)}" for count in rejected)
+                rows.append(Row((wording.label(name), *cells), "minor"))
+        tables.append(Table(columns, tuple(rows)))
+    return Section("funnels", title, tuple(tables), "Below each count: what was turned away before it came to that.")
 
 
 def _costs(reports: Sequence[IterationReport]) -> Section:
@@ -162,23 +156,23 @@ def _costs(reports: Sequence[IterationReport]) -> Section:
         "A prompt counts once for each of its replies, a trained token once for each pass over the data. "
         "The evaluation of the base model is no iteration's."
     )
-    # Side by side, they would be wider than a page.
-    return Section("costs", title, (_times(reports), _tokens(reports)), note)
-
-
-def _times(reports: Sequence[IterationReport]) -> Table:
     parts = tuple(dict.fromkeys(part for report in reports for part in report.time))
-    spent = [[sum(one.time.values()), *(one.time.get(part, 0.0) for part in parts)] for one in reports]
-    return _by_iteration(reports, ("Time", *map(str.capitalize, parts)), spent, (wording.duration,) * (1 + len(parts)))
+    seconds = [[sum(report.time.values()), *(report.time.get(part, 0.0) for part in parts)] for report in reports]
+    says: list[Callable[[float], str]] = [wording.duration] * (1 + len(parts))
+    times = _by_iteration(reports, ("Time", *map(str.capitalize, parts)), seconds, says)
 
-
-def _tokens(reports: Sequence[IterationReport]) -> Table:
-    priced = any(bill.cost is not None for report in reports for bill in _bills(report))
-    spent = [[*_token_counts(report), sum(bill.cost or 0.0 for bill in _bills(report))] for report in reports]
-    titles, says = ("Prompt tokens", "Completion tokens", "Trained tokens"), (_whole,) * 3
-    if not priced:
-        return _by_iteration(reports, titles, [counts[:-1] for counts in spent], says)
-    return _by_iteration(reports, (*titles, "Cost"), spent, (*says, wording.decimal))
+    titles = ["Prompt tokens", "Completion tokens", "Trained tokens"]
+    counts: list[list[float]] = [
+        [used.prompt, used.completion, used.all_trained] if (used := report.tokens) else [0, 0, 0] for report in reports
+    ]
+    says = [lambda number: wording.count(round(number))] * 3
+    if any(bill.cost is not None for report in reports for bill in _bills(report)):
+        titles.append("Cost")
+        says.append(wording.decimal)
+        for report, numbers in zip(reports, counts, strict=True):
+            numbers.append(sum(bill.cost or 0.0 for bill in _bills(report)))
+    # Side by side, they would be wider than a page.
+    return Section("costs", title, (times, _by_iteration(reports, titles, counts, says)), note)
 
 
 def _by_iteration(
@@ -198,15 +192,6 @@ def _by_iteration(
     return Table((Column("Iteration", "text"), *map(Column, titles)), tuple(rows))
 
 
-def _token_counts(report: IterationReport) -> tuple[int, int, int]:
-    tokens = report.tokens
-    return (tokens.prompt, tokens.completion, tokens.all_trained) if tokens else (0, 0, 0)
-
-
-def _whole(number: float) -> str:
-    return wording.count(round(number))
-
-
 def _bills(report: IterationReport) -> Sequence[Bill]:
     return report.tokens.bills if report.tokens else ()
 
@@ -219,36 +204,32 @@ def _pages(reports: Sequence[IterationReport]) -> Section:
     rows = []
     for report in reports:
         score = scores.get(report.iteration)
+        success: Cell = None
+        if score is not None:
+            success = _measured(score.success)
+        elif any(evaluation.iteration == report.iteration for evaluation in report.unfinished):
+            success = "not finished"
+        counts: list[Cell] = []
+        for name in names:
+            count = report.rows.get(name, 0)
+            where = document.listing(name, run=report.run_id, iteration=report.iteration)
+            counts.append(Link(wording.count(count), f"{report.viewer}{where}") if count else None)
         rows.append(
             Row(
                 (
                     Link(wording.iteration(report.iteration), f"{report_name(report.iteration)}.html"),
                     report.date,
-                    _said(report, score),
-                    *(_listed(report, name, report.rows.get(name, 0)) for name in names),
+                    success,
+                    *counts,
                 )
             )
         )
-    columns = (Column("Page", "text"), Column("Date", "text"), Column("Success %"))
+    columns = (
+        *(Column("Page", "text"), Column("Date", "text"), Column("Success %")),
+        *(Column(name.capitalize()) for name in names),
+    )
     note = f"The counts lead into the viewer, which shows them at {last.viewer} once the command agentr view runs."
-    return Section("reports", "Pages", (Table((*columns, *map(_titled, names)), tuple(rows)),), note if names else "")
-
-
-def _said(report: IterationReport, score: IterationScore | None) -> Cell:
-    if score is not None:
-        return _measured(score.success)
-    return "not finished" if any(one.iteration == report.iteration for one in report.unfinished) else None
-
-
-def _listed(report: IterationReport, name: str, count: int) -> Cell:
-    if not count:
-        return None
-    where = document.listing(name, run=report.run_id, iteration=report.iteration)
-    return Link(wording.count(count), f"{report.viewer}{where}")
-
-
-def _titled(name: str) -> Column:
-    return Column(name.capitalize())
+    return Section("reports", "Pages", (Table(columns, tuple(rows)),), note if names else "")
 
 
 # Runs side by side: the last model of each on the same held-out episodes, and its cost.
@@ -305,11 +286,23 @@ class RunsReport:
 
 def runs_sections(report: RunsReport) -> tuple[Section, ...]:
     """Return the sections of the page: the runs, success side by side, by depth, curves, cost."""
+    unshared = [
+        f"{label(report, place)}: {wording.count(score.success.n - score.shared)} of its "
+        f"{wording.count(score.success.n)} episodes of set {score.name} were not played by the first run, and are in "
+        "no difference."
+        for place, run in enumerate(report.runs)
+        for score in run.sets
+        if place and score.shared < score.success.n
+    ]
+    # The curves are of the first set that all runs played.
+    series = [of_sets(run.scores) for run in report.runs]
+    shared = next((name for name in (series[0] if series else {}) if all(name in sets for sets in series)), None)
+    lines = {} if shared is None else {f"{label(report, i)}, {shared}": sets[shared] for i, sets in enumerate(series)}
     return (
         _heads(report),
-        Section("paired", _PAIRED, (paired_table(report), *_unshared(report)), _NOTE),
+        Section("paired", _PAIRED, (paired_table(report), *map(Paragraph, unshared)), _NOTE),
         *_depths(report),
-        curves("Success by iteration", _lines(report)),
+        curves("Success by iteration", lines),
         _costs_of_runs(report),
     )
 
@@ -343,39 +336,20 @@ def paired_table(report: RunsReport) -> Table:
         Column("Shared episodes"),
     )
     names = tuple(dict.fromkeys(one.name for run in report.runs for one in run.sets))
-    rows = [
-        Row((name, label(report, place), *_paired(one, first=not place)))
-        for name in names
-        for place, run in enumerate(report.runs)
-        for one in run.sets
-        if one.name == name
-    ]
+    rows = []
+    for name in names:
+        for place, run in enumerate(report.runs):
+            for score in run.sets:
+                if score.name != name:
+                    continue
+                value = score.success
+                against: tuple[Cell, ...] = (*(wording.NOTHING,) * 3, wording.count(value.n))
+                if place:
+                    counts = map(wording.count, (score.won, score.lost, score.shared))
+                    against = (gain(score.difference), *counts)
+                whisker = Whisker(value.low, value.value, value.high)
+                rows.append(Row((name, label(report, place), wording.measured(value), whisker, *against)))
     return Table(columns, tuple(rows))
-
-
-def _paired(one: PairedScore, *, first: bool) -> tuple[Cell, ...]:
-    value = one.success
-    own = (wording.measured(value), Whisker(value.low, value.value, value.high))
-    if first:
-        return (*own, *(wording.NOTHING,) * 3, wording.count(value.n))
-    return (
-        *own,
-        gain(one.difference),
-        wording.count(one.won),
-        wording.count(one.lost),
-        wording.count(one.shared),
-    )
-
-
-def _unshared(report: RunsReport) -> list[Paragraph]:
-    told = [
-        f"{label(report, place)}: {wording.count(one.success.n - one.shared)} of its {wording.count(one.success.n)} "
-        f"episodes of set {one.name} were not played by the first run, and are in no difference."
-        for place, run in enumerate(report.runs)
-        for one in run.sets
-        if place and one.shared < one.success.n
-    ]
-    return list(map(Paragraph, told))
 
 
 def _depths(report: RunsReport) -> list[Section]:
@@ -391,15 +365,6 @@ def _depths(report: RunsReport) -> list[Section]:
     columns = (Column("Set", "text"), Column("Run", "text"), *(Column(f"Depth {depth}") for depth in depths))
     note = "Points against the first run in each difficulty class, with 95% intervals."
     return [Section("depths", "Difference by depth", (Table(columns, tuple(rows)),), note)]
-
-
-def _lines(report: RunsReport) -> dict[str, list[tuple[int, Estimate]]]:
-    """Return success by iteration of each run on the first set that all of them played."""
-    found = [of_sets(run.scores) for run in report.runs]
-    shared = [name for name in (found[0] if found else {}) if all(name in one for one in found)]
-    if not shared:
-        return {}
-    return {f"{label(report, place)}, {shared[0]}": one[shared[0]] for place, one in enumerate(found)}
 
 
 def _heads(report: RunsReport) -> Section:

@@ -193,7 +193,20 @@ def worlds(all_scores: Sequence[IterationScore], current: int) -> Table:
         for score in all_scores
         if (found := score.of_set(name))
     ]
-    rows += [_mean_row(score, current) for score in all_scores if score.worlds]
+    for score in all_scores:
+        if score.worlds:
+            # Each world counts the same, however many episodes it has.
+            cells = (
+                "mean of worlds",
+                wording.iteration(score.iteration),
+                wording.percent(_mean([world.success for world in score.worlds])),
+                wording.percent(_mean([world.reward for world in score.worlds])),
+                wording.NOTHING,
+                wording.percent(_mean([world.revision for world in score.worlds])),
+                wording.percent(_mean([world.revision_reward for world in score.worlds])),
+                wording.NOTHING,
+            )
+            rows.append(Row(cells, _tone(score, current)))
     rows += [_world_row(score, current, "all episodes", score) for score in all_scores if score.worlds]
     return Table(columns, tuple(rows))
 
@@ -212,21 +225,6 @@ def _world_row(score: IterationScore, current: int, name: str, found: SetScore |
         ),
         _tone(score, current),
     )
-
-
-def _mean_row(score: IterationScore, current: int) -> Row:
-    """Return the means over worlds: each counts the same, however many episodes it has."""
-    cells = (
-        "mean of worlds",
-        wording.iteration(score.iteration),
-        wording.percent(_mean([one.success for one in score.worlds])),
-        wording.percent(_mean([one.reward for one in score.worlds])),
-        wording.NOTHING,
-        wording.percent(_mean([one.revision for one in score.worlds])),
-        wording.percent(_mean([one.revision_reward for one in score.worlds])),
-        wording.NOTHING,
-    )
-    return Row(cells, _tone(score, current))
 
 
 def _mean(estimates: Sequence[Estimate | None]) -> float | None:

@@ -27,7 +27,6 @@ from agentr_core.reports.document import (
     Part,
     Row,
     Section,
-    SetScore,
     Stack,
     Table,
     TokenCounts,
@@ -46,7 +45,11 @@ def funnel(stages: Sequence[FunnelStage]) -> Table:
     rows = []
     before: int | None = None
     for stage in stages:
-        cells: tuple[Cell, ...] = (wording.label(stage.name), wording.count(stage.count), _ratio(stage.count, before))
+        ratio = wording.NOTHING
+        if before:
+            more = stage.count > before
+            ratio = f"{wording.TIMES}{stage.count / before:.1f}" if more else f"{100 * stage.count / before:.1f}%"
+        cells: tuple[Cell, ...] = (wording.label(stage.name), wording.count(stage.count), ratio)
         rows.append(Row((*cells, Bar(wording.share(stage.count, most) or 0.0)), "strong"))
         rows += [
             Row((wording.label(reason), f"{wording.MINUS}{wording.count(count)}", "", None), "minor")
@@ -196,12 +199,6 @@ def named(title: str, values: Mapping[str, str]) -> Table:
     return Table((Column(title, "text"), Column("", "code")), tuple(map(Row, values.items())))
 
 
-def _ratio(count: int, before: int | None) -> str:
-    if not before:
-        return wording.NOTHING
-    return f"{wording.TIMES}{count / before:.1f}" if count > before else f"{100 * count / before:.1f}%"
-
-
 def by_count(found: Counts) -> dict[str, int]:
     """Return counts, the largest first."""
     return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
@@ -219,6 +216,7 @@ def worlds(data: Mapping[str, Counts]) -> Table:
 
 def sections(report: IterationReport) -> tuple[Section, ...]:
     """Return the sections of a report in order, those of its method in their two places."""
+    note = "What of the training data each world gave; general data belongs to none."
     return (
         _headline(report),
         _scores(report),
@@ -226,7 +224,7 @@ def sections(report: IterationReport) -> tuple[Section, ...]:
         _revision(report),
         _loops(report),
         _funnel(report),
-        *([_data_by_world(report)] if report.worlds else []),
+        *([Section("data-worlds", "Training data by world", (worlds(report.worlds),), note)] if report.worlds else []),
         *report.data,
         _time(report),
         _tokens(report),
@@ -243,12 +241,24 @@ def headline(report: IterationReport) -> Headline | None:
     if score is None:
         return None
     estimate = score.success
+    deltas, readings = [], []
+    for other, difference in _comparisons(report):
+        against = wording.iteration(other)
+        if difference:
+            deltas.append(Delta(wording.points(difference.value), wording.points_interval(difference), against))
+            if difference.low <= 0 <= difference.high:
+                readings.append(f"No clear difference from {against}: the interval contains zero.")
+            else:
+                side = "Above" if difference.low > 0 else "Below"
+                readings.append(f"{side} {against}: the 95% interval of the difference excludes zero.")
+        elif earlier := report.score(other):
+            deltas.append(Delta(wording.points(estimate.value - earlier.success.value), "", against))
     return Headline(
         wording.percent(estimate.value),
         wording.interval(estimate),
         wording.count(estimate.n),
-        tuple(_deltas(report, estimate.value)),
-        " ".join(_reading(report)),
+        tuple(deltas),
+        " ".join(readings),
     )
 
 
@@ -282,65 +292,49 @@ def _scores(report: IterationReport) -> Section:
     return Section("scores", title, (table, *map(Paragraph, said)), note)
 
 
-def _depths(report: IterationReport) -> Section:
-    title = "Success by depth"
-    if not any(score.by_depth for score in report.scores):
-        return not_measured(
-            "depth", title, "the environment names no difficulty classes, or no model has been evaluated"
-        )
-    note = "Percent of held-out episodes solved in each difficulty class, with 95% intervals."
-    return Section("depth", title, (score_tables.by_depth(report.scores),), note)
-
-
 def _held_out(report: IterationReport) -> Iterator[Section]:
     """Yield scores by world and by set; where there is one of each, by difficulty alone."""
-    worlds = dict.fromkeys(one.name for score in report.scores for one in score.worlds)
+    scores, names = report.scores, score_tables.played_once(report.scores)
+    worlds = tuple(dict.fromkeys(world.name for score in scores for world in score.worlds))
     if worlds:
-        yield from _worlds(report, tuple(worlds))
-    if any(score.sets for score in report.scores):
-        yield from _sets(report)
+        note = (
+            "One model in each of its worlds, with 95% intervals. Differences to the base model are in points of "
+            "success, on the same episodes. In the mean of worlds each world counts the same."
+        )
+        yield Section("worlds", "Score by world", (score_tables.worlds(scores, report.iteration),), note)
+        deep = tuple(_by_depth(report, worlds, "World"))
+        if deep:
+            note = "Percent of held-out episodes solved in each difficulty class, with 95% intervals."
+            yield Section("depth-worlds", "Success by depth in each world", deep, note)
+    if any(score.sets for score in scores):
+        note = "Differences to the base model are in points, with 95% intervals, on the same episodes."
+        sets = score_tables.sets(scores, report.iteration, report.unfinished)
+        yield Section("sets", "Held-out sets", (sets,), note)
+        deep = tuple(_by_depth(report, names, "Set"))
+        if deep:
+            note = "Percent of episodes solved in each difficulty class, with 95% intervals."
+            yield Section("depth", "Success by depth", deep, note)
+        if names != score_tables.set_names(scores):
+            note = (
+                "pass@k is the chance that at least one of k sampled episodes of an instance succeeds. How far it lies "
+                "above pass@1 is what a method that learns from its own samples can gain."
+            )
+            yield Section("headroom", "Headroom: what sampling reaches", (score_tables.pass_at(scores),), note)
     elif not worlds:
-        yield _depths(report)
-
-
-def _worlds(report: IterationReport, names: tuple[str, ...]) -> Iterator[Section]:
-    note = (
-        "One model in each of its worlds, with 95% intervals. Differences to the base model are in points of success, "
-        "on the same episodes. In the mean of worlds each world counts the same."
-    )
-    yield Section("worlds", "Score by world", (score_tables.worlds(report.scores, report.iteration),), note)
-    deep = tuple(_by_depth(report, names, "World"))
-    if deep:
-        note = "Percent of held-out episodes solved in each difficulty class, with 95% intervals."
-        yield Section("depth-worlds", "Success by depth in each world", deep, note)
+        if any(score.by_depth for score in scores):
+            note = "Percent of held-out episodes solved in each difficulty class, with 95% intervals."
+            yield Section("depth", "Success by depth", (score_tables.by_depth(scores),), note)
+        else:
+            why = "the environment names no difficulty classes, or no model has been evaluated"
+            yield not_measured("depth", "Success by depth", why)
 
 
 def _by_depth(report: IterationReport, names: tuple[str, ...], what: str) -> Iterator[Block]:
     for name in names:
-        if any(score.by_depth for score in _played(report, name)):
+        played = [of_set for score in report.scores if (of_set := score.of_set(name))]
+        if any(score.by_depth for score in played):
             yield Paragraph(f"{what} {name}")
             yield score_tables.set_by_depth(report.scores, name, report.iteration)
-
-
-def _sets(report: IterationReport) -> Iterator[Section]:
-    note = "Differences to the base model are in points, with 95% intervals, on the same episodes."
-    yield Section(
-        "sets", "Held-out sets", (score_tables.sets(report.scores, report.iteration, report.unfinished),), note
-    )
-    deep = tuple(_by_depth(report, score_tables.played_once(report.scores), "Set"))
-    if deep:
-        note = "Percent of episodes solved in each difficulty class, with 95% intervals."
-        yield Section("depth", "Success by depth", deep, note)
-    if score_tables.played_once(report.scores) != score_tables.set_names(report.scores):
-        note = (
-            "pass@k is the chance that at least one of k sampled episodes of an instance succeeds. How far it lies "
-            "above pass@1 is what a method that learns from its own samples can gain."
-        )
-        yield Section("headroom", "Headroom: what sampling reaches", (score_tables.pass_at(report.scores),), note)
-
-
-def _played(report: IterationReport, name: str) -> list[SetScore]:
-    return [found for score in report.scores if (found := score.of_set(name))]
 
 
 def _revision(report: IterationReport) -> Section:
@@ -377,11 +371,6 @@ def _funnel(report: IterationReport) -> Section:
     return Section("funnel", title, (funnel(report.funnel),), note)
 
 
-def _data_by_world(report: IterationReport) -> Section:
-    note = "What of the training data each world gave; general data belongs to none."
-    return Section("data-worlds", "Training data by world", (worlds(report.worlds),), note)
-
-
 def _time(report: IterationReport) -> Section:
     title = "Where time went"
     total = sum(report.time.values())
@@ -415,19 +404,14 @@ def _errors(report: IterationReport) -> Section:
     record = report.errors
     if record is None:
         return not_measured("errors", title, "no events were recorded")
-    return Section("errors", title, tuple(_error_blocks(record)))
-
-
-def _error_blocks(record: ErrorRecord) -> Iterator[Block]:
+    blocks: list[Block] = []
     if record.refused:
-        yield counts("Refused action, by the environment's first words", "Steps", record.refused)
+        blocks.append(counts("Refused action, by the environment's first words", "Steps", record.refused))
     else:
-        yield Paragraph("No collected action was refused, or the environment does not tell.")
-    if record.stops:
-        yield stops(record)
-    else:
-        yield Paragraph("Not measured: why episodes stopped.")
-    yield faults(record) if record.faults else Paragraph("No exception was met.")
+        blocks.append(Paragraph("No collected action was refused, or the environment does not tell."))
+    blocks.append(stops(record) if record.stops else Paragraph("Not measured: why episodes stopped."))
+    blocks.append(faults(record) if record.faults else Paragraph("No exception was met."))
+    return Section("errors", title, tuple(blocks))
 
 
 def _recipe(report: IterationReport) -> Section:
@@ -455,23 +439,3 @@ def _comparisons(report: IterationReport) -> Iterator[tuple[int, Estimate | None
     yield BASE, report.versus_base
     if report.iteration - 1 != BASE:
         yield report.iteration - 1, report.versus_previous
-
-
-def _deltas(report: IterationReport, now: float) -> Iterator[Delta]:
-    for other, estimate in _comparisons(report):
-        against = wording.iteration(other)
-        if estimate:
-            yield Delta(wording.points(estimate.value), wording.points_interval(estimate), against)
-        elif score := report.score(other):
-            yield Delta(wording.points(now - score.success.value), "", against)
-
-
-def _reading(report: IterationReport) -> Iterator[str]:
-    for other, estimate in _comparisons(report):
-        if estimate is None:
-            continue
-        if estimate.low <= 0 <= estimate.high:
-            yield f"No clear difference from {wording.iteration(other)}: the interval contains zero."
-        else:
-            side = "Above" if estimate.low > 0 else "Below"
-            yield f"{side} {wording.iteration(other)}: the 95% interval of the difference excludes zero."

@@ -340,31 +340,26 @@ def put(con: Any, rows: Rows) -> None:
     if unknown:
         raise KeyError(f"the store has no table {sorted(unknown)}; its tables are {sorted(TABLES)}")
     for table, values in rows.items():
-        _put(con, table, values, update=TABLES[table].mutable)
-
-
-def _put(con: Any, table: str, rows: Sequence[Row], *, update: tuple[str, ...]) -> None:
-    if not rows:
-        return
-    columns = tuple(rows[0])
-    for row in rows:
-        if row.keys() != rows[0].keys():
-            raise ValueError(f"rows of {table} differ in their columns: {sorted(row.keys() ^ rows[0].keys())}")
-    changed = [column for column in update if column in columns]
-    distinct = settled(table, rows, changed) if changed else rows
-    data = pa.table({column: pa.array([row[column] for row in distinct]) for column in columns})
-    if changed:
-        key = ", ".join(map(quoted, TABLES[table].key))
-        values = ", ".join(f"{quoted(column)} = excluded.{quoted(column)}" for column in changed)
-        action = f"on conflict ({key}) do update set {values}"
-    else:
+        if not values:
+            continue
+        columns = tuple(values[0])
+        for row in values:
+            if row.keys() != values[0].keys():
+                raise ValueError(f"rows of {table} differ in their columns: {sorted(row.keys() ^ values[0].keys())}")
+        changed = [column for column in TABLES[table].mutable if column in columns]
+        distinct = settled(table, values, changed) if changed else values
+        data = pa.table({column: pa.array([row[column] for row in distinct]) for column in columns})
         action = "on conflict do nothing"
-    con.register("incoming", data)
-    try:
-        _check_writer(con, table, [column for column in TABLES[table].fixed if column in columns])
-        con.execute(f"insert into {quoted(table)} by name select * from incoming {action}")
-    finally:
-        con.unregister("incoming")
+        if changed:
+            key = ", ".join(map(quoted, TABLES[table].key))
+            assignments = ", ".join(f"{quoted(column)} = excluded.{quoted(column)}" for column in changed)
+            action = f"on conflict ({key}) do update set {assignments}"
+        con.register("incoming", data)
+        try:
+            _check_writer(con, table, [column for column in TABLES[table].fixed if column in columns])
+            con.execute(f"insert into {quoted(table)} by name select * from incoming {action}")
+        finally:
+            con.unregister("incoming")
 
 
 def _check_writer(con: Any, table: str, fixed: Sequence[str]) -> None:

@@ -61,10 +61,10 @@ def ask(
         return con.execute(sql, params).to_arrow_table()
     relation = con.sql(sql, params=params or None)
     names = _distinct(relation.columns)
-    columns = [
-        f"{f'cast(#{position} as varchar)' if _lossy(kind) else f'#{position}'} as {quoted(name)}"
-        for position, (name, kind) in enumerate(zip(names, relation.types, strict=True), start=1)
-    ]
+    columns = []
+    for position, (name, kind) in enumerate(zip(names, relation.types, strict=True), start=1):
+        lossy = any(word in str(kind) for word in _AS_TEXT)
+        columns.append(f"{f'cast(#{position} as varchar)' if lossy else f'#{position}'} as {quoted(name)}")
     return relation.project(", ".join(columns)).to_arrow_table()
 
 
@@ -156,10 +156,6 @@ def closed_door(error: duckdb.Error) -> ConfigError | None:
         found = re.search(r'"([^"]*)"', str(error))
         return ConfigError(f"SQL: {f'{found[1]} is a file, and ' if found else ''}{_FILES_ARE_SHUT}")
     return None
-
-
-def _lossy(kind: Any) -> bool:
-    return any(word in str(kind) for word in _AS_TEXT)
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
@@ -259,17 +255,14 @@ FORMATS: Mapping[str, Callable[[pa.Table], str]] = MappingProxyType(
 
 
 def _rows(answer: pa.Table) -> list[Sequence[Any]]:
-    columns = [_values(column) for column in answer.columns]
+    columns = []
+    for column in answer.columns:
+        try:
+            columns.append(column.to_pylist())
+        except (OverflowError, ValueError):
+            # Times beyond the years of Python's calendar.
+            columns.append(column.cast(pa.string()).to_pylist())
     return list(zip(*columns, strict=True)) if columns else []
-
-
-def _values(column: Any) -> list[Any]:
-    try:
-        found: list[Any] = column.to_pylist()
-    except (OverflowError, ValueError):
-        # Times beyond the years of Python's calendar.
-        found = column.cast(pa.string()).to_pylist()
-    return found
 
 
 def _plain(value: Any, *, none: str) -> str:

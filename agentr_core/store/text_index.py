@@ -63,7 +63,8 @@ class TextIndex:
 
         Raises `StoreError` if the file cannot be written.
         """
-        wanted = " ".join(map(_quoted, phrases(words)))
+        # Within quotes there are no operators.
+        wanted = " ".join('"' + phrase.replace('"', " ") + '"' for phrase in phrases(words))
         if not wanted:
             return Matches([], 0)
         with self._opened() as index:
@@ -107,11 +108,6 @@ def phrases(words: str) -> list[str]:
     """Return the words and phrases of a search, spelled as in the texts."""
     found = _WORDS.findall(words.replace("\0", " "))
     return [phrase or word for phrase, word in found if (phrase or word).strip()]
-
-
-def _quoted(words: str) -> str:
-    # Within quotes there are no operators.
-    return '"' + words.replace('"', " ") + '"'
 
 
 def found_texts(store: Store, rows: Sequence[int]) -> list[tuple[str, str]]:

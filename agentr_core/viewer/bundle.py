@@ -62,25 +62,23 @@ async def bundle(app: ASGIApp, folder: Path, *, start: str, most: int) -> Bundle
         folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as undoing:
         undoing.callback(folder.rmdir)
-        files, bundled = await _files(app, start, most)
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=None) as http:
+            pages, left_out = await _collected(http, start, most)
+            if not pages:
+                raise ConfigError(f"there is nothing at {start}; `agentr runs` lists what there is")
+            names = {start: "index.html"}
+            for path in pages.keys() - names.keys():
+                # Readable, and different for different addresses.
+                readable = re.sub("[^A-Za-z0-9]+", "-", path).strip("-")[:60]
+                names[path] = f"{readable}-{sha256(path.encode()).hexdigest()[:8]}.html"
+            files = {names[path]: _self_contained(text, names) for path, text in pages.items()}
+            files |= {name: (await http.get(f"/static/{name}")).text for name in _STATIC}
         undoing.pop_all()
     with writing(folder):
         for name, text in files.items():
             folder.joinpath(name).write_text(text, encoding="utf-8")
-    return bundled
-
-
-async def _files(app: ASGIApp, start: str, most: int) -> tuple[dict[str, str], Bundled]:
-    """Return the texts of the files by name, and how many pages there are."""
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=None) as http:
-        pages, left_out = await _collected(http, start, most)
-        if not pages:
-            raise ConfigError(f"there is nothing at {start}; `agentr runs` lists what there is")
-        names = {path: _name(path) for path in pages} | {start: "index.html"}
-        files = {names[path]: _self_contained(text, names) for path, text in pages.items()}
-        files |= {name: (await http.get(f"/static/{name}")).text for name in _STATIC}
-    return files, Bundled(len(pages), left_out)
+    return Bundled(len(pages), left_out)
 
 
 async def _collected(http: httpx.AsyncClient, start: str, most: int) -> tuple[dict[str, str], int]:
@@ -100,7 +98,10 @@ async def _collected(http: httpx.AsyncClient, start: str, most: int) -> tuple[di
         answer = await http.get(path)
         if answer.status_code >= 500:
             raise StoreError(f"the page {path} cannot be made; `agentr store check` says whether the store is sound")
-        if answer.status_code != 200 or (path != start and _belongs_elsewhere(answer.text, start)):
+        # The crumbs of a page name its run.
+        crumbs = _CRUMBS.search(answer.text)
+        above = _links(crumbs[0]) if crumbs and path != start else ()
+        if answer.status_code != 200 or any(_leads_elsewhere(link, start) for link in above if link != "/"):
             elsewhere.add(path)
             continue
         pages[path] = answer.text
@@ -121,12 +122,6 @@ def _links(text: str) -> list[str]:
     """Return the addresses that a page links to, without those of its styles and scripts."""
     found = (unescape(link) for *_, link, _ in _LINK.findall(text))
     return [link for link in found if not link.startswith("/static/")]
-
-
-def _belongs_elsewhere(text: str, start: str) -> bool:
-    """Return whether a page is of another run than the first page."""
-    crumbs = _CRUMBS.search(text)
-    return crumbs is not None and any(_leads_elsewhere(link, start) for link in _links(crumbs[0]) if link != "/")
 
 
 def _leads_elsewhere(link: str, start: str) -> bool:
@@ -150,8 +145,3 @@ def _self_contained(text: str, names: dict[str, str]) -> str:
     policy = HEADERS["Content-Security-Policy"].partition("; frame-ancestors")[0]
     head = f'<head>\n<meta http-equiv="Content-Security-Policy" content="{policy}">'
     return _LINK.sub(link, _FORM.sub("", text)).replace("<head>", head, 1)
-
-
-def _name(path: str) -> str:
-    """Return a readable file name for an address; different addresses have different names."""
-    return f"{re.sub('[^A-Za-z0-9]+', '-', path).strip('-')[:60]}-{sha256(path.encode()).hexdigest()[:8]}.html"

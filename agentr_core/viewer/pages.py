@@ -18,7 +18,6 @@ from agentr_core.store.codec.samples import load_samples
 from agentr_core.store.database import Store
 from agentr_core.store.queries.datasets import preference_head, rejection_counts, sample_head
 from agentr_core.store.queries.listings import (
-    EvaluationLine,
     Place,
     ancestry,
     entities_beginning,
@@ -109,7 +108,12 @@ def tree_drawing(
     spots = {node.number: (_MARGIN + _COLUMN * node.depth, _MARGIN + _ROW * rows[node.number]) for node in nodes}
     # Edges that were not taken are drawn below those that were.
     for node in sorted(nodes[1:], key=lambda node: _TONES.index(_tone(node, good, bad))):
-        _edge(svg, spots[node.parent], spots[node.number], _tone(node, good, bad))
+        (x1, y1), (x2, y2) = spots[node.parent], spots[node.number]
+        bend = x2 - _BEND
+        middle = (bend + x2) / 2
+        # Straight along the label of the parent, which is written above and below the edge.
+        curve = f"M{x1:g} {y1:g}H{bend:g}C{middle:g} {y1:g} {middle:g} {y2:g} {x2:g} {y2:g}"
+        ET.SubElement(svg, "path", {"class": f"edge {_tone(node, good, bad)}".strip(), "d": curve})
     most = max(node.visits for node in nodes)
     for node in nodes:
         _node(svg, node, tree_id, spots[node.number], most, _tone(node, good, bad))
@@ -148,15 +152,6 @@ def _tone(node: TreeNode, good: Collection[int], bad: Collection[int]) -> str:
     return "" if node.visits else "passed"
 
 
-def _edge(svg: ET.Element, start: tuple[float, float], end: tuple[float, float], tone: str) -> None:
-    (x1, y1), (x2, y2) = start, end
-    bend = x2 - _BEND
-    middle = (bend + x2) / 2
-    # Straight along the label of the parent, which is written above and below the edge.
-    curve = f"M{x1:g} {y1:g}H{bend:g}C{middle:g} {y1:g} {middle:g} {y2:g} {x2:g} {y2:g}"
-    ET.SubElement(svg, "path", {"class": f"edge {tone}".strip(), "d": curve})
-
-
 def _node(svg: ET.Element, node: TreeNode, tree_id: str, spot: tuple[float, float], most: int, tone: str) -> None:
     x, y = spot
     href = f"/node/{tree_id}/{node.number}"
@@ -172,11 +167,6 @@ def _node(svg: ET.Element, node: TreeNode, tree_id: str, spot: tuple[float, floa
         ET.SubElement(link, "circle", {**ring, "r": f"{radius + 3:.1f}"})
     action = visible(" ".join((node.action or ("start" if node.parent < 0 else "no action")).split()))
     _text(link, x + radius + 5, y - 5, action if len(action) <= _LABEL else action[: _LABEL - 1] + "…", "action")
-    _text(link, x + radius + 5, y + 13, _numbers(node), "numbers")
-    ET.SubElement(link, "title").text = f"node {node.number}: {action[:300]}"
-
-
-def _numbers(node: TreeNode) -> str:
     words = [f"{node.visits} {wording.TIMES}", wording.NOTHING if node.value is None else f"{node.value:.2f}"]
     if not node.duplicates:
         words.append("the expert's")
@@ -185,7 +175,8 @@ def _numbers(node: TreeNode) -> str:
     if not node.valid:
         words.append("invalid")
     words.extend(wording.label(word) for word in (node.verdict, node.stop) if word)
-    return " ".join(words)
+    _text(link, x + radius + 5, y + 13, " ".join(words), "numbers")
+    ET.SubElement(link, "title").text = f"node {node.number}: {action[:300]}"
 
 
 def _text(parent: ET.Element, x: float, y: float, text: str, kind: str) -> None:
@@ -301,7 +292,11 @@ def node(store: Store, tree_id: str, index: int) -> Page | None:
         "head": head,
         "node": nodes[index],
         "steps": steps,
-        "siblings": {step.node: _siblings(nodes.values(), nodes[step.node]) for step in steps if step.node is not None},
+        "siblings": {
+            number: [one for one in nodes.values() if one.parent == nodes[number].parent and one.number != number]
+            for number in (step.node for step in steps)
+            if number is not None
+        },
         "children": [one for one in nodes.values() if one.parent == index],
         "calls": by_position([c._replace(position=way[c.position]) for c in calls if c.position in way]),
         "ancestry": ancestry(store, f"{tree_id}#{index}", "node"),
@@ -353,10 +348,6 @@ def _ways(nodes: Collection[TreeNode], leaves: Iterable[int]) -> set[int]:
     return found
 
 
-def _siblings(nodes: Collection[TreeNode], chosen: TreeNode) -> list[TreeNode]:
-    return [one for one in nodes if one.parent == chosen.parent and one.number != chosen.number]
-
-
 def runs(store: Store) -> Page:
     """Return the page that lists the runs of a workspace."""
     return Page("runs", {"runs": run_lines(store)})
@@ -368,10 +359,18 @@ def run(store: Store, run_id: str) -> Page | None:
     if head is None:
         return None
     iterations = iteration_lines(store, run_id)
+    evaluations = evaluation_lines(store, run_id)
+    # The base of an evaluation is the earliest one of the same name.
+    firsts: dict[tuple[str, str], str] = {}
+    for line in evaluations:
+        firsts.setdefault((line.name, line.split), line.evaluation_id)
+    bases = [firsts[line.name, line.split] for line in evaluations]
     values = {
         "run": head,
         "iterations": iterations,
-        "evaluations": _with_bases(evaluation_lines(store, run_id)),
+        "evaluations": [
+            (line, base if base != line.evaluation_id else None) for line, base in zip(evaluations, bases, strict=True)
+        ],
         "events": event_lines(store, run_id),
         "learning": {one.iteration: group_steps(store, one.iteration_id) for one in iterations if one.groups},
         "rejections": {
@@ -405,7 +404,18 @@ def relatives(store: Store, trajectory_id: str) -> Page | None:
     members = family(store, trajectory_id)
     if not members:
         return None
-    return Page("family", {"trajectory_id": trajectory_id, "lines": _generations(members)})
+    ids = {member.child_id for member in members}
+    children: dict[str | None, list[Derivation]] = {}
+    for member in members:
+        children.setdefault(member.parent_id if member.parent_id in ids else None, []).append(member)
+    # Each after the one that it was made from; one with several parents stands below each of them.
+    lines: list[tuple[int, Derivation]] = []
+    waiting = [(0, member) for member in reversed(children.get(None, []))]
+    while waiting:
+        depth, member = waiting.pop()
+        lines.append((depth, member))
+        waiting.extend((depth + 1, child) for child in reversed(children.get(member.child_id, [])))
+    return Page("family", {"trajectory_id": trajectory_id, "lines": lines})
 
 
 def sample(store: Store, sample_id: str) -> Page | None:
@@ -491,34 +501,6 @@ def find(store: Store, words: str) -> Page:
         if len(known) == 1:
             instead = document.page_of(*known[0])
     return Page("", {}, elsewhere=instead)
-
-
-def _with_bases(evaluations: Sequence[EvaluationLine]) -> list[tuple[EvaluationLine, str | None]]:
-    """Return evaluations, each with the id of the earliest one of the same name, or None if it is
-    that one.
-    """
-    firsts: dict[tuple[str, str], str] = {}
-    for one in evaluations:
-        firsts.setdefault((one.name, one.split), one.evaluation_id)
-    bases = [firsts[one.name, one.split] for one in evaluations]
-    return [(one, base if base != one.evaluation_id else None) for one, base in zip(evaluations, bases, strict=True)]
-
-
-def _generations(members: Sequence[Derivation]) -> list[tuple[int, Derivation]]:
-    """Return the members of a family with their depth, each after the one that it was made from;
-    one with several parents stands below each of them.
-    """
-    known = {one.child_id for one in members}
-    children: dict[str | None, list[Derivation]] = {}
-    for one in members:
-        children.setdefault(one.parent_id if one.parent_id in known else None, []).append(one)
-    lines: list[tuple[int, Derivation]] = []
-    waiting = [(0, one) for one in reversed(children.get(None, []))]
-    while waiting:
-        depth, one = waiting.pop()
-        lines.append((depth, one))
-        waiting.extend((depth + 1, child) for child in reversed(children.get(one.child_id, [])))
-    return lines
 
 
 def origin(kind: str) -> Detail:

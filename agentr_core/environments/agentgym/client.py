@@ -226,7 +226,26 @@ class Connection:
                 time.sleep(wait)
 
     def _post(self, path: str, body: dict[str, Any], timeout: httpx.Timeout) -> Any:
-        return _read(f"{self.url}{path}", self._send("POST", path, body, timeout), self._kind)
+        where, response = f"{self.url}{path}", self._send("POST", path, body, timeout)
+        status = response.status_code
+        words = " ".join(response.text.split())[:300] or "without a word"
+        if status in _UNAVAILABLE:
+            raise EnvironmentUnavailable(f"{where} answered {status}: {words}")
+        if status == _LOCKED:
+            raise EnvironmentServerError(f"{where} answered {status} ({words}): set its token")
+        if status in _WRONG_SERVER:
+            raise EnvironmentServerError(
+                f"{where} answered {status} ({words}): this is not {self._kind}; correct the address"
+            )
+        if status != httpx.codes.OK:
+            raise EnvironmentRefusal(f"{where} answered {status}: {words}")
+        try:
+            answer = response.json()
+        except ValueError as error:
+            raise MalformedAnswer(f"{where} did not answer with JSON: {words}") from error
+        if isinstance(answer, dict) and "error" in answer:
+            raise EnvironmentRefusal(f"{where} answered: {answer['error']}")
+        return answer
 
     def _send(self, method: str, path: str, body: dict[str, Any] | None, timeout: httpx.Timeout) -> httpx.Response:
         where = f"{self.url}{path}"
@@ -264,26 +283,6 @@ def connection(
     holds the spare ids.
     """
     return Connection(url, timeout_s=timeout_s, patience_s=patience_s, answer_mib=answer_mib, kind=kind, token=token)
-
-
-def _read(where: str, response: httpx.Response, kind: str) -> Any:
-    status = response.status_code
-    said = " ".join(response.text.split())[:300] or "without a word"
-    if status in _UNAVAILABLE:
-        raise EnvironmentUnavailable(f"{where} answered {status}: {said}")
-    if status == _LOCKED:
-        raise EnvironmentServerError(f"{where} answered {status} ({said}): set its token")
-    if status in _WRONG_SERVER:
-        raise EnvironmentServerError(f"{where} answered {status} ({said}): this is not {kind}; correct the address")
-    if status != httpx.codes.OK:
-        raise EnvironmentRefusal(f"{where} answered {status}: {said}")
-    try:
-        answer = response.json()
-    except ValueError as error:
-        raise MalformedAnswer(f"{where} did not answer with JSON: {said}") from error
-    if isinstance(answer, dict) and "error" in answer:
-        raise EnvironmentRefusal(f"{where} answered: {answer['error']}")
-    return answer
 
 
 T = TypeVar("T")

@@ -237,24 +237,18 @@ def app(
         finally:
             await run_in_threadpool(seats.close_all)
 
-    return Starlette(lifespan=lifespan, middleware=[Middleware(Guard)], routes=_routes(wire, seats))
-
-
-def _routes(wire: Wire, seats: Seats) -> list[Route]:
-    """Return the routes of the contract."""
-    create = create_model("Create", id=(Number | None, None)) if wire.item_at_create else create_model("Create")
-    key: dict[str, Any] = {wire.id_key: (Number, ...)}
-    reset = create_model("Reset", **(key | {wire.item: (Number | None, None)}))
-    step = create_model("Step", **key, action=(str, ...))
-    close = create_model("Close", **key)
-
     async def alive(request: Request) -> Response:
         return PlainTextResponse("ok")
 
     async def list_envs(request: Request) -> Response:
         return JSONResponse(seats.ids())
 
-    return [
+    create = create_model("Create", id=(Number | None, None)) if wire.item_at_create else create_model("Create")
+    key: dict[str, Any] = {wire.id_key: (Number, ...)}
+    reset = create_model("Reset", **(key | {wire.item: (Number | None, None)}))
+    step = create_model("Step", **key, action=(str, ...))
+    close = create_model("Close", **key)
+    routes = [
         Route("/", alive),
         Route(f"{wire.prefix}/list_envs", list_envs),
         _get(wire, "/observation", seats.observation),
@@ -264,6 +258,7 @@ def _routes(wire: Wire, seats: Seats) -> list[Route]:
         _post(wire, "/step", step, seats.step),
         _post(wire, "/close", close, seats.close),
     ]
+    return Starlette(lifespan=lifespan, middleware=[Middleware(Guard)], routes=routes)
 
 
 def _post(wire: Wire, path: str, model: type[BaseModel], act: Callable[[Mapping[str, Any]], Any]) -> Route:

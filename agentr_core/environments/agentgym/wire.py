@@ -34,9 +34,26 @@ def read_ids(given: str, what: str) -> Sequence[int]:
     twice.
     """
     if names_file(given):
-        return _file(Path(given), what)
+        path = Path(given)
+        try:
+            items = [entry["item_id"] for entry in json.loads(path.read_text(encoding="utf-8"))]
+            ids = [int(match[1]) for item in items if (match := _ITEM.fullmatch(item))]
+        except FileNotFoundError:
+            raise DataFileError(
+                f"{what}: {placed(path)} is neither ranges such as 0-99,120 nor a file that exists"
+            ) from None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise DataFileError(
+                f"{what}: {path} is not a data file of AgentGym ({type(error).__name__}: {error})"
+            ) from error
+        if not ids or len(set(ids)) != len(items):
+            raise DataFileError(
+                f"{what}: {path} must have each instance once, as an item_id such as webshop_12; of {len(items)} items "
+                f"{len(set(ids))} are that"
+            )
+        return ids
     spaceless = str(given).replace(" ", "")
-    ids: list[int] = []
+    ids = []
     for part in spaceless.split(","):
         first, _, last = part.partition("-")
         if last and int(last) < int(first):
@@ -57,26 +74,6 @@ def check_apart(train: Sequence[int], test: Sequence[int], what: str) -> None:
     """Raise `ConfigError` if an instance is in both splits."""
     if both := set(train) & set(test):
         raise ConfigError(f"{what}: instance {min(both)} is in both train and test ({len(both)} are)")
-
-
-def _file(path: Path, what: str) -> Sequence[int]:
-    try:
-        items = [entry["item_id"] for entry in json.loads(path.read_text(encoding="utf-8"))]
-        ids = [int(found[1]) for item in items if (found := _ITEM.fullmatch(item))]
-    except FileNotFoundError:
-        raise DataFileError(
-            f"{what}: {placed(path)} is neither ranges such as 0-99,120 nor a file that exists"
-        ) from None
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DataFileError(
-            f"{what}: {path} is not a data file of AgentGym ({type(error).__name__}: {error})"
-        ) from error
-    if not ids or len(set(ids)) != len(items):
-        raise DataFileError(
-            f"{what}: {path} must have each instance once, as an item_id such as webshop_12; of {len(items)} items "
-            f"{len(set(ids))} are that"
-        )
-    return ids
 
 
 # What the agent is told about each world: its actions and the form of a reply, in our own

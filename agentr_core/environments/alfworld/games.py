@@ -88,7 +88,16 @@ def list_games(root: Path, split: str, cache: Path) -> tuple[Game, ...]:
         raise ConfigError(f"environment.options.data_dir: {folder} cannot be read ({error.strerror})") from error
     known = cache / f"{fingerprint('alfworld', VERSION, content)}.json"
     if not known.is_file():
-        _write(known, _read_all(folder, tasks))
+        games = _read_all(folder, tasks)
+        try:
+            known.parent.mkdir(parents=True, exist_ok=True)
+            draft = known.with_name(f"{known.name}.{os.getpid()}")
+            draft.write_bytes(_GAMES.dump_json(games))
+            draft.replace(known)
+        except OSError as error:
+            raise ConfigError(
+                f"environment.options.cache_dir: {known.parent} cannot be written ({error}); name another"
+            ) from error
     try:
         return _GAMES.validate_json(known.read_bytes())
     except (OSError, ValidationError) as error:
@@ -165,15 +174,3 @@ def _object(path: Path) -> tuple[Mapping[str, Any], str]:
     if not isinstance(content, dict):
         raise DataFileError(f"game file {path} is not a JSON object; {AGAIN}")
     return content, hashlib.sha256(written).hexdigest()
-
-
-def _write(known: Path, games: tuple[Game, ...]) -> None:
-    try:
-        known.parent.mkdir(parents=True, exist_ok=True)
-        draft = known.with_name(f"{known.name}.{os.getpid()}")
-        draft.write_bytes(_GAMES.dump_json(games))
-        draft.replace(known)
-    except OSError as error:
-        raise ConfigError(
-            f"environment.options.cache_dir: {known.parent} cannot be written ({error}); name another"
-        ) from error

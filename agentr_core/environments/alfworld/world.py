@@ -123,7 +123,13 @@ class AlfWorld:
         """Check the installed packages and find the folder of games; the games are listed when
         first needed. Raises `ConfigError`.
         """
-        _check_packages()
+        try:
+            installed = version("textworld")
+            version("fast-downward-textworld")
+        except PackageNotFoundError as error:
+            raise ConfigError(f"alfworld needs the package {error.name}: {_EXTRA}") from error
+        if not (1, 6) <= tuple(int(part) for part in installed.split(".")[:2] if part.isdecimal()) < (1, 8):
+            raise ConfigError(f"alfworld needs TextWorld 1.6 or 1.7, but {installed} is installed: {_EXTRA}")
         if not data_dir:
             raise ConfigError(
                 "alfworld needs a folder of games: set environment.options.data_dir or the variable ALFWORLD_DATA; "
@@ -243,7 +249,12 @@ class AlfWorld:
         self._instance = None
         self._opening += 1
         if self._game is None:
-            self._game = _engine()
+            try:
+                from agentr_core.environments.alfworld.engine import borrow
+
+                self._game = borrow()
+            except (ImportError, AttributeError, OSError) as error:
+                raise ConfigError(f"the engine of alfworld cannot be loaded ({error}): {_EXTRA}") from error
         try:
             text = self._game.open(content)
         # Parsers raise errors of many kinds, and the problem translator tries to exit the process.
@@ -294,22 +305,3 @@ def _list(root: Path, ids_dir: str, cache: Path, split: str) -> Mapping[int, Gam
 
 def _listed_in(ids_dir: str, split: str) -> Path:
     return Path(ids_dir) / f"mappings_{split}.json"
-
-
-def _check_packages() -> None:
-    try:
-        found = version("textworld")
-        version("fast-downward-textworld")
-    except PackageNotFoundError as error:
-        raise ConfigError(f"alfworld needs the package {error.name}: {_EXTRA}") from error
-    if not (1, 6) <= tuple(int(part) for part in found.split(".")[:2] if part.isdecimal()) < (1, 8):
-        raise ConfigError(f"alfworld needs TextWorld 1.6 or 1.7, but {found} is installed: {_EXTRA}")
-
-
-def _engine() -> HouseGame:
-    try:
-        from agentr_core.environments.alfworld.engine import borrow
-
-        return borrow()
-    except (ImportError, AttributeError, OSError) as error:
-        raise ConfigError(f"the engine of alfworld cannot be loaded ({error}): {_EXTRA}") from error

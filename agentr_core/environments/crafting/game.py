@@ -165,7 +165,16 @@ def _choices(problem: CraftingProblem, inventory: Inventory) -> Iterator[tuple[d
         listed = problem.members.get(tag, ())
         near = [m for m in listed if any(i.name in inventory for r in problem.recipes[m] for i in r.inputs)]
         tag_options[tag] = tuple(dict.fromkeys([*held, *near, *listed[:1]])) or (tag,)
-    reachable = _reachable(problem, tag_options)
+    reachable: set[str] = set()
+    frontier = [problem.goal]
+    while frontier:
+        item = frontier.pop()
+        if item in reachable:
+            continue
+        reachable.add(item)
+        for recipe in problem.recipes.get(item, ()):
+            for ingredient in recipe.inputs:
+                frontier.extend(tag_options[ingredient.name] if ingredient.is_tag else (ingredient.name,))
     recipe_options = {item: problem.recipes[item] for item in problem.recipes if item in reachable}
     names = [*tag_options, *recipe_options]
     for combination in itertools.product(*tag_options.values(), *recipe_options.values()):
@@ -174,20 +183,6 @@ def _choices(problem: CraftingProblem, inventory: Inventory) -> Iterator[tuple[d
             {item: chosen[item] for item in recipe_options},  # type: ignore[misc]
             {tag: chosen[tag] for tag in tag_options},  # type: ignore[misc]
         )
-
-
-def _reachable(problem: CraftingProblem, tag_options: Mapping[str, tuple[str, ...]]) -> set[str]:
-    found: set[str] = set()
-    frontier = [problem.goal]
-    while frontier:
-        item = frontier.pop()
-        if item in found:
-            continue
-        found.add(item)
-        for recipe in problem.recipes.get(item, ()):
-            for ingredient in recipe.inputs:
-                frontier.extend(tag_options[ingredient.name] if ingredient.is_tag else (ingredient.name,))
-    return found
 
 
 def _expand(
@@ -305,7 +300,11 @@ def answer(hop: Hop) -> str:
 
 def chain_text(hops: Sequence[Hop]) -> str:
     """Return the chain in words: what each item takes and what of it is lacking."""
-    return " ".join(_hop(hop) for hop in hops)
+    sentences = []
+    for hop in hops:
+        lacking = f"{hop.lacking[1]} {display(hop.lacking[0])}" if hop.lacking else "nothing"
+        sentences.append(f"{takes(hop.recipe)}; lacking {lacking}.")
+    return " ".join(sentences)
 
 
 def lazy_reply(hops: Sequence[Hop], items: Mapping[str, str]) -> str:
@@ -347,11 +346,6 @@ def optimal_replies(problem: CraftingProblem, chosen: Plan) -> list[str]:
 def _craft(recipe: Recipe, items: Mapping[str, str]) -> str:
     inputs = ", ".join(f"{i.count} {display(i.name)}" for i in ingredients(recipe, items))
     return f"craft {recipe.count} {display(recipe.output)} using {inputs}"
-
-
-def _hop(hop: Hop) -> str:
-    lacking = f"{hop.lacking[1]} {display(hop.lacking[0])}" if hop.lacking else "nothing"
-    return f"{takes(hop.recipe)}; lacking {lacking}."
 
 
 _CRAFT = re.compile(r"craft (.*) using (.*)")

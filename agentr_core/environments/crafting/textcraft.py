@@ -70,33 +70,27 @@ def listed_commands(
     """
     needed = _needed(world, goal, frozenset())
     rng = random.Random(derive_seed("textcraft-commands", instance.split == "procedural", instance.index))
-    others = _drawn_as_published(world, goal) if distractors == "published" else _drawn_once_each(world, needed, rng)
+    if distractors == "published":
+        places = list(_places(world, goal, frozenset()))
+        # The public code seeds its generator anew at each reset.
+        fixed = random.Random(_PUBLISHED_SEED)
+        drawable: dict[str, Recipe] = {}
+        for recipe in places:
+            for ingredient in recipe.inputs:
+                users = world.users_twice(ingredient.name)
+                for drawn in fixed.sample(users, min(MAX_DISTRACTORS, len(users))):
+                    drawable.setdefault(command(drawn), drawn)
+        others = [drawable[line] for line in sorted(drawable.keys() - {command(recipe) for recipe in places})]
+    else:
+        once_each: dict[Recipe, None] = {}
+        for recipe in needed:
+            for ingredient in recipe.inputs:
+                users = world.users(ingredient.name)
+                once_each.update(dict.fromkeys(rng.sample(users, min(MAX_DISTRACTORS, len(users)))))
+        others = [recipe for recipe in once_each if recipe not in needed]
     listed = [*needed, *rng.sample(others, min(MAX_DISTRACTORS, len(others)))]
     rng.shuffle(listed)
     return tuple(listed)
-
-
-def _drawn_once_each(world: RecipeBook, needed: dict[Recipe, None], rng: random.Random) -> list[Recipe]:
-    drawable: dict[Recipe, None] = {}
-    for recipe in needed:
-        for ingredient in recipe.inputs:
-            users = world.users(ingredient.name)
-            drawable.update(dict.fromkeys(rng.sample(users, min(MAX_DISTRACTORS, len(users)))))
-    return [recipe for recipe in drawable if recipe not in needed]
-
-
-def _drawn_as_published(world: RecipeBook, goal: str) -> list[Recipe]:
-    places = list(_places(world, goal, frozenset()))
-    needed = {command(recipe) for recipe in places}
-    # The public code seeds its generator anew at each reset.
-    rng = random.Random(_PUBLISHED_SEED)
-    drawable: dict[str, Recipe] = {}
-    for recipe in places:
-        for ingredient in recipe.inputs:
-            users = world.users_twice(ingredient.name)
-            for drawn in rng.sample(users, min(MAX_DISTRACTORS, len(users))):
-                drawable.setdefault(command(drawn), drawn)
-    return [drawable[line] for line in sorted(drawable.keys() - needed)]
 
 
 def _needed(world: RecipeBook, name: str, path: frozenset[str]) -> dict[Recipe, None]:

@@ -114,7 +114,10 @@ def observed(history: Sequence[Message], now: Sequence[Message]) -> str:
 
 def continues(history: Sequence[Message], now: Sequence[Message]) -> bool:
     """Return whether an agent's call goes on from a conversation."""
-    return len(now) > len(history) and all(map(_same, history, now))
+    return len(now) > len(history) and all(
+        ours.role == theirs.role and (ours.text == theirs.text or _normal(ours) == _normal(theirs))
+        for ours, theirs in zip(history, now, strict=False)
+    )
 
 
 def turn_of(told: Any) -> Message:
@@ -125,10 +128,6 @@ def turn_of(told: Any) -> Message:
         raise IllTypedAnswer(f"the gateway told {str(told)[:80]} in place of a turn; start the one of this version")
     role: Role = told["role"]
     return Message(role=role, text=told["text"])
-
-
-def _same(ours: Message, theirs: Message) -> bool:
-    return ours.role == theirs.role and (ours.text == theirs.text or _normal(ours) == _normal(theirs))
 
 
 def _normal(turn: Message) -> Any:

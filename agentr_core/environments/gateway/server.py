@@ -166,7 +166,12 @@ def _for_agents(desk: Desk) -> list[Route]:
     async def chat(request: Request) -> Response:
         key = request.path_params["key"]
         asked = await _read(request, ChatCall)
-        _check_answerable(asked)
+        # What the policy cannot answer is refused here; handed on, it would cost the episode.
+        _check_model(asked.model)
+        check_tools(asked.tools or [])
+        if asked.messages[-1].role == "assistant":
+            why = "messages: the last turn is the assistant's; end with one of the user, a tool or the system"
+            raise Refused(400, why, "invalid_request", "messages")
         again = request.headers.get("x-stainless-retry-count", "0") != "0"
         call = desk.ask(key, asked.turns(), again=again)
         return Observed(
@@ -280,17 +285,6 @@ def _for_runs(desk: Desk) -> list[Route]:
         _post("/run/next", following),
         _post("/run/close", closed),
     ]
-
-
-def _check_answerable(call: ChatCall) -> None:
-    """Raise `Refused` for a call that the policy cannot answer; handed on, it would cost the
-    episode.
-    """
-    _check_model(call.model)
-    check_tools(call.tools or [])
-    if call.messages[-1].role == "assistant":
-        why = "messages: the last turn is the assistant's; end with one of the user, a tool or the system"
-        raise Refused(400, why, "invalid_request", "messages")
 
 
 def _check_model(name: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -212,8 +213,13 @@ def same_value(one: str, other: str) -> bool:
         return True
     if max(len(one), len(other)) > 4 * MOST_CHARACTERS:
         return False
-    pairs = product(_readings(plain(one)), _readings(plain(other)))
-    return any(_same_text(first, second) or _same(first, second) for first, second in pairs)
+    for first, second in product(_readings(plain(one)), _readings(plain(other))):
+        if _same_text(first, second):
+            return True
+        with suppress(Unreadable, RecursionError):
+            if _alike(_node(tokens(first)), _node(tokens(second))):
+                return True
+    return False
 
 
 def _same_text(one: str, other: str) -> bool:
@@ -239,13 +245,6 @@ def _ungrouped(found: re.Match[str], text: str) -> str:
     before = text[: found.start()]
     inside = sum(before.count(sign) for sign in "([") + before.count(r"\{") - sum(before.count(sign) for sign in ")]")
     return found[0] if inside - before.count(r"\}") > 0 else found[0].replace(",", "")
-
-
-def _same(one: str, other: str) -> bool:
-    try:
-        return _alike(_node(tokens(one)), _node(tokens(other)))
-    except (Unreadable, RecursionError):
-        return False
 
 
 @dataclass(frozen=True)
@@ -310,8 +309,12 @@ def _element(parts: Sequence[str]) -> _Node:
         return _element(member[1])
     sides = _split(parts, _RELATIONS)
     if len(sides) > 1:
-        signs = tuple(_signs(parts))
-        return _Node("relation", tuple(map(_element, sides)), tuple(parts), signs)
+        signs, depth = [], 0
+        for token in parts:
+            depth += (token in _OPENING) - (token in _CLOSING)
+            if token in _RELATIONS and not depth:
+                signs.append(token)
+        return _Node("relation", tuple(map(_element, sides)), tuple(parts), tuple(signs))
     ratio_parts = _split(parts, (":",))
     if len(ratio_parts) > 1 and "|" not in parts:
         return _Node("ratio", tuple(map(_element, ratio_parts)), tuple(parts))
@@ -387,14 +390,6 @@ def _split(parts: Sequence[str], signs: Sequence[str]) -> list[list[str]]:
     return found
 
 
-def _signs(parts: Sequence[str]) -> Iterator[str]:
-    depth = 0
-    for token in parts:
-        depth += (token in _OPENING) - (token in _CLOSING)
-        if token in _RELATIONS and not depth:
-            yield token
-
-
 def _alike(one: _Node, other: _Node) -> bool:
     if one.text and one.text == other.text:
         return True
@@ -440,9 +435,9 @@ def _alike_leaves(one: _Node, other: _Node) -> bool:
     if _same_text(first.value, second.value) and first.power == second.power:
         return True
     printed = is_printed(one.tokens) or is_printed(other.tokens)
-    infinite = [_infinity(each.value) for each in (first, second)]
-    if any(infinite):
-        return infinite[0] == infinite[1]
+    signless = ["".join(each.value.split()).removeprefix("+") for each in (first, second)]
+    if any(value in _INFINITE for value in signless):
+        return signless[0] == signless[1]
     left, right = one.number, other.number
     if (
         "deg" in (first.unit, second.unit)
@@ -460,11 +455,6 @@ def _scaled(found: Sequence[Value | None], factor: Fraction) -> list[Value | Non
     return list(found) if factor == 1 else [None if value is None else value * factor for value in found]
 
 
-def _infinity(text: str) -> str:
-    joined = "".join(text.split()).removeprefix("+")
-    return joined if joined in _INFINITE else ""
-
-
 def _alike_relations(one: _Node, other: _Node) -> bool:
     intervals = [_intervals(each) for each in (one, other)]
     if all(intervals) and _bound_name(one) == _bound_name(other):
@@ -472,7 +462,8 @@ def _alike_relations(one: _Node, other: _Node) -> bool:
     for turned in (other, _turned(other)):
         if turned.signs == one.signs and _in_order(one.parts, turned.parts):
             return True
-    if len(one.signs) > 1 or len(other.signs) > 1 or not _leaves(one, other):
+    leaves = all(part.kind == "leaf" for relation in (one, other) for part in relation.parts)
+    if len(one.signs) > 1 or len(other.signs) > 1 or not leaves:
         return False
     (first, second), (third, fourth) = one.parts, other.parts
     sign = one.signs[0]
@@ -484,10 +475,6 @@ def _alike_relations(one: _Node, other: _Node) -> bool:
             return other.signs[0] == (sign if factor > 0 else _TURNED[sign])
         return False
     return sign == other.signs[0]
-
-
-def _leaves(*relations: _Node) -> bool:
-    return all(part.kind == "leaf" for relation in relations for part in relation.parts)
 
 
 def _turned(relation: _Node) -> _Node:

@@ -149,7 +149,14 @@ def plain(answer: str) -> str:
     """Return an answer in one notation: with commands for signs, without sizes, gaps and marks of
     mathematics or bold type, with words as they are.
     """
-    text = _without_box(" ".join(_ascii(answer).split()))
+    # Commands for the signs of Unicode, and none of its invisible ones.
+    text = _VULGAR.sub(_vulgar, answer)
+    text = _ROOT_SIGN.sub(lambda found: rf"\sqrt{{{found[1]}}}" if found[1] else r"\sqrt ", text)
+    for run, sign in ((_RAISED, "^"), (_LOWERED, "_")):
+        text = run.sub(lambda found, sign=sign: f"{sign}{{{unicodedata.normalize('NFKC', found[0])}}}", text)  # type: ignore[misc]
+    text = unicodedata.normalize("NFKC", text.translate(_UNICODE)).translate(_UNICODE)
+    text = "".join(sign for sign in text if unicodedata.category(sign) != "Cf")
+    text = _without_box(" ".join(text.split()))
     text = _REPEATING.sub(_fraction, _BOLD.sub(r"\2", text))
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
@@ -170,16 +177,6 @@ def bare(text: str) -> str:
     text = re.sub(r"(\\[A-Za-z]+)\0", r"\1", "".join(text.split()))
     text = re.sub(r"([_^]|\\[A-Za-z]+)\{([A-Za-z0-9])\}", r"\1\2", text)
     return re.sub(r"_\{(\d+)\}", r"_\1", text).replace("\0", " ")
-
-
-def _ascii(text: str) -> str:
-    """Return a text with commands for the signs of Unicode, and without invisible ones."""
-    text = _VULGAR.sub(_vulgar, text)
-    text = _ROOT_SIGN.sub(lambda found: rf"\sqrt{{{found[1]}}}" if found[1] else r"\sqrt ", text)
-    for run, sign in ((_RAISED, "^"), (_LOWERED, "_")):
-        text = run.sub(lambda found, sign=sign: f"{sign}{{{unicodedata.normalize('NFKC', found[0])}}}", text)  # type: ignore[misc]
-    text = unicodedata.normalize("NFKC", text.translate(_UNICODE)).translate(_UNICODE)
-    return "".join(sign for sign in text if unicodedata.category(sign) != "Cf")
 
 
 def _vulgar(found: re.Match[str]) -> str:
@@ -468,8 +465,10 @@ def _power(base: Value, exponent: Value) -> Value:
             if bits * abs(exponent) > _MOST_BITS:
                 raise Unreadable
             return base**exponent.numerator
-        if base > 0 and (root := _exact_root(base, exponent.denominator)) is not None:
-            return _power(root, Fraction(exponent.numerator))
+        if base > 0:
+            top, bottom = (_whole_root(part, exponent.denominator) for part in (base.numerator, base.denominator))
+            if top is not None and bottom is not None:
+                return _power(Fraction(top, bottom), Fraction(exponent.numerator))
     return _checked(_context().power(_real(base), _real(exponent)))
 
 
@@ -478,11 +477,6 @@ def _root(value: Value, degree: Value) -> Value:
     if odd and not _is_complex(value) and value < 0:
         return _times(Fraction(-1), _root(-value, degree))
     return _power(value, _quotient(Fraction(1), degree))
-
-
-def _exact_root(value: Fraction, degree: int) -> Fraction | None:
-    parts = [_whole_root(part, degree) for part in (value.numerator, value.denominator)]
-    return None if None in parts else Fraction(*parts)  # type: ignore[arg-type]
 
 
 def _whole_root(number: int, degree: int) -> int | None:

@@ -153,7 +153,14 @@ def final_answer(text: str, answers: Answers = "plain") -> str:
     box = last_box(within) if answers == "published" else boxed(within)
     if box is None:
         box = inside if closed and opened else ""
-    return _unwrapped(box, _TEXT) if answers == "published" else _plain(box)
+    if answers == "published":
+        return _unwrapped(box, _TEXT)
+    while True:
+        emphasis = _EMPHASIS.fullmatch(box.strip())
+        bare = _unwrapped(emphasis[2] + emphasis[3] if emphasis else box, _WRAPPED)
+        if bare == box:
+            return box
+        box = bare
 
 
 def boxed(text: str) -> str | None:
@@ -200,18 +207,6 @@ def _answer(found: list[Tag], text: str) -> str:
     """Return the content of the one answer of a text."""
     start, end = (tag for tag in found if tag.name == "answer")
     return text[start.end : end.start]
-
-
-def _plain(answer: str) -> str:
-    r"""Return an answer without white space around it, and without a `\text{...}` or marks of bold
-    type around all of it.
-    """
-    while True:
-        emphasis = _EMPHASIS.fullmatch(answer.strip())
-        bare = _unwrapped(emphasis[2] + emphasis[3] if emphasis else answer, _WRAPPED)
-        if bare == answer:
-            return answer
-        answer = bare
 
 
 def _unwrapped(answer: str, command: re.Pattern[str]) -> str:

@@ -104,7 +104,9 @@ def problem_of(
     depth = row.get("depth")
     if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int)):
         raise DataFileError(f"{where}: depth is {depth!r}; it must be a whole number, or left out")
-    question = _question(row, where)
+    name = next((name for name in _QUESTION if name in row), "question")
+    parts = [_text(row, body, where) for body in ("body", "Body") if body in row]
+    question = " ".join([*parts, _text(row, name, where)])
     golds = _golds(row, source, where)
     options = _options(row, where)
     if options:
@@ -140,10 +142,14 @@ def _plain_row(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         return row
     extra = row.get("extra_info")
     extra = {key: value for key, value in extra.items() if value is not None} if isinstance(extra, Mapping) else {}
+    # A prompt is a text, or turns, of which the last one of the user is the question.
+    prompt = row["prompt"]
+    if isinstance(prompt, list) and all(isinstance(turn, Mapping) for turn in prompt):
+        prompt = next((turn.get("content") for turn in reversed(prompt) if turn.get("role") == "user"), None)
     gold = rewarded.get("ground_truth")
     domain = _ABILITIES.get(str(row.get("ability")).lower())
     found = {
-        "question": extra.get("question") or _asked(row["prompt"], where),
+        "question": extra.get("question") or prompt,
         "answer": gold.get("target") if isinstance(gold, Mapping) else gold,
         "source": row.get("source", row.get("data_source")),
         "domain": row.get("domain") or (None if source_key(str(row.get("data_source"))) in _KNOWN else domain),
@@ -151,20 +157,6 @@ def _plain_row(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         "depth": row.get("depth"),
     }
     return {key: value for key, value in found.items() if value is not None}
-
-
-def _asked(prompt: Any, where: str) -> Any:
-    """Return the question of a prompt: a text, or the last turn of the user."""
-    if isinstance(prompt, list) and all(isinstance(turn, Mapping) for turn in prompt):
-        said = [turn.get("content") for turn in prompt if turn.get("role") == "user"]
-        return said[-1] if said else None
-    return prompt
-
-
-def _question(row: Mapping[str, Any], where: str) -> str:
-    name = next((name for name in _QUESTION if name in row), "question")
-    parts = [_text(row, body, where) for body in ("body", "Body") if body in row]
-    return " ".join([*parts, _text(row, name, where)])
 
 
 def _id(row: Mapping[str, Any], where: str) -> str:
@@ -280,7 +272,8 @@ def _option_letter(gold: str, known: Mapping[str, str]) -> str:
 
 
 def _solution(moves: Any, where: str) -> tuple[Move, ...]:
-    if moves is None or moves == [] or isinstance(moves, str) or _texts(moves):
+    of_texts = isinstance(moves, list) and all(isinstance(text, str) for text in moves)
+    if moves is None or isinstance(moves, str) or of_texts:
         return ()
     if not isinstance(moves, list) or not all(isinstance(move, Mapping) for move in moves):
         raise DataFileError(f'{where}: solution must be a list of objects with "thought", "tool" and "query"')
@@ -295,10 +288,6 @@ def _solution(moves: Any, where: str) -> tuple[Move, ...]:
     if not all(move.tool in CALLS for move in found[:-1]) or found[-1].tool:
         raise DataFileError(f"{where}: each move of a solution calls {' or '.join(CALLS)}, and the last one nothing")
     return found
-
-
-def _texts(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
 def _text(row: Mapping[str, Any], key: str, where: str) -> str:

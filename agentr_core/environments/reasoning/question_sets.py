@@ -78,34 +78,29 @@ def load(sets: tuple[str | QuestionFile, ...], domains: tuple[tuple[str, Domain]
     files = [question_file(entry) for entry in sets]
     if twice := [path for path, count in Counter(file.path for file in files).items() if count > 1]:
         raise ConfigError(f"{_SETTING} names {twice[0]} twice; name each set once")
-    found: dict[str, list[Problem]] = {}
+    splits: dict[str, list[Problem]] = {}
+    domain_of = dict(domains)
     for file in files:
-        for split, problem in _problems(file, dict(domains)):
-            found.setdefault(split, []).append(problem)
-    sources = {source_key(problem.source) for problems in found.values() for problem in problems}
+        seen: dict[tuple[str, str], str] = {}
+        equal: Counter[str] = Counter()
+        for split, row, where in _rows(file):
+            problem = problem_of(row, where, source=file.source, domains=domain_of)
+            if not problem.id:
+                name = f"{problem.source}-{fingerprint(problem.question, problem.golds)[:8]}"
+                equal[name] += 1
+                problem = replace(problem, id=name if equal[name] == 1 else f"{name}-{equal[name]}")
+            before = seen.setdefault((split, problem.id), where)
+            if before != where:
+                raise DataFileError(
+                    f"{where}: id {problem.id!r} stands at {before} too; ids must be unique in a split of a set"
+                )
+            splits.setdefault(split, []).append(problem)
+        if not seen:
+            raise DataFileError(f"{placed(place_of(file.path))} has no question; name another set in {_SETTING}")
+    sources = {source_key(problem.source) for problems in splits.values() for problem in problems}
     if unused := [source for source, _ in domains if source_key(source) not in sources]:
         raise ConfigError(f"environment.options.domains: no question has the source {unused[0]}; leave it out")
-    return {split: tuple(problems) for split, problems in found.items()}
-
-
-def _problems(file: QuestionFile, domains: Mapping[str, Domain]) -> Iterator[tuple[str, Problem]]:
-    """Yield the problems of a set with their splits."""
-    seen: dict[tuple[str, str], str] = {}
-    equal: Counter[str] = Counter()
-    for split, row, where in _rows(file):
-        problem = problem_of(row, where, source=file.source, domains=domains)
-        if not problem.id:
-            name = f"{problem.source}-{fingerprint(problem.question, problem.golds)[:8]}"
-            equal[name] += 1
-            problem = replace(problem, id=name if equal[name] == 1 else f"{name}-{equal[name]}")
-        before = seen.setdefault((split, problem.id), where)
-        if before != where:
-            raise DataFileError(
-                f"{where}: id {problem.id!r} stands at {before} too; ids must be unique in a split of a set"
-            )
-        yield split, problem
-    if not seen:
-        raise DataFileError(f"{placed(place_of(file.path))} has no question; name another set in {_SETTING}")
+    return {split: tuple(problems) for split, problems in splits.items()}
 
 
 def place_of(name: str) -> Path:

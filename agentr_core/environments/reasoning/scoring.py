@@ -88,28 +88,21 @@ def verdict(reply: str) -> bool | None:
     the answer wrong does, or right only in part, whatever else is said: what a denial denies is
     looked for in its clause. Titles in quotation marks say nothing, nor do questions or conditions.
     """
-    plain = _plain_reply(reply)
+    # In lower case, without marks of Markdown and what the reply quotes.
+    lines = "\n".join(" ".join(line.split()) for line in _MARKS.sub("", reply).splitlines() if line.strip())
+    text = lines.replace("\u2019t", "'t")
+    text = _QUOTED.sub(lambda found: found[0] if _WORD_ALONE.fullmatch(found[0]) else " it ", text).lower()
+    plain = _INSERTED.sub(r"\1", _BOTH_NAMED.sub(" ", _PREFIXED.sub("incorrect", text)))
     if last := _LAST.search(plain.rstrip(_ENDS)):
         return last["verdict"] == "correct"
     if labelled := [found["verdict"] == "correct" for found in _LABELLED.finditer(plain)]:
         return labelled[-1]
-    verdicts = [said for clause in _clauses(plain) for said in _verdicts(clause)]
-    return all(verdicts) if verdicts else None
-
-
-def _plain_reply(reply: str) -> str:
-    """Return a reply in lower case, without marks of Markdown and what it quotes."""
-    lines = "\n".join(" ".join(line.split()) for line in _MARKS.sub("", reply).splitlines() if line.strip())
-    text = lines.replace("\u2019t", "'t")
-    text = _QUOTED.sub(lambda found: found[0] if _WORD_ALONE.fullmatch(found[0]) else " it ", text).lower()
-    return _INSERTED.sub(r"\1", _BOTH_NAMED.sub(" ", _PREFIXED.sub("incorrect", text)))
-
-
-def _clauses(plain: str) -> Iterator[str]:
+    verdicts: list[bool] = []
     for sentence in _SENTENCE.split(_ASKS.sub(" ", plain)):
         for clause in _CLAUSE.split(sentence):
             if not _POSSIBLE.search(clause := _IDIOMS.sub(" ", clause)):
-                yield clause
+                verdicts += _verdicts(clause)
+    return all(verdicts) if verdicts else None
 
 
 def _verdicts(clause: str) -> Iterator[bool]:
@@ -299,7 +292,8 @@ def exact_match(prediction: str, golds: Sequence[str], answers: Answers = "plain
 
 def _named_options(prediction: str, options: Sequence[str]) -> set[int]:
     letters = {chr(ord("A") + place): place for place in range(len(options))}
-    if prediction not in letters and (same := _where(prediction, options)):
+    same = {place for place, option in enumerate(options) if option.strip() == prediction}
+    if prediction not in letters and same:
         return same
     found = _LETTERED.fullmatch(prediction)
     letter = letters.get(found[1].upper()) if found else None
@@ -318,10 +312,6 @@ def _with_text(text: str, options: Sequence[str]) -> set[int]:
     """Return the options that have a text, to the word or else in value."""
     same = {place for place, option in enumerate(options) if exact_match(text, [option])}
     return same or {place for place, option in enumerate(options) if same_value(text, option)}
-
-
-def _where(text: str, options: Sequence[str]) -> set[int]:
-    return {place for place, option in enumerate(options) if option.strip() == text}
 
 
 def _f1(said: Sequence[str], wanted: Sequence[str]) -> float:

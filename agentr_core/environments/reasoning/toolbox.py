@@ -112,19 +112,16 @@ def _told(ran: RanCode) -> str:
         return printed
     if ran.status == "empty":
         return _NOTHING
+    raised = ""
     # What code that was ended wrote there before does not say why.
-    raised = _raised(ran.stderr) if ran.status == "exception" else ""
+    if ran.status == "exception":
+        # The end of a traceback says what happened: the frames before it are of no use to a model.
+        # Without a traceback, it is the last line.
+        _, frame, rest = f"\n{ran.stderr.rstrip()}".rpartition('\n  File "')
+        lines = rest.splitlines()[1:] if frame else ran.stderr.strip().splitlines()[-1:]
+        raised = "\n".join(dropwhile(lambda line: line.startswith("  "), lines))
     wrong = raised or _FAILED.get(str(ran.status), "The code failed.")
     return "\n".join(filter(None, (wrong, ran.cause, printed and f"Before that, it printed:\n{printed}")))
-
-
-def _raised(stderr: str) -> str:
-    """Return the end of a traceback, which says what happened: the frames before it are of no use
-    to a model. Without a traceback, it is the last line.
-    """
-    _, frame, rest = f"\n{stderr.rstrip()}".rpartition('\n  File "')
-    lines = rest.splitlines()[1:] if frame else stderr.strip().splitlines()[-1:]
-    return "\n".join(dropwhile(lambda line: line.startswith("  "), lines))
 
 
 # Values that a forked process cannot share with its parent: threads, connections, process

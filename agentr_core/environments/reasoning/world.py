@@ -25,7 +25,7 @@ from agentr_core.environments.reasoning.grammar import steps as cut_steps
 from agentr_core.environments.reasoning.problems import AnswerGrader, Judged, Move, Problem, source_key
 from agentr_core.environments.reasoning.question_sets import QuestionSet
 from agentr_core.environments.replies import Instances
-from agentr_core.episodes.native_calls import Misread, NativeCall, NativeTurns, Tool, calling, read_call, text_arguments
+from agentr_core.episodes.native_calls import Misread, NativeTurns, Tool, calling, read_call, text_arguments
 from agentr_core.episodes.transcript import Continuation
 from agentr_core.errors import ConfigError, EnvironmentFault
 from agentr_core.protocols import Toolbox, Transcript
@@ -108,7 +108,21 @@ class InCalls:
         call = read_call(reply)
         if isinstance(call, Misread):
             return misread(call)
-        return _answer(reply) if call is None else _tagged(call)
+        if call is None:
+            box = boxed(outside_thoughts(reply))
+            if box is None:
+                return ""
+            action = f"<answer>\\boxed{{{box}}}</answer>"
+            read = call_in(action)
+            return action if read and read.name == "answer" else misread(Misread("an answer cannot hold a call"))
+        texts = text_arguments(call, tuple(TOOLS.values()))
+        if isinstance(texts, Misread):
+            return misread(texts)
+        (text,) = texts.values()
+        action = f"<{call.name}>{text.strip()}</{call.name}>"
+        if call_in(action) != (call.name, text.strip()):
+            return misread(Misread(f"a {call.name} cannot hold its own tags"))
+        return action
 
     def expert(self, instance: Instance) -> Sequence[str] | None:
         """Return the question set's solution as calls; None if it has none, or one of its tools is
@@ -129,25 +143,6 @@ class InCalls:
 
     def _told(self, action: str) -> str:
         return told(action) if action else NEITHER
-
-
-def _tagged(call: NativeCall) -> str:
-    texts = text_arguments(call, tuple(TOOLS.values()))
-    if isinstance(texts, Misread):
-        return misread(texts)
-    (text,) = texts.values()
-    action = f"<{call.name}>{text.strip()}</{call.name}>"
-    found = call_in(action)
-    return action if found == (call.name, text.strip()) else misread(Misread(f"a {call.name} cannot hold its own tags"))
-
-
-def _answer(reply: str) -> str:
-    box = boxed(outside_thoughts(reply))
-    if box is None:
-        return ""
-    action = f"<answer>\\boxed{{{box}}}</answer>"
-    found = call_in(action)
-    return action if found and found.name == "answer" else misread(Misread("an answer cannot hold a call"))
 
 
 _NO_CALL = "There is no call that this could be the result of."

@@ -227,7 +227,10 @@ class Simulator:
         try:
             return call()
         except Py4JJavaError as error:
-            raise EnvironmentFault(f"ScienceWorld's simulator broke at {what!r}: {_first_words(error)}") from error
+            # The second line of a Java exception names it.
+            lines = [line.strip(": ") for line in str(error).splitlines()]
+            name = lines[1] if len(lines) > 1 else lines[0]
+            raise EnvironmentFault(f"ScienceWorld's simulator broke at {what!r}: {name}") from error
         except Py4JError as error:
             raise EnvironmentUnavailable(self._loss(what)) from error
 
@@ -314,12 +317,6 @@ def _spawn(command: list[str], folder: str) -> subprocess.Popen[str]:
         raise ConfigError(
             f"Java cannot be run as {command[0]} ({error.strerror}); set environment.options.java, or {_INSTALL}"
         ) from error
-
-
-def _first_words(error: BaseException) -> str:
-    """Return the line of a Java exception that names it."""
-    lines = [line.strip(": ") for line in str(error).splitlines()]
-    return lines[1] if len(lines) > 1 else lines[0]
 
 
 # Simulators of ScienceWorld that are started once, shared by all episodes, and brought to the
@@ -414,7 +411,13 @@ class SharedSimulators:
         `ReplayDiverged` if one leads to another observation.
         """
         with self._lend(path, owner) as standing:
-            _bring(standing, path)
+            if standing.path is None or not standing.path.leads_to(path):
+                beginning = standing.begin(path.variation, path.simplifications)
+                _compare(path, "the beginning", beginning, path.first)
+            done = len(standing.path.deeds) if standing.path else 0
+            for position, deed in enumerate(path.deeds[done:], done):
+                observation = standing.act(deed.action).observation
+                _compare(path, f"step {position}, {deed.action!r},", observation, deed.observation)
             yield standing
 
     def release(self, owner: object) -> None:
@@ -519,18 +522,6 @@ def _nearness(standing: Standing, path: Path | None) -> int:
     if path is not None and standing.path is not None and standing.path.leads_to(path):
         return len(standing.path.deeds) + 1
     return 0 if standing.owner is None else -1
-
-
-def _bring(standing: Standing, path: Path) -> None:
-    """Carry out the missing actions of a path; a simulator that does not stand on it begins
-    anew.
-    """
-    if standing.path is None or not standing.path.leads_to(path):
-        _compare(path, "the beginning", standing.begin(path.variation, path.simplifications), path.first)
-    done = len(standing.path.deeds) if standing.path else 0
-    for position, deed in enumerate(path.deeds[done:], done):
-        observation = standing.act(deed.action).observation
-        _compare(path, f"step {position}, {deed.action!r},", observation, deed.observation)
 
 
 def _compare(path: Path, what: str, seen: str, recorded: str) -> None:

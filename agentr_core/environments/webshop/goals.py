@@ -139,6 +139,8 @@ def read_products(files: CatalogueFiles, limit: int = 0) -> Iterator[Product]:
 
 def _product(raw: Mapping[str, Any], annotation: Mapping[str, Any], wishes: Iterable[Mapping[str, Any]]) -> Product:
     bullets = raw["small_description"]
+    # One or two, as in "$9.99" or "$9.99 to $19.99".
+    prices = tuple(float(re.sub(r"[^\d.]", "", part)) for part in (raw.get("pricing") or "").split("$")[1:])
     return Product(
         asin=raw["asin"],
         title=raw["name"] or "",
@@ -147,7 +149,7 @@ def _product(raw: Mapping[str, Any], annotation: Mapping[str, Any], wishes: Iter
         product_category=raw["product_category"],
         description=raw["full_description"] or "",
         bullets=tuple(str(bullet) for bullet in (bullets if isinstance(bullets, list) else [bullets or ""])),
-        prices=_prices(raw.get("pricing")),
+        prices=prices[:2] or (NO_PRICE,),
         options={
             name.lower(): tuple(value["value"].strip().replace("/", " | ").lower() for value in values)
             for name, values in (raw["customization_options"] or {}).items()
@@ -165,12 +167,6 @@ def _product(raw: Mapping[str, Any], annotation: Mapping[str, Any], wishes: Iter
             for wish in wishes
         ),
     )
-
-
-def _prices(text: str | None) -> tuple[float, ...]:
-    """Return the one or two prices in a text such as "$9.99" or "$9.99 to $19.99"."""
-    found = tuple(float(re.sub(r"[^\d.]", "", part)) for part in (text or "").split("$")[1:])
-    return found[:2] or (NO_PRICE,)
 
 
 def _items(path: Path) -> Iterator[Any]:

@@ -94,15 +94,11 @@ def follow(catalogue: Catalogue, visit: Visit, action: str) -> Visit | None:
     match = ACTION.match(action)
     if match is None or visit.page == "end":
         return None
-    kind, argument = match[1], match[2].lower()
+    kind, button = match[1], match[2].lower()
     if kind == "search":
-        return Visit(page="results", query=argument)
-    if kind != "click" or argument not in buttons(catalogue, visit):
+        return Visit(page="results", query=button)
+    if kind != "click" or button not in buttons(catalogue, visit):
         return None
-    return _click(catalogue, visit, argument)
-
-
-def _click(catalogue: Catalogue, visit: Visit, button: str) -> Visit:
     if button == BUY.lower():
         return replace(visit, page="end")
     if button == BACK.lower():
@@ -193,8 +189,12 @@ def expert_replies(catalogue: Catalogue, goal: Goal) -> list[str] | None:
     """
     product = catalogue.product(goal.row)
     queries = [_query(_PRICE.sub("", goal.instruction)), _query(product.title)]
-    pages = {query: _page(catalogue, query, goal.row) for query in queries if query}
-    reached = {query: page for query, page in pages.items() if page is not None}
+    # The page of results that the product is on, counted from 0.
+    reached = {}
+    for query in filter(None, queries):
+        rows = catalogue.search(query)
+        if goal.row in rows:
+            reached[query] = rows.index(goal.row) // PER_PAGE
     if not reached:
         return None
     query = min(reached, key=lambda query: reached[query])
@@ -219,12 +219,6 @@ def wanted_options(goal: Goal, product: Product) -> Mapping[str, str]:
         close = exact or [(name, value) for name, value in open_values if options_met([wish], [value])]
         chosen.update(close[:1])
     return chosen
-
-
-def _page(catalogue: Catalogue, query: str, row: int) -> int | None:
-    """Return the page of results that a product is on, counted from 0; None if it is on none."""
-    found = catalogue.search(query)
-    return found.index(row) // PER_PAGE if row in found else None
 
 
 def _query(text: str) -> str:

@@ -133,21 +133,18 @@ def copy(con: Any, conditions: Mapping[str, str] = _NOTHING) -> None:
         name = f"{quoted(schema)}.{quoted(table)}"
         left.append(f"insert into store.{name} ({columns}) select {columns} from {OLD}.{name} where {condition}")
     while left:
-        later = [statement for statement in left if not _done(con, statement)]
+        later = []
+        for statement in left:
+            try:
+                con.execute(statement)
+            except duckdb.ConstraintException:
+                later.append(statement)
         if len(later) == len(left):
             raise StoreError(
                 "nothing was changed: a table that is not agentr's refers to rows that would go; remove what refers to "
                 "them first"
             )
         left = later
-
-
-def _done(con: Any, statement: str) -> bool:
-    try:
-        con.execute(statement)
-    except duckdb.ConstraintException:
-        return False
-    return True
 
 
 def compact(store: Store) -> Rewritten:
@@ -179,22 +176,16 @@ def _filled(
     ):
         with attached(con, store.path, OLD):
             result = fill(con)
-            _check_references(con, store.path)
+            # References that the old file does not have.
+            dangling = con.execute(_ORPHANS).fetchall()
+            if dangling:
+                raise StoreError(
+                    f"{store.path} was left as it is: written anew it would have {len(dangling)} references that point "
+                    f"nowhere, such as {' '.join(map(str, dangling[0]))}; look at it with `agentr store check`"
+                )
             counts = {table: con.execute(_GONE.format(table=quoted(table))).fetchall()[0][0] for table in TABLES}
         con.execute("checkpoint")
     return {table: count for table, count in counts.items() if count}, result
-
-
-def _check_references(con: Any, path: Path) -> None:
-    """Raise `StoreError` if the new file has a dangling reference that the old one does not
-    have.
-    """
-    new = con.execute(_ORPHANS).fetchall()
-    if new:
-        raise StoreError(
-            f"{path} was left as it is: written anew it would have {len(new)} references that point nowhere, such as "
-            f"{' '.join(map(str, new[0]))}; look at it with `agentr store check`"
-        )
 
 
 def _take_over(draft: Path, path: Path) -> None:

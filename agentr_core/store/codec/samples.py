@@ -50,6 +50,10 @@ def sample_rows(
         trajectory_id: the stored trajectory behind it, such as an expert's episode or a continued
             splice.
     """
+    origin = sample.provenance
+    # Which turns are examples is one of its further facts.
+    shown = [position for position, message in enumerate(sample.messages) if message.example]
+    extra = {**origin.extra, **({_EXAMPLES: shown} if shown else {})}
     return {
         "instance": [] if sample.instance is None else [instance_row(sample.instance)],
         "text": text_rows(
@@ -57,7 +61,18 @@ def sample_rows(
         ),
         "sample": [
             {
-                **_sample_row(sample_id, sample, iteration_id),
+                "sample_id": sample_id,
+                "iteration_id": iteration_id,
+                "kind": str(sample.kind),
+                "instance_id": None if sample.instance is None else sample.instance.key,
+                "tree_id": origin.tree_id or None,
+                "good_leaf": origin.good_leaf,
+                "bad_leaf": origin.bad_leaf,
+                "shared_steps": origin.split,
+                "cut": origin.cut,
+                "good_reward": origin.good_reward,
+                "bad_reward": origin.bad_reward,
+                "extra": canonical(extra),
                 "pair_id": pair_id,
                 "trajectory_id": trajectory_id,
             }
@@ -121,11 +136,33 @@ def load_samples(
         key: tuple(Span(**_part(part)) for _, _, *part in group) for key, group in groupby(parts, key=itemgetter(0, 1))
     }
     messages = {
-        key: tuple(_message(record, spans.get(record[:2], ())) for record in group)
+        key: tuple(
+            Message(role=role, spans=spans.get((key, position), ()), **_part(part))
+            for _, position, role, *part in group
+        )
         for key, group in groupby(records, key=itemgetter(0))
     }
-    found = {record[0]: _sample(record, messages.get(record[0], ())) for record in heads}
-    return found if ids is None else {key: found[key] for key in ids if key in found}
+    samples = {}
+    for key, kind, environment, split, index, tree_id, good_leaf, bad_leaf, shared, cut, good, bad, extra in heads:
+        further = json.loads(extra)
+        shown = set(further.pop(_EXAMPLES, ()))
+        turns = enumerate(messages.get(key, ()))
+        samples[key] = Sample(
+            kind=kind,
+            messages=tuple(replace(turn, example=True) if at in shown else turn for at, turn in turns),
+            instance=None if environment is None else Instance(environment=environment, split=split, index=index),
+            provenance=Provenance(
+                tree_id=tree_id or "",
+                good_leaf=good_leaf,
+                bad_leaf=bad_leaf,
+                split=shared,
+                cut=cut,
+                good_reward=good,
+                bad_reward=bad,
+                extra=further,
+            ),
+        )
+    return samples if ids is None else {key: samples[key] for key in ids if key in samples}
 
 
 def load_dataset(store: Store, dataset_id: str) -> list[tuple[str, Sample]]:
@@ -138,30 +175,6 @@ def load_dataset(store: Store, dataset_id: str) -> list[tuple[str, Sample]]:
     return [(sample_id, samples[sample_id]) for sample_id in ids]
 
 
-def _sample_row(sample_id: str, sample: Sample, iteration_id: str) -> Row:
-    origin = sample.provenance
-    return {
-        "sample_id": sample_id,
-        "iteration_id": iteration_id,
-        "kind": str(sample.kind),
-        "instance_id": None if sample.instance is None else sample.instance.key,
-        "tree_id": origin.tree_id or None,
-        "good_leaf": origin.good_leaf,
-        "bad_leaf": origin.bad_leaf,
-        "shared_steps": origin.split,
-        "cut": origin.cut,
-        "good_reward": origin.good_reward,
-        "bad_reward": origin.bad_reward,
-        "extra": canonical(_extra(sample)),
-    }
-
-
-def _extra(sample: Sample) -> dict[str, Any]:
-    """Return the further facts of a sample; they also say which of its turns are examples."""
-    shown = [position for position, message in enumerate(sample.messages) if message.example]
-    return {**sample.provenance.extra, **({_EXAMPLES: shown} if shown else {})}
-
-
 def _part_row(part: Message | Span) -> Row:
     return {
         "text_id": text_id(part.text),
@@ -170,11 +183,6 @@ def _part_row(part: Message | Span) -> Row:
         "finish_reason": part.finish_reason,
         "tokenizer": part.tokenizer,
     }
-
-
-def _message(record: tuple[Any, ...], spans: tuple[Span, ...]) -> Message:
-    _, _, role, *part = record
-    return Message(role=role, spans=spans, **_part(part))
 
 
 def _part(record: Sequence[Any]) -> dict[str, Any]:
@@ -187,27 +195,6 @@ def _part(record: Sequence[Any]) -> dict[str, Any]:
         "finish_reason": finish_reason,
         "tokenizer": tokenizer,
     }
-
-
-def _sample(record: tuple[Any, ...], messages: tuple[Message, ...]) -> Sample:
-    _, kind, environment, split, index, tree_id, good_leaf, bad_leaf, shared, cut, good, bad, extra = record
-    further = json.loads(extra)
-    shown = set(further.pop(_EXAMPLES, ()))
-    return Sample(
-        kind=kind,
-        messages=tuple(replace(one, example=True) if at in shown else one for at, one in enumerate(messages)),
-        instance=None if environment is None else Instance(environment=environment, split=split, index=index),
-        provenance=Provenance(
-            tree_id=tree_id or "",
-            good_leaf=good_leaf,
-            bad_leaf=bad_leaf,
-            split=shared,
-            cut=cut,
-            good_reward=good,
-            bad_reward=bad,
-            extra=further,
-        ),
-    )
 
 
 _EXAMPLES = "example_turns"

@@ -257,7 +257,16 @@ def call_rows(kind: CallKind, owner_id: str, steps: Iterable[tuple[int, Step]], 
             for text in (*(call.output for call in step.tool_calls), *(answer.text for answer in step.answers))
         ),
         "tool_call": [
-            {**_call_row(kind, owner_id, position, number, call), "given": position < given}
+            {
+                "kind": kind,
+                "owner_id": owner_id,
+                "position": position,
+                "number": number,
+                **answered_columns(call),
+                "cached": call.cached,
+                "output_bytes": len(call.output.encode()),
+                "given": position < given,
+            }
             for position, step in steps
             for number, call in enumerate(step.tool_calls)
         ],
@@ -347,18 +356,6 @@ def answer_of(columns: Sequence[Any]) -> Answer:
         completion_tokens=completion_tokens,
         thinks=bool(thinks),
     )
-
-
-def _call_row(kind: CallKind, owner_id: str, position: int, number: int, call: ToolCall) -> Row:
-    return {
-        "kind": kind,
-        "owner_id": owner_id,
-        "position": position,
-        "number": number,
-        **answered_columns(call),
-        "cached": call.cached,
-        "output_bytes": len(call.output.encode()),
-    }
 
 
 def answered_columns(call: ToolCall) -> Row:
@@ -514,12 +511,21 @@ def trajectory_rows(
         given: how many of its first steps were recorded earlier; their calls were not made again.
     """
     replies_from = draws or {}
+    numbers = {position: TOKENS_ONLY for position, step in enumerate(trajectory.steps) if has_tokens(step)}
+    numbers |= {position: draw.number for position, draw in replies_from.items()}
+    texts = [text for step in trajectory.steps for text in (step.reply, step.observation)]
     rows: Rows = {
         "instance": [instance_row(trajectory.instance)],
-        "text": text_rows(_texts(trajectory)),
+        "text": text_rows([trajectory.first_observation, *texts]),
         "trajectory": [
             {
-                **_trajectory_row(trajectory_id, trajectory),
+                "trajectory_id": trajectory_id,
+                "instance_id": trajectory.instance.key,
+                "first_observation_id": text_id(trajectory.first_observation),
+                "reward": float(trajectory.reward),
+                "success": trajectory.success,
+                "stop": str(trajectory.stop),
+                "num_steps": len(trajectory.steps),
                 "source": source,
                 "iteration_id": iteration_id,
                 "evaluation_id": evaluation_id,
@@ -528,7 +534,12 @@ def trajectory_rows(
             }
         ],
         "step": [
-            _step_row(trajectory_id, position, step, replies_from.get(position))
+            {
+                "trajectory_id": trajectory_id,
+                "position": position,
+                **step_columns(step),
+                "draw": numbers.get(position),
+            }
             for position, step in enumerate(trajectory.steps)
         ],
         "generation": [
@@ -640,37 +651,10 @@ def load_episodes(store: Store, evaluation_id: str) -> list[Episode]:
     ]
 
 
-def _texts(trajectory: Trajectory) -> list[str]:
-    said = (text for step in trajectory.steps for text in (step.reply, step.observation))
-    return [trajectory.first_observation, *said]
-
-
-def _trajectory_row(trajectory_id: str, trajectory: Trajectory) -> Row:
-    return {
-        "trajectory_id": trajectory_id,
-        "instance_id": trajectory.instance.key,
-        "first_observation_id": text_id(trajectory.first_observation),
-        "reward": float(trajectory.reward),
-        "success": trajectory.success,
-        "stop": str(trajectory.stop),
-        "num_steps": len(trajectory.steps),
-    }
-
-
 def _generation_rows(trajectory_id: str, position: int, step: Step, draw: Draw | None) -> Iterable[Row]:
     if draw is None:
         return step_tokens("step", trajectory_id, position, step)
     return [draw_row("step", trajectory_id, position, draw)]
-
-
-def _step_row(trajectory_id: str, position: int, step: Step, draw: Draw | None) -> Row:
-    number = TOKENS_ONLY if has_tokens(step) else None
-    return {
-        "trajectory_id": trajectory_id,
-        "position": position,
-        **step_columns(step),
-        "draw": number if draw is None else draw.number,
-    }
 
 
 _EPISODES = """

@@ -463,7 +463,21 @@ def load_trees(store: Store, tree_ids: Sequence[str]) -> dict[str, Tree]:
         records = con.execute(_NODES, [list(tree_ids)]).fetchall()
         calls = load_calls(con, "node", list(tree_ids))
     nodes = {
-        tree_id: tuple(_node(record, calls) for record in group)
+        tree_id: tuple(
+            Node(
+                index=index,
+                parent=parent,
+                depth=depth,
+                step=None if step[0] is None else read_step(step, calls.get((tree_id, index), {})),
+                visits=visits,
+                value_sum=value_sum,
+                terminal=terminal,
+                stop=None if stop is None else StopReason(stop),
+                dive=dive,
+                duplicates=duplicates,
+            )
+            for _, index, parent, depth, visits, value_sum, terminal, stop, dive, duplicates, *step in group
+        )
         for tree_id, group in groupby(records, key=itemgetter(0))
     }
     trees = {
@@ -579,22 +593,6 @@ def _node_row(tree_id: str, node: Node, draw: int | None) -> Row:
         "duplicates": node.duplicates,
         "draw": draw,
     }
-
-
-def _node(record: tuple[Any, ...], calls: Mapping[tuple[str, int], Mapping[str, Any]]) -> Node:
-    tree_id, index, parent, depth, visits, value_sum, terminal, stop, dive, duplicates, *step = record
-    return Node(
-        index=index,
-        parent=parent,
-        depth=depth,
-        step=None if step[0] is None else read_step(step, calls.get((tree_id, index), {})),
-        visits=visits,
-        value_sum=value_sum,
-        terminal=terminal,
-        stop=None if stop is None else StopReason(stop),
-        dive=dive,
-        duplicates=duplicates,
-    )
 
 
 _TREES = """

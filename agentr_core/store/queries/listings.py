@@ -228,25 +228,20 @@ def _walk(store: Store, entity: Entity, relation: str, depth: int, seen: set[Ent
         yield Ancestor(depth=depth, relation=relation, entity=entity, facts={}, seen=True)
         return
     seen.add(entity)
-    found = _facts(store, entity)
-    if found is None:
+    sql = ORIGINS.get(entity.kind)
+    rows = store.rows(f"select to_json(origin) from ({sql}) origin limit 1", entity.key) if sql else []
+    stored: dict[str, Any] | None = next((json.loads(row) for (row,) in rows), None)
+    if stored is None:
         return
-    origins = {name: ids for name, ids in found.items() if ": " in name and ids}
-    facts = {name: fact for name, fact in found.items() if ": " not in name and fact not in (None, "", [])}
+    if "model" in stored:
+        stored["model"] = weights_now(store, entity.key, stored["model"])
+    origins = {name: ids for name, ids in stored.items() if ": " in name and ids}
+    facts = {name: fact for name, fact in stored.items() if ": " not in name and fact not in (None, "", [])}
     yield Ancestor(depth=depth, relation=relation, entity=entity, facts=facts)
     for name, ids in origins.items():
         kind, _, how = name.partition(": ")
         for key in ids if isinstance(ids, list) else [ids]:
             yield from _walk(store, Entity(kind, key), how, depth + 1, seen)
-
-
-def _facts(store: Store, entity: Entity) -> dict[str, Any] | None:
-    sql = ORIGINS.get(entity.kind)
-    rows = store.rows(f"select to_json(origin) from ({sql}) origin limit 1", entity.key) if sql else []
-    facts: dict[str, Any] | None = next((json.loads(row) for (row,) in rows), None)
-    if facts is not None and "model" in facts:
-        facts["model"] = weights_now(store, entity.key, facts["model"])
-    return facts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
