@@ -107,7 +107,9 @@ def publish(staging: Path, destination: Path, manifest: Manifest) -> Manifest:
         ModelDirectoryError: the weights in `staging` are missing or damaged.
         OSError: the file system refuses, for example because it is full.
     """
-    _sync(staging)
+    for file in staging.rglob("*"):
+        if file.is_file():
+            sync(file)
     finished = dataclasses.replace(manifest, weights_sha256=weights_sha256(staging), files=_sizes(staging))
     write_whole(staging / MANIFEST, _MANIFEST.dump_json(finished, indent=1))
     if destination.exists():
@@ -160,9 +162,3 @@ def from_here(path: Path) -> Path:
 def _sizes(path: Path) -> dict[str, int]:
     files = sorted(file for file in path.rglob("*") if file.is_file())
     return {str(file.relative_to(path)): file.stat().st_size for file in files if file != path / MANIFEST}
-
-
-def _sync(path: Path) -> None:
-    for file in path.rglob("*"):
-        if file.is_file():
-            sync(file)

@@ -120,6 +120,18 @@ def make_trainer(
     """
     disable_progress_bars()
     assert isinstance(job.objective, Preference)
+    # A dataset with files of its own: TRL keeps what it computes from them beside these.
+    folder = job.work.references
+    with PartialState().main_process_first():
+        if not folder.exists():
+            draft = folder.with_suffix(".new")
+            columns = {
+                f"{side}_{name}": [list(getattr(getattr(row, side), name)) for row in rows]
+                for side in SIDES
+                for name in TokenRow._fields
+            }
+            Dataset.from_dict(columns).save_to_disk(draft)
+            draft.replace(folder)
     trainer = PlannedDPOTrainer(
         preference=job.objective.preference,
         plan=plan,
@@ -128,7 +140,7 @@ def make_trainer(
         model=parent.model,
         args=settings,
         data_collator=collate,
-        train_dataset=_stored(job, rows),
+        train_dataset=load_from_disk(folder),
         processing_class=parent.tokenizer,
         peft_config=parent.lora,
         callbacks=[MarkSaved()],
@@ -187,24 +199,6 @@ def collate(batch: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
 
 
 SIDES = ("chosen", "rejected")
-
-
-def _stored(job: TrainingJob, rows: Sequence[TokenPair]) -> Any:
-    """Return the rows as a dataset with its own files: TRL keeps what it computes from them beside
-    these.
-    """
-    folder = job.work.references
-    with PartialState().main_process_first():
-        if not folder.exists():
-            draft = folder.with_suffix(".new")
-            columns = {
-                f"{side}_{name}": [list(getattr(getattr(row, side), name)) for row in rows]
-                for side in SIDES
-                for name in TokenRow._fields
-            }
-            Dataset.from_dict(columns).save_to_disk(draft)
-            draft.replace(folder)
-    return load_from_disk(folder)
 
 
 def _check_references(job: TrainingJob, dataset: Any) -> None:

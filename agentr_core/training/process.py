@@ -341,7 +341,11 @@ async def train(job: TrainingJob, *, on_progress: Callable[[TrainingStep], None]
     """
     if job.output_dir.exists():
         return _finished(job)
-    _check_inputs(job)
+    base = adapter_base(job.model_dir) or job.model_dir
+    if not (base / "config.json").is_file():
+        raise ModelDirectoryError(f"{base} has no config.json; give a Hugging Face model directory")
+    if not job.dataset_file.is_file():
+        raise DataFault(f"dataset file {job.dataset_file} does not exist; build the dataset before training on it")
     _leave_foreign_work(job)
     process = TrainerProcess(
         module=WORKER,
@@ -354,14 +358,6 @@ async def train(job: TrainingJob, *, on_progress: Callable[[TrainingStep], None]
     )
     await process.run(on_progress)
     return _finished(job)
-
-
-def _check_inputs(job: TrainingJob) -> None:
-    base = adapter_base(job.model_dir) or job.model_dir
-    if not (base / "config.json").is_file():
-        raise ModelDirectoryError(f"{base} has no config.json; give a Hugging Face model directory")
-    if not job.dataset_file.is_file():
-        raise DataFault(f"dataset file {job.dataset_file} does not exist; build the dataset before training on it")
 
 
 def _leave_foreign_work(job: TrainingJob) -> None:
