@@ -161,11 +161,13 @@ class Encoder:
         tokens. Decoded alone, ids that begin with a space may lose it.
         """
         head = self._inside.head if self._goes_on(self._place(before)) else ()
-        start, whole = (self._decode(part) if part else "" for part in (head, (*head, *ids)))
+        start, whole = (
+            str(self._tokenizer.decode(list(part), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+            if part
+            else ""
+            for part in (head, (*head, *ids))
+        )
         return whole.removeprefix(start)
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def _place(self, before: int | None) -> int | None:
         """Return where a text stands, as far as that decides its ids: None at the beginning, the
