@@ -87,16 +87,12 @@ def tools_elsewhere(training_set: TrainingSet) -> str:
     """Return how many prompts offer tools, which verl reads from a file of its own; empty if
     none.
     """
-    count = sum(_offers(sample) for _, sample, _, _ in _episodes(training_set).values())
+    count = sum(sample.messages[0].role == "tools" for _, sample, _, _ in _episodes(training_set).values())
     return (
         f"left out are the tools that {count} prompts offer; name them to verl in `data.tool_config_path`"
         if count
         else ""
     )
-
-
-def _offers(sample: Sample) -> bool:
-    return sample.messages[0].role == "tools"
 
 
 def _answered(training_set: TrainingSet) -> bool:
