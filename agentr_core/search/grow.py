@@ -346,7 +346,12 @@ class Lead:
         be added, because the path has no room or the episode ends, the way ends before it.
         """
         arena, node, opened = self.arena, ROOT, frozenset[int]()
-        replies = await self._expert()
+        if self._replies is None:
+            env, instance = self.states.env, self.arena.instance
+            self._replies = await call(env, self.timer, partial(answers.expert, env, instance)) or ()
+            # An expert may have played in the environment to know its replies.
+            self.states.standing = None
+        replies = self._replies
         shown = steps_shown(len(replies), dives_done=arena.dives_done, give_up=self.config.give_up)
         for reply in replies[: min(shown, self.config.depth)] if replies else ():
             child = self._child(node, reply)
@@ -354,17 +359,15 @@ class Lead:
                 child = await self._add(node, reply)
                 if child is None:
                     break
-                opened |= self._open(node)
+                # There is a new node below, so the nodes on the way to it are open again.
+                closed = [
+                    index for index in (ROOT, *way_to(self.arena.nodes, node)) if self.arena.nodes[index].terminal
+                ]
+                for index in closed:
+                    self.arena.put(replace(self.arena.nodes[index], terminal=False))
+                opened |= frozenset(closed)
             node = child
         return node, opened
-
-    async def _expert(self) -> tuple[str, ...]:
-        if self._replies is None:
-            env, instance = self.states.env, self.arena.instance
-            self._replies = await call(env, self.timer, partial(answers.expert, env, instance)) or ()
-            # An expert may have played in the environment to know its replies.
-            self.states.standing = None
-        return self._replies
 
     def _child(self, node: int, reply: str) -> int | None:
         """Return the child of a node that stands for a reply."""
@@ -393,15 +396,6 @@ class Lead:
             self.states.standing = None
             return None
         return arena.add(node, outcome.step, None, duplicates=0, dive=arena.dives_done - 1)
-
-    def _open(self, node: int) -> frozenset[int]:
-        """Make the nodes from the root to `node` open, since there is a new one below; return those
-        that were not.
-        """
-        closed = [index for index in (ROOT, *way_to(self.arena.nodes, node)) if self.arena.nodes[index].terminal]
-        for index in closed:
-            self.arena.put(replace(self.arena.nodes[index], terminal=False))
-        return frozenset(closed)
 
 
 # Independent episodes stored as a tree, each a chain below the root: the control for the tree
