@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentr_core.errors import ConfigError, DataFileError
-from agentr_core.exchange.training_set import Launch, Origin, SampleRow, TrainingSet, opening
+from agentr_core.exchange.training_set import Origin, SampleRow, TrainingSet, opening
 from agentr_core.samples.chat_file import records
 from agentr_core.types import Message, Sample, SampleKind
 
@@ -73,7 +73,23 @@ def write(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
     pq.write_table(table, folder / FILE)
     if training_set.launch is not None:
         script = folder / SCRIPT
-        script.write_text(_script(training_set, training_set.launch), encoding="utf-8")
+        # A script that trains on the rows: with ET-Agent's reward if all are questions, else with a
+        # reward that the user names.
+        efficient = {row["data_source"] for row in rows} <= {*SOURCES.values()}
+        facts = ", ".join(f"{name} {fact}" for name, fact in training_set.facts.items() if name != "counts")
+        script.write_text(
+            _LAUNCH.format(
+                title=shlex.quote(" ".join(training_set.name.split())),
+                facts=" ".join(facts.split()),
+                count=len(rows),
+                needs=_NEEDS_EFFICIENCY if efficient else _NEEDS_REWARD,
+                reward=_EFFICIENCY.format(launch=training_set.launch) if efficient else _REWARD,
+                model=shlex.quote(training_set.launch.model),
+                workspace=shlex.quote(training_set.launch.workspace),
+                launch=training_set.launch,
+            ),
+            encoding="utf-8",
+        )
         script.chmod(0o755)
     return {"default": FILE}
 
@@ -150,25 +166,6 @@ def _row(
             **{name: origin.get(name) for name in ("run_id", "recipe", "dataset_id", "iteration")},
         },
     }
-
-
-def _script(training_set: TrainingSet, launch: Launch) -> str:
-    """Return a script that trains on the rows: with ET-Agent's reward if all are questions, else
-    with a reward that the user names.
-    """
-    rows = _rows(training_set)
-    efficient = {row["data_source"] for row in rows} <= {*SOURCES.values()}
-    facts = ", ".join(f"{name} {fact}" for name, fact in training_set.facts.items() if name != "counts")
-    return _LAUNCH.format(
-        title=shlex.quote(" ".join(training_set.name.split())),
-        facts=" ".join(facts.split()),
-        count=len(rows),
-        needs=_NEEDS_EFFICIENCY if efficient else _NEEDS_REWARD,
-        reward=_EFFICIENCY.format(launch=launch) if efficient else _REWARD,
-        model=shlex.quote(launch.model),
-        workspace=shlex.quote(launch.workspace),
-        launch=launch,
-    )
 
 
 _NEEDS_EFFICIENCY = """\

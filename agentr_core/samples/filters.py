@@ -64,27 +64,19 @@ def split(
         detail = f"from step {first} on it was read without its oldest turns; data.windowed is reject"
         return Rejection(stage=stage, subject=subject, reason="windowed", detail=detail)
     borders = [position for position, number in enumerate(dropped) if position == 0 or dropped[position - 1] != number]
-    made: list[Sample] = []
+    opening = opening_length(sample.messages)
+    stretches: list[Sample] = []
     for start, end in zip(borders, [*borders[1:], len(dropped)], strict=True):
-        messages = _stretch(sample.messages, start, end, dropped[start])
+        # What was read and said from reply `start` up to, not including, reply `end`; it ends with
+        # a reply.
+        first = opening + 2 * start
+        before = tuple(replace(message, train=False) for message in sample.messages[:first])
+        messages = windowed(before + sample.messages[first : opening + 2 * end - 1], dropped[start])
         if any(message.train for message in messages):
-            made.append(_numbered(sample, messages, number=len(made), dropped=dropped[start]))
-    return tuple(made)
-
-
-def _stretch(messages: tuple[Message, ...], start: int, end: int, dropped: int) -> tuple[Message, ...]:
-    """Return what was read and said from reply `start` up to, not including, reply `end`; it ends
-    with a reply.
-    """
-    opening = opening_length(messages)
-    first = opening + 2 * start
-    before = tuple(replace(message, train=False) for message in messages[:first])
-    return windowed(before + messages[first : opening + 2 * end - 1], dropped)
-
-
-def _numbered(sample: Sample, messages: tuple[Message, ...], *, number: int, dropped: int) -> Sample:
-    extra = {**sample.provenance.extra, "stretch": number, "dropped": dropped}
-    return replace(sample, messages=messages, provenance=replace(sample.provenance, extra=extra))
+            extra = {**sample.provenance.extra, "stretch": len(stretches), "dropped": dropped[start]}
+            provenance = replace(sample.provenance, extra=extra)
+            stretches.append(replace(sample, messages=messages, provenance=provenance))
+    return tuple(stretches)
 
 
 T = TypeVar("T")

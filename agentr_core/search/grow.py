@@ -191,7 +191,10 @@ async def expand(
         generations, dropped = await draw_within(sample, request, timer, fits, least=steps[-1].dropped if steps else 0)
     except PromptTooLong:
         return end_at_context_limit(arena, node)
-    firsts = first_of_equals(generations, same_reply(env, config))
+    # For each reply, the position of the first one that is equal to it.
+    key = same_reply(env, config)
+    seen: dict[str, int] = {}
+    firsts = [seen.setdefault(key(generation.text), position) for position, generation in enumerate(generations)]
     chosen = [generations[i] for i in sorted(set(firsts))]
     outcomes = await _branch(arena, node, states, chosen, config, timer, helper, request)
     outcomes = [read_through(outcome, dropped) for outcome in outcomes]
@@ -214,7 +217,7 @@ def _add_children(
 
     Args:
         generations: all replies that were drawn, with `seed`.
-        firsts: for each reply, the position of the first reply equal to it; see `first_of_equals`.
+        firsts: for each reply, the position of the first reply equal to it.
         outcomes: the outcomes of the replies that equal no earlier reply, in order.
     """
     first_created = len(arena.nodes)
@@ -304,12 +307,6 @@ def end_at_context_limit(arena: Arena, node: int) -> Growth:
 def same_reply(env: Environment, config: SearchConfig) -> Callable[[str], str]:
     """Return the function whose value two replies share if one child stands for both."""
     return env.parse if config.merge == "action" else str
-
-
-def first_of_equals(generations: Sequence[Generation], key: Callable[[str], str]) -> list[int]:
-    """Return for each reply the position of the first one with the same key."""
-    seen: dict[str, int] = {}
-    return [seen.setdefault(key(generation.text), position) for position, generation in enumerate(generations)]
 
 
 # Where the dives of a tree begin that has earned nothing: after the expert's first steps.

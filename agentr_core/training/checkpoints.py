@@ -127,19 +127,13 @@ def publish_step(staging: Path, output_dir: Path, manifest: Manifest, *, most: i
 
     What an interrupted try left for that step is replaced. Raises as `publish`.
     """
-    folder = step_folder(output_dir, manifest.steps)
+    # Its name is the id of that checkpoint.
+    folder = output_dir.with_name(f"{output_dir.name}@{manifest.steps}")
     shutil.rmtree(folder, ignore_errors=True)
     publish(staging, folder, manifest)
     if most is not None:
         for old in list(published_steps(output_dir).values())[:-most]:
             shutil.rmtree(old)
-
-
-def step_folder(output_dir: Path, step: int) -> Path:
-    """Return the folder of the weights after a step of the training that ends in `output_dir`; its
-    name is the id of that checkpoint.
-    """
-    return output_dir.with_name(f"{output_dir.name}@{step}")
 
 
 def published_steps(output_dir: Path) -> dict[int, Path]:

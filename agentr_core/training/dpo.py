@@ -145,7 +145,14 @@ def make_trainer(
         peft_config=parent.lora,
         callbacks=[MarkSaved()],
     )
-    _check_references(job, trainer.train_dataset)
+    if not all(np.isfinite(trainer.train_dataset[f"ref_{side}_logps"]).all() for side in SIDES):
+        # A later try computes them again.
+        if PartialState().is_main_process:
+            shutil.rmtree(job.work.references)
+        raise NonFiniteLoss(
+            "the log-probabilities of the reference are NaN or infinite; look at the weights of the model that "
+            "training starts from, or set training.bf16=false"
+        )
     trainer.train_dataset = trainer.train_dataset.select([row for step in plan.steps for row in step])
     return trainer
 
@@ -199,17 +206,3 @@ def collate(batch: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
 
 
 SIDES = ("chosen", "rejected")
-
-
-def _check_references(job: TrainingJob, dataset: Any) -> None:
-    """Raise `NonFiniteLoss`, and drop what was kept, when a log-probability of the reference is no
-    number.
-    """
-    if all(np.isfinite(dataset[f"ref_{side}_logps"]).all() for side in SIDES):
-        return
-    if PartialState().is_main_process:
-        shutil.rmtree(job.work.references)
-    raise NonFiniteLoss(
-        "the log-probabilities of the reference are NaN or infinite; look at the weights of the model that training "
-        "starts from, or set training.bf16=false"
-    )

@@ -346,21 +346,16 @@ def adapter_faults(model_dir: Path, config: TrainingConfig) -> list[str]:
         *(_strangers("lora_target_modules", targets, model) if not isinstance(targets, str) else []),
         *_strangers("lora_modules_to_save", config.lora_modules_to_save, model),
     ]
-    return faults or _refusal(model, config, model_dir)
-
-
-def _refusal(model: Any, config: TrainingConfig, model_dir: Path) -> list[str]:
-    """Return the objection of PEFT to the adapters of the settings, or the one that TRL would
-    have.
-    """
+    if faults:
+        return faults
     field = "training.lora_target_modules"
     try:
-        made = adapted(model, config)
+        with_adapters = adapted(model, config)
     except (ValueError, TypeError, re.error) as error:
         return [f"{field}: {str(error).splitlines()[0]} (model {model_dir})"]
-    if faults := tied_faults(made, model_dir):
+    if faults := tied_faults(with_adapters, model_dir):
         return faults
-    if isinstance(made.get_output_embeddings(), BaseTunerLayer):
+    if isinstance(with_adapters.get_output_embeddings(), BaseTunerLayer):
         return [f"{field}: an adapter on the output layer of {model_dir} is never trained; leave that module out"]
     return []
 

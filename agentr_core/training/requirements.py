@@ -71,7 +71,11 @@ def name_faults(config: TrainingConfig, *, section: str = "training") -> list[st
     Args:
         section: the section of the recipe with the schedule.
     """
-    faults = [*_schedule_faults(config, section), *_optimizer_faults(config.optim)]
+    faults = _schedule_faults(config, section)
+    optimizers = [kind.value for kind in OptimizerNames if not _STEPS_ALONE.search(kind.value)]
+    if config.optim not in optimizers:
+        why = "takes its steps inside the backward pass" if _STEPS_ALONE.search(config.optim) else "is unknown"
+        faults.append(f"training.optim: {config.optim!r} {why}; choose among {', '.join(optimizers)}")
     if config.attn_implementation and config.attn_implementation not in _ATTENTION:
         known = ", ".join(_ATTENTION)
         faults.append(f"training.attn_implementation: {config.attn_implementation!r} is unknown; choose among {known}")
@@ -156,14 +160,6 @@ def machine_faults(config: TrainingConfig, *, online: bool = False) -> list[str]
 def gpu_memory() -> int:
     """Return the bytes of memory of the first GPU; 0 without a GPU."""
     return int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else 0
-
-
-def _optimizer_faults(name: str) -> list[str]:
-    known = [kind.value for kind in OptimizerNames if not _STEPS_ALONE.search(kind.value)]
-    if name in known:
-        return []
-    why = "takes its steps inside the backward pass" if _STEPS_ALONE.search(name) else "is unknown"
-    return [f"training.optim: {name!r} {why}; choose among {', '.join(known)}"]
 
 
 def _kernel_faults(config: TrainingConfig, gpus: int) -> list[str]:

@@ -114,7 +114,12 @@ def choose(
     drawn = temperature > 0
     if not bool(drawn.any()):
         return logits.likeliest()
-    limited = drawn & _limited(top_p, top_k, min_p)
+    limited = top_p < 1
+    if top_k is not None:
+        limited = limited | (top_k > 0)
+    if min_p is not None:
+        limited = limited | (min_p > 0)
+    limited = drawn & limited
     free = drawn & ~limited
     tokens = torch.zeros_like(uniform, dtype=torch.long) if bool(drawn.all()) else logits.likeliest()
     if bool(free.any()):
@@ -153,13 +158,6 @@ def _inverted(weights: Tensor, sums: Tensor, uniform: Tensor) -> Tensor:
 
 def _of_block(blocks: Tensor, number: Tensor) -> Tensor:
     return blocks[torch.arange(len(blocks), device=blocks.device), number]
-
-
-def _limited(top_p: Tensor, top_k: Tensor | None, min_p: Tensor | None) -> Tensor:
-    limited = top_p < 1
-    if top_k is not None:
-        limited = limited | (top_k > 0)
-    return limited if min_p is None else limited | (min_p > 0)
 
 
 def filtered(scaled: Tensor, top_p: Tensor, top_k: Tensor | None = None, min_p: Tensor | None = None) -> Tensor:

@@ -41,14 +41,6 @@ def offered(messages: Sequence[Message]) -> dict[str, Any]:
     return {"tools": json.loads(messages[0].text), "parallel_tool_calls": False}
 
 
-def tool_names(messages: Sequence[Message]) -> list[str]:
-    """Return the names of the tools of a conversation, or the type of one that is no function: an
-    agent of the gateway may offer any.
-    """
-    tools = offered(messages).get("tools", ())
-    return [str((tool.get("function") or {}).get("name") or tool.get("type")) for tool in tools]
-
-
 def argument_text(arguments: str | Mapping[str, Any] | None) -> str:
     """Return the arguments of a call as JSON; the protocol has them so, but some programs send the
     object itself, or nothing where there are none.
@@ -396,7 +388,9 @@ def read_completion(payload: bytes, request: Request, *, n: int, limit: int) -> 
         )
     if numbers != list(range(n)):
         raise MalformedReply(f"{n} replies were asked for and {n} came, numbered {', '.join(map(str, numbers))}")
-    tools = tool_names(request.messages)
+    # One that is no function is known by its type: an agent of the gateway may offer any.
+    tools = offered(request.messages).get("tools", ())
+    tools = [str((tool.get("function") or {}).get("name") or tool.get("type")) for tool in tools]
     for choice in choices:
         choice.check(completion.usage.completion_tokens, tools, helper=request.helper)
     counts = _completion_tokens(choices, completion.usage.completion_tokens, limit)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Literal
 
 from agentr_core.errors import ConfigError, ModelDirectoryError, ModelServerError
 from agentr_core.fingerprint import fingerprint
@@ -215,7 +215,13 @@ def served_adapter(path: Path) -> Adapter | None:
     if base is None:
         return None
     settings = read_json(path / ADAPTER_CONFIG)
-    if faults := _faults(settings):
+    kind = settings.get("peft_type", "LORA")
+    faults = [] if kind == "LORA" else [f"is of the kind {kind}, not LORA"]
+    faults += [f"{meaning} ({name})" for name, meaning in _UNSERVED.items() if settings.get(name)]
+    faults += [f"is no plain LoRA ({name})" for name in _VARIANTS if settings.get(name)]
+    if settings.get("bias", "none") != "none":
+        faults.append(f"trains biases (bias: {settings['bias']})")
+    if faults:
         raise ConfigError(
             f"vLLM cannot serve the adapter in {path}, which {' and '.join(faults)}; merge it into its model (for one "
             "that agentr trains, training.publish=merged), or use model.backend=transformers"
@@ -237,16 +243,6 @@ def max_rank(rank: int, path: Path) -> int:
         f"the adapter in {path} has rank {rank}, but vLLM serves adapters up to rank {VLLM_LORA_RANKS[-1]}; merge it "
         "into its model, or use model.backend=transformers"
     )
-
-
-def _faults(settings: Mapping[str, Any]) -> list[str]:
-    kind = settings.get("peft_type", "LORA")
-    faults = [] if kind == "LORA" else [f"is of the kind {kind}, not LORA"]
-    faults += [f"{meaning} ({name})" for name, meaning in _UNSERVED.items() if settings.get(name)]
-    faults += [f"is no plain LoRA ({name})" for name in _VARIANTS if settings.get(name)]
-    if settings.get("bias", "none") != "none":
-        faults.append(f"trains biases (bias: {settings['bias']})")
-    return faults
 
 
 # How one replica is started, as pure functions: its command line, its environment variables, and
