@@ -131,7 +131,17 @@ class Batcher:
         batch: list[_Waiting] = []
         try:
             while self._waiting:
-                await self._gather()
+                # Until the batch is full, the event loop is idle, or time is up.
+                deadline = time.monotonic() + self._linger
+                quiet = 0
+                while (
+                    quiet < _QUIET_TURNS
+                    and sum(waiting.request.n for waiting in self._waiting) < self._max_batch
+                    and time.monotonic() < deadline
+                ):
+                    before = len(self._waiting)
+                    await asyncio.sleep(0)
+                    quiet = quiet + 1 if len(self._waiting) == before else 0
                 # The oldest requests that fit in a batch, those with shorter prompts first.
                 alive = [waiting for waiting in self._waiting if not waiting.future.done()]
                 taken = 0
@@ -153,19 +163,6 @@ class Batcher:
             raise
         finally:
             self._dispatcher = None
-
-    async def _gather(self) -> None:
-        """Return when the batch is full, the event loop is idle, or time is up."""
-        deadline = time.monotonic() + self._linger
-        quiet = 0
-        while (
-            quiet < _QUIET_TURNS
-            and sum(waiting.request.n for waiting in self._waiting) < self._max_batch
-            and time.monotonic() < deadline
-        ):
-            before = len(self._waiting)
-            await asyncio.sleep(0)
-            quiet = quiet + 1 if len(self._waiting) == before else 0
 
     async def _serve(self, batch: list[_Waiting]) -> None:
         """Answer a batch. A batch that fails is halved until the requests at fault are isolated."""

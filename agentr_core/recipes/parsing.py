@@ -374,7 +374,14 @@ def _told(errors: Sequence[Any]) -> list[str]:
 def _sentence(errors: Sequence[Any]) -> str:
     first = errors[0]
     if first["type"] == "unexpected_keyword_argument":
-        return f"unknown field{_meant(first['loc'])}"
+        path = first["loc"]
+        schema = ADAPTER.json_schema()
+        sections = [schema]
+        for part in path[:-1]:
+            inner = [_inner(section, str(part)) for section in sections]
+            sections = [unfolded for node in inner for unfolded in _unfolded(node, schema["$defs"])]
+        names = [name for section in sections for name in section.get("properties", ())]
+        return f"unknown field{closest(str(path[-1]), names)}"
     return f"{sentence(errors)}{_got(first)}"
 
 
@@ -382,17 +389,6 @@ def _got(error: Any) -> str:
     # What stands there may be a secret, or hold one.
     secret = "extra_body" in error["loc"] or "api_key_env" in error["loc"]
     return "" if secret or error["type"] == "missing" else f" (got {given(error['input'])})"
-
-
-def _meant(path: Sequence[str | int]) -> str:
-    """Return the closest known field as a question, or nothing where none is close."""
-    schema = ADAPTER.json_schema()
-    sections = [schema]
-    for part in path[:-1]:
-        inner = [_inner(section, str(part)) for section in sections]
-        sections = [unfolded for node in inner for unfolded in _unfolded(node, schema["$defs"])]
-    known = [name for section in sections for name in section.get("properties", ())]
-    return closest(str(path[-1]), known)
 
 
 def _inner(section: dict[str, Any], name: str) -> dict[str, Any]:

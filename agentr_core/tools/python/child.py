@@ -79,7 +79,10 @@ def _run(code: str) -> int:
         main.__dict__.clear()
         return MEMORY
     except SystemExit as end:
-        return _exit_status(end)
+        if end.code is None or isinstance(end.code, int):
+            return (end.code or 0) & 0xFF
+        print(end.code, file=sys.stderr)  # noqa: T201
+        return EXCEPTION
     except BaseException as error:
         # The traceback begins in the code, without the frames of this module.
         report = traceback.TracebackException.from_exception(error)
@@ -118,13 +121,6 @@ def _execute(code: str, names: dict[str, object]) -> None:
         value = eval(compile(ast.Expression(last.value), _NAME, "eval"), names)
         if value is not None:
             print(value)  # noqa: T201
-
-
-def _exit_status(end: SystemExit) -> int:
-    if end.code is None or isinstance(end.code, int):
-        return (end.code or 0) & 0xFF
-    print(end.code, file=sys.stderr)  # noqa: T201
-    return EXCEPTION
 
 
 class _AllowList:
