@@ -635,11 +635,7 @@ def export(training_set: TrainingSet, folder: Path, name: str, *, without_mask: 
             draft.rename(folder)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
-    return tuple(sorted(str(path.relative_to(folder)) for path in _files(folder)))
-
-
-def _files(folder: Path) -> Iterable[Path]:
-    return (path for path in folder.rglob("*") if path.is_file())
+    return tuple(sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()))
 
 
 def _in_part(training_set: TrainingSet) -> str:

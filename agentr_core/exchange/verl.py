@@ -66,10 +66,14 @@ def write(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
     """Write a row for each instance, in the order of the set, and a script that trains on them.
     Raises `ConfigError` if no sample belongs to an instance.
     """
-    rows = _rows(training_set)
+    answered = any(row.question for row in training_set.samples)
+    rows = [
+        _row(index, key, sample, origin, row, answered=answered)
+        for index, (key, sample, origin, row) in enumerate(_episodes(training_set).values())
+    ]
     if not rows:
         raise ConfigError(f"{training_set.name} has no sample of an instance to play; choose another format")
-    table = pa.Table.from_pylist(rows, schema=schema(answered=_answered(training_set)))
+    table = pa.Table.from_pylist(rows, schema=schema(answered=answered))
     pq.write_table(table, folder / FILE)
     if training_set.launch is not None:
         script = folder / SCRIPT
@@ -109,18 +113,6 @@ def tools_elsewhere(training_set: TrainingSet) -> str:
         if count
         else ""
     )
-
-
-def _answered(training_set: TrainingSet) -> bool:
-    return any(row.question for row in training_set.samples)
-
-
-def _rows(training_set: TrainingSet) -> list[dict[str, Any]]:
-    answered = _answered(training_set)
-    return [
-        _row(index, key, sample, origin, row, answered=answered)
-        for index, (key, sample, origin, row) in enumerate(_episodes(training_set).values())
-    ]
 
 
 def _episodes(training_set: TrainingSet) -> dict[str, tuple[str, Sample, Origin, SampleRow | None]]:

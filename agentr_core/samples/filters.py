@@ -158,7 +158,13 @@ def good_per_tree(samples: Iterable[Sample], cap: int) -> Filtered[Sample]:
     by_tree: dict[str, dict[str, list[int]]] = {}
     for position, sample in enumerate(samples):
         if sample.kind == SampleKind.GOOD:
-            by_tree.setdefault(_origin(sample), {}).setdefault(_path(sample), []).append(position)
+            # All stretches of one path share a key, which no two paths share.
+            origin = sample.provenance
+            if "stretch" in origin.extra:
+                path = f"{origin.good_leaf} {origin.extra.get('trajectory')}"
+            else:
+                path = sample_id(sample)
+            by_tree.setdefault(_origin(sample), {}).setdefault(path, []).append(position)
     over: set[int] = set()
     for paths in by_tree.values():
         ranked = sorted(paths.values(), key=lambda path: _preference([samples[position] for position in path]))
@@ -241,14 +247,6 @@ def _origin(sample: Sample) -> str:
     if sample.provenance.tree_id or sample.instance is None:
         return f"tree {sample.provenance.tree_id}"
     return f"instance {sample.instance.key}"
-
-
-def _path(sample: Sample) -> str:
-    """Return a key that all stretches of one path share, and that no two paths share."""
-    origin = sample.provenance
-    return (
-        sample_id(sample) if "stretch" not in origin.extra else f"{origin.good_leaf} {origin.extra.get('trajectory')}"
-    )
 
 
 def _preference(path: Sequence[Sample]) -> tuple[int, int, tuple[str, int, int]]:
