@@ -52,7 +52,6 @@ from agentr_core.types import (
     Step,
     StopReason,
     Trajectory,
-    Transition,
 )
 
 # Replies and recorded steps, played again: to see where they lead, or to get back to a state.
@@ -97,7 +96,11 @@ def restore(env: Environment, instance: Instance, steps: Sequence[Step], *, firs
     if first_observation and not repeats(seen, first_observation, promise):
         raise diverged(env, f"{instance.key}: first observation {_differ(seen, first_observation)}")
     for position, step in enumerate(replayed):
-        observation, _, terminated, truncated, _ = _repeated(env, step)
+        # With the recorded answers of models.
+        transition = answers.repeated(env, step.action, step.answers)
+        if transition.info.get("question") is not None:
+            raise diverged(env, f"{step.action!r} asks a model more often than when it was recorded")
+        observation, _, terminated, truncated, _ = transition
         if not repeats(observation, step.observation, promise):
             raise diverged(
                 env,
@@ -107,14 +110,6 @@ def restore(env: Environment, instance: Instance, steps: Sequence[Step], *, firs
         if terminated or truncated:
             raise diverged(env, f"{instance.key}: the episode ended at step {position} of a replay")
     return seen
-
-
-def _repeated(env: Environment, step: Step) -> Transition:
-    """Return the transition of a recorded step's action, with the recorded answers of models."""
-    transition = answers.repeated(env, step.action, step.answers)
-    if transition.info.get("question") is not None:
-        raise diverged(env, f"{step.action!r} asks a model more often than when it was recorded")
-    return transition
 
 
 def diverged(env: Environment, what: str) -> ReplayDiverged:

@@ -109,7 +109,13 @@ async def graded(
     if grader is None or endless or not trajectory.steps:
         return trajectory, None
     grading = await grade(grader, trajectory, ask, seed=seed, session=session)
-    return with_grade(trajectory, grading), grading
+    # If the environment ended the episode, its stop reason becomes that of the grade.
+    reward, success = grading.grade.reward, grading.grade.success
+    stop = trajectory.stop
+    if stop in (StopReason.SUCCESS, StopReason.FAILURE):
+        stop = StopReason.SUCCESS if success else StopReason.FAILURE
+    last = replace(trajectory.steps[-1], reward=reward, success=success)
+    return replace(trajectory, steps=(*trajectory.steps[:-1], last), reward=reward, success=success, stop=stop), grading
 
 
 async def grade(grader: Grader, trajectory: Trajectory, ask: Helper, *, seed: int, session: str = "") -> Grading:
@@ -138,19 +144,6 @@ async def grade(grader: Grader, trajectory: Trajectory, ask: Helper, *, seed: in
                 f"make the question clearer, or name another model of role {answer.role}"
             )
         return Grading(grade=_checked(read, trajectory), before=before, answer=answer)
-
-
-def with_grade(trajectory: Trajectory, grading: Grading) -> Trajectory:
-    """Return a trajectory with the reward and success of its grade, its last step included.
-
-    If the environment ended the episode, the stop reason becomes that of the grade.
-    """
-    reward, success = grading.grade.reward, grading.grade.success
-    stop = trajectory.stop
-    if stop in (StopReason.SUCCESS, StopReason.FAILURE):
-        stop = StopReason.SUCCESS if success else StopReason.FAILURE
-    last = replace(trajectory.steps[-1], reward=reward, success=success)
-    return replace(trajectory, steps=(*trajectory.steps[:-1], last), reward=reward, success=success, stop=stop)
 
 
 def _checked(grade: Grade, trajectory: Trajectory) -> Grade:

@@ -184,7 +184,7 @@ def _agenttraj(row: SampleRow) -> dict[str, Any]:
 
 def _completions(samples: Iterable[SampleRow]) -> Iterable[dict[str, Any]]:
     for row in samples:
-        turns = [_openai(message) for message in row.sample.messages]
+        turns = [{"role": message.role, "content": message.text} for message in row.sample.messages]
         for position, message in enumerate(row.sample.messages):
             if message.train:
                 yield {
@@ -234,10 +234,6 @@ def _samples(rows: Iterable[SampleRow]) -> list[Any]:
     return [row.sample for row in rows]
 
 
-def _openai(message: Message) -> dict[str, Any]:
-    return {"role": message.role, "content": message.text}
-
-
 def _sharegpt(message: Message) -> dict[str, Any]:
     return {"from": "gpt" if message.role == "assistant" else "human", "value": message.text}
 
@@ -267,9 +263,15 @@ def column_types(folder: Path, files: Mapping[str, str]) -> list[dict[str, Any]]
 
     infos = DatasetInfosDict()
     for name, pattern in files.items():
-        found = [file for file in sorted(folder.glob(pattern)) if file.suffix in (".json", ".jsonl")]
-        if found:
-            features = Features.from_arrow_schema(_schema(chain.from_iterable(map(_records, found))))
+        data_files = [file for file in sorted(folder.glob(pattern)) if file.suffix in (".json", ".jsonl")]
+        if data_files:
+            rest = chain.from_iterable(map(_records, data_files))
+            schema = pa.schema([])
+            while batch := [_without_any(record) for record in islice(rest, _BATCH)]:
+                schema = pa.unify_schemas(
+                    [schema, pa.schema(pa.array(batch).type.fields)], promote_options="permissive"
+                )
+            features = Features.from_arrow_schema(schema)
             infos[name] = DatasetInfo(features=_with_any(features, Json()))
     head = DatasetCardData()
     infos.to_dataset_card_data(head)
@@ -284,14 +286,6 @@ def _records(file: Path) -> Iterator[Any]:
             return
         value = json.load(stream)
     yield from value if isinstance(value, list) else [value]
-
-
-def _schema(records: Iterable[Any]) -> pa.Schema:
-    rest = iter(records)
-    schema = pa.schema([])
-    while batch := [_without_any(record) for record in islice(rest, _BATCH)]:
-        schema = pa.unify_schemas([schema, pa.schema(pa.array(batch).type.fields)], promote_options="permissive")
-    return schema
 
 
 def _without_any(value: Any) -> Any:
@@ -548,7 +542,10 @@ def _steps(sample: Sample) -> list[dict[str, Any]]:
                 if number % 2:
                     _observed(steps[-1], part.text)
                 else:
-                    steps.append(_agent(part, grown=bool(message.spans)))
+                    ids = list(part.token_ids or ())
+                    metrics = {"metrics": {"completion_tokens": len(ids), "completion_token_ids": ids}} if ids else {}
+                    extra = {"train": part.train, **({OBSERVED_AS: "assistant"} if message.spans else {})}
+                    steps.append({"source": "agent", "message": part.text, **metrics, "extra": extra})
         elif message.role == "tool":
             steps[-1]["extra"][OBSERVED_AS] = "tool"
             _observed(steps[-1], message.text)
@@ -563,13 +560,6 @@ def _unanswered(steps: Sequence[Mapping[str, Any]]) -> bool:
     """Return whether the last step is a reply with a turn of its own, and no observation yet."""
     last = steps[-1] if steps else {}
     return last.get("source") == "agent" and OBSERVED_AS not in last["extra"] and "observation" not in last
-
-
-def _agent(reply: Span, *, grown: bool) -> dict[str, Any]:
-    ids = list(reply.token_ids or ())
-    metrics = {"metrics": {"completion_tokens": len(ids), "completion_token_ids": ids}} if ids else {}
-    extra = {"train": reply.train, **({OBSERVED_AS: "assistant"} if grown else {})}
-    return {"source": "agent", "message": reply.text, **metrics, "extra": extra}
 
 
 def _observed(step: dict[str, Any], text: str) -> None:
@@ -645,11 +635,7 @@ def export(training_set: TrainingSet, folder: Path, name: str, *, without_mask: 
             draft.rename(folder)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
-    return tuple(sorted(str(path.relative_to(folder)) for path in _files(folder)))
-
-
-def _files(folder: Path) -> Iterable[Path]:
-    return (path for path in folder.rglob("*") if path.is_file())
+    return tuple(sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()))
 
 
 def _in_part(training_set: TrainingSet) -> str:

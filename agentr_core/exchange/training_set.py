@@ -126,7 +126,13 @@ def _llamafactory(sample: Sample) -> Iterator[dict[str, Any]]:
     has_system = sample.messages[0].role == "system"
     system = sample.messages[0].text if has_system else ""
     spoken = sample.messages[1:] if has_system else sample.messages
-    _check_alternation(sample, spoken)
+    for position, message in enumerate(spoken):
+        expected = ("user", "assistant")[position % 2]
+        if message.role != expected:
+            raise DataFault(
+                f"sample {sample_id(sample)}: turn {position} is the {message.role}'s where LLaMA-Factory wants the "
+                f"{expected}'s; export it as trl or sharegpt"
+            )
     for position, message in enumerate(spoken):
         if message.spans:
             raise DataFault(
@@ -136,16 +142,6 @@ def _llamafactory(sample: Sample) -> Iterator[dict[str, Any]]:
         if message.train:
             turns = [{**_turn(before), "train": False} for before in spoken[:position]]
             yield {"conversations": [*turns, {**_turn(message), "train": True}], "system": system}
-
-
-def _check_alternation(sample: Sample, spoken: Sequence[Message]) -> None:
-    for position, message in enumerate(spoken):
-        expected = ("user", "assistant")[position % 2]
-        if message.role != expected:
-            raise DataFault(
-                f"sample {sample_id(sample)}: turn {position} is the {message.role}'s where LLaMA-Factory wants the "
-                f"{expected}'s; export it as trl or sharegpt"
-            )
 
 
 def _openai_turn(message: Message) -> dict[str, Any]:

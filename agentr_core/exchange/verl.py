@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agentr_core.errors import ConfigError, DataFileError
-from agentr_core.exchange.training_set import Launch, Origin, SampleRow, TrainingSet, opening
+from agentr_core.exchange.training_set import Origin, SampleRow, TrainingSet, opening
 from agentr_core.samples.chat_file import records
 from agentr_core.types import Message, Sample, SampleKind
 
@@ -66,14 +66,34 @@ def write(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
     """Write a row for each instance, in the order of the set, and a script that trains on them.
     Raises `ConfigError` if no sample belongs to an instance.
     """
-    rows = _rows(training_set)
+    answered = any(row.question for row in training_set.samples)
+    rows = [
+        _row(index, key, sample, origin, row, answered=answered)
+        for index, (key, sample, origin, row) in enumerate(_episodes(training_set).values())
+    ]
     if not rows:
         raise ConfigError(f"{training_set.name} has no sample of an instance to play; choose another format")
-    table = pa.Table.from_pylist(rows, schema=schema(answered=_answered(training_set)))
+    table = pa.Table.from_pylist(rows, schema=schema(answered=answered))
     pq.write_table(table, folder / FILE)
     if training_set.launch is not None:
         script = folder / SCRIPT
-        script.write_text(_script(training_set, training_set.launch), encoding="utf-8")
+        # A script that trains on the rows: with ET-Agent's reward if all are questions, else with a
+        # reward that the user names.
+        efficient = {row["data_source"] for row in rows} <= {*SOURCES.values()}
+        facts = ", ".join(f"{name} {fact}" for name, fact in training_set.facts.items() if name != "counts")
+        script.write_text(
+            _LAUNCH.format(
+                title=shlex.quote(" ".join(training_set.name.split())),
+                facts=" ".join(facts.split()),
+                count=len(rows),
+                needs=_NEEDS_EFFICIENCY if efficient else _NEEDS_REWARD,
+                reward=_EFFICIENCY.format(launch=training_set.launch) if efficient else _REWARD,
+                model=shlex.quote(training_set.launch.model),
+                workspace=shlex.quote(training_set.launch.workspace),
+                launch=training_set.launch,
+            ),
+            encoding="utf-8",
+        )
         script.chmod(0o755)
     return {"default": FILE}
 
@@ -87,28 +107,12 @@ def tools_elsewhere(training_set: TrainingSet) -> str:
     """Return how many prompts offer tools, which verl reads from a file of its own; empty if
     none.
     """
-    count = sum(_offers(sample) for _, sample, _, _ in _episodes(training_set).values())
+    count = sum(sample.messages[0].role == "tools" for _, sample, _, _ in _episodes(training_set).values())
     return (
         f"left out are the tools that {count} prompts offer; name them to verl in `data.tool_config_path`"
         if count
         else ""
     )
-
-
-def _offers(sample: Sample) -> bool:
-    return sample.messages[0].role == "tools"
-
-
-def _answered(training_set: TrainingSet) -> bool:
-    return any(row.question for row in training_set.samples)
-
-
-def _rows(training_set: TrainingSet) -> list[dict[str, Any]]:
-    answered = _answered(training_set)
-    return [
-        _row(index, key, sample, origin, row, answered=answered)
-        for index, (key, sample, origin, row) in enumerate(_episodes(training_set).values())
-    ]
 
 
 def _episodes(training_set: TrainingSet) -> dict[str, tuple[str, Sample, Origin, SampleRow | None]]:
@@ -154,25 +158,6 @@ def _row(
             **{name: origin.get(name) for name in ("run_id", "recipe", "dataset_id", "iteration")},
         },
     }
-
-
-def _script(training_set: TrainingSet, launch: Launch) -> str:
-    """Return a script that trains on the rows: with ET-Agent's reward if all are questions, else
-    with a reward that the user names.
-    """
-    rows = _rows(training_set)
-    efficient = {row["data_source"] for row in rows} <= {*SOURCES.values()}
-    facts = ", ".join(f"{name} {fact}" for name, fact in training_set.facts.items() if name != "counts")
-    return _LAUNCH.format(
-        title=shlex.quote(" ".join(training_set.name.split())),
-        facts=" ".join(facts.split()),
-        count=len(rows),
-        needs=_NEEDS_EFFICIENCY if efficient else _NEEDS_REWARD,
-        reward=_EFFICIENCY.format(launch=launch) if efficient else _REWARD,
-        model=shlex.quote(launch.model),
-        workspace=shlex.quote(launch.workspace),
-        launch=launch,
-    )
 
 
 _NEEDS_EFFICIENCY = """\

@@ -131,8 +131,26 @@ class Batcher:
         batch: list[_Waiting] = []
         try:
             while self._waiting:
-                await self._gather()
-                batch = self._take()
+                # Until the batch is full, the event loop is idle, or time is up.
+                deadline = time.monotonic() + self._linger
+                quiet = 0
+                while (
+                    quiet < _QUIET_TURNS
+                    and sum(waiting.request.n for waiting in self._waiting) < self._max_batch
+                    and time.monotonic() < deadline
+                ):
+                    before = len(self._waiting)
+                    await asyncio.sleep(0)
+                    quiet = quiet + 1 if len(self._waiting) == before else 0
+                # The oldest requests that fit in a batch, those with shorter prompts first.
+                alive = [waiting for waiting in self._waiting if not waiting.future.done()]
+                taken = 0
+                sequences = 0
+                while taken < len(alive) and (not taken or sequences + alive[taken].request.n <= self._max_batch):
+                    sequences += alive[taken].request.n
+                    taken += 1
+                self._waiting = alive[taken:]
+                batch = sorted(alive[:taken], key=lambda waiting: waiting.prompt_tokens)
                 if batch:
                     await self._serve(batch)
         except BaseException as error:
@@ -145,31 +163,6 @@ class Batcher:
             raise
         finally:
             self._dispatcher = None
-
-    async def _gather(self) -> None:
-        """Return when the batch is full, the event loop is idle, or time is up."""
-        deadline = time.monotonic() + self._linger
-        quiet = 0
-        while quiet < _QUIET_TURNS and self._sequences() < self._max_batch and time.monotonic() < deadline:
-            before = len(self._waiting)
-            await asyncio.sleep(0)
-            quiet = quiet + 1 if len(self._waiting) == before else 0
-
-    def _sequences(self) -> int:
-        return sum(waiting.request.n for waiting in self._waiting)
-
-    def _take(self) -> list[_Waiting]:
-        """Remove and return the oldest requests that fit in a batch, those with shorter prompts
-        first.
-        """
-        alive = [waiting for waiting in self._waiting if not waiting.future.done()]
-        taken = 0
-        sequences = 0
-        while taken < len(alive) and (not taken or sequences + alive[taken].request.n <= self._max_batch):
-            sequences += alive[taken].request.n
-            taken += 1
-        self._waiting = alive[taken:]
-        return sorted(alive[:taken], key=lambda waiting: waiting.prompt_tokens)
 
     async def _serve(self, batch: list[_Waiting]) -> None:
         """Answer a batch. A batch that fails is halved until the requests at fault are isolated."""
@@ -189,7 +182,12 @@ class Batcher:
         start = self._busy_since = time.perf_counter()
         try:
             replies = await self.model.generate([waiting.request for waiting in batch])
-            self._check(replies, len(batch))
+            if len(replies) != len(batch) or not all(replies):
+                raise ModelFault(
+                    f"model {self.model.name} answered {len(batch)} requests with {sum(map(bool, replies))} lists of "
+                    f"replies and {len(replies) - sum(map(bool, replies))} empty ones; `generate` must return a list "
+                    "for each"
+                )
             answers = [self._checked(waiting, given) for waiting, given in zip(batch, replies, strict=True)]
             answered = [answer for answer in answers if isinstance(answer, list)]
             fill = sum(map(len, answered)) / self._max_batch
@@ -219,13 +217,6 @@ class Batcher:
             return checked_generations(given, waiting.request, self.model.name)
         except ModelFault as fault:
             return fault
-
-    def _check(self, replies: list[list[Generation]], requests: int) -> None:
-        if len(replies) != requests or not all(replies):
-            raise ModelFault(
-                f"model {self.model.name} answered {requests} requests with {sum(map(bool, replies))} lists of replies "
-                f"and {len(replies) - sum(map(bool, replies))} empty ones; `generate` must return a list for each"
-            )
 
 
 def _fail(waiting: _Waiting, error: Exception) -> None:

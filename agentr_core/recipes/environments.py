@@ -226,7 +226,15 @@ def _faults(instances: InstancesConfig) -> list[str]:
     if instances.train == instances.test:
         faults.append(f"instances: train and test are the same split ({instances.train!r})")
     if instances.mix:
-        faults += _mix_faults(instances)
+        for name in ("train", "test"):
+            if getattr(instances, name) in instances.mix:
+                faults.append(f"instances.mix: {getattr(instances, name)} is the split {name}; name others only")
+        if sum(instances.mix.values()) >= 1:
+            faults.append(f"instances.mix: the shares leave nothing for {instances.train}; their sum must be below 1")
+        elif min(instances.training_splits.values()) < 1:
+            faults.append("instances.mix: a split has less than one instance; raise instances.train_limit or its share")
+        if instances.only:
+            faults.append("instances.mix: instances.only has numbers of one split; leave out one of the two")
     numbers = instances.numbers()
     if instances.depths and not math.isclose(total := sum(instances.depths.values()), 1.0, abs_tol=1e-6):
         faults.append(f"instances.depths: the shares add up to {total:g}; they must add up to 1")
@@ -241,20 +249,6 @@ def _faults(instances: InstancesConfig) -> list[str]:
     if not isinstance(numbers, range) and len(set(numbers)) < len(numbers):
         twice = sorted({number for number in numbers if numbers.count(number) > 1})
         faults.append(f"instances.only: named twice: {', '.join(map(str, twice))}")
-    return faults
-
-
-def _mix_faults(instances: InstancesConfig) -> list[str]:
-    faults = []
-    for name in ("train", "test"):
-        if getattr(instances, name) in instances.mix:
-            faults.append(f"instances.mix: {getattr(instances, name)} is the split {name}; name others only")
-    if sum(instances.mix.values()) >= 1:
-        faults.append(f"instances.mix: the shares leave nothing for {instances.train}; their sum must be below 1")
-    elif min(instances.training_splits.values()) < 1:
-        faults.append("instances.mix: a split has less than one instance; raise instances.train_limit or its share")
-    if instances.only:
-        faults.append("instances.mix: instances.only has numbers of one split; leave out one of the two")
     return faults
 
 

@@ -215,11 +215,9 @@ def et_agent_faults(et_agent: EtAgentConfig) -> list[str]:
     faults = []
     if not et_agent.phases:
         faults.append("et_agent.phases: name at least one of rft and rl")
-    return [*faults, *(_flywheel_faults(et_agent.flywheel) if "rft" in et_agent.phases else [])]
-
-
-def _flywheel_faults(flywheel: FlywheelConfig) -> list[str]:
-    where, faults = "et_agent.flywheel", []
+    if "rft" not in et_agent.phases:
+        return faults
+    flywheel, where = et_agent.flywheel, "et_agent.flywheel"
     for name, operators in (("correct", flywheel.correct), ("incorrect", flywheel.incorrect)):
         if len(set(operators)) < len(operators):
             faults.append(f"{where}.{name}: an operator is named twice; name each once")

@@ -191,34 +191,29 @@ def eto_faults(eto: EtoConfig, *, own_trees: bool = False) -> list[str]:
         f"eto.dpo.{name}: it has more numbers than eto.phases has iterations dpo; leave the last out"
         for name in spare_numbers(eto.dpo, DpoConfig(), numbers, eto.phases, "dpo")
     ]
-    faults += _preference_faults(eto, own_trees) + _dpo_faults(eto.dpo)
-    return faults
-
-
-def _preference_faults(eto: EtoConfig, own_trees: bool) -> list[str]:
-    made, faults = eto.preferences, []
-    for source, name in (("trees", made.trees), ("file", made.file)):
-        if made.source == source and not name and not (source == "trees" and own_trees):
+    preferences = eto.preferences
+    for source, name in (("trees", preferences.trees), ("file", preferences.file)):
+        if preferences.source == source and not name and not (source == "trees" and own_trees):
             faults.append(f"eto.preferences.{source}: source {source} needs it")
-        if made.source != source and name:
-            faults.append(f"eto.preferences.{source}: has no use with source {made.source}")
-    if made.source != "exploration" and (made.against, made.level) != ("expert", "trajectory"):
-        faults.append(f"eto.preferences: against and level have no use with source {made.source}")
-    if made.against == "own" and made.level != "trajectory":
-        faults.append(f"eto.preferences.level: {made.level} follows the expert's steps, so against must be expert")
-    if made.against == "own" and eto.explore.samples + eto.explore.greedy < 2:
+        if preferences.source != source and name:
+            faults.append(f"eto.preferences.{source}: has no use with source {preferences.source}")
+    if preferences.source != "exploration" and (preferences.against, preferences.level) != ("expert", "trajectory"):
+        faults.append(f"eto.preferences: against and level have no use with source {preferences.source}")
+    if preferences.against == "own" and preferences.level != "trajectory":
+        faults.append(
+            f"eto.preferences.level: {preferences.level} follows the expert's steps, so against must be expert"
+        )
+    if preferences.against == "own" and eto.explore.samples + eto.explore.greedy < 2:
         faults.append("eto.explore.samples: pairs of the policy's own episodes need at least two of each instance")
-    return faults
-
-
-def _dpo_faults(dpo: DpoConfig) -> list[str]:
-    faults = [
+    faults += [
         f"eto.dpo.{name}: give at least one"
         for name in ("beta", "learning_rate", "num_train_epochs", "loss_type")
-        if not getattr(dpo, name)
+        if not getattr(eto.dpo, name)
     ]
-    if dpo.on_collapse == "back" and dpo.max_chosen_drop is None:
+    if eto.dpo.on_collapse == "back" and eto.dpo.max_chosen_drop is None:
         faults.append("eto.dpo.on_collapse: has no use without eto.dpo.max_chosen_drop; set it, or leave this out")
-    if dpo.loss_weights and len(dpo.loss_weights) != len(dpo.loss_type):
-        faults.append(f"eto.dpo.loss_weights: {len(dpo.loss_weights)} weights for {len(dpo.loss_type)} loss types")
+    if eto.dpo.loss_weights and len(eto.dpo.loss_weights) != len(eto.dpo.loss_type):
+        faults.append(
+            f"eto.dpo.loss_weights: {len(eto.dpo.loss_weights)} weights for {len(eto.dpo.loss_type)} loss types"
+        )
     return faults

@@ -18,7 +18,7 @@ from agentr_core.recipes.environments import (
     worlds_faults,
 )
 from agentr_core.recipes.models import ModelRole, gpu_faults, model_faults, secret_faults
-from agentr_core.recipes.recipe import ADAPTER, OPTIONAL, Recipe, ScaleConfig, served_sampling_faults
+from agentr_core.recipes.recipe import ADAPTER, OPTIONAL, Recipe, served_sampling_faults
 from agentr_core.recipes.training import training_faults, vllm_adapter_faults
 
 
@@ -58,7 +58,11 @@ def faults_of_sections(recipe: Recipe) -> list[str]:
         for name, chosen in world.evaluation.sets.items()
         if chosen.split in _splits_trained_on(world)
     ]
-    return faults + _faults_of_scale(recipe.scale)
+    if recipe.scale.runner == "local" and (recipe.scale.address or recipe.scale.workers):
+        faults.append("scale.runner: address and workers belong to a cluster; name dask or ray")
+    if recipe.scale.address and recipe.scale.workers:
+        faults.append("scale.workers: the cluster at scale.address has the workers it has; leave one of the two out")
+    return faults
 
 
 def _splits_trained_on(recipe: Recipe) -> set[str]:
@@ -93,15 +97,6 @@ def faults_of_teacher(recipe: Recipe, *, collects: bool, online: bool) -> list[s
         else f"no stage of method {recipe.method} with these settings collects with a model; leave it out"
     )
     return [f"models.teacher: {why}"]
-
-
-def _faults_of_scale(scale: ScaleConfig) -> list[str]:
-    faults = []
-    if scale.runner == "local" and (scale.address or scale.workers):
-        faults.append("scale.runner: address and workers belong to a cluster; name dask or ray")
-    if scale.address and scale.workers:
-        faults.append("scale.workers: the cluster at scale.address has the workers it has; leave one of the two out")
-    return faults
 
 
 def faults_of_choice(recipe: Recipe, *, goes_round: bool) -> list[str]:

@@ -314,7 +314,10 @@ def model_faults(section: str, model: ModelConfig) -> list[str]:
         return [f"{section}.vllm: only backend vllm has these settings; set {section}.backend"]
     faults = []
     if section != "model":
-        faults += _actors_own_faults(section, model)
+        if model.from_run:
+            faults.append(f"{section}.from_run: only the actor goes on from a run; give a path")
+        if model.vllm.sleep:
+            faults.append(f"{section}.vllm.sleep: only the actor sleeps while it is trained; leave it out")
     if model.backend != "transformers" and model.prefix_cache_gib != ModelConfig().prefix_cache_gib:
         faults.append(
             f"{section}.prefix_cache_gib: only backend transformers has this cache; leave it out, or set "
@@ -348,15 +351,6 @@ def model_faults(section: str, model: ModelConfig) -> list[str]:
         faults.append(f"{section}.server.extra_body: {', '.join(taken)} is set by other fields of the recipe")
     if model.server.base_url and (wrong := url_fault(model.server.base_url)):
         faults.append(f"{section}.server.base_url: {wrong}")
-    return faults
-
-
-def _actors_own_faults(section: str, model: ModelConfig) -> list[str]:
-    faults = []
-    if model.from_run:
-        faults.append(f"{section}.from_run: only the actor goes on from a run; give a path")
-    if model.vllm.sleep:
-        faults.append(f"{section}.vllm.sleep: only the actor sleeps while it is trained; leave it out")
     return faults
 
 

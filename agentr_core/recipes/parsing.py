@@ -231,47 +231,40 @@ def _check(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int]) -> i
     if known is not None:
         return known
     if isinstance(node, yaml.ScalarNode):
-        _check_number(node)
+        # YAML 1.1 takes some numbers for others than a person reads: `010` for 8, `1:30` for 90,
+        # `0o10` for a text.
+        text, where = node.value, f"on line {node.start_mark.line + 1}"
+        shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+        if node.tag in (_INTEGER, _FLOAT) and len(text) > MOST_DIGITS:
+            raise ConfigError(f"the number {where} has {len(text):,} digits")
+        if node.tag in (_INTEGER, _FLOAT) and ":" in text:
+            raise ConfigError(f"{shown} {where} is a number to base 60 in YAML; write it out, or put it in quotes")
+        if node.tag == _INTEGER and _OCTAL.fullmatch(text):
+            raise ConfigError(
+                f"{shown} {where} is to base 8 in YAML; write it without the first 0, or put it in quotes"
+            )
+        if node.tag == _TEXT and node.style is None and _OCTAL_OF_NEW.fullmatch(text):
+            raise ConfigError(
+                f"{shown} {where} is a text in YAML 1.1; write the number to base 10, or put it in quotes"
+            )
     sizes[id(node)] = 0
     parts: list[yaml.Node] = []
     if isinstance(node, yaml.MappingNode):
-        _check_keys(node, loader)
+        # YAML's own loader would drop the first of two equal keys.
+        lines: dict[Any, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE:
+                continue
+            name = loader.construct_object(key)
+            line = key.start_mark.line + 1
+            if name in lines:
+                raise ConfigError(f"{key.value} is there twice, on lines {lines[name]} and {line}; leave one out")
+            lines[name] = line
         parts = [part for pair in node.value for part in pair]
     elif isinstance(node, yaml.SequenceNode):
         parts = node.value
     sizes[id(node)] = 1 + sum(_check(part, loader, sizes) for part in parts)
     return sizes[id(node)]
-
-
-def _check_number(node: yaml.ScalarNode) -> None:
-    """Raise `ConfigError` for a number that Python does not print, and for one that YAML 1.1 takes
-    for another than a person reads: `010` for 8, `1:30` for 90, `0o10` for a text.
-    """
-    text, where = node.value, f"on line {node.start_mark.line + 1}"
-    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-    if node.tag in (_INTEGER, _FLOAT) and len(text) > MOST_DIGITS:
-        raise ConfigError(f"the number {where} has {len(text):,} digits")
-    if node.tag in (_INTEGER, _FLOAT) and ":" in text:
-        raise ConfigError(f"{shown} {where} is a number to base 60 in YAML; write it out, or put it in quotes")
-    if node.tag == _INTEGER and _OCTAL.fullmatch(text):
-        raise ConfigError(f"{shown} {where} is to base 8 in YAML; write it without the first 0, or put it in quotes")
-    if node.tag == _TEXT and node.style is None and _OCTAL_OF_NEW.fullmatch(text):
-        raise ConfigError(f"{shown} {where} is a text in YAML 1.1; write the number to base 10, or put it in quotes")
-
-
-def _check_keys(node: yaml.MappingNode, loader: yaml.SafeLoader) -> None:
-    """Raise `ConfigError` for a key that a mapping has twice; YAML's own loader would drop the
-    first.
-    """
-    lines: dict[Any, int] = {}
-    for key, _ in node.value:
-        if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE:
-            continue
-        name = loader.construct_object(key)
-        line = key.start_mark.line + 1
-        if name in lines:
-            raise ConfigError(f"{key.value} is there twice, on lines {lines[name]} and {line}; leave one out")
-        lines[name] = line
 
 
 Check = Callable[[Any, Recipe | None], list[str]]
@@ -369,22 +362,26 @@ def _told(errors: Sequence[Any]) -> list[str]:
     """Return one sentence for each wrong field."""
     by_field: dict[str, list[Any]] = {}
     for error in errors:
-        field = ".".join(_field_path(error["loc"])).replace(".[key]", ", as a name")
+        # Without Pydantic's names for the kinds that the value may have.
+        parts = [str(part) for part in error["loc"] if not _KIND.fullmatch(str(part))]
+        field = ".".join(parts).replace(".[key]", ", as a name")
         by_field.setdefault(field, []).append(error)
     # Where a text or a list would do, a list with a wrong member is no text, either.
     inner = [field for field in by_field if not any(other.startswith(f"{field}.") for other in by_field)]
     return [f"{field}: {_sentence(by_field[field])}" if field else _sentence(by_field[field]) for field in inner]
 
 
-def _field_path(path: Sequence[str | int]) -> list[str]:
-    """Return the path of a field without Pydantic's names for the kinds that its value may have."""
-    return [str(part) for part in path if not _KIND.fullmatch(str(part))]
-
-
 def _sentence(errors: Sequence[Any]) -> str:
     first = errors[0]
     if first["type"] == "unexpected_keyword_argument":
-        return f"unknown field{_meant(first['loc'])}"
+        path = first["loc"]
+        schema = ADAPTER.json_schema()
+        sections = [schema]
+        for part in path[:-1]:
+            inner = [_inner(section, str(part)) for section in sections]
+            sections = [unfolded for node in inner for unfolded in _unfolded(node, schema["$defs"])]
+        names = [name for section in sections for name in section.get("properties", ())]
+        return f"unknown field{closest(str(path[-1]), names)}"
     return f"{sentence(errors)}{_got(first)}"
 
 
@@ -392,17 +389,6 @@ def _got(error: Any) -> str:
     # What stands there may be a secret, or hold one.
     secret = "extra_body" in error["loc"] or "api_key_env" in error["loc"]
     return "" if secret or error["type"] == "missing" else f" (got {given(error['input'])})"
-
-
-def _meant(path: Sequence[str | int]) -> str:
-    """Return the closest known field as a question, or nothing where none is close."""
-    schema = ADAPTER.json_schema()
-    sections = [schema]
-    for part in path[:-1]:
-        inner = [_inner(section, str(part)) for section in sections]
-        sections = [unfolded for node in inner for unfolded in _unfolded(node, schema["$defs"])]
-    known = [name for section in sections for name in section.get("properties", ())]
-    return closest(str(path[-1]), known)
 
 
 def _inner(section: dict[str, Any], name: str) -> dict[str, Any]:

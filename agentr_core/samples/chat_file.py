@@ -426,35 +426,6 @@ def holds(value: Any) -> bool:
     return value is not None and value not in ("", [], {})
 
 
-def check_record(record: Mapping[str, Any], where: str) -> None:
-    """Raise `DataFileError` for a conversation with fields that would change what is trained, and
-    that cannot be read.
-    """
-    check_texts(record, where)
-    if all(holds(record.get(side)) for side in ("chosen", "rejected")):
-        raise DataFileError(
-            f"{where} is a preference pair; import it with --as pairs, or leave chosen and rejected out"
-        )
-    for name in _VERDICTS:
-        if record.get(name) is False:
-            raise DataFileError(f"{where}: {name} is false, so its answer is a bad one; leave the record out")
-    extra = record.get("extra")
-    if is_atif(record) and isinstance(extra, dict) and extra.get("side") == "rejected":
-        raise DataFileError(f"{where} is the rejected side of a preference pair; leave it out")
-    masks = [name for name in _LABELS if isinstance(record.get(name), list)]
-    if masks and not any(isinstance(record.get(name), list) for name in FLAGS):
-        raise DataFileError(
-            f"{where}: {masks[0]} says which tokens are trained, and whole turns are read; give a list train with a "
-            "flag for each turn"
-        )
-    spoken = record.get("conversations")
-    if record.keys() == _UNFLAGGED and isinstance(spoken, list) and not any(map(_has_flag, spoken)):
-        raise DataFileError(
-            f"{where} was exported for LLaMA-Factory by an earlier version of agentr, without flags, and only its last "
-            "reply is to be trained; export it again"
-        )
-
-
 def check_texts(record: Mapping[str, Any], where: str) -> None:
     """Raise `DataFileError` for a record with more than texts, such as pictures, or with turns in a
     field that is not read.
@@ -466,24 +437,6 @@ def check_texts(record: Mapping[str, Any], where: str) -> None:
         raise DataFileError(f"{where} has turns in history, too; write all of them into one list")
     if holds(record.get("functions")):
         raise DataFileError(f"{where} defines functions in an old form; write them as tools")
-
-
-def check_turn(turn: Mapping[str, Any], where: str) -> None:
-    """Raise `DataFileError` for a turn with fields that would change what is trained, and that a
-    turn of text cannot hold.
-    """
-    for name in _CALLS:
-        if holds(turn.get(name)):
-            raise DataFileError(
-                f"{where} has {name}, which a turn of text cannot hold; write the call into its text, as the model is "
-                "to write it"
-            )
-    for name in _MEDIA:
-        if holds(turn.get(name)):
-            raise DataFileError(f"{where} has {name}, and only texts are read; leave the record out")
-    for name in _PARTLY:
-        if holds(turn.get(name)):
-            raise DataFileError(f"{where} has {name}, and a turn is trained as a whole or not at all; leave it out")
 
 
 def left_out(record: Mapping[str, Any], use: Use) -> frozenset[str]:
@@ -579,7 +532,30 @@ def conversation(record: dict[str, Any], where: str) -> tuple[Message, ...]:
     Assistant turns carry loss unless a flag of theirs, or of the record, says no, or they are a
     prompt of TRL. Raises `DataFileError`, also for a record with more than turns of text.
     """
-    check_record(record, where)
+    # Fields that would change what is trained, and that cannot be read.
+    check_texts(record, where)
+    if all(holds(record.get(side)) for side in ("chosen", "rejected")):
+        raise DataFileError(
+            f"{where} is a preference pair; import it with --as pairs, or leave chosen and rejected out"
+        )
+    for name in _VERDICTS:
+        if record.get(name) is False:
+            raise DataFileError(f"{where}: {name} is false, so its answer is a bad one; leave the record out")
+    extra = record.get("extra")
+    if is_atif(record) and isinstance(extra, dict) and extra.get("side") == "rejected":
+        raise DataFileError(f"{where} is the rejected side of a preference pair; leave it out")
+    masks = [name for name in _LABELS if isinstance(record.get(name), list)]
+    if masks and not any(isinstance(record.get(name), list) for name in FLAGS):
+        raise DataFileError(
+            f"{where}: {masks[0]} says which tokens are trained, and whole turns are read; give a list train with a "
+            "flag for each turn"
+        )
+    spoken = record.get("conversations")
+    if record.keys() == _UNFLAGGED and isinstance(spoken, list) and not any(map(_has_flag, spoken)):
+        raise DataFileError(
+            f"{where} was exported for LLaMA-Factory by an earlier version of agentr, without flags, and only its last "
+            "reply is to be trained; export it again"
+        )
     values = atif_turns(record, where) if is_atif(record) else _listed(record, where)
     return in_context(
         record, turns(flagged(record, values, where), where, tools=defined_tools(record) is not None), where
@@ -647,7 +623,19 @@ def _tools(record: Mapping[str, Any], where: str) -> tuple[Message, ...]:
 
 def _message(turn: Any, where: str, roles: Mapping[str, Role]) -> Message:
     if isinstance(turn, dict):
-        check_turn(turn, where)
+        # Fields that would change what is trained, and that a turn of text cannot hold.
+        for name in _CALLS:
+            if holds(turn.get(name)):
+                raise DataFileError(
+                    f"{where} has {name}, which a turn of text cannot hold; write the call into its text, as the model "
+                    "is to write it"
+                )
+        for name in _MEDIA:
+            if holds(turn.get(name)):
+                raise DataFileError(f"{where} has {name}, and only texts are read; leave the record out")
+        for name in _PARTLY:
+            if holds(turn.get(name)):
+                raise DataFileError(f"{where} has {name}, and a turn is trained as a whole or not at all; leave it out")
         for role_key, text_key in _NAMES:
             if isinstance(turn.get(text_key), str | list) and role_key in turn:
                 role = turn[role_key]
@@ -732,15 +720,11 @@ def fault_of(messages: tuple[Message, ...]) -> str:
     tools = messages[0].role == "tools"
     told = messages[1:] if tools else messages
     spoken = [message.role for message in (told[1:] if told[0].role == "system" else told)]
-    if _doubled(spoken) if tools else _irregular(spoken):
+    if tools:
+        # A reply comes neither first nor right after another; one may have several results.
+        alternate = not any(role == before == "assistant" for before, role in pairwise(("assistant", *spoken)))
+    else:
+        alternate = all(role == ("user", "assistant")[number % 2] for number, role in enumerate(spoken))
+    if not alternate:
         return "turns-do-not-alternate"
     return "" if all(message.text.strip() for message in messages) else "empty-turn"
-
-
-def _irregular(roles: Sequence[Role]) -> bool:
-    return any(role != ("user", "assistant")[number % 2] for number, role in enumerate(roles))
-
-
-def _doubled(roles: Sequence[Role]) -> bool:
-    """Return whether a reply comes first or right after another; one may have several results."""
-    return any(role == before == "assistant" for before, role in pairwise(("assistant", *roles)))

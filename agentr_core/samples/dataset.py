@@ -119,13 +119,16 @@ def build_dataset(
 
 def manifest_of(rows: Sequence[TokenRow], *, seed: int, replayed: int = 0, general_passes: int = 0) -> Manifest:
     """Return the manifest of rows in training order."""
+    trained: Counter[TurnClass] = Counter()
+    for row in rows:
+        trained.update(row.trained_tokens)
     return Manifest(
         dataset_hash=dataset_hash(rows),
         seed=seed,
         rows=len(rows),
         tokens=sum(len(row.input_ids) for row in rows),
         samples=Counter(row.kind for row in rows),
-        trained_tokens=_trained_tokens(rows),
+        trained_tokens=dict(trained),
         replayed=replayed,
         general_passes=general_passes,
     )
@@ -198,13 +201,6 @@ def hash_of(rows: Iterable[tuple[Sequence[int], Sequence[int]]]) -> str:
 def _in_order(samples: Iterable[Sample]) -> tuple[Sample, ...]:
     """Return each of the samples once, ordered by what is in them: ids contain the run."""
     return tuple(sorted({sample_id(sample): sample for sample in samples}.values(), key=content_order))
-
-
-def _trained_tokens(rows: Iterable[TokenRow]) -> dict[TurnClass, int]:
-    total: Counter[TurnClass] = Counter()
-    for row in rows:
-        total.update(row.trained_tokens)
-    return dict(total)
 
 
 # The training set of a preference iteration: pairs checked, tokenised and put in order. Source:

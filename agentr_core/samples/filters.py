@@ -64,27 +64,19 @@ def split(
         detail = f"from step {first} on it was read without its oldest turns; data.windowed is reject"
         return Rejection(stage=stage, subject=subject, reason="windowed", detail=detail)
     borders = [position for position, number in enumerate(dropped) if position == 0 or dropped[position - 1] != number]
-    made: list[Sample] = []
+    opening = opening_length(sample.messages)
+    stretches: list[Sample] = []
     for start, end in zip(borders, [*borders[1:], len(dropped)], strict=True):
-        messages = _stretch(sample.messages, start, end, dropped[start])
+        # What was read and said from reply `start` up to, not including, reply `end`; it ends with
+        # a reply.
+        first = opening + 2 * start
+        before = tuple(replace(message, train=False) for message in sample.messages[:first])
+        messages = windowed(before + sample.messages[first : opening + 2 * end - 1], dropped[start])
         if any(message.train for message in messages):
-            made.append(_numbered(sample, messages, number=len(made), dropped=dropped[start]))
-    return tuple(made)
-
-
-def _stretch(messages: tuple[Message, ...], start: int, end: int, dropped: int) -> tuple[Message, ...]:
-    """Return what was read and said from reply `start` up to, not including, reply `end`; it ends
-    with a reply.
-    """
-    opening = opening_length(messages)
-    first = opening + 2 * start
-    before = tuple(replace(message, train=False) for message in messages[:first])
-    return windowed(before + messages[first : opening + 2 * end - 1], dropped)
-
-
-def _numbered(sample: Sample, messages: tuple[Message, ...], *, number: int, dropped: int) -> Sample:
-    extra = {**sample.provenance.extra, "stretch": number, "dropped": dropped}
-    return replace(sample, messages=messages, provenance=replace(sample.provenance, extra=extra))
+            extra = {**sample.provenance.extra, "stretch": len(stretches), "dropped": dropped[start]}
+            provenance = replace(sample.provenance, extra=extra)
+            stretches.append(replace(sample, messages=messages, provenance=provenance))
+    return tuple(stretches)
 
 
 T = TypeVar("T")
@@ -166,7 +158,13 @@ def good_per_tree(samples: Iterable[Sample], cap: int) -> Filtered[Sample]:
     by_tree: dict[str, dict[str, list[int]]] = {}
     for position, sample in enumerate(samples):
         if sample.kind == SampleKind.GOOD:
-            by_tree.setdefault(_origin(sample), {}).setdefault(_path(sample), []).append(position)
+            # All stretches of one path share a key, which no two paths share.
+            origin = sample.provenance
+            if "stretch" in origin.extra:
+                path = f"{origin.good_leaf} {origin.extra.get('trajectory')}"
+            else:
+                path = sample_id(sample)
+            by_tree.setdefault(_origin(sample), {}).setdefault(path, []).append(position)
     over: set[int] = set()
     for paths in by_tree.values():
         ranked = sorted(paths.values(), key=lambda path: _preference([samples[position] for position in path]))
@@ -249,14 +247,6 @@ def _origin(sample: Sample) -> str:
     if sample.provenance.tree_id or sample.instance is None:
         return f"tree {sample.provenance.tree_id}"
     return f"instance {sample.instance.key}"
-
-
-def _path(sample: Sample) -> str:
-    """Return a key that all stretches of one path share, and that no two paths share."""
-    origin = sample.provenance
-    return (
-        sample_id(sample) if "stretch" not in origin.extra else f"{origin.good_leaf} {origin.extra.get('trajectory')}"
-    )
 
 
 def _preference(path: Sequence[Sample]) -> tuple[int, int, tuple[str, int, int]]:

@@ -103,7 +103,9 @@ def _flag_fault(sample: Sample) -> str:
         later = bool(sample.provenance.extra.get("stretch", 0))
         # The acknowledgement comes first; a later stretch begins after the revision turn, which it
         # may still show.
-        shown = 1 + _shown(cut + later, sample.provenance.extra.get("dropped", 0))
+        # Of these replies a window shows the first one, and those that it has not dropped.
+        replies = cut + later
+        shown = 1 + min(replies, 1) + max(0, replies - 1 - sample.provenance.extra.get("dropped", 0))
         if flags[:shown] != [False] * shown or not (later or flags[shown]):
             return f"keeps {cut} bad steps and trains one of them, or not the revision turn after them; build it again"
     return ""
@@ -121,13 +123,6 @@ def _reply_flags(sample: Sample) -> list[bool]:
         return [False, *(span.train for span in grown[::2])]
     acknowledged = sample.messages[0].role != "tools"
     return [*([] if acknowledged else [False]), *(turn.train for turn in turns)]
-
-
-def _shown(replies: int, dropped: int) -> int:
-    """Return how many of the first replies of a path a window shows: the first one, and those that
-    it has not dropped.
-    """
-    return min(replies, 1) + max(0, replies - 1 - dropped)
 
 
 # The label that marks a token without loss.

@@ -161,11 +161,13 @@ class Encoder:
         tokens. Decoded alone, ids that begin with a space may lose it.
         """
         head = self._inside.head if self._goes_on(self._place(before)) else ()
-        start, whole = (self._decode(part) if part else "" for part in (head, (*head, *ids)))
+        start, whole = (
+            str(self._tokenizer.decode(list(part), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+            if part
+            else ""
+            for part in (head, (*head, *ids))
+        )
         return whole.removeprefix(start)
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
     def _place(self, before: int | None) -> int | None:
         """Return where a text stands, as far as that decides its ids: None at the beginning, the
@@ -497,7 +499,13 @@ class Renderer:
         ids, labels = self.render_sample(messages)
         marks = self._marks(messages)
         segments = self._segments(messages, self._pieces(messages, marks, prompt=False), marks)
-        shown = self._increments(ids)
+        # What each token adds to the text of those before it; of the tokens of one character all
+        # but the last add nothing.
+        if getattr(self._tokenizer, "is_fast", False):
+            stream = DecodeStream(skip_special_tokens=False)
+            shown = [stream.step(self._tokenizer.backend_tokenizer, token) or "" for token in ids]
+        else:
+            shown = [str(self._tokenizer.decode([token], skip_special_tokens=False)) for token in ids]
         writers: list[str] = []
         for segment in segments:
             writers += self._writers(segment, shown[len(writers) : len(writers) + len(segment.ids)], marks)
@@ -598,30 +606,17 @@ class Renderer:
             writers.append(next((name for name, first, last in places if at < last and end > first), TEMPLATE))
             at += len(text)
         if len(places) == len(segment.turns):
-            self._name_own_turns(segment.ids, writers)
+            # The own turns of a template, such as a system turn that it adds, end where no turn of
+            # the conversation does.
+            start = 0
+            for position, (token, writer) in enumerate(zip(segment.ids, writers, strict=True)):
+                if writer not in (TEMPLATE, OWN_TURN):
+                    start = -1
+                elif token == self.end_of_turn:
+                    if start >= 0:
+                        writers[start : position + 1] = [OWN_TURN] * (position + 1 - start)
+                    start = position + 1
         return writers
-
-    def _name_own_turns(self, ids: Sequence[int], writers: list[str]) -> None:
-        """Name the template's own turns among the writers of a piece, such as a system turn that it
-        adds: those that end where no turn of the conversation does.
-        """
-        start = 0
-        for at, (token, writer) in enumerate(zip(ids, writers, strict=True)):
-            if writer not in (TEMPLATE, OWN_TURN):
-                start = -1
-            elif token == self.end_of_turn:
-                if start >= 0:
-                    writers[start : at + 1] = [OWN_TURN] * (at + 1 - start)
-                start = at + 1
-
-    def _increments(self, ids: Sequence[int]) -> list[str]:
-        """Return what each token adds to the text of those before it; of the tokens of one
-        character all but the last add nothing.
-        """
-        if not getattr(self._tokenizer, "is_fast", False):
-            return [str(self._tokenizer.decode([one], skip_special_tokens=False)) for one in ids]
-        stream = DecodeStream(skip_special_tokens=False)
-        return [stream.step(self._tokenizer.backend_tokenizer, token) or "" for token in ids]
 
     def _trains_closing(self, reply: Span, *, grown: bool) -> bool:
         """Return whether an end of turn that is not among a reply's own tokens is trained

@@ -94,7 +94,14 @@ def _trained_lengths(sample: Sample, rendered: RenderedSample, renderer: Rendere
         for position, trained in enumerate(group):
             ids = renderer.own_ids(trained.span) if trained.ends else renderer.inner_ids(trained.span, before)
             length = len(stretch) if position == len(group) - 1 else len(ids)
-            _check_span(sample, trained, stretch[:length], ids)
+            labels = stretch[:length]
+            span, sampled = trained.span, ids or labels
+            closing = 1 if trained.ends and span.finish_reason != "length" else 0
+            if labels[: len(sampled)] != sampled or len(labels) > len(sampled) + closing:
+                raise DataFault(
+                    f"{sample.kind} sample {sample_id(sample)}: the labels of turn {span.text[:60]!r} are not the "
+                    "tokens that were sampled; render the sample again"
+                )
             lengths.append(length)
             before, stretch = last_of(ids, before), stretch[length:]
     return lengths
@@ -112,13 +119,3 @@ def _groups(sample: Sample, renderer: Renderer) -> Iterator[list[_Trained]]:
                 group = []
         if group:
             yield group
-
-
-def _check_span(sample: Sample, trained: _Trained, stretch: Sequence[int], ids: Sequence[int]) -> None:
-    span, sampled = trained.span, ids or stretch
-    closing = 1 if trained.ends and span.finish_reason != "length" else 0
-    if stretch[: len(sampled)] != sampled or len(stretch) > len(sampled) + closing:
-        raise DataFault(
-            f"{sample.kind} sample {sample_id(sample)}: the labels of turn {span.text[:60]!r} are not the tokens "
-            "that were sampled; render the sample again"
-        )

@@ -191,7 +191,10 @@ async def expand(
         generations, dropped = await draw_within(sample, request, timer, fits, least=steps[-1].dropped if steps else 0)
     except PromptTooLong:
         return end_at_context_limit(arena, node)
-    firsts = first_of_equals(generations, same_reply(env, config))
+    # For each reply, the position of the first one that is equal to it.
+    key = same_reply(env, config)
+    seen: dict[str, int] = {}
+    firsts = [seen.setdefault(key(generation.text), position) for position, generation in enumerate(generations)]
     chosen = [generations[i] for i in sorted(set(firsts))]
     outcomes = await _branch(arena, node, states, chosen, config, timer, helper, request)
     outcomes = [read_through(outcome, dropped) for outcome in outcomes]
@@ -214,7 +217,7 @@ def _add_children(
 
     Args:
         generations: all replies that were drawn, with `seed`.
-        firsts: for each reply, the position of the first reply equal to it; see `first_of_equals`.
+        firsts: for each reply, the position of the first reply equal to it.
         outcomes: the outcomes of the replies that equal no earlier reply, in order.
     """
     first_created = len(arena.nodes)
@@ -306,12 +309,6 @@ def same_reply(env: Environment, config: SearchConfig) -> Callable[[str], str]:
     return env.parse if config.merge == "action" else str
 
 
-def first_of_equals(generations: Sequence[Generation], key: Callable[[str], str]) -> list[int]:
-    """Return for each reply the position of the first one with the same key."""
-    seen: dict[str, int] = {}
-    return [seen.setdefault(key(generation.text), position) for position, generation in enumerate(generations)]
-
-
 # Where the dives of a tree begin that has earned nothing: after the expert's first steps.
 #
 # The end of a long task is searched before its beginning (reverse curriculum, arXiv 2402.05808).
@@ -346,7 +343,12 @@ class Lead:
         be added, because the path has no room or the episode ends, the way ends before it.
         """
         arena, node, opened = self.arena, ROOT, frozenset[int]()
-        replies = await self._expert()
+        if self._replies is None:
+            env, instance = self.states.env, self.arena.instance
+            self._replies = await call(env, self.timer, partial(answers.expert, env, instance)) or ()
+            # An expert may have played in the environment to know its replies.
+            self.states.standing = None
+        replies = self._replies
         shown = steps_shown(len(replies), dives_done=arena.dives_done, give_up=self.config.give_up)
         for reply in replies[: min(shown, self.config.depth)] if replies else ():
             child = self._child(node, reply)
@@ -354,17 +356,15 @@ class Lead:
                 child = await self._add(node, reply)
                 if child is None:
                     break
-                opened |= self._open(node)
+                # There is a new node below, so the nodes on the way to it are open again.
+                closed = [
+                    index for index in (ROOT, *way_to(self.arena.nodes, node)) if self.arena.nodes[index].terminal
+                ]
+                for index in closed:
+                    self.arena.put(replace(self.arena.nodes[index], terminal=False))
+                opened |= frozenset(closed)
             node = child
         return node, opened
-
-    async def _expert(self) -> tuple[str, ...]:
-        if self._replies is None:
-            env, instance = self.states.env, self.arena.instance
-            self._replies = await call(env, self.timer, partial(answers.expert, env, instance)) or ()
-            # An expert may have played in the environment to know its replies.
-            self.states.standing = None
-        return self._replies
 
     def _child(self, node: int, reply: str) -> int | None:
         """Return the child of a node that stands for a reply."""
@@ -393,15 +393,6 @@ class Lead:
             self.states.standing = None
             return None
         return arena.add(node, outcome.step, None, duplicates=0, dive=arena.dives_done - 1)
-
-    def _open(self, node: int) -> frozenset[int]:
-        """Make the nodes from the root to `node` open, since there is a new one below; return those
-        that were not.
-        """
-        closed = [index for index in (ROOT, *way_to(self.arena.nodes, node)) if self.arena.nodes[index].terminal]
-        for index in closed:
-            self.arena.put(replace(self.arena.nodes[index], terminal=False))
-        return frozenset(closed)
 
 
 # Independent episodes stored as a tree, each a chain below the root: the control for the tree

@@ -107,7 +107,9 @@ def publish(staging: Path, destination: Path, manifest: Manifest) -> Manifest:
         ModelDirectoryError: the weights in `staging` are missing or damaged.
         OSError: the file system refuses, for example because it is full.
     """
-    _sync(staging)
+    for file in staging.rglob("*"):
+        if file.is_file():
+            sync(file)
     finished = dataclasses.replace(manifest, weights_sha256=weights_sha256(staging), files=_sizes(staging))
     write_whole(staging / MANIFEST, _MANIFEST.dump_json(finished, indent=1))
     if destination.exists():
@@ -125,19 +127,13 @@ def publish_step(staging: Path, output_dir: Path, manifest: Manifest, *, most: i
 
     What an interrupted try left for that step is replaced. Raises as `publish`.
     """
-    folder = step_folder(output_dir, manifest.steps)
+    # Its name is the id of that checkpoint.
+    folder = output_dir.with_name(f"{output_dir.name}@{manifest.steps}")
     shutil.rmtree(folder, ignore_errors=True)
     publish(staging, folder, manifest)
     if most is not None:
         for old in list(published_steps(output_dir).values())[:-most]:
             shutil.rmtree(old)
-
-
-def step_folder(output_dir: Path, step: int) -> Path:
-    """Return the folder of the weights after a step of the training that ends in `output_dir`; its
-    name is the id of that checkpoint.
-    """
-    return output_dir.with_name(f"{output_dir.name}@{step}")
 
 
 def published_steps(output_dir: Path) -> dict[int, Path]:
@@ -160,9 +156,3 @@ def from_here(path: Path) -> Path:
 def _sizes(path: Path) -> dict[str, int]:
     files = sorted(file for file in path.rglob("*") if file.is_file())
     return {str(file.relative_to(path)): file.stat().st_size for file in files if file != path / MANIFEST}
-
-
-def _sync(path: Path) -> None:
-    for file in path.rglob("*"):
-        if file.is_file():
-            sync(file)

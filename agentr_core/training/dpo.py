@@ -120,6 +120,18 @@ def make_trainer(
     """
     disable_progress_bars()
     assert isinstance(job.objective, Preference)
+    # A dataset with files of its own: TRL keeps what it computes from them beside these.
+    folder = job.work.references
+    with PartialState().main_process_first():
+        if not folder.exists():
+            draft = folder.with_suffix(".new")
+            columns = {
+                f"{side}_{name}": [list(getattr(getattr(row, side), name)) for row in rows]
+                for side in SIDES
+                for name in TokenRow._fields
+            }
+            Dataset.from_dict(columns).save_to_disk(draft)
+            draft.replace(folder)
     trainer = PlannedDPOTrainer(
         preference=job.objective.preference,
         plan=plan,
@@ -128,12 +140,19 @@ def make_trainer(
         model=parent.model,
         args=settings,
         data_collator=collate,
-        train_dataset=_stored(job, rows),
+        train_dataset=load_from_disk(folder),
         processing_class=parent.tokenizer,
         peft_config=parent.lora,
         callbacks=[MarkSaved()],
     )
-    _check_references(job, trainer.train_dataset)
+    if not all(np.isfinite(trainer.train_dataset[f"ref_{side}_logps"]).all() for side in SIDES):
+        # A later try computes them again.
+        if PartialState().is_main_process:
+            shutil.rmtree(job.work.references)
+        raise NonFiniteLoss(
+            "the log-probabilities of the reference are NaN or infinite; look at the weights of the model that "
+            "training starts from, or set training.bf16=false"
+        )
     trainer.train_dataset = trainer.train_dataset.select([row for step in plan.steps for row in step])
     return trainer
 
@@ -187,35 +206,3 @@ def collate(batch: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
 
 
 SIDES = ("chosen", "rejected")
-
-
-def _stored(job: TrainingJob, rows: Sequence[TokenPair]) -> Any:
-    """Return the rows as a dataset with its own files: TRL keeps what it computes from them beside
-    these.
-    """
-    folder = job.work.references
-    with PartialState().main_process_first():
-        if not folder.exists():
-            draft = folder.with_suffix(".new")
-            columns = {
-                f"{side}_{name}": [list(getattr(getattr(row, side), name)) for row in rows]
-                for side in SIDES
-                for name in TokenRow._fields
-            }
-            Dataset.from_dict(columns).save_to_disk(draft)
-            draft.replace(folder)
-    return load_from_disk(folder)
-
-
-def _check_references(job: TrainingJob, dataset: Any) -> None:
-    """Raise `NonFiniteLoss`, and drop what was kept, when a log-probability of the reference is no
-    number.
-    """
-    if all(np.isfinite(dataset[f"ref_{side}_logps"]).all() for side in SIDES):
-        return
-    if PartialState().is_main_process:
-        shutil.rmtree(job.work.references)
-    raise NonFiniteLoss(
-        "the log-probabilities of the reference are NaN or infinite; look at the weights of the model that training "
-        "starts from, or set training.bf16=false"
-    )

@@ -68,17 +68,13 @@ def take_part(job_file: Path, job: TrainingJob, machine_rank: int) -> None:
                 # of the next training.
                 return
     finally:
-        _end(launcher)
-
-
-def _end(launcher: subprocess.Popen[bytes]) -> None:
-    """End a launcher and its processes, which see the end of their standard input."""
-    assert launcher.stdin is not None
-    launcher.stdin.close()
-    launcher.terminate()
-    if not _ends(launcher, GRACE):
-        launcher.kill()
-        launcher.wait()
+        # The launcher's processes see the end of their standard input.
+        assert launcher.stdin is not None
+        launcher.stdin.close()
+        launcher.terminate()
+        if not _ends(launcher, GRACE):
+            launcher.kill()
+            launcher.wait()
 
 
 def _ends(launcher: subprocess.Popen[bytes], seconds: float) -> bool:

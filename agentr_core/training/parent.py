@@ -177,7 +177,15 @@ def read_weights(path: Path, config: TrainingConfig, *, zero3: bool) -> tuple[An
         dtype = AutoConfig.from_pretrained(path).dtype or torch.float32
         options: dict[str, Any] = {"dtype": dtype if as_it_is else torch.float32, **attention}
         if config.load_in_4bit:
-            options |= {"quantization_config": _four_bits(), "device_map": {"": torch.cuda.current_device()}}
+            options |= {
+                "quantization_config": BitsAndBytesConfig(
+                    load_in_4bit=True,
+                    bnb_4bit_quant_type="nf4",
+                    bnb_4bit_use_double_quant=True,
+                    bnb_4bit_compute_dtype=torch.bfloat16,
+                ),
+                "device_map": {"": torch.cuda.current_device()},
+            }
         return AutoModelForCausalLM.from_pretrained(path, **options), dtype
     model = AutoModelForCausalLM.from_pretrained(path, dtype="auto", **attention)
     if not config.attn_implementation and not torch.cuda.is_available():
@@ -197,15 +205,6 @@ def lora_config(config: TrainingConfig) -> Any:
         modules_to_save=list(config.lora_modules_to_save) or None,
         use_dora=config.use_dora,
         task_type="CAUSAL_LM",
-    )
-
-
-def _four_bits() -> Any:
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16,
     )
 
 
@@ -334,7 +333,10 @@ def adapter_faults(model_dir: Path, config: TrainingConfig) -> list[str]:
     if base is not None:
         faults = shape_faults(model_dir, config) if config.lora_r else []
         if not config.lora_r and _zero3(config):
-            faults.append(_cannot_merge(model_dir))
+            faults.append(
+                f"training all weights under ZeRO-3 cannot start from the adapter {model_dir}; begin with a merged "
+                "model, or use zero2"
+            )
         return faults or tied_faults(_with(skeleton(base), PeftConfig.from_pretrained(model_dir)), model_dir)
     if not config.lora_r:
         return []
@@ -344,21 +346,16 @@ def adapter_faults(model_dir: Path, config: TrainingConfig) -> list[str]:
         *(_strangers("lora_target_modules", targets, model) if not isinstance(targets, str) else []),
         *_strangers("lora_modules_to_save", config.lora_modules_to_save, model),
     ]
-    return faults or _refusal(model, config, model_dir)
-
-
-def _refusal(model: Any, config: TrainingConfig, model_dir: Path) -> list[str]:
-    """Return the objection of PEFT to the adapters of the settings, or the one that TRL would
-    have.
-    """
+    if faults:
+        return faults
     field = "training.lora_target_modules"
     try:
-        made = adapted(model, config)
+        with_adapters = adapted(model, config)
     except (ValueError, TypeError, re.error) as error:
         return [f"{field}: {str(error).splitlines()[0]} (model {model_dir})"]
-    if faults := tied_faults(made, model_dir):
+    if faults := tied_faults(with_adapters, model_dir):
         return faults
-    if isinstance(made.get_output_embeddings(), BaseTunerLayer):
+    if isinstance(with_adapters.get_output_embeddings(), BaseTunerLayer):
         return [f"{field}: an adapter on the output layer of {model_dir} is never trained; leave that module out"]
     return []
 
@@ -395,13 +392,6 @@ def _zero3(config: TrainingConfig) -> bool:
         return False
 
 
-def _cannot_merge(model_dir: Path) -> str:
-    return (
-        f"training all weights under ZeRO-3 cannot start from the adapter {model_dir}; begin with a merged model, or "
-        "use zero2"
-    )
-
-
 # Writes the result of a training: a model or PEFT directory, the parent's tokenizer, and the
 # history of its steps.
 
@@ -431,7 +421,9 @@ def write_result(
     elif weights is None:
         model.to(dtype).save_pretrained(staging)
     else:
-        model.save_pretrained(staging, state_dict=_cast(weights, dtype))
+        # Names that share a tensor still do.
+        cast = {id(tensor): tensor.detach().to("cpu", dtype) for tensor in weights.values()}
+        model.save_pretrained(staging, state_dict={name: cast[id(tensor)] for name, tensor in weights.items()})
         # It names the number format of the model, which is not that of these weights.
         file = staging / "config.json"
         stored = {**read_json(file), "dtype": str(dtype).removeprefix("torch.")}
@@ -439,7 +431,11 @@ def write_result(
     # The tokenizer and chat template are copied byte for byte: the model's input must not change
     # with its weights.
     for file in sorted(job.model_dir.iterdir()):
-        if file.is_file() and file.name not in _REWRITTEN and not _is_weights(file):
+        if (
+            file.is_file()
+            and file.name not in _REWRITTEN
+            and not (file.suffix in (".safetensors", ".bin", ".pt", ".pth") or file.name.endswith(".index.json"))
+        ):
             shutil.copyfile(file, staging / file.name)
     (staging / HISTORY).write_bytes(b"".join(STEP.dump_json(step) + b"\n" for step in history))
 
@@ -460,16 +456,6 @@ def _write_adapted(job: Job, model: Any, weights: dict[str, torch.Tensor] | None
 
         unset_hf_deepspeed_config()
     merged(base, folder, dtype).save_pretrained(job.work.staging)
-
-
-def _cast(weights: dict[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Return weights in another number format; names that share a tensor still do."""
-    cast = {id(tensor): tensor.detach().to("cpu", dtype) for tensor in weights.values()}
-    return {name: cast[id(tensor)] for name, tensor in weights.items()}
-
-
-def _is_weights(file: Path) -> bool:
-    return file.suffix in (".safetensors", ".bin", ".pt", ".pth") or file.name.endswith(".index.json")
 
 
 # Whether the samples that share a row are kept apart by the model that is trained.

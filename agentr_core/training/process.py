@@ -341,27 +341,38 @@ async def train(job: TrainingJob, *, on_progress: Callable[[TrainingStep], None]
     """
     if job.output_dir.exists():
         return _finished(job)
-    _check_inputs(job)
+    base = adapter_base(job.model_dir) or job.model_dir
+    if not (base / "config.json").is_file():
+        raise ModelDirectoryError(f"{base} has no config.json; give a Hugging Face model directory")
+    if not job.dataset_file.is_file():
+        raise DataFault(f"dataset file {job.dataset_file} does not exist; build the dataset before training on it")
     _leave_foreign_work(job)
+    variables = {
+        **{name: value for name, value in os.environ.items() if name not in PLACES},
+        # Everything the trainer reads is local; a query to the hub would only add the network to
+        # what can fail.
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TQDM_DISABLE": "1",
+        "TENSORBOARD_LOGGING_DIR": str(job.reports),
+    }
+    if job.config.launch is None:
+        # Otherwise the Trainer would split each batch over all visible devices.
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        variables["CUDA_VISIBLE_DEVICES"] = "0" if visible is None else visible.split(",")[0]
+    if job.config.num_threads:
+        variables["OMP_NUM_THREADS"] = str(job.config.num_threads)
     process = TrainerProcess(
         module=WORKER,
         work=job.work,
         job=JOB.dump_json(job, indent=1),
-        environment=_environment(job),
+        environment=variables,
         read=EVENT.validate_json,
         published=lambda: is_complete(job.output_dir),
         less_memory=LESS_MEMORY,
     )
     await process.run(on_progress)
     return _finished(job)
-
-
-def _check_inputs(job: TrainingJob) -> None:
-    base = adapter_base(job.model_dir) or job.model_dir
-    if not (base / "config.json").is_file():
-        raise ModelDirectoryError(f"{base} has no config.json; give a Hugging Face model directory")
-    if not job.dataset_file.is_file():
-        raise DataFault(f"dataset file {job.dataset_file} does not exist; build the dataset before training on it")
 
 
 def _leave_foreign_work(job: TrainingJob) -> None:
@@ -389,22 +400,3 @@ def _finished(job: TrainingJob) -> Manifest:
     if job.work.root.exists():
         shutil.rmtree(job.work.root)
     return manifest
-
-
-def _environment(job: TrainingJob) -> dict[str, str]:
-    environment = {
-        **{name: value for name, value in os.environ.items() if name not in PLACES},
-        # Everything the trainer reads is local; a query to the hub would only add the network to
-        # what can fail.
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "TQDM_DISABLE": "1",
-        "TENSORBOARD_LOGGING_DIR": str(job.reports),
-    }
-    if job.config.launch is None:
-        # Otherwise the Trainer would split each batch over all visible devices.
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        environment["CUDA_VISIBLE_DEVICES"] = "0" if visible is None else visible.split(",")[0]
-    if job.config.num_threads:
-        environment["OMP_NUM_THREADS"] = str(job.config.num_threads)
-    return environment

@@ -19,7 +19,7 @@ from transformers.training_args import OptimizerNames
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 from agentr_core.errors import ConfigError
-from agentr_core.recipes.training import LaunchConfig, TrainingConfig
+from agentr_core.recipes.training import TrainingConfig
 from agentr_core.texts import listed
 from agentr_core.training.process import read_zero, splits_weights
 
@@ -71,7 +71,11 @@ def name_faults(config: TrainingConfig, *, section: str = "training") -> list[st
     Args:
         section: the section of the recipe with the schedule.
     """
-    faults = [*_schedule_faults(config, section), *_optimizer_faults(config.optim)]
+    faults = _schedule_faults(config, section)
+    optimizers = [kind.value for kind in OptimizerNames if not _STEPS_ALONE.search(kind.value)]
+    if config.optim not in optimizers:
+        why = "takes its steps inside the backward pass" if _STEPS_ALONE.search(config.optim) else "is unknown"
+        faults.append(f"training.optim: {config.optim!r} {why}; choose among {', '.join(optimizers)}")
     if config.attn_implementation and config.attn_implementation not in _ATTENTION:
         known = ", ".join(_ATTENTION)
         faults.append(f"training.attn_implementation: {config.attn_implementation!r} is unknown; choose among {known}")
@@ -87,7 +91,12 @@ def name_faults(config: TrainingConfig, *, section: str = "training") -> list[st
             known = ", ".join(sorted(INTEGRATION_TO_CALLBACK))
             faults.append(f"training.report_to: {name!r} is unknown; choose among {known}")
     if config.launch and config.launch.fsdp:
-        faults += _fsdp_faults(config.launch, section)
+        if section == OF_PAIRS:
+            faults.append("training.launch.fsdp: preferences are trained without it; use training.launch.deepspeed")
+        if strange := sorted(set(config.launch.fsdp_config) - set(_FSDP)):
+            faults.append(
+                f"training.launch.fsdp_config: {', '.join(strange)} is unknown here; choose among {', '.join(_FSDP)}"
+            )
     if config.launch and config.launch.deepspeed:
         try:
             content = read_zero(config.launch.deepspeed)
@@ -119,7 +128,13 @@ def machine_faults(config: TrainingConfig, *, online: bool = False) -> list[str]
         if name in INTEGRATION_TO_CALLBACK and name not in there
     ]
     if config.load_in_4bit:
-        faults += _four_bit_faults(gpus)
+        if not gpus:
+            faults.append("training.load_in_4bit (QLoRA) needs a CUDA device, and torch sees none; set it to false")
+        if find_spec("bitsandbytes") is None:
+            faults.append(
+                "training.load_in_4bit (QLoRA) needs bitsandbytes; in the checkout, "
+                "`pip install -c constraints.txt -e '.[qlora]'`"
+            )
     launch = config.launch
     if launch is None:
         return faults
@@ -145,25 +160,6 @@ def machine_faults(config: TrainingConfig, *, online: bool = False) -> list[str]
 def gpu_memory() -> int:
     """Return the bytes of memory of the first GPU; 0 without a GPU."""
     return int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else 0
-
-
-def _fsdp_faults(launch: LaunchConfig, section: str) -> list[str]:
-    faults = []
-    if section == OF_PAIRS:
-        faults.append("training.launch.fsdp: preferences are trained without it; use training.launch.deepspeed")
-    if strange := sorted(set(launch.fsdp_config) - set(_FSDP)):
-        faults.append(
-            f"training.launch.fsdp_config: {', '.join(strange)} is unknown here; choose among {', '.join(_FSDP)}"
-        )
-    return faults
-
-
-def _optimizer_faults(name: str) -> list[str]:
-    known = [kind.value for kind in OptimizerNames if not _STEPS_ALONE.search(kind.value)]
-    if name in known:
-        return []
-    why = "takes its steps inside the backward pass" if _STEPS_ALONE.search(name) else "is unknown"
-    return [f"training.optim: {name!r} {why}; choose among {', '.join(known)}"]
 
 
 def _kernel_faults(config: TrainingConfig, gpus: int) -> list[str]:
@@ -210,15 +206,3 @@ def _schedule_faults(config: TrainingConfig, section: str) -> list[str]:
     if not hasattr(made, "lr_lambdas"):
         return [f"{field}: {name} follows the losses of evaluations, which no trainer makes here; choose another"]
     return []
-
-
-def _four_bit_faults(gpus: int) -> list[str]:
-    faults = []
-    if not gpus:
-        faults.append("training.load_in_4bit (QLoRA) needs a CUDA device, and torch sees none; set it to false")
-    if find_spec("bitsandbytes") is None:
-        faults.append(
-            "training.load_in_4bit (QLoRA) needs bitsandbytes; in the checkout, "
-            "`pip install -c constraints.txt -e '.[qlora]'`"
-        )
-    return faults

@@ -140,10 +140,17 @@ def run(job: TrainingJob, tell: Callable[[TrainingStep], None]) -> Manifest | No
     # The arguments come before the model: they create the process group and tell Transformers about
     # ZeRO-3.
     settings = trainer.arguments(job, steps=len(steps.steps))
-    _check_same_job(job)
+    # This machine may have joined late or after a crash.
+    main = broadcast_object_list([job.fingerprint])[0]
+    if main != job.fingerprint:
+        raise TrainingFault(f"the main machine trains job {main}, this one {job.fingerprint}; join it again")
     zero3 = settings.deepspeed_plugin is not None and settings.deepspeed_plugin.zero_stage == 3
     if zero3:
-        _tell_deepspeed()
+        # On a CPU DeepSpeed would learn of the process group only after splitting the weights.
+        from deepspeed import comm
+
+        if not comm.is_initialized():
+            comm.init_distributed(dist_backend=torch.distributed.get_backend(), auto_mpi_discovery=False, verbose=False)
     parent = load_parent(job.model_dir, job.config, zero3=zero3)
     hf_trainer = trainer.make_trainer(job, steps, rows, parent=parent, settings=settings, tell=tell)
     if settings.deepspeed_plugin is not None and not hf_trainer.is_deepspeed_enabled:
@@ -270,16 +277,6 @@ def _manifest(job: TrainingJob, steps: Plan, history: Sequence[TrainingStep], en
     )
 
 
-def _tell_deepspeed() -> None:
-    """Tell DeepSpeed about the process group: on a CPU it would learn of it only after splitting
-    the weights.
-    """
-    from deepspeed import comm
-
-    if not comm.is_initialized():
-        comm.init_distributed(dist_backend=torch.distributed.get_backend(), auto_mpi_discovery=False, verbose=False)
-
-
 def _part(hf_trainer: Any) -> None:
     """End the process group, so that no process is left waiting for one that is gone."""
     processes = hf_trainer.args.distributed_state
@@ -290,12 +287,3 @@ def _part(hf_trainer: Any) -> None:
         # for this lock to free a tensor. So it is kept until the process exits.
         atexit.register(lambda: hf_trainer)
     processes.destroy_process_group()
-
-
-def _check_same_job(job: TrainingJob) -> None:
-    """Raise `TrainingFault` if this machine, having joined late or after a crash, has another
-    training than the main process.
-    """
-    main = broadcast_object_list([job.fingerprint])[0]
-    if main != job.fingerprint:
-        raise TrainingFault(f"the main machine trains job {main}, this one {job.fingerprint}; join it again")

@@ -534,7 +534,17 @@ class Prefill:
         while waiting:
             now, waiting = self._without_twins(waiting)
             for filling in now:
-                self._restore(buffer, filling)
+                # The cached blocks at the beginning of a row.
+                blocks: list[Block] = []
+                for name in filling.names:
+                    block = self._prefixes.get(name)
+                    if block is None:
+                        break
+                    blocks.append(block)
+                if blocks:
+                    buffer.write(filling.row, blocks)
+                    filling.start = BLOCK * len(blocks)
+                    self.cached_tokens += filling.start
             self._compute(buffer, [filling for filling in now if filling.left])
 
     def _without_twins(self, waiting: Sequence[_Filling]) -> tuple[list[_Filling], list[_Filling]]:
@@ -549,19 +559,6 @@ class Prefill:
             (later if missing and missing[0] in promised else now).append(filling)
             promised.update(missing)
         return now, later
-
-    def _restore(self, buffer: LayeredKV, filling: _Filling) -> None:
-        """Copy the cached blocks at the beginning of a row into the buffer."""
-        blocks: list[Block] = []
-        for name in filling.names:
-            block = self._prefixes.get(name)
-            if block is None:
-                break
-            blocks.append(block)
-        if blocks:
-            buffer.write(filling.row, blocks)
-            filling.start = BLOCK * len(blocks)
-            self.cached_tokens += filling.start
 
     def _compute(self, buffer: LayeredKV, fillings: Sequence[_Filling]) -> None:
         """Compute the rest of each row, and cache its whole blocks."""

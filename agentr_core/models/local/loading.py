@@ -90,11 +90,21 @@ def load_model(path: Path, *, dtype: str, device: str, context_length: int, at: 
     tokenizer, model = _read(path, _DTYPES[dtype])
     model = model.to(place).eval().requires_grad_(False)
     config = model.config.get_text_config()
-    context = _context_length(path, config, context_length)
+    own: Any = getattr(config, "max_position_embeddings", None)
+    if own is None and not context_length:
+        raise ConfigError(f"{path / 'config.json'} does not say how long a context may be; set model.context_length")
+    if own is not None and context_length > own:
+        raise ConfigError(
+            f"model.context_length is {context_length}, but the model of {path} was made for {own}; lower it"
+        )
+    context: int = context_length or own
     renderer = Renderer(tokenizer, at=at)
     heads = getattr(config, "num_attention_heads", None)
     shape = _kv_shape(path, model, _DTYPES[dtype], place)
     shares_rows = use_grouped_attention(model) or heads == shape.heads
+    end_ids: set[int] = set()
+    for value in (model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id):
+        end_ids.update(value if isinstance(value, list | tuple) else () if value is None else (value,))
     loaded = LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -103,7 +113,7 @@ def load_model(path: Path, *, dtype: str, device: str, context_length: int, at: 
         attention=attention_of(path, config, context),
         context_length=context,
         vocabulary=min(model.get_output_embeddings().weight.shape[0], max(tokenizer.get_vocab().values()) + 1),
-        end_ids=_end_ids(model, tokenizer) | {renderer.end_of_turn},
+        end_ids=frozenset(end_ids) | {renderer.end_of_turn},
         shares_rows=shares_rows,
     )
     _check_decoding(path, loaded, _TOLERANCE[dtype])
@@ -121,7 +131,16 @@ def _read(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
             base or path, dtype=dtype, local_files_only=True, output_loading_info=True
         )
         if base is not None:
-            model = _with_adapter(model, path)
+            # The adapter stays in the layers, not merged into the weights.
+            # Slow to import, and most models have none.
+            from peft import PeftModel, get_peft_model_state_dict
+
+            adapted = PeftModel.from_pretrained(model, path)
+            with safe_open(path / ADAPTER_WEIGHTS, framework="numpy") as tensors:
+                strangers = set(get_peft_model_state_dict(adapted)) ^ set(tensors.keys())
+            if strangers:
+                raise ValueError(f"adapter and model do not fit: {', '.join(sorted(strangers)[:3])}")
+            model = adapted.get_base_model()
     # What foreign files make a library raise is anyone's guess.
     except Exception as error:
         raise ModelDirectoryError(f"{path} cannot be loaded: {' '.join(str(error).split())}") from error
@@ -133,51 +152,23 @@ def _read(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     return tokenizer, model
 
 
-def _with_adapter(model: Any, path: Path) -> Any:
-    """Return a model with the adapter of a PEFT directory in its layers, not merged into its
-    weights.
-    """
-    # Slow to import, and most models have none.
-    from peft import PeftModel, get_peft_model_state_dict
-
-    adapted = PeftModel.from_pretrained(model, path)
-    with safe_open(path / ADAPTER_WEIGHTS, framework="numpy") as tensors:
-        strangers = set(get_peft_model_state_dict(adapted)) ^ set(tensors.keys())
-    if strangers:
-        raise ValueError(f"adapter and model do not fit: {', '.join(sorted(strangers)[:3])}")
-    return adapted.get_base_model()
-
-
-def _context_length(path: Path, config: Any, wanted: int) -> int:
-    own: Any = getattr(config, "max_position_embeddings", None)
-    if own is None and not wanted:
-        raise ConfigError(f"{path / 'config.json'} does not say how long a context may be; set model.context_length")
-    if own is not None and wanted > own:
-        raise ConfigError(f"model.context_length is {wanted}, but the model of {path} was made for {own}; lower it")
-    context: int = wanted or own
-    return context
-
-
-def _check_positions(path: Path, config: Any, context: int) -> None:
-    # Transformers turns the keys by the longest row of a batch, also those stored before.
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    own = getattr(config, "original_max_position_embeddings", None) or getattr(config, "max_position_embeddings", None)
-    for one in rope.values() if any(isinstance(part, dict) for part in rope.values()) else [rope]:
-        most = one.get("original_max_position_embeddings") or own
-        if one.get("rope_type") in _BY_LENGTH and most and context > most:
-            raise ModelDirectoryError(
-                f"the model of {path} has positions of type {one['rope_type']}, which change with the longest row of a "
-                f"batch beyond {most} tokens; set model.context_length to {most} or less, or serve it with vLLM"
-            )
-
-
 def attention_of(path: Path, config: Any, context: int) -> Attention:
     """Return how far the layers of a text configuration look back in a context of `context` tokens.
 
     Raises `ModelDirectoryError` for layers that are neither full nor sliding attention, and for
     positions that depend on what else is in a batch.
     """
-    _check_positions(path, config, context)
+    # Transformers turns the keys by the longest row of a batch, also those stored before.
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    own = getattr(config, "original_max_position_embeddings", None) or getattr(config, "max_position_embeddings", None)
+    for positions in rope.values() if any(isinstance(part, dict) for part in rope.values()) else [rope]:
+        most = positions.get("original_max_position_embeddings") or own
+        if positions.get("rope_type") in _BY_LENGTH and most and context > most:
+            raise ModelDirectoryError(
+                f"the model of {path} has positions of type {positions['rope_type']}, which change with the longest "
+                f"row of a batch beyond {most} tokens; set model.context_length to {most} or less, or serve it with "
+                "vLLM"
+            )
     # Without a list of layer types, a model with a window has it in all layers.
     layers = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
     kinds = set(layers)
@@ -191,13 +182,6 @@ def attention_of(path: Path, config: Any, context: int) -> Attention:
         return Attention(by_kind=len(kinds) == 2)
     near = frozenset(number for number, kind in enumerate(layers) if kind == "sliding_attention")
     return Attention(window=window, near=near, by_kind=len(kinds) == 2)
-
-
-def _end_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    ids: set[int] = set()
-    for value in (model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id):
-        ids.update(value if isinstance(value, list | tuple) else () if value is None else (value,))
-    return frozenset(ids)
 
 
 @torch.inference_mode()

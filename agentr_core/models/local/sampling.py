@@ -114,7 +114,12 @@ def choose(
     drawn = temperature > 0
     if not bool(drawn.any()):
         return logits.likeliest()
-    limited = drawn & _limited(top_p, top_k, min_p)
+    limited = top_p < 1
+    if top_k is not None:
+        limited = limited | (top_k > 0)
+    if min_p is not None:
+        limited = limited | (min_p > 0)
+    limited = drawn & limited
     free = drawn & ~limited
     tokens = torch.zeros_like(uniform, dtype=torch.long) if bool(drawn.all()) else logits.likeliest()
     if bool(free.any()):
@@ -155,13 +160,6 @@ def _of_block(blocks: Tensor, number: Tensor) -> Tensor:
     return blocks[torch.arange(len(blocks), device=blocks.device), number]
 
 
-def _limited(top_p: Tensor, top_k: Tensor | None, min_p: Tensor | None) -> Tensor:
-    limited = top_p < 1
-    if top_k is not None:
-        limited = limited | (top_k > 0)
-    return limited if min_p is None else limited | (min_p > 0)
-
-
 def filtered(scaled: Tensor, top_p: Tensor, top_k: Tensor | None = None, min_p: Tensor | None = None) -> Tensor:
     """Return the probabilities [rows, vocabulary] of logits at their temperature, 0 for tokens that
     are filtered out; the rest does not sum to 1. Arguments are as in `choose`.
@@ -170,7 +168,13 @@ def filtered(scaled: Tensor, top_p: Tensor, top_k: Tensor | None = None, min_p: 
     min-p.
     """
     if top_k is not None:
-        scaled = _likeliest(scaled, top_k)
+        # All but each row's `top_k` highest are set to minus infinity.
+        vocabulary = scaled.shape[-1]
+        numbers = torch.where(top_k > 0, top_k, vocabulary).clamp(max=vocabulary)
+        limited = numbers < vocabulary
+        most = int(numbers[limited].max()) if bool(limited.any()) else 1
+        edge = scaled.topk(most, dim=-1).values.gather(1, numbers.clamp(max=most)[:, None] - 1)
+        scaled = torch.where(limited[:, None] & (scaled < edge), -torch.inf, scaled)
     probabilities = scaled.softmax(dim=-1)
     if bool((top_p < 1).any()):
         probabilities = _nucleus(probabilities, top_p)
@@ -178,16 +182,6 @@ def filtered(scaled: Tensor, top_p: Tensor, top_k: Tensor | None = None, min_p: 
         least = min_p[:, None] * probabilities.amax(dim=-1, keepdim=True)
         probabilities = torch.where(probabilities < least, 0.0, probabilities)
     return probabilities
-
-
-def _likeliest(scaled: Tensor, top_k: Tensor) -> Tensor:
-    """Return the logits with all but each row's `top_k` highest set to minus infinity."""
-    vocabulary = scaled.shape[-1]
-    numbers = torch.where(top_k > 0, top_k, vocabulary).clamp(max=vocabulary)
-    limited = numbers < vocabulary
-    most = int(numbers[limited].max()) if bool(limited.any()) else 1
-    edge = scaled.topk(most, dim=-1).values.gather(1, numbers.clamp(max=most)[:, None] - 1)
-    return torch.where(limited[:, None] & (scaled < edge), -torch.inf, scaled)
 
 
 def _nucleus(probabilities: Tensor, top_p: Tensor) -> Tensor:

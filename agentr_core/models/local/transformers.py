@@ -207,7 +207,14 @@ class TransformersModel:
         replies: list[Reply] = []
         for request in requests:
             tokens = self._prompt(request.messages)
-            self._check_readable(tokens)
+            # On a GPU, to look up a token without an embedding would end all computing of this
+            # process.
+            if (highest := max(tokens)) >= self._readable:
+                raise DataFault(
+                    f"the tokenizer of model {self.name} reads {self._tokenizer.decode([highest])!r} as token "
+                    f"{highest}, but the model has embeddings for {self._readable} tokens; resize them "
+                    "(resize_token_embeddings), or take the token out of the tokenizer"
+                )
             room = self.context_length - len(tokens)
             if room < 1:
                 raise PromptTooLong.counted(len(tokens), self.context_length, self.name)
@@ -231,17 +238,6 @@ class TransformersModel:
                 for number in range(request.n)
             ]
         return list(prompts), replies
-
-    def _check_readable(self, tokens: tuple[int, ...]) -> None:
-        """Raise `DataFault` for a token that the model has no embedding of: on a GPU, to look one
-        up would end all computing of this process.
-        """
-        if (highest := max(tokens)) >= self._readable:
-            raise DataFault(
-                f"the tokenizer of model {self.name} reads {self._tokenizer.decode([highest])!r} as token {highest}, "
-                f"but the model has embeddings for {self._readable} tokens; resize them (resize_token_embeddings), or "
-                "take the token out of the tokenizer"
-            )
 
     def _generation(self, reply: Reply, sampling: Sampling, prompts: Sequence[tuple[int, ...]]) -> Generation:
         spoken = reply.tokens[:-1] if reply.tokens[-1] in self._end_ids else reply.tokens

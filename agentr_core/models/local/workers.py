@@ -256,20 +256,18 @@ class Worker:
                     stdout=self._log,
                     stderr=self._log,
                     pass_fds=[theirs.fileno()],
-                    env=self._environment(),
+                    env=os.environ
+                    | {
+                        "PYTHONPATH": python_path(),
+                        "OMP_NUM_THREADS": str(self._threads),
+                        "MKL_NUM_THREADS": str(self._threads),
+                        "HF_HUB_OFFLINE": "1",
+                        "TOKENIZERS_PARALLELISM": "false",
+                    },
                     # An interrupt at the terminal is for this process, which then shuts the worker
                     # down.
                     start_new_session=True,
                 )
-
-    def _environment(self) -> dict[str, str]:
-        return os.environ | {
-            "PYTHONPATH": python_path(),
-            "OMP_NUM_THREADS": str(self._threads),
-            "MKL_NUM_THREADS": str(self._threads),
-            "HF_HUB_OFFLINE": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-        }
 
     def _load(self) -> None:
         """Have the process load the model, and the weights that replaced the model's own; one that

@@ -138,12 +138,8 @@ class OpenAIModel:
                 refused = True
         left = self.context_length - await self._measure(request)
         # What was refused would be refused again.
-        return await self._replies_that_fit(request, wanted // 2 if refused and left >= wanted else min(wanted, left))
-
-    async def _replies_that_fit(self, request: Request, limit: int) -> list[Generation]:
-        """Return replies of at most `limit` tokens, which is halved as long as the server
-        refuses.
-        """
+        # The limit is halved as long as the server refuses.
+        limit = wanted // 2 if refused and left >= wanted else min(wanted, left)
         refusal = None
         while limit > 0:
             try:
@@ -172,7 +168,9 @@ class OpenAIModel:
         try:
             tokens = await self._ask(body, read_prompt_tokens)
         except RequestTooLong as refusal:
-            most = self._most_tokens(request)
+            # For any tokenizer: a token has at least one byte.
+            turns = sum(_MOST_TOKENS_A_TURN + len(message.text.encode()) for message in request.messages)
+            most = turns + self._share(_MOST_TEMPLATE_TOKENS)
             if most < self.context_length:
                 raise ModelFault(
                     f"{refusal}: it refuses a conversation of at most {most} tokens, but its context is said to have "
@@ -196,13 +194,6 @@ class OpenAIModel:
         eighth of the context.
         """
         return min(tokens, self.context_length // _LEAST_SHARE)
-
-    def _most_tokens(self, request: Request) -> int:
-        """Return an upper bound on the tokens of a conversation for any tokenizer: a token has at
-        least one byte.
-        """
-        turns = sum(_MOST_TOKENS_A_TURN + len(message.text.encode()) for message in request.messages)
-        return turns + self._share(_MOST_TEMPLATE_TOKENS)
 
     async def _ask(self, body: dict[str, Any], read: Callable[[bytes], T]) -> T:
         """Return what `read` makes of the answer to one HTTP request, tried as often as the policy
@@ -239,15 +230,15 @@ class OpenAIModel:
             sizes = (_TOKENS_A_TURN - -len(message.text.encode()) // _BYTES_A_TOKEN for message in messages)
             return _Prompt(sum(sizes), opens_thought=False)
         # The server gets text, and tokenises it again.
-        ids = self._renderer.render_prompt([_as_text(message) for message in messages])
+        ids = self._renderer.render_prompt(
+            [
+                grown_turn([Span(text=message.text)])
+                if message.spans
+                else Message(role=message.role, text=message.text)
+                for message in messages
+            ]
+        )
         return _Prompt(len(ids), self._renderer.opens_thought(ids))
-
-
-def _as_text(message: Message) -> Message:
-    """Return a turn without token ids."""
-    if message.spans:
-        return grown_turn([Span(text=message.text)])
-    return Message(role=message.role, text=message.text)
 
 
 def _tries(failures: int) -> str:

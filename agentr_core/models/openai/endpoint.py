@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agentr_core.errors import (
     AgentrError,
@@ -24,9 +24,6 @@ from agentr_core.models.connections import MIB, GarbledAnswer, LargeAnswer, read
 from agentr_core.models.openai.wire import read_models
 from agentr_core.recipes.models import MASK, ServerConfig, references, url_fault
 from agentr_core.system import seconds_told
-
-if TYPE_CHECKING:
-    from openai import APIStatusError
 
 _SHORTEST_SECRET = 4
 _HEALING = (408, 409, 429)
@@ -167,7 +164,31 @@ def fault_of(error: Exception, where: Endpoint, server: ServerConfig) -> AgentrE
             f"({server.timeout_seconds:g}) or server.connect_seconds ({server.connect_seconds:g})"
         )
     if isinstance(error, APIStatusError):
-        return _fault_of_status(error, where, server)
+        status = error.status_code
+        said = where.redacted(" ".join(_said(error.body).split()))[:500] or "without a word"
+        if error.code == _NO_CREDIT:
+            return EndpointError(
+                f"the account at {where.url} has no credit left: {said}; top it up, and resume the run"
+            )
+        if status in _HEALING or status >= 500:
+            return ModelUnavailable(f"{where.url} answered {status}: {said}")
+        if status in (401, 403):
+            return EndpointError(
+                f"{where.url} refuses the key in {server.api_key_env or 'the request (none was sent)'} ({status}); "
+                "set server.api_key_env to the variable with the right one"
+            )
+        if status == 404:
+            return EndpointError(
+                f"{where.url} knows no model {server.model!r}, or is not such a server ({said}); correct server.model "
+                "or the address, which usually ends with /v1"
+            )
+        # The list cannot be complete: a refusal in other words is a fault, which costs its episode
+        # and ends no path.
+        told = error.code in _CONTEXT_CODES or error.type in _CONTEXT_CODES
+        if told or (status in _TOO_LONG and any(words in said.lower() for words in _CONTEXT_WORDS)):
+            return RequestTooLong(f"{where.url} refuses a conversation and its reply together ({status}): {said}")
+        remedy = next((f"; {way}" for name, way in _CHANGED_BY.items() if re.search(rf"\b{name}\b", said)), "")
+        return ModelFault(f"{where.url} refused the request ({status}): {said}{remedy}")
     if isinstance(error, LargeAnswer):
         return ModelFault(f"{where.url} gives too large an answer: {error}; raise server.answer_mib")
     if isinstance(error, GarbledAnswer):
@@ -187,32 +208,6 @@ def retry_after(error: Exception) -> float | None:
     if not isinstance(error, APIStatusError):
         return None
     return seconds_told(error.response.headers.get("retry-after", ""), now=time())
-
-
-def _fault_of_status(error: APIStatusError, where: Endpoint, server: ServerConfig) -> AgentrError:
-    status = error.status_code
-    said = where.redacted(" ".join(_said(error.body).split()))[:500] or "without a word"
-    if error.code == _NO_CREDIT:
-        return EndpointError(f"the account at {where.url} has no credit left: {said}; top it up, and resume the run")
-    if status in _HEALING or status >= 500:
-        return ModelUnavailable(f"{where.url} answered {status}: {said}")
-    if status in (401, 403):
-        return EndpointError(
-            f"{where.url} refuses the key in {server.api_key_env or 'the request (none was sent)'} ({status}); "
-            "set server.api_key_env to the variable with the right one"
-        )
-    if status == 404:
-        return EndpointError(
-            f"{where.url} knows no model {server.model!r}, or is not such a server ({said}); correct server.model "
-            "or the address, which usually ends with /v1"
-        )
-    # The list cannot be complete: a refusal in other words is a fault, which costs its episode and
-    # ends no path.
-    told = error.code in _CONTEXT_CODES or error.type in _CONTEXT_CODES
-    if told or (status in _TOO_LONG and any(words in said.lower() for words in _CONTEXT_WORDS)):
-        return RequestTooLong(f"{where.url} refuses a conversation and its reply together ({status}): {said}")
-    remedy = next((f"; {way}" for name, way in _CHANGED_BY.items() if re.search(rf"\b{name}\b", said)), "")
-    return ModelFault(f"{where.url} refused the request ({status}): {said}{remedy}")
 
 
 def _said(body: object) -> str:

@@ -41,14 +41,6 @@ def offered(messages: Sequence[Message]) -> dict[str, Any]:
     return {"tools": json.loads(messages[0].text), "parallel_tool_calls": False}
 
 
-def tool_names(messages: Sequence[Message]) -> list[str]:
-    """Return the names of the tools of a conversation, or the type of one that is no function: an
-    agent of the gateway may offer any.
-    """
-    tools = offered(messages).get("tools", ())
-    return [str((tool.get("function") or {}).get("name") or tool.get("type")) for tool in tools]
-
-
 def argument_text(arguments: str | Mapping[str, Any] | None) -> str:
     """Return the arguments of a call as JSON; the protocol has them so, but some programs send the
     object itself, or nothing where there are none.
@@ -63,17 +55,20 @@ def wire_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     out, is sent as plain text; so is a result without its call.
     """
     turns = [message for message in messages if message.role != "tools"]
-    made: list[dict[str, Any]] = []
+    wire: list[dict[str, Any]] = []
     for place, message in enumerate(turns):
         answered = place + 1 < len(turns) and turns[place + 1].role == "tool"
         call = read_call(message.text) if message.role == "assistant" and answered else None
         if isinstance(call, NativeCall):
-            made.append(_calling(call, _id(place)))
-        elif message.role == "tool" and "tool_calls" in made[-1]:
-            made.append({"role": "tool", "tool_call_id": _id(place - 1), "content": message.text})
+            name = _id(place)
+            function = {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)}
+            tool_call = {"id": name, "type": "function", "function": function}
+            wire.append({"role": "assistant", "content": call.beside, "tool_calls": [tool_call]})
+        elif message.role == "tool" and "tool_calls" in wire[-1]:
+            wire.append({"role": "tool", "tool_call_id": _id(place - 1), "content": message.text})
         else:
-            made.append({"role": "user" if message.role == "tool" else message.role, "content": message.text})
-    return made
+            wire.append({"role": "user" if message.role == "tool" else message.role, "content": message.text})
+    return wire
 
 
 def reply_text(content: str, calls: Iterable[ToldCall]) -> str:
@@ -82,12 +77,6 @@ def reply_text(content: str, calls: Iterable[ToldCall]) -> str:
     for name, arguments in told:
         text = call_text(name, arguments.strip() or "{}", beside=text)
     return text
-
-
-def _calling(call: NativeCall, name: str) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)}
-    told = {"id": name, "type": "function", "function": function}
-    return {"role": "assistant", "content": call.beside, "tool_calls": [told]}
 
 
 def _id(position: int) -> str:
@@ -249,7 +238,17 @@ class Choice(Strict):
         if self.ending is None:
             raise MalformedReply(f"reply {self.index} {self._unknown_ending()}")
         if self.ending == "tool_calls" or message.tool_calls:
-            self._check_call(tools)
+            calls = ", ".join(call.function.name for call in self.message.tool_calls or ())
+            if not tools:
+                raise ModelFault(
+                    f"the model called a tool{f' ({calls})' if calls else ''}, and none was offered; switch tools off "
+                    "at the server"
+                )
+            if not calls:
+                raise MalformedReply(
+                    f"reply {self.index} has the finish reason {self.finish_reason!r} and no call in it; offered were "
+                    f"the tools {', '.join(tools)}; start the server with the tool-call parser for this model"
+                )
         else:
             self._check_words(total, helper=helper)
 
@@ -260,19 +259,6 @@ class Choice(Strict):
             f"has the finish reason {self.finish_reason!r}, which does not say that it is whole; these do: "
             f"{', '.join(reason for reason, ending in ENDINGS.items() if ending != 'content_filter')}"
         )
-
-    def _check_call(self, tools: Sequence[str]) -> None:
-        calls = ", ".join(call.function.name for call in self.message.tool_calls or ())
-        if not tools:
-            raise ModelFault(
-                f"the model called a tool{f' ({calls})' if calls else ''}, and none was offered; switch tools off at "
-                "the server"
-            )
-        if not calls:
-            raise MalformedReply(
-                f"reply {self.index} has the finish reason {self.finish_reason!r} and no call in it; offered were the "
-                f"tools {', '.join(tools)}; start the server with the tool-call parser for this model"
-            )
 
     def _check_words(self, total: int, *, helper: bool) -> None:
         count = len(self.token_ids or ()) or total
@@ -402,7 +388,9 @@ def read_completion(payload: bytes, request: Request, *, n: int, limit: int) -> 
         )
     if numbers != list(range(n)):
         raise MalformedReply(f"{n} replies were asked for and {n} came, numbered {', '.join(map(str, numbers))}")
-    tools = tool_names(request.messages)
+    # One that is no function is known by its type: an agent of the gateway may offer any.
+    tools = offered(request.messages).get("tools", ())
+    tools = [str((tool.get("function") or {}).get("name") or tool.get("type")) for tool in tools]
     for choice in choices:
         choice.check(completion.usage.completion_tokens, tools, helper=request.helper)
     counts = _completion_tokens(choices, completion.usage.completion_tokens, limit)
@@ -433,7 +421,12 @@ def read_models(payload: bytes) -> dict[str, int | None]:
 
 
 def _generation(choice: Choice, sampling: Sampling, *, prompt: int, count: int) -> Generation:
-    text = _text(choice, sampling)
+    text = choice.text
+    ended_by = choice.stop_reason
+    # A server that nevertheless omits the stop string says which one it was.
+    if sampling.include_stop and ended_by in sampling.stop and not any(stop in text for stop in sampling.stop):
+        text += str(ended_by)
+    text = cut_at_stop(text, sampling)
     shortened = bool(sampling.until) and text != choice.text
     # Whose tokens a server reports beyond a text that was cut, nobody here can tell.
     beyond = shortened or (bool(sampling.until) and choice.stop_reason is not None)
@@ -446,15 +439,6 @@ def _generation(choice: Choice, sampling: Sampling, *, prompt: int, count: int) 
         logprobs=_logprobs(choice) if sampling.logprobs and not beyond else None,
         thinks=choice.message.thinks,
     )
-
-
-def _text(choice: Choice, sampling: Sampling) -> str:
-    text = choice.text
-    ended_by = choice.stop_reason
-    # A server that nevertheless omits the stop string says which one it was.
-    if sampling.include_stop and ended_by in sampling.stop and not any(stop in text for stop in sampling.stop):
-        text += str(ended_by)
-    return cut_at_stop(text, sampling)
 
 
 def _logprobs(choice: Choice) -> tuple[float, ...]:

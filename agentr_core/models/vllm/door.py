@@ -242,7 +242,13 @@ class RemoteFleet:
         state = self._ask("GET")
         ours = state.served_name == self._launch.served_name
         if not ours and self._served:
-            self._count_replacement(state)
+            self._replaced += 1
+            if self._replaced >= _REPLACEMENTS:
+                raise ModelServerError(
+                    f"the servers at {self._address} were made to serve {state.model} instead of {self._launch.model} "
+                    f"{self._replaced} times: another run, or another model of this one, wants other weights from the "
+                    "same `agentr models serve`; start one for each, and give each its own AGENTR_VLLM"
+                )
         if not ours or self._suspected:
             state = self._ask("POST")
             if state.served_name != self._launch.served_name:
@@ -265,15 +271,6 @@ class RemoteFleet:
     @property
     def _address(self) -> str:
         return f"http://{self._where[0]}:{self._where[1]}"
-
-    def _count_replacement(self, state: State) -> None:
-        self._replaced += 1
-        if self._replaced >= _REPLACEMENTS:
-            raise ModelServerError(
-                f"the servers at {self._address} were made to serve {state.model} instead of {self._launch.model} "
-                f"{self._replaced} times: another run, or another model of this one, wants other weights from the same "
-                "`agentr models serve`; start one for each, and give each its own AGENTR_VLLM"
-            )
 
     def _ask(self, method: str) -> State:
         body = None

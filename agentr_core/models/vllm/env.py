@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Literal
 
 from agentr_core.errors import ConfigError, ModelDirectoryError, ModelServerError
 from agentr_core.fingerprint import fingerprint
@@ -69,7 +69,8 @@ def is_complete(folder: Path, stamp: str) -> bool:
 
 def engine_version() -> str:
     """Return the pinned version of the engine."""
-    pins = dict(line.split("==") for line in _pins(constraints_file().read_text(encoding="utf-8")))
+    lines = constraints_file().read_text(encoding="utf-8").splitlines()
+    pins = dict(line.split("==") for line in lines if "==" in line and not line.startswith("#"))
     return pins["vllm"]
 
 
@@ -105,7 +106,26 @@ def ensure(folder: Path, device: Device, *, tell: Callable[[str], None]) -> Path
     with _locked(folder, tell):
         # Another process may have made it while we waited.
         if not is_complete(folder, stamp):
-            _make(folder, device, constraints, tell)
+            if folder.exists():
+                if any(folder.iterdir()) and not (folder / MARK).is_file():
+                    raise ConfigError(
+                        f"{folder} is not an environment that agentr made; name another folder, or remove it"
+                    )
+                tell(f"the environment in {folder} is half-made or outdated; it is made again")
+                shutil.rmtree(folder)
+            folder.mkdir()
+            (folder / MARK).touch()
+            tell(
+                f"making an environment for {_PACKAGES[device]} {engine_version()} in {folder}: some minutes, gigabytes"
+            )
+            with (folder / LOG).open("w", encoding="utf-8") as log:
+                for command in commands(folder, device, constraints):
+                    last = _run(command, log, tell)
+                    if last:
+                        raise ModelServerError(
+                            f"{' '.join(command[1:4])} failed in {folder}: {_reason(last)}; the whole log is "
+                            f"{folder / LOG}{_HINT if device == 'cpu' else ''}"
+                        )
             (folder / MARK).write_text(f"{stamp}\n", encoding="utf-8")
     return interpreter(folder)
 
@@ -124,25 +144,6 @@ def check_machine(device: Device, *, system: str = "", machine: str = "", flags:
                               "model.backend=transformers")  # fmt: skip
 
 
-def _make(folder: Path, device: Device, constraints: Path, tell: Callable[[str], None]) -> None:
-    if folder.exists():
-        if any(folder.iterdir()) and not (folder / MARK).is_file():
-            raise ConfigError(f"{folder} is not an environment that agentr made; name another folder, or remove it")
-        tell(f"the environment in {folder} is half-made or outdated; it is made again")
-        shutil.rmtree(folder)
-    folder.mkdir()
-    (folder / MARK).touch()
-    tell(f"making an environment for {_PACKAGES[device]} {engine_version()} in {folder}: some minutes, gigabytes")
-    with (folder / LOG).open("w", encoding="utf-8") as log:
-        for command in commands(folder, device, constraints):
-            last = _run(command, log, tell)
-            if last:
-                raise ModelServerError(
-                    f"{' '.join(command[1:4])} failed in {folder}: {_reason(last)}; the whole log is {folder / LOG}"
-                    f"{_HINT if device == 'cpu' else ''}"
-                )
-
-
 def _run(command: Sequence[str], log: IO[str], tell: Callable[[str], None]) -> Sequence[str]:
     """Run a command to its end; return its last lines if it failed, else none."""
     last: deque[str] = deque(maxlen=8)
@@ -159,10 +160,6 @@ def _run(command: Sequence[str], log: IO[str], tell: Callable[[str], None]) -> S
 def _reason(last: Sequence[str]) -> str:
     errors = [line for line in last if line.startswith("ERROR")]
     return " / ".join(errors[:3] or list(last)[-3:])
-
-
-def _pins(constraints: str) -> list[str]:
-    return [line for line in constraints.splitlines() if "==" in line and not line.startswith("#")]
 
 
 @contextmanager
@@ -218,7 +215,13 @@ def served_adapter(path: Path) -> Adapter | None:
     if base is None:
         return None
     settings = read_json(path / ADAPTER_CONFIG)
-    if faults := _faults(settings):
+    kind = settings.get("peft_type", "LORA")
+    faults = [] if kind == "LORA" else [f"is of the kind {kind}, not LORA"]
+    faults += [f"{meaning} ({name})" for name, meaning in _UNSERVED.items() if settings.get(name)]
+    faults += [f"is no plain LoRA ({name})" for name in _VARIANTS if settings.get(name)]
+    if settings.get("bias", "none") != "none":
+        faults.append(f"trains biases (bias: {settings['bias']})")
+    if faults:
         raise ConfigError(
             f"vLLM cannot serve the adapter in {path}, which {' and '.join(faults)}; merge it into its model (for one "
             "that agentr trains, training.publish=merged), or use model.backend=transformers"
@@ -240,16 +243,6 @@ def max_rank(rank: int, path: Path) -> int:
         f"the adapter in {path} has rank {rank}, but vLLM serves adapters up to rank {VLLM_LORA_RANKS[-1]}; merge it "
         "into its model, or use model.backend=transformers"
     )
-
-
-def _faults(settings: Mapping[str, Any]) -> list[str]:
-    kind = settings.get("peft_type", "LORA")
-    faults = [] if kind == "LORA" else [f"is of the kind {kind}, not LORA"]
-    faults += [f"{meaning} ({name})" for name, meaning in _UNSERVED.items() if settings.get(name)]
-    faults += [f"is no plain LoRA ({name})" for name in _VARIANTS if settings.get(name)]
-    if settings.get("bias", "none") != "none":
-        faults.append(f"trains biases (bias: {settings['bias']})")
-    return faults
 
 
 # How one replica is started, as pure functions: its command line, its environment variables, and

@@ -218,7 +218,9 @@ class Replicas:
 
     def _died(self, replica: _Replica, how: str) -> bool:
         _stop(replica)
-        reason = cause(_tail(replica.log, replica.log_start))
+        with replica.log.open("rb") as stream:
+            stream.seek(max(replica.log_start, replica.log.stat().st_size - _TAIL_BYTES))
+            reason = cause(stream.read().decode("utf-8", "replace"))
         said = (
             f"replica {replica.number} of {self._launch.model} {how}; its log says: {reason} (all of it: {replica.log})"
         )
@@ -268,12 +270,6 @@ def _answers(port: int, *, timeout: float = _HEALTH_SECONDS) -> bool:
             return connection.getresponse().status == 200
         except (OSError, http.client.HTTPException):
             return False
-
-
-def _tail(log: Path, start: int) -> str:
-    with log.open("rb") as stream:
-        stream.seek(max(start, log.stat().st_size - _TAIL_BYTES))
-        return stream.read().decode("utf-8", "replace")
 
 
 # From a recipe's model to a running fleet: what is served on this machine, and in which

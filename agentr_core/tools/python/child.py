@@ -49,7 +49,10 @@ def run(code: str) -> int:
     """
     sys.stdin = io.TextIOWrapper(io.FileIO(0))
     sys.stdout, sys.stderr = _printer(1), _printer(2)
-    _seed()
+    # Only after the fork, at which `random` reseeds itself.
+    random.seed(0)
+    if numpy := sys.modules.get("numpy.random"):
+        numpy.seed(0)
     status = _run(code)
     # As at the end of any program: what its threads still print counts.
     for thread in threading.enumerate():
@@ -76,9 +79,18 @@ def _run(code: str) -> int:
         main.__dict__.clear()
         return MEMORY
     except SystemExit as end:
-        return _exit_status(end)
+        if end.code is None or isinstance(end.code, int):
+            return (end.code or 0) & 0xFF
+        print(end.code, file=sys.stderr)  # noqa: T201
+        return EXCEPTION
     except BaseException as error:
-        _complain(error)
+        # The traceback begins in the code, without the frames of this module.
+        report = traceback.TracebackException.from_exception(error)
+        names = [frame.filename for frame in report.stack]
+        first = names.index(_NAME) if _NAME in names else len(names)
+        frames = [frame for frame in report.stack[first:] if frame.filename != __file__]
+        report.stack = traceback.StackSummary.from_list(frames)
+        sys.stderr.writelines(report.format())
         return EXCEPTION
     return 0
 
@@ -109,30 +121,6 @@ def _execute(code: str, names: dict[str, object]) -> None:
         value = eval(compile(ast.Expression(last.value), _NAME, "eval"), names)
         if value is not None:
             print(value)  # noqa: T201
-
-
-def _complain(error: BaseException) -> None:
-    """Print a traceback that begins in the code, without the frames of this module."""
-    report = traceback.TracebackException.from_exception(error)
-    names = [frame.filename for frame in report.stack]
-    first = names.index(_NAME) if _NAME in names else len(names)
-    kept = [frame for frame in report.stack[first:] if frame.filename != __file__]
-    report.stack = traceback.StackSummary.from_list(kept)
-    sys.stderr.writelines(report.format())
-
-
-def _exit_status(end: SystemExit) -> int:
-    if end.code is None or isinstance(end.code, int):
-        return (end.code or 0) & 0xFF
-    print(end.code, file=sys.stderr)  # noqa: T201
-    return EXCEPTION
-
-
-def _seed() -> None:
-    # Only after the fork, at which `random` reseeds itself.
-    random.seed(0)
-    if numpy := sys.modules.get("numpy.random"):
-        numpy.seed(0)
 
 
 class _AllowList:

@@ -95,7 +95,7 @@ class Watch:
     def _excess(self) -> str:
         """Return which limit that the kernel does not enforce is exceeded, or "" if none is."""
         limits = self._limits
-        tasks = sum(_threads(process) for process in _descendants(os.getpid()))
+        tasks = sum(len(_listed(f"/proc/{process}/task")) for process in _descendants(os.getpid()))
         if tasks > limits.tasks:
             return f"more than {limits.tasks} threads and processes"
         sizes = [size for folder, _, names in os.walk(self._folder) for size in _sizes(folder, names)]
@@ -176,10 +176,6 @@ def _descendants(process: int) -> list[int]:
     return found[1:]
 
 
-def _threads(process: int) -> int:
-    return len(_listed(f"/proc/{process}/task"))
-
-
 def _listed(folder: str) -> list[str]:
     try:
         return os.listdir(folder)  # noqa: PTH208 - names, many times a second
@@ -256,7 +252,12 @@ class Keeper:
         if isinstance(watch, str):
             return {"refused": watch}
         outcome = watch.wait(start + limits.timeout_s)
-        self._clear()
+        # The folder is not replaced: Landlock's rules refer to it.
+        for entry in os.scandir(self._folder):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            else:
+                os.unlink(entry.path)  # noqa: PTH108
         return {**outcome, "ms": 1000 * (time.monotonic() - start)}
 
     def _start(self, code: str, limits: Limits) -> Watch | str:
@@ -279,14 +280,6 @@ class Keeper:
                 watch.wait(time.monotonic())
                 return refusal
         return watch
-
-    def _clear(self) -> None:
-        """Empty the working folder, without replacing it: Landlock's rules refer to it."""
-        for entry in os.scandir(self._folder):
-            if entry.is_dir(follow_symlinks=False):
-                shutil.rmtree(entry.path, ignore_errors=True)
-            else:
-                os.unlink(entry.path)  # noqa: PTH108
 
     def _become(self, code: str, keeper: int, raised: int, stdout: int, stderr: int) -> None:
         """In the child: confine it, signal that this is done, run the code and exit."""

@@ -307,7 +307,10 @@ class Once:
         if answered.status in ANSWERED:
             if self._kept is not None and found is None:
                 self._stored.through(answered)
-            self._hold(call.identity, answered)
+            with self._lock:
+                self._held[call.identity] = answered
+                while len(self._held) > self._most:
+                    self._held.popitem(last=False)
         return answered, found is not None
 
     def _known(self, kept: Kept) -> Collection[str]:
@@ -316,12 +319,6 @@ class Once:
             if self._there is None:
                 self._there = kept.identities()
             return self._there
-
-    def _hold(self, identity: str, answered: ToolCall) -> None:
-        with self._lock:
-            self._held[identity] = answered
-            while len(self._held) > self._most:
-                self._held.popitem(last=False)
 
 
 def _keeping(kept: Kept) -> Callable[[Sequence[ToolCall]], Mapping[str, ToolCall]]:

@@ -219,7 +219,17 @@ class Learner:
         Raises `NonFiniteLoss` before any weight is changed; DeepSpeed changes weights at once.
         """
         self._held.clear()
-        totals = self._gradient(rows)
+        weights = token_weights(
+            [len(row.positions) for row in rows],
+            wholes=[row.episode_tokens for row in rows],
+            loss_type=self._grpo.loss_type,
+            most=self._most,
+        )
+        own, passes = self._share(rows)
+        totals = self.policy.accumulate([rows[i] for i in own], [weights[i] for i in own], passes=passes)
+        names = [field.name for field in fields(Totals)]
+        sums = self._held.total([getattr(totals, name) for name in names])
+        totals = Totals(**{name: type(getattr(totals, name))(value) for name, value in zip(names, sums, strict=True)})
         norm = self._held.step(
             self.policy.parameters.values(), self._training.max_grad_norm, finite=math.isfinite(totals.loss)
         )
@@ -292,19 +302,6 @@ class Learner:
             del self.policy, self._held, self._schedule
             gc.collect()
             torch.cuda.empty_cache()
-
-    def _gradient(self, rows: Sequence[PolicyRow]) -> Totals:
-        weights = token_weights(
-            [len(row.positions) for row in rows],
-            wholes=[row.episode_tokens for row in rows],
-            loss_type=self._grpo.loss_type,
-            most=self._most,
-        )
-        own, passes = self._share(rows)
-        totals = self.policy.accumulate([rows[i] for i in own], [weights[i] for i in own], passes=passes)
-        names = [field.name for field in fields(Totals)]
-        sums = self._held.total([getattr(totals, name) for name in names])
-        return Totals(**{name: type(getattr(totals, name))(value) for name, value in zip(names, sums, strict=True)})
 
     def _share(self, rows: Sequence[PolicyRow]) -> tuple[list[int], int]:
         """Return the numbers of the episodes that this process computes, and the least number of

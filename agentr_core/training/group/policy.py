@@ -270,9 +270,27 @@ class Policy:
         # Evaluation mode: the trained policy must be the one that sampled, without dropout.
         self.model: Any = model.eval()
         if recomputes(training):
-            _checkpoint(self.model)
+            # The layers compute their activations again in the backward pass.
+            from transformers.modeling_layers import GradientCheckpointingLayer
+
+            self.model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+            for layer in self.model.modules():
+                if isinstance(layer, GradientCheckpointingLayer):
+                    # A layer does so in training mode only; what it consists of stays without
+                    # dropout.
+                    layer.training = True
         self.model = self.held.placed(self.model)
-        self._called = self.held.prepare(self.model, self._groups(training), training.learning_rate)
+        # As in the Trainer, norms and biases do not decay.
+        wide: list[Tensor] = []
+        narrow: list[Tensor] = []
+        for parameter in self.parameters.values():
+            # Under ZeRO-3 a parameter is flat, and remembers its shape.
+            (wide if len(getattr(parameter, "ds_shape", parameter.shape)) > 1 else narrow).append(parameter)
+        self._called = self.held.prepare(
+            self.model,
+            [{"params": wide, "weight_decay": training.weight_decay}, {"params": narrow, "weight_decay": 0.0}],
+            training.learning_rate,
+        )
         self._bf16, self._grpo, self._adapted = training.bf16 is True, grpo, bool(training.lora_r)
         self._training = training
         self._reference: Any = None
@@ -329,7 +347,14 @@ class Policy:
             passes: how many forward passes there must be: idle ones follow where there are fewer.
         """
         totals = Totals(tokens=sum(len(row.positions) for row in rows))
-        values = self._values(rows, weights)
+        # The arguments of the loss for each sampled token, in the order of `numbered`.
+        lengths = torch.tensor([len(row.positions) for row in rows], dtype=torch.long)
+        values = {
+            "sampled_logprobs": torch.tensor([value for row in rows for value in row.logprobs]),
+            "advantages": torch.tensor([value for row in rows for value in row.advantages]),
+            "weights": torch.tensor(weights).repeat_interleave(lengths),
+        }
+        values = {name: value.float().to(self._device) for name, value in values.items()}
         made = list(self._passes(rows, passes))
         for number, one in enumerate(made, start=1):
             found, entropy = self._pass(one, values)
@@ -363,33 +388,12 @@ class Policy:
         settled = iter(values.tolist())
         return [row._replace(logprobs=tuple(islice(settled, len(row.positions)))) for row in rows]
 
-    def _groups(self, training: TrainingConfig) -> list[dict[str, Any]]:
-        """Return the parameters for the optimizer: as in the Trainer, norms and biases do not
-        decay.
-        """
-        wide: list[Tensor] = []
-        narrow: list[Tensor] = []
-        for parameter in self.parameters.values():
-            # Under ZeRO-3 a parameter is flat, and remembers its shape.
-            (wide if len(getattr(parameter, "ds_shape", parameter.shape)) > 1 else narrow).append(parameter)
-        return [{"params": wide, "weight_decay": training.weight_decay}, {"params": narrow, "weight_decay": 0.0}]
-
     def _passes(self, rows: Sequence[PolicyRow], count: int = 0) -> list[dict[str, Tensor]]:
         """Return forward passes over episodes, and idle ones up to a number."""
         longest = padded_length(max((len(row.input_ids) for row in rows), default=1))
         most = together(self._training, max(1, self._grpo.micro_batch_tokens // max(ROW, longest)))
         made = forward_passes(numbered(rows), packing=self._training.packing, rows_per_pass=most)
         return made + [idle_pass()] * (count - len(made))
-
-    def _values(self, rows: Sequence[PolicyRow], weights: Sequence[float]) -> dict[str, Tensor]:
-        """Return the arguments of the loss for each sampled token, in the order of `numbered`."""
-        lengths = torch.tensor([len(row.positions) for row in rows], dtype=torch.long)
-        values = {
-            "sampled_logprobs": torch.tensor([value for row in rows for value in row.logprobs]),
-            "advantages": torch.tensor([value for row in rows for value in row.advantages]),
-            "weights": torch.tensor(weights).repeat_interleave(lengths),
-        }
-        return {name: value.float().to(self._device) for name, value in values.items()}
 
     def _pass(self, one: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> tuple[Surrogate, float]:
         """Return the loss of a forward pass, and the sum of its tokens' entropies in nats."""
@@ -435,17 +439,6 @@ class Policy:
             ).logits
         kept = logits[0, : len(positions)] if alone else logits[:, :-1].flatten(0, 1)[positions.to(self._device)]
         return torch.log_softmax(kept[:, : self._vocabulary].float(), -1)
-
-
-def _checkpoint(model: Any) -> None:
-    """Have the layers of a model compute their activations again in the backward pass."""
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
-    for layer in model.modules():
-        if isinstance(layer, GradientCheckpointingLayer):
-            # A layer does so in training mode only; what it consists of stays without dropout.
-            layer.training = True
 
 
 def _numbers(one: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

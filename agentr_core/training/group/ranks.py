@@ -191,24 +191,19 @@ class Ranks:
             done, open_ = wait(futures, timeout=_LOOK_SECONDS, return_when=FIRST_EXCEPTION)
             if any(future.exception() for future in done):
                 # The others wait for one that is gone, or report that it is.
-                raise _cause(futures)
+                wait(futures, timeout=_CAUSE_SECONDS)
+                errors = [error for future in futures if future.done() and (error := future.exception())]
+                # That a process died counts more than what the others then say.
+                if any(isinstance(error, BrokenProcessPool) for error in errors):
+                    raise TrainingFault(
+                        "a process that shares the updates of the training ended, probably because memory ran out; "
+                        f"{LESS_MEMORY}"
+                    )
+                # The others only say that one does not answer.
+                raise next((error for error in errors if type(error) is not TrainingFault), errors[0])
             if not open_:
                 return [future.result() for future in futures]
             check_wanted()
-
-
-def _cause(futures: Sequence[Future[Any]]) -> BaseException:
-    """Return what ended the work of several processes: that one of them died counts more than what
-    the others then say.
-    """
-    wait(futures, timeout=_CAUSE_SECONDS)
-    errors = [error for future in futures if future.done() and (error := future.exception())]
-    if any(isinstance(error, BrokenProcessPool) for error in errors):
-        return TrainingFault(
-            f"a process that shares the updates of the training ended, probably because memory ran out; {LESS_MEMORY}"
-        )
-    # The others only say that one does not answer.
-    return next((error for error in errors if type(error) is not TrainingFault), errors[0])
 
 
 def _submitted(process: ProcessPoolExecutor, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:

@@ -43,7 +43,9 @@ class Weights:
         if scope["type"] == "lifespan" or (scope["type"] == "http" and scope["path"] == _OPEN):
             return await self._app(scope, receive, send)
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        if scope["type"] != "http" or not self._owns(headers.get("authorization", "")):
+        if scope["type"] != "http" or not secrets.compare_digest(
+            headers.get("authorization", "").encode(), f"Bearer {self._key}".encode()
+        ):
             return await _answer(send, 401, {"error": {"message": "this server answers the run that started it"}})
         if scope["path"] == PATH:
             if scope["method"] == "POST":
@@ -55,12 +57,14 @@ class Weights:
             return await _answer(send, OTHER_WEIGHTS, {"error": {"message": fault}})
         await self._app(scope, receive, send)
 
-    def _owns(self, authorization: str) -> bool:
-        return secrets.compare_digest(authorization.encode(), f"Bearer {self._key}".encode())
-
     async def _replace(self, scope: _Message, receive: _Receive, send: _Send) -> None:
         try:
-            wish = json.loads(await _body(receive))
+            content, more = b"", True
+            while more:
+                message = await receive()
+                content += message.get("body", b"")
+                more = message.get("more_body", False)
+            wish = json.loads(content)
             engine = scope["app"].state.engine_client
             if wish.get("sleep"):
                 await self._sleep(engine)
@@ -117,15 +121,6 @@ class Worker:
             # weights.
             if hasattr(layer, "cpu_linear") and layer.weight.numel():
                 layer.quant_method.process_weights_after_loading(layer)
-
-
-async def _body(receive: _Receive) -> bytes:
-    content, more = b"", True
-    while more:
-        message = await receive()
-        content += message.get("body", b"")
-        more = message.get("more_body", False)
-    return content
 
 
 async def _answer(send: _Send, status: int, content: dict[str, Any]) -> None:
