@@ -245,6 +245,7 @@ def _spliced(
 def _good(place: Workplace, worlds: Worlds, trees: Mapping[str, Tree], iteration: int, fits: Fits | None) -> _Made:
     """Return the rows of good paths' samples, and the rejections."""
     alpha, rule = place.recipe.alpha(iteration), place.recipe.pairs.alpha_rule
+    iteration_id = place.iteration_id(iteration)
     rows: list[Rows] = []
     rejections: list[Rejection] = []
     for key, tree in trees.items():
@@ -253,7 +254,27 @@ def _good(place: Workplace, worlds: Worlds, trees: Mapping[str, Tree], iteration
             if isinstance(read, Rejection):
                 rejections.append(read)
             else:
-                rows += [_good_rows(sample, path, place.iteration_id(iteration)) for sample in read]
+                trajectory_id = fingerprint("path", path.tree_id, path.leaf)
+                # The path is stored beside its samples, as a trajectory of its own.
+                walked = trajectory_rows(
+                    trajectory_id,
+                    path.trajectory,
+                    source="tree",
+                    iteration_id=iteration_id,
+                    tree_id=path.tree_id,
+                    leaf=path.leaf,
+                )
+                rows += [
+                    merge(
+                        [
+                            walked,
+                            sample_rows(
+                                sample_id(sample), sample, iteration_id=iteration_id, trajectory_id=trajectory_id
+                            ),
+                        ]
+                    )
+                    for sample in read
+                ]
     return rows, rejections
 
 
@@ -320,19 +341,3 @@ def _revisions(
         return samples if isinstance(samples, Rejection) else list(samples.items())
     made = splice(pair, critique, env, config, alpha=alpha, rule=rule, seed=seed)
     return made if isinstance(made, Rejection) else [(None, made)]
-
-
-def _good_rows(sample: Sample, path: Path, iteration_id: str) -> Rows:
-    """Return the rows of a good sample together with its path as a trajectory of its own."""
-    trajectory_id = fingerprint("path", path.tree_id, path.leaf)
-    walked = trajectory_rows(
-        trajectory_id,
-        path.trajectory,
-        source="tree",
-        iteration_id=iteration_id,
-        tree_id=path.tree_id,
-        leaf=path.leaf,
-    )
-    return merge(
-        [walked, sample_rows(sample_id(sample), sample, iteration_id=iteration_id, trajectory_id=trajectory_id)]
-    )

@@ -186,7 +186,17 @@ def cut_of(pair: PathPair, critique: Critique | None, config: SpliceConfig) -> i
         return reject(pair, "no-good-suffix", f"the good path ends with the {shared} shared steps")
     if cut <= pair.split and config.shared_cut == "reject":
         return reject(pair, "cut-in-shared-prefix", f"{cut} steps are kept and both paths share {pair.split}")
-    return cut if config.impossible == "keep" else _impossible(pair, cut) or cut
+    if config.impossible == "keep":
+        return cut
+    # From such an end an agent cannot turn back.
+    last = steps[cut - 1]
+    if last.disaster:
+        return reject(pair, "kept-part-ends-in-disaster", at(cut - 1, last))
+    if last.terminated:
+        return reject(pair, "kept-part-ends-the-episode", at(cut - 1, last))
+    if cut == len(steps) and pair.bad.trajectory.stop is StopReason.CONTEXT_LIMIT:
+        return reject(pair, "kept-part-fills-the-context", at(cut - 1, last))
+    return cut
 
 
 def good_rest(pair: PathPair, cut: int) -> tuple[Step, ...]:
@@ -196,18 +206,6 @@ def good_rest(pair: PathPair, cut: int) -> tuple[Step, ...]:
     kept, steps = pair.bad.trajectory.steps[:cut], pair.good.trajectory.steps
     same = takewhile(lambda both: both[0].reply == both[1].reply, zip(kept, steps, strict=False))
     return steps[sum(1 for _ in same) :]
-
-
-def _impossible(pair: PathPair, cut: int) -> Rejection | None:
-    """Return why an agent cannot turn back after the first `cut` steps of the bad path, or None."""
-    last = pair.bad.trajectory.steps[cut - 1]
-    if last.disaster:
-        return reject(pair, "kept-part-ends-in-disaster", at(cut - 1, last))
-    if last.terminated:
-        return reject(pair, "kept-part-ends-the-episode", at(cut - 1, last))
-    if cut == len(pair.bad.trajectory.steps) and pair.bad.trajectory.stop is StopReason.CONTEXT_LIMIT:
-        return reject(pair, "kept-part-fills-the-context", at(cut - 1, last))
-    return None
 
 
 def reject(pair: PathPair, reason: str, detail: str) -> Rejection:
