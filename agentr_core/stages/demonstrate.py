@@ -515,7 +515,11 @@ async def think_and_clone(place: Workplace, iteration: int) -> dict[str, Any]:
 
 
 async def _think(place: Workplace, iteration: int, *, samples: bool) -> dict[str, Any]:
-    known = _known(place, iteration)
+    known = {
+        edit.edit_id: edit.answer
+        for number in range(1, iteration + 1)
+        for edit in load_edits(place.store, place.iteration_id(number))
+    }
     with place.worlds() as worlds:
         bare = await in_thread(_bare, place, iteration, worlds)
         looked_up = {key: written(one, known) for key, one in bare.items()}
@@ -557,15 +561,6 @@ def _bare(place: Workplace, iteration: int, worlds: Worlds) -> dict[str, Bare]:
                 seed=place.recipe.seed,
             )
     return found
-
-
-def _known(place: Workplace, iteration: int) -> dict[str, Answer]:
-    """Return the answers of an iteration and of those before it, by id."""
-    return {
-        edit.edit_id: edit.answer
-        for number in range(1, iteration + 1)
-        for edit in load_edits(place.store, place.iteration_id(number))
-    }
 
 
 async def _write_thoughts(
