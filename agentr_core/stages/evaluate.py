@@ -358,7 +358,29 @@ def revision_states(place: Workplace, base_evaluation: str) -> tuple[EpisodePlan
                 raise DataFault(f"the states of run {other} are of {strange}, not of this environment")
             return tuple(replace(plan, prefix=of_another_run(plan.prefix)) for plan in plans)
         owner = place.recipe.compare.pool or place.run_id
-        return _load(place, owner) or _choose(place, owner, base_evaluation)
+        plans = _load(place, owner)
+        if plans:
+            return plans
+        config = place.recipe.evaluation.revision_test
+        base = load_episodes(place.store, base_evaluation)
+        if not base:
+            raise DataFault(f"run {place.run_id} has no episodes of its first model yet; evaluate iteration 0 first")
+        cuts, rejected = revision_plans([(e.repeat, e.trajectory) for e in base], cuts=config.cuts, seed=_seed(place))
+        limit = min(config.limit or len(cuts), len(cuts))
+        plans = tuple(cuts[position * len(cuts) // limit] for position in range(limit))
+        played = {(episode.instance.key, episode.repeat): episode.trajectory_id for episode in base}
+        rows: list[Row] = [
+            {
+                "run_id": owner,
+                "position": position,
+                "trajectory_id": played[plan.instance.key, plan.number],
+                "repeat": plan.number,
+                "cut": len(plan.prefix),
+            }
+            for position, plan in enumerate(plans)
+        ]
+        place.store.write({"revision_state": rows, **rejection_rows(rejected, iteration_id=place.iteration_id(0))})
+        return plans
 
 
 def _load(place: Workplace, run_id: str) -> tuple[EpisodePlan, ...]:
@@ -374,29 +396,6 @@ def _load(place: Workplace, run_id: str) -> tuple[EpisodePlan, ...]:
         )
         for state in states
     )
-
-
-def _choose(place: Workplace, run_id: str, base_evaluation: str) -> tuple[EpisodePlan, ...]:
-    config = place.recipe.evaluation.revision_test
-    base = load_episodes(place.store, base_evaluation)
-    if not base:
-        raise DataFault(f"run {place.run_id} has no episodes of its first model yet; evaluate iteration 0 first")
-    cuts, rejected = revision_plans([(e.repeat, e.trajectory) for e in base], cuts=config.cuts, seed=_seed(place))
-    limit = min(config.limit or len(cuts), len(cuts))
-    plans = tuple(cuts[position * len(cuts) // limit] for position in range(limit))
-    played = {(episode.instance.key, episode.repeat): episode.trajectory_id for episode in base}
-    rows: list[Row] = [
-        {
-            "run_id": run_id,
-            "position": position,
-            "trajectory_id": played[plan.instance.key, plan.number],
-            "repeat": plan.number,
-            "cut": len(plan.prefix),
-        }
-        for position, plan in enumerate(plans)
-    ]
-    place.store.write({"revision_state": rows, **rejection_rows(rejected, iteration_id=place.iteration_id(0))})
-    return plans
 
 
 def _seed(place: Workplace) -> int:

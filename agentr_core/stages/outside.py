@@ -371,7 +371,19 @@ def _steps(
         by_step.setdefault(one.rollout.step, {}).setdefault(one.instance.key, []).append(one)
     found: dict[int, Rows] = {}
     for step, members in sorted(by_step.items()):
-        groups = [_group(number, f"{checkpoint_id}@{step - 1}", some) for number, some in enumerate(members.values())]
+        groups: list[Group] = []
+        for number, some in enumerate(members.values()):
+            scores = [one.rollout.score for one in some]
+            groups.append(
+                Group(
+                    number=number,
+                    draw=0,
+                    policy=f"{checkpoint_id}@{step - 1}",
+                    instance=some[0].instance,
+                    episodes={one.key: one.trajectory for one in some},
+                    shaped=None if None in scores else tuple(score for score in scores if score is not None),
+                )
+            )
         tokens = [
             [len(tokenizer(one.rollout.reply, add_special_tokens=False)["input_ids"]) for one in some]
             for some in members.values()
@@ -388,18 +400,6 @@ def _steps(
         ]
         found[step] = merge([*rows, rl_step_rows(place.iteration_id(iteration), step, _measures(groups, tokens))])
     return found
-
-
-def _group(number: int, policy: str, members: Sequence[_Played]) -> Group:
-    scores = [one.rollout.score for one in members]
-    return Group(
-        number=number,
-        draw=0,
-        policy=policy,
-        instance=members[0].instance,
-        episodes={one.key: one.trajectory for one in members},
-        shaped=None if None in scores else tuple(score for score in scores if score is not None),
-    )
 
 
 def _measures(groups: Sequence[Group], tokens: Sequence[Sequence[int]]) -> dict[str, float | None]:

@@ -545,23 +545,18 @@ def _by_world(others: Sequence[Workplace], worlds: Sequence[str], run_id: str) -
 def _scores(place: Workplace) -> dict[int, dict[str, _Played]]:
     """Return the scores in each world, by iteration."""
     board = Scoreboard(place)
-    numbers = iterations_of(place.store, place.run_id)
-    return {number: found for number in numbers if (found := dict(_played(place, board, number)))}
-
-
-def _played(place: Workplace, board: Scoreboard, number: int) -> Iterator[tuple[str, _Played]]:
-    found = board.measured(number, TEST)
-    instances = [e.instance for e in counted_episodes(place, evaluation_id(place, number, TEST))]
-    for name in place.recipe.world_names:
-        if own := of_world(found, name) if place.recipe.environments else found:
-            yield (
-                name,
-                _Played(
+    scores: dict[int, dict[str, _Played]] = {}
+    for number in iterations_of(place.store, place.run_id):
+        measured = board.measured(number, TEST)
+        instances = [e.instance for e in counted_episodes(place, evaluation_id(place, number, TEST))]
+        for name in place.recipe.world_names:
+            if own := of_world(measured, name) if place.recipe.environments else measured:
+                scores.setdefault(number, {})[name] = _Played(
                     success=estimate(own["success_clustered"]),
                     reward=estimate(own["reward"]),
                     instances=frozenset(i.key for i in instances if place.recipe.world_name(i.environment) == name),
-                ),
-            )
+                )
+    return scores
 
 
 # A report of runs side by side, filled from the store: episodes paired, intervals over the same
@@ -600,6 +595,28 @@ def _column(place: Workplace, first: Workplace, last_of_first: int) -> RunColumn
     iteration, board = _last(place), Scoreboard(place)
     outlines = [build_outline(place, number, board) for number in range(1, iteration + 1)]
     tokens = [one.tokens for one in outlines if one.tokens]
+    sets: list[PairedScore] = []
+    for name in (TEST, *place.recipe.evaluation.sets, REVISION):
+        own = ended_episodes(place, evaluation_id(place, iteration, name))
+        if not own:
+            continue
+        measured = board.measured(iteration, name)
+        theirs = [] if place is first else ended_episodes(first, evaluation_id(first, last_of_first, name))
+        solved = {_key(episode): episode.trajectory.success for episode in theirs if _is_known(episode)}
+        shared = [episode for episode in own if _is_known(episode) and _key(episode) in solved]
+        apart = [(episode.trajectory.success, solved[_key(episode)]) for episode in shared]
+        depths = ((depth, finite(gain(some, theirs))) for depth, some in by_depth(shared))
+        sets.append(
+            PairedScore(
+                name=wording.label(name),
+                success=estimate(measured.get("success_clustered", measured["success"])),
+                difference=finite(gain(shared, theirs)) if shared else None,
+                shared=len(shared),
+                won=apart.count((True, False)),
+                lost=apart.count((False, True)),
+                depths=tuple((depth, difference) for depth, difference in depths if difference is not None),
+            )
+        )
     return RunColumn(
         run_id=place.run_id,
         recipe_name=place.recipe.name,
@@ -608,38 +625,13 @@ def _column(place: Workplace, first: Workplace, last_of_first: int) -> RunColumn
         seed=place.recipe.seed,
         iteration=iteration,
         scores=board.up_to(iteration),
-        sets=tuple(_paired_scores(place, iteration, first, last_of_first, board)),
+        sets=tuple(sets),
         seconds=sum(seconds for one in outlines for seconds in one.time.values()),
         prompt=sum(one.prompt for one in tokens),
         completion=sum(one.completion for one in tokens),
         trained=sum(one.all_trained for one in tokens),
         differs=() if place is first else tuple(differing_sections(first.recipe, place.recipe)),
     )
-
-
-def _paired_scores(
-    place: Workplace, iteration: int, first: Workplace, last_of_first: int, board: Scoreboard
-) -> Iterator[PairedScore]:
-    for name in (TEST, *place.recipe.evaluation.sets, REVISION):
-        own = ended_episodes(place, evaluation_id(place, iteration, name))
-        if not own:
-            continue
-        measured = board.measured(iteration, name)
-        success = estimate(measured.get("success_clustered", measured["success"]))
-        theirs = [] if place is first else ended_episodes(first, evaluation_id(first, last_of_first, name))
-        solved = {_key(episode): episode.trajectory.success for episode in theirs if _is_known(episode)}
-        shared = [episode for episode in own if _is_known(episode) and _key(episode) in solved]
-        apart = [(episode.trajectory.success, solved[_key(episode)]) for episode in shared]
-        depths = ((depth, finite(gain(some, theirs))) for depth, some in by_depth(shared))
-        yield PairedScore(
-            name=wording.label(name),
-            success=success,
-            difference=finite(gain(shared, theirs)) if shared else None,
-            shared=len(shared),
-            won=apart.count((True, False)),
-            lost=apart.count((False, True)),
-            depths=tuple((depth, difference) for depth, difference in depths if difference is not None),
-        )
 
 
 def _is_known(episode: Episode) -> bool:

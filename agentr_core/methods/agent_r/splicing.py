@@ -388,7 +388,17 @@ def good_sample(path: Path, env: Environment, *, prune: bool = False) -> Sample:
     A path that no longer plays as recorded stays whole, as it was sampled.
     """
     trajectory = path.trajectory
-    steps = (prune and _pruned(trajectory, env)) or trajectory.steps
+    steps = trajectory.steps
+    if prune:
+        replies = [step.reply for step in steps]
+        positions = needed(env, trajectory.instance, replies)
+        first_observation, outcomes = play(env, trajectory.instance, [replies[position] for position in positions])
+        last = outcomes[-1].step
+        as_recorded = first_observation == trajectory.first_observation
+        if as_recorded and not last.disaster and last.reward >= trajectory.reward:
+            steps = tuple(
+                live(steps[position], outcome) for position, outcome in zip(positions, outcomes, strict=False)
+            )
     return Sample(
         kind=SampleKind.GOOD,
         messages=transcript(env, trajectory.first_observation, steps, train=[True] * len(steps)),
@@ -400,19 +410,6 @@ def good_sample(path: Path, env: Environment, *, prune: bool = False) -> Sample:
             extra={"stop": trajectory.stop.value, "pruned_steps": len(trajectory.steps) - len(steps)},
         ),
     )
-
-
-def _pruned(trajectory: Trajectory, env: Environment) -> tuple[Step, ...]:
-    """Return the steps that a good path needs, as played; none if it no longer begins as recorded,
-    or no longer reaches its reward.
-    """
-    replies = [step.reply for step in trajectory.steps]
-    kept = needed(env, trajectory.instance, replies)
-    first_observation, outcomes = play(env, trajectory.instance, [replies[position] for position in kept])
-    last = outcomes[-1].step
-    if first_observation != trajectory.first_observation or last.disaster or last.reward < trajectory.reward:
-        return ()
-    return tuple(live(trajectory.steps[position], outcome) for position, outcome in zip(kept, outcomes, strict=False))
 
 
 def _verified(

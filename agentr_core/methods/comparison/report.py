@@ -61,25 +61,24 @@ def differences(models: Mapping[str, Mapping[int, EpisodesBySet]]) -> tuple[Diff
             two models share count.
     """
     names = list(models)
-    found = [
-        Difference(arm=name, other=other, sets=_by_set(models[name], models[other]))
-        for number, name in enumerate(names)
-        for other in names[:number]
-    ]
-    return tuple(one for one in found if one.sets)
-
-
-def _by_set(now: Mapping[int, EpisodesBySet], before: Mapping[int, EpisodesBySet]) -> dict[str, Estimate]:
-    seeds = [seed for seed in now if seed in before]
-    found: dict[str, Estimate] = {}
-    for name in dict.fromkeys(name for seed in seeds for name in now[seed]):
-        pairs = [pair for seed in seeds for pair in gains(now[seed].get(name, ()), before[seed].get(name, ()))]
-        # An instance that several seeds played is one cluster: its episodes are not independent
-        # evidence.
-        estimate = finite(mean_gain(pairs))
-        if estimate is not None:
-            found[name] = estimate
-    return found
+    differing: list[Difference] = []
+    for number, name in enumerate(names):
+        for other in names[:number]:
+            now, before = models[name], models[other]
+            seeds = [seed for seed in now if seed in before]
+            sets: dict[str, Estimate] = {}
+            for title in dict.fromkeys(title for seed in seeds for title in now[seed]):
+                pairs = [
+                    pair for seed in seeds for pair in gains(now[seed].get(title, ()), before[seed].get(title, ()))
+                ]
+                # An instance that several seeds played is one cluster: its episodes are not
+                # independent evidence.
+                estimate = finite(mean_gain(pairs))
+                if estimate is not None:
+                    sets[title] = estimate
+            if sets:
+                differing.append(Difference(arm=name, other=other, sets=sets))
+    return tuple(differing)
 
 
 TRAINED = 1

@@ -162,21 +162,21 @@ def _fronts(found: Sequence[Selected]) -> Table:
         name = "none" if one.front is None else str(one.front) if one.front < _FRONTS else later
         groups.setdefault(name, []).append(one)
     titles = ("Questions", "Chosen", "Correctness, %", "Cost", "S of correctness", "S of cost")
-    rows = (Row((name, *_cells(some))) for name, some in groups.items())
+    rows = []
+    for name, some in groups.items():
+        spread = [point for one in some if (point := _point(one)) is not None]
+        corr, tool = (fmean(point[axis] for point in spread) if spread else None for axis in (0, 1))
+        cells = (
+            name,
+            wording.count(len(some)),
+            wording.count(sum(one.selected for one in some)),
+            wording.percent(fmean(one.correctness for one in some)),
+            wording.decimal(fmean(one.cost for one in some)),
+            wording.decimal(corr, 3),
+            wording.decimal(tool, 3),
+        )
+        rows.append(Row(cells))
     return Table((Column("Front", "text"), *(Column(title) for title in titles)), tuple(rows))
-
-
-def _cells(some: Sequence[Selected]) -> tuple[str, ...]:
-    spread = [point for one in some if (point := _point(one)) is not None]
-    corr, tool = (fmean(point[axis] for point in spread) if spread else None for axis in (0, 1))
-    return (
-        wording.count(len(some)),
-        wording.count(sum(one.selected for one in some)),
-        wording.percent(fmean(one.correctness for one in some)),
-        wording.decimal(fmean(one.cost for one in some)),
-        wording.decimal(corr, 3),
-        wording.decimal(tool, 3),
-    )
 
 
 def _reasons(found: Sequence[Selected], *, fitting: bool) -> dict[str, int]:

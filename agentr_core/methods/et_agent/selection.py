@@ -14,7 +14,7 @@ import math
 import random
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from types import MappingProxyType
@@ -456,24 +456,11 @@ def chosen_of(outcomes: Sequence[RolloutOutcome], config: CurriculumConfig, *, s
         found = draw(whole, correctness, costs, config.questions, mixed_only=config.mixed_only, seed=seed)
     else:
         found = select(whole, correctness, costs, config.questions, mixed_only=config.mixed_only)
-    told = dict(zip(whole, _told(found, reasons(found, drawn=config.select == "random")), strict=True))
-    return [
-        Selected(
-            instance_id=key,
-            episodes=len(group),
-            correctness=fmean(one.reward or 0.0 for one in group) if group else 0.0,
-            cost=fmean(_cost(one, config) for one in group) if group else 0.0,
-            **told.get(key, _LEFT_OUT),
-        )
-        for key, group in played.items()
-    ]
-
-
-def _told(found: Selection, why: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield what a selection says about each question, as fields of its row."""
-    for place, reason in enumerate(why):
+    why = reasons(found, drawn=config.select == "random")
+    fields: dict[str, dict[str, Any]] = {}
+    for place, (key, reason) in enumerate(zip(whole, why, strict=True)):
         crowding = float(found.crowding[place])
-        yield {
+        fields[key] = {
             "s_corr": float(found.correctness[place]),
             "s_tool": float(found.calls[place]),
             "front": int(found.rank[place]) if found.rank[place] >= 0 else None,
@@ -481,6 +468,16 @@ def _told(found: Selection, why: Sequence[str]) -> Iterator[dict[str, Any]]:
             "selected": bool(found.selected[place]),
             "reason": reason,
         }
+    return [
+        Selected(
+            instance_id=key,
+            episodes=len(group),
+            correctness=fmean(one.reward or 0.0 for one in group) if group else 0.0,
+            cost=fmean(_cost(one, config) for one in group) if group else 0.0,
+            **fields.get(key, _LEFT_OUT),
+        )
+        for key, group in played.items()
+    ]
 
 
 def _cost(one: RolloutOutcome, config: CurriculumConfig) -> int:

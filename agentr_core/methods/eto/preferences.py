@@ -104,7 +104,11 @@ def against_expert(
             continue
         made: list[Preference | Rejection] = []
         if config.level != "step" and not played.forced:
-            made.append(_whole(expert, played, env, config))
+            if played.trajectory.reward < expert.trajectory.reward:
+                losing = _side(played, len(expert.trajectory.steps), config)
+                made.append(_preference(PreferenceCase.LOSE, _side(expert), losing, env))
+            else:
+                made.append(_preference(PreferenceCase.WIN, _side(played), _side(expert), env))
         if config.level != "trajectory":
             made.append(_fork(expert, played, env))
         kept += [one for one in made if isinstance(one, Preference)]
@@ -224,13 +228,6 @@ def _unequal(one: Played, other: Played, margin: float) -> Rejection | None:
     if not exceeds(gap, margin):
         return _reject(other.id, "margin", _rewards(one.trajectory, other.trajectory))
     return None
-
-
-def _whole(expert: Played, played: Played, env: Environment, config: PreferencesConfig) -> Preference | Rejection:
-    if played.trajectory.reward < expert.trajectory.reward:
-        losing = _side(played, len(expert.trajectory.steps), config)
-        return _preference(PreferenceCase.LOSE, _side(expert), losing, env)
-    return _preference(PreferenceCase.WIN, _side(played), _side(expert), env)
 
 
 def _fork(expert: Played, played: Played, env: Environment) -> Preference | Rejection:

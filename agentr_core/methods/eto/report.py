@@ -82,7 +82,30 @@ def preferences(record: PreferenceRecord) -> Section:
 
 def preferences_of_run(records: Mapping[int, PreferenceRecord]) -> Section:
     """Return the section of a run whose iterations made preference pairs."""
-    rows = (Row((wording.iteration(number), *_of_run(record))) for number, record in records.items())
+    rows = []
+    for number, record in records.items():
+        end = record.steps[-_END:]
+        loss, accuracy, chosen, rejected = (
+            fmean(values) if values else None
+            for values in (
+                [one.loss for one in end],
+                [one.reward_accuracy for one in end if one.reward_accuracy is not None],
+                [one.chosen_rewards for one in end if one.chosen_rewards is not None],
+                [one.rejected_rewards for one in end if one.rejected_rewards is not None],
+            )
+        )
+        cells = (
+            wording.iteration(number),
+            wording.count(sum(record.kinds.values())),
+            wording.count(sum(record.rejected.values())),
+            wording.count(record.cut),
+            wording.count(len(record.steps)),
+            wording.decimal(loss, 3),
+            wording.percent(accuracy),
+            wording.decimal(chosen, 3),
+            wording.decimal(rejected, 3),
+        )
+        rows.append(Row(cells))
     titles = (
         "Pairs",
         "Turned away",
@@ -96,29 +119,6 @@ def preferences_of_run(records: Mapping[int, PreferenceRecord]) -> Section:
     table = Table((Column("Iteration", "text"), *map(Column, titles)), tuple(rows))
     note = f"Training numbers are means over the last {_END} optimizer steps, since single batches scatter."
     return Section("preferences-run", "Preference pairs over the run", (table,), note)
-
-
-def _of_run(record: PreferenceRecord) -> tuple[str, ...]:
-    end = record.steps[-_END:]
-    counts = (sum(record.kinds.values()), sum(record.rejected.values()), record.cut)
-    means = [
-        fmean(values) if values else None
-        for values in (
-            [one.loss for one in end],
-            [one.reward_accuracy for one in end if one.reward_accuracy is not None],
-            [one.chosen_rewards for one in end if one.chosen_rewards is not None],
-            [one.rejected_rewards for one in end if one.rejected_rewards is not None],
-        )
-    ]
-    loss, accuracy, chosen, rejected = means
-    return (
-        *map(wording.count, counts),
-        wording.count(len(record.steps)),
-        wording.decimal(loss, 3),
-        wording.percent(accuracy),
-        wording.decimal(chosen, 3),
-        wording.decimal(rejected, 3),
-    )
 
 
 def _milestones(steps: Sequence[PreferenceTrainingStep]) -> Table:
