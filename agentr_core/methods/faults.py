@@ -40,7 +40,13 @@ def faults_of(name: Any, recipe: Recipe | None) -> list[str]:
     Args:
         recipe: None where its fields have faults already.
     """
-    faults = _faults_of_name(name)
+    faults: list[str] = []
+    try:
+        # Another value than a text is a fault of the field itself.
+        if isinstance(name, str):
+            method_named(name)
+    except ConfigError as error:
+        faults.append(f"method: {error}")
     if recipe is None:
         return faults
     if faults:
@@ -55,18 +61,6 @@ def faults_of(name: Any, recipe: Recipe | None) -> list[str]:
     if not faults and recipe.pairs.alpha and recipe.training.num_train_epochs:
         faults += _faults_of_plans(recipe)
     return faults + faults_of_sections(recipe) + faults_of_choice(recipe, goes_round=method.flow == "flywheel")
-
-
-def _faults_of_name(name: Any) -> list[str]:
-    """Return why a recipe's method cannot be had, as one sentence; none where it can, or where the
-    recipe names it by something other than a text.
-    """
-    try:
-        if isinstance(name, str):
-            method_named(name)
-    except ConfigError as error:
-        return [f"method: {error}"]
-    return []
 
 
 def _faults_of_plans(recipe: Recipe) -> list[str]:

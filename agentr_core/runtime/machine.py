@@ -10,7 +10,6 @@ from pathlib import Path
 
 from agentr_core.recipes.models import ModelConfig
 from agentr_core.recipes.recipe import Recipe, replace
-from agentr_core.recipes.training import TrainingConfig
 from agentr_core.system import processors
 
 _PROCESSOR = Path("/proc/cpuinfo")
@@ -66,11 +65,21 @@ def settled(recipe: Recipe) -> Recipe:
     Ids are made of settled recipes, so a run's id depends on how it computed.
     """
     models = {role: model and _settled_model(model) for role, model in vars(recipe.models).items()}
+    training = recipe.training
+    if training.bf16 == "auto":
+        training = dataclasses.replace(training, bf16=bool(bfloat16()))
+    launch = training.launch
+    if launch is not None and launch.num_processes == "auto":
+        # Slow to import.
+        import torch
+
+        processes = torch.cuda.device_count() or min(processors(), _MOST_PROCESSES)
+        training = dataclasses.replace(training, launch=dataclasses.replace(launch, num_processes=processes))
     return replace(
         recipe,
         model=_settled_model(recipe.model),
         models=dataclasses.replace(recipe.models, **models),
-        training=_settled_launch(_settled_training(recipe.training)),
+        training=training,
     )
 
 
@@ -119,21 +128,3 @@ def _settled_model(model: ModelConfig) -> ModelConfig:
         return model
     fast = model.backend != "openai" and bfloat16(model.device)
     return dataclasses.replace(model, dtype="bfloat16" if fast else "float32")
-
-
-def _settled_training(training: TrainingConfig) -> TrainingConfig:
-    return dataclasses.replace(training, bf16=bool(bfloat16())) if training.bf16 == "auto" else training
-
-
-def _settled_launch(training: TrainingConfig) -> TrainingConfig:
-    launch = training.launch
-    if launch is None or launch.num_processes != "auto":
-        return training
-    # Slow to import.
-    import torch
-
-    processes = torch.cuda.device_count() or min(processors(), _MOST_PROCESSES)
-    return dataclasses.replace(
-        training,
-        launch=dataclasses.replace(launch, num_processes=processes),
-    )

@@ -134,7 +134,13 @@ async def work_through(shard: Shard, equipment: Equipment) -> Batch:
     effort = Effort()
     fault: AgentrError | None = None
     try:
-        _check_weights(shard.checkpoint)
+        checkpoint = shard.checkpoint
+        if checkpoint.path.is_dir() and weights_sha256(checkpoint.path) != checkpoint.weights_sha256:
+            raise ModelDirectoryError(
+                f"{checkpoint.path} does not hold the weights of checkpoint {checkpoint.id} "
+                f"({checkpoint.weights_sha256[:12]}); copy the model there again, or share the folder between the "
+                "machines"
+            )
         effort = await _work(shard, equipment, pile)
     except AgentrError as error:
         if isinstance(error, Transient):
@@ -189,11 +195,3 @@ async def _work(shard: Shard, equipment: Equipment, sink: Sink) -> Effort:
     effort = await shard.work(equipment, sink)
     idle = max(0.0, time.perf_counter() - started - effort.generate_seconds)
     return replace(effort, environment_seconds=min(effort.environment_seconds, idle))
-
-
-def _check_weights(checkpoint: Checkpoint) -> None:
-    if checkpoint.path.is_dir() and weights_sha256(checkpoint.path) != checkpoint.weights_sha256:
-        raise ModelDirectoryError(
-            f"{checkpoint.path} does not hold the weights of checkpoint {checkpoint.id} "
-            f"({checkpoint.weights_sha256[:12]}); copy the model there again, or share the folder between the machines"
-        )

@@ -242,18 +242,17 @@ def prompt_files(recipe: Recipe) -> dict[str, str]:
 def _read(prompt: PromptConfig, environment: str) -> Opening:
     shown = _examples(prompt, environment) if prompt.examples else ()
     as_turns = prompt.examples_as == "turns"
+    turns: list[Message] = []
+    for example in shown if as_turns else ():
+        # Up to its last reply, as the turns of an episode before this one.
+        last = max(number for number, turn in enumerate(example) if turn.role == "assistant")
+        turns += [Message(role=turn.role, text=turn.text, example=True) for turn in example[: last + 1]]
     return Opening(
         system=prompt.system,
         instruction=_text(Path(prompt.instruction_file)) if prompt.instruction_file else None,
         examples=() if as_turns else tuple(map(example_text, shown)),
-        turns=tuple(turn for turns in shown for turn in _as_turns(turns)) if as_turns else (),
+        turns=tuple(turns),
     )
-
-
-def _as_turns(turns: Sequence[Message]) -> Iterator[Message]:
-    """Yield the turns of an example up to its last reply, as those of an episode before it."""
-    last = max(number for number, turn in enumerate(turns) if turn.role == "assistant")
-    return (Message(role=turn.role, text=turn.text, example=True) for turn in turns[: last + 1])
 
 
 def _examples(prompt: PromptConfig, environment: str) -> tuple[Sequence[Message], ...]:
@@ -414,21 +413,16 @@ def run_id_of(recipe: Recipe, method: Method) -> str:
     }
     files = input_files(recipe)
     models = {role: identity(model) for role, model in own.items()}
-    further = files, recipe.compare.pool, _changed_worlds(recipe), prompt_files(recipe)
-    return fingerprint("run", asked_for(recipe, method), models, behaviour, *filter(None, further))
-
-
-def _changed_worlds(recipe: Recipe) -> dict[str, int]:
-    """Return the versions above 1 of the texts of a recipe's worlds, by name; a single world is
-    named `environment`.
-    """
-    versions = {
+    # Only versions above the first: ids of other runs stay what they were.
+    of_texts = {
         name if recipe.environments else "environment": registry.version_of(
             world.environment.name, world.environment.options
         )
         for name, world in recipe.worlds().items()
     }
-    return {name: version for name, version in versions.items() if version > 1}
+    changed = {name: version for name, version in of_texts.items() if version > 1}
+    further = files, recipe.compare.pool, changed, prompt_files(recipe)
+    return fingerprint("run", asked_for(recipe, method), models, behaviour, *filter(None, further))
 
 
 def asked_for(recipe: Recipe, method: Method) -> dict[str, Any]:

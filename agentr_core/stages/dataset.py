@@ -5,7 +5,7 @@ rows in the store.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -121,7 +121,21 @@ def _build(place: Workplace, iteration: int) -> dict[str, Any]:
     _check(place, iteration, made.dataset, stored.hash if stored is not None else None)
     _write_file(made.sides, file, made.dataset.manifest.dataset_hash)
     used = {row.sample_id for row in made.dataset.rows}
-    counts = _counts(made.dataset) | _tokenised_anew(made.samples, used, renderer)
+    manifest = made.dataset.manifest
+    counts: dict[str, Any] = {
+        "rows": manifest.rows,
+        "tokens": manifest.tokens,
+        "samples": {str(kind): count for kind, count in manifest.samples.items()},
+        "trained_tokens": dict(manifest.trained_tokens),
+        "replayed": manifest.replayed,
+        "general_passes": manifest.general_passes,
+        "seed": manifest.seed,
+    }
+    # Trained turns that were sampled with another tokenizer.
+    replies = {sample_id(sample): trained_spans(sample) for sample in made.samples if sample_id(sample) in used}
+    anew = sum(bool(span.token_ids) and not renderer.own_ids(span) for spans in replies.values() for span in spans)
+    if anew:
+        counts["tokenised_anew"] = anew
     iteration_id = place.iteration_id(iteration)
     new = [*made.exchanged, *(sample for sample in made.general if sample_id(sample) in used)]
     rows = [
@@ -131,13 +145,13 @@ def _build(place: Workplace, iteration: int) -> dict[str, Any]:
             key,
             [row.sample_id for row in made.dataset.rows],
             iteration_id=iteration_id,
-            content_hash=made.dataset.manifest.dataset_hash,
+            content_hash=manifest.dataset_hash,
             counts=counts,
         ),
     ]
     lengths = {row.sample_id: (len(row.input_ids), sum(row.trained_tokens.values())) for row in made.dataset.rows}
     store_dataset(place.store, merge(rows), lengths)
-    return {"dataset_hash": made.dataset.manifest.dataset_hash, **counts}
+    return {"dataset_hash": manifest.dataset_hash, **counts}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,8 +173,22 @@ def _make(place: Workplace, iteration: int, renderer: Renderer) -> _Made:
     recipe = place.recipe
     general, useless = read_chat(Path(recipe.data.general.file)) if recipe.data.general.share else ((), ())
     samples = tuple(load_samples(place.store, iteration_id=place.source_id(iteration)).values())
-    taken, left = _taken(place, iteration, samples)
-    earlier = _earlier(place, iteration)
+    takes = place.plan(iteration).takes
+    taken: list[Sample] = []
+    left: list[Rejection] = []
+    for sample in samples:
+        if takes is None or takes(sample):
+            taken.append(sample)
+        else:
+            detail = f"{place.method.title} does not train on this {sample.kind} sample"
+            left.append(Rejection(stage=STAGE, subject=sample_id(sample), reason="not-taken", detail=detail))
+    # Sides of pairs are not samples by themselves.
+    earlier = [
+        sample
+        for before in range(1, iteration if recipe.data.replay else 1)
+        if not place.plan(before).pairs
+        for sample in load_samples(place.store, iteration_id=place.iteration_id(before)).values()
+    ]
     forbidden = _held_out(place, (*taken, *earlier))
     control: Filtered[Sample] = Filtered((), ())
     if recipe.data.suffixes == "exchanged":
@@ -184,21 +212,6 @@ def _make(place: Workplace, iteration: int, renderer: Renderer) -> _Made:
         exchanged=control.kept,
         useless=(*useless, *left, *control.rejected),
     )
-
-
-def _taken(place: Workplace, iteration: int, samples: Iterable[Sample]) -> tuple[list[Sample], list[Rejection]]:
-    """Return the samples that the method takes in an iteration, and a rejection for each of the
-    others.
-    """
-    takes = place.plan(iteration).takes
-    taken, left = [], []
-    for sample in samples:
-        if takes is None or takes(sample):
-            taken.append(sample)
-        else:
-            detail = f"{place.method.title} does not train on this {sample.kind} sample"
-            left.append(Rejection(stage=STAGE, subject=sample_id(sample), reason="not-taken", detail=detail))
-    return taken, left
 
 
 def _make_pairs(place: Workplace, iteration: int, renderer: Renderer) -> _Made:
@@ -259,40 +272,6 @@ def _check(place: Workplace, iteration: int, dataset: Dataset, stored_hash: str 
             f"dataset {key} was stored with hash {stored_hash} and is {content} now, and its file "
             f"{file} is {'another one' if file.exists() else 'gone'}; bring the file back, or begin a new run"
         )
-
-
-def _tokenised_anew(samples: Iterable[Sample], used: Collection[str], renderer: Renderer) -> dict[str, int]:
-    """Return how many trained turns of the samples in use were sampled with another tokenizer;
-    empty if none were.
-    """
-    replies = {sample_id(s): trained_spans(s) for s in samples if sample_id(s) in used}
-    anew = sum(bool(span.token_ids) and not renderer.own_ids(span) for found in replies.values() for span in found)
-    return {"tokenised_anew": anew} if anew else {}
-
-
-def _counts(built: Dataset) -> dict[str, Any]:
-    manifest = built.manifest
-    return {
-        "rows": manifest.rows,
-        "tokens": manifest.tokens,
-        "samples": {str(kind): count for kind, count in manifest.samples.items()},
-        "trained_tokens": dict(manifest.trained_tokens),
-        "replayed": manifest.replayed,
-        "general_passes": manifest.general_passes,
-        "seed": manifest.seed,
-    }
-
-
-def _earlier(place: Workplace, iteration: int) -> list[Sample]:
-    """Return the samples of earlier iterations if the recipe replays them; sides of pairs are not
-    samples by themselves.
-    """
-    return [
-        sample
-        for before in range(1, iteration if place.recipe.data.replay else 1)
-        if not place.plan(before).pairs
-        for sample in load_samples(place.store, iteration_id=place.iteration_id(before)).values()
-    ]
 
 
 def _write_file(sides: Mapping[str, Sequence[TokenRow]], path: Path, content_hash: str) -> None:

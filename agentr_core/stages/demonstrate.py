@@ -515,7 +515,11 @@ async def think_and_clone(place: Workplace, iteration: int) -> dict[str, Any]:
 
 
 async def _think(place: Workplace, iteration: int, *, samples: bool) -> dict[str, Any]:
-    known = _known(place, iteration)
+    known = {
+        edit.edit_id: edit.answer
+        for number in range(1, iteration + 1)
+        for edit in load_edits(place.store, place.iteration_id(number))
+    }
     with place.worlds() as worlds:
         bare = await in_thread(_bare, place, iteration, worlds)
         looked_up = {key: written(one, known) for key, one in bare.items()}
@@ -530,7 +534,22 @@ async def _think(place: Workplace, iteration: int, *, samples: bool) -> dict[str
             if isinstance(one, Thoughtless)
         ]
         iteration_id = place.iteration_id(iteration)
-        units = [_rows(place, iteration, key, bare[key], one, samples=samples) for key, one in made.items()]
+        units: list[Rows] = []
+        for key, thoughtful in made.items():
+            episode, instance = bare[key], thoughtful.trajectory.instance
+            number = int(episode.name.rpartition("#")[2])
+            derived = Derivation(
+                child=key,
+                parent=bare_id(iteration_id, instance, number),
+                operator="thoughts",
+                position=thoughtful.position,
+                prompt_hash=thoughtful.prompt_hash,
+                seed=place.recipe.seed,
+            )
+            units += [
+                expert_rows(iteration_id, thoughtful.trajectory, number, env=episode.env, samples=samples),
+                derivation_rows([derived], iteration_id=iteration_id),
+            ]
         place.store.write(merge([*units, rejection_rows(turned, iteration_id=iteration_id)]))
     if bare and not made:
         raise ConfigError(
@@ -557,15 +576,6 @@ def _bare(place: Workplace, iteration: int, worlds: Worlds) -> dict[str, Bare]:
                 seed=place.recipe.seed,
             )
     return found
-
-
-def _known(place: Workplace, iteration: int) -> dict[str, Answer]:
-    """Return the answers of an iteration and of those before it, by id."""
-    return {
-        edit.edit_id: edit.answer
-        for number in range(1, iteration + 1)
-        for edit in load_edits(place.store, place.iteration_id(number))
-    }
 
 
 async def _write_thoughts(
@@ -642,18 +652,3 @@ async def _ask(asked: Asked, bare: Bare, editor: Editor) -> Answer:
     await editor.writer.flush()
     editor.readings.count(said)
     return said
-
-
-def _rows(place: Workplace, iteration: int, expert: str, bare: Bare, made: Thoughtful, *, samples: bool) -> Rows:
-    iteration_id, instance = place.iteration_id(iteration), made.trajectory.instance
-    number = int(bare.name.rpartition("#")[2])
-    derived = Derivation(
-        child=expert,
-        parent=bare_id(iteration_id, instance, number),
-        operator="thoughts",
-        position=made.position,
-        prompt_hash=made.prompt_hash,
-        seed=place.recipe.seed,
-    )
-    rows = expert_rows(iteration_id, made.trajectory, number, env=bare.env, samples=samples)
-    return merge([rows, derivation_rows([derived], iteration_id=iteration_id)])

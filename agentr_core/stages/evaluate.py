@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -88,17 +88,21 @@ def measure(
     """
     if not episodes:
         return {}
-    found = (
+    measures = (
         _shares(episodes, base)
         | _overall(episodes, disaster_counts)
         | {"gain_over_previous": gain(episodes, previous)}
         | _repeated(episodes, disaster_counts)
-        | ({} if voiced is None else {"reflecting": _reflecting(episodes, voiced)})
     )
+    if voiced is not None:
+        # The share of episodes in which the model says a reflection; replayed steps do not count.
+        played = [e for e in episodes if e.trajectory_id]
+        says = [any(voiced(step.reply) for step in e.trajectory.steps[e.cut :]) for e in played]
+        measures["reflecting"] = metrics.clustered_share([float(each) for each in says], [e.origin for e in played])
     for depth, some in by_depth(episodes):
         classed = _shares(some, base) | _pass_at(some) | _contrast(some)
-        found |= {f"depth-{depth}/{name}": estimate for name, estimate in classed.items()}
-    return {name: estimate for name, estimate in found.items() if not math.isnan(estimate.mean)}
+        measures |= {f"depth-{depth}/{name}": estimate for name, estimate in classed.items()}
+    return {name: estimate for name, estimate in measures.items() if not math.isnan(estimate.mean)}
 
 
 def measure_worlds(episodes: Sequence[Episode], measured: Callable[[Sequence[Episode]], Measures]) -> Measures:
@@ -164,8 +168,12 @@ def gains(now: Sequence[Episode], before: Sequence[Episode]) -> list[tuple[float
     instance is a variant of; episodes that `before` lacks are left out.
     """
     earlier = {(e.instance.key, e.repeat, e.cut): e for e in before}
-    found = ((e, earlier.get((e.instance.key, e.repeat, e.cut))) for e in now)
-    same = [(e, was) for e, was in found if was is not None and _may_be_the_same(e, was)]
+    same = []
+    for e in now:
+        was = earlier.get((e.instance.key, e.repeat, e.cut))
+        # An episode that failed for good has no steps to compare; within a run it is the same one.
+        if was is not None and (not (e.trajectory_id and was.trajectory_id) or given_steps(e) == given_steps(was)):
+            same.append((e, was))
     return [(float(e.trajectory.success) - float(was.trajectory.success), e.origin) for e, was in same]
 
 
@@ -175,12 +183,6 @@ def given_steps(episode: Episode) -> tuple[str, ...]:
     The revision tests of different runs may give the same instance different ones.
     """
     return tuple(step.reply for step in episode.trajectory.steps[: episode.cut])
-
-
-def _may_be_the_same(one: Episode, other: Episode) -> bool:
-    # An episode that failed for good has no steps to compare; within a run it is the same one.
-    lost = not (one.trajectory_id and other.trajectory_id)
-    return lost or given_steps(one) == given_steps(other)
 
 
 def mean_gain(found: Sequence[tuple[float, str]]) -> Estimate:
@@ -213,26 +215,26 @@ def _overall(episodes: Sequence[Episode], disaster_counts: float) -> Measures:
     repeated = metrics.loops([[step.action for step in trajectory.steps] for trajectory in played])
     solved = sum(trajectory.success for trajectory in trajectories)
     loops = {f"loops@{length}": _plain(mean, len(played)) for length, mean in repeated.per_episode.items()}
+    origins, steps = [e.origin for e in episodes], [trajectory.steps for trajectory in trajectories]
+    longest = max(map(len, steps))
     return {
-        "reward": _reward(
-            [metrics.counted_reward(t, disaster_counts) for t in trajectories], [e.origin for e in episodes]
-        ),
+        "reward": _reward([metrics.counted_reward(t, disaster_counts) for t in trajectories], origins),
         "instances": _plain(len({e.instance.key for e in episodes}), len(episodes)),
         "steps_to_success": _plain(metrics.mean_steps_to_success(trajectories), solved),
-        **_reward_within(episodes),
+        **{
+            f"reward_within@{k}": metrics.clustered_share(
+                [taken[min(k, len(taken)) - 1].reward if taken else 0.0 for taken in steps], origins
+            )
+            for k in (metrics.powers_of_two(longest) if longest else ())
+        },
         **loops,
         "looping": _plain(repeated.stuck_share, len(played)),
     }
 
 
 def _shares(episodes: Sequence[Episode], base: Sequence[Episode]) -> Measures:
-    share = _share(episodes)
+    share = _rate([e.trajectory.success for e in episodes], [e.origin for e in episodes])
     return {"success": share, "success_clustered": share, "gain_over_base": gain(episodes, base)}
-
-
-def _share(episodes: Sequence[Episode]) -> Estimate:
-    """Return the share of successes."""
-    return _rate([e.trajectory.success for e in episodes], [e.origin for e in episodes])
 
 
 def _rate(hits: Sequence[bool], clusters: Sequence[str]) -> Estimate:
@@ -255,19 +257,6 @@ def _reward(rewards: Sequence[float], clusters: Sequence[str]) -> Estimate:
         if math.isfinite(found.low):
             return metrics.with_width(found, independent)
     return metrics.with_width(metrics.mean_reward(rewards), len(rewards))
-
-
-def _reward_within(episodes: Sequence[Episode]) -> Measures:
-    steps = [episode.trajectory.steps for episode in episodes]
-    longest = max(map(len, steps))
-    if not longest:
-        return {}
-    return {
-        f"reward_within@{k}": metrics.clustered_share(
-            [taken[min(k, len(taken)) - 1].reward if taken else 0.0 for taken in steps], [e.origin for e in episodes]
-        )
-        for k in metrics.powers_of_two(longest)
-    }
 
 
 def _repeated(episodes: Sequence[Episode], disaster_counts: float) -> Measures:
@@ -322,15 +311,6 @@ def _contrast(episodes: Sequence[Episode]) -> Measures:
     return {f"{kind}@{most}": _rate(found, origins) for kind, found in kinds.items()}
 
 
-def _reflecting(episodes: Sequence[Episode], voiced: Callable[[str], bool]) -> Estimate:
-    """Return the share of episodes in which the model says a reflection; replayed steps do not
-    count.
-    """
-    played = [e for e in episodes if e.trajectory_id]
-    says = [any(voiced(step.reply) for step in e.trajectory.steps[e.cut :]) for e in played]
-    return metrics.clustered_share([float(said) for said in says], [e.origin for e in played])
-
-
 def by_instance(episodes: Iterable[Episode]) -> list[list[Episode]]:
     """Return the episodes of each instance, in the order of their first episodes."""
     groups: dict[str, list[Episode]] = {}
@@ -368,25 +348,44 @@ def revision_states(place: Workplace, base_evaluation: str) -> tuple[EpisodePlan
             model of this run was not evaluated before.
     """
     with snapshot(place.store) as state:
-        return _states(replace(place, store=state), base_evaluation)
-
-
-def _states(place: Workplace, base_evaluation: str) -> tuple[EpisodePlan, ...]:
-    other = place.recipe.evaluation.revision_test.states
-    if other:
-        found = _load(place, other)
-        if not found:
-            raise DataFault(
-                f"run {other} has no states of a revision test; name a run whose first model was evaluated, in "
-                "evaluation.revision_test.states"
-            )
-        own = {instance.environment for some in held_out(place).values() for instance in some}
-        strange = next((p for p in found if p.instance.environment not in own), None)
-        if strange is not None:
-            raise DataFault(f"the states of run {other} are of {strange.instance.environment}, not of this environment")
-        return tuple(replace(plan, prefix=of_another_run(plan.prefix)) for plan in found)
-    owner = place.recipe.compare.pool or place.run_id
-    return _load(place, owner) or _choose(place, owner, base_evaluation)
+        place = replace(place, store=state)
+        other = place.recipe.evaluation.revision_test.states
+        if other:
+            plans = _load(place, other)
+            if not plans:
+                raise DataFault(
+                    f"run {other} has no states of a revision test; name a run whose first model was evaluated, in "
+                    "evaluation.revision_test.states"
+                )
+            own = {instance.environment for some in held_out(place).values() for instance in some}
+            strange = next((plan.instance.environment for plan in plans if plan.instance.environment not in own), None)
+            if strange is not None:
+                raise DataFault(f"the states of run {other} are of {strange}, not of this environment")
+            return tuple(replace(plan, prefix=of_another_run(plan.prefix)) for plan in plans)
+        owner = place.recipe.compare.pool or place.run_id
+        plans = _load(place, owner)
+        if plans:
+            return plans
+        config = place.recipe.evaluation.revision_test
+        base = load_episodes(place.store, base_evaluation)
+        if not base:
+            raise DataFault(f"run {place.run_id} has no episodes of its first model yet; evaluate iteration 0 first")
+        cuts, rejected = revision_plans([(e.repeat, e.trajectory) for e in base], cuts=config.cuts, seed=_seed(place))
+        limit = min(config.limit or len(cuts), len(cuts))
+        plans = tuple(cuts[position * len(cuts) // limit] for position in range(limit))
+        played = {(episode.instance.key, episode.repeat): episode.trajectory_id for episode in base}
+        rows: list[Row] = [
+            {
+                "run_id": owner,
+                "position": position,
+                "trajectory_id": played[plan.instance.key, plan.number],
+                "repeat": plan.number,
+                "cut": len(plan.prefix),
+            }
+            for position, plan in enumerate(plans)
+        ]
+        place.store.write({"revision_state": rows, **rejection_rows(rejected, iteration_id=place.iteration_id(0))})
+        return plans
 
 
 def _load(place: Workplace, run_id: str) -> tuple[EpisodePlan, ...]:
@@ -402,29 +401,6 @@ def _load(place: Workplace, run_id: str) -> tuple[EpisodePlan, ...]:
         )
         for state in states
     )
-
-
-def _choose(place: Workplace, run_id: str, base_evaluation: str) -> tuple[EpisodePlan, ...]:
-    config = place.recipe.evaluation.revision_test
-    base = load_episodes(place.store, base_evaluation)
-    if not base:
-        raise DataFault(f"run {place.run_id} has no episodes of its first model yet; evaluate iteration 0 first")
-    cuts, rejected = revision_plans([(e.repeat, e.trajectory) for e in base], cuts=config.cuts, seed=_seed(place))
-    limit = min(config.limit or len(cuts), len(cuts))
-    plans = tuple(cuts[position * len(cuts) // limit] for position in range(limit))
-    played = {(episode.instance.key, episode.repeat): episode.trajectory_id for episode in base}
-    rows: list[Row] = [
-        {
-            "run_id": run_id,
-            "position": position,
-            "trajectory_id": played[plan.instance.key, plan.number],
-            "repeat": plan.number,
-            "cut": len(plan.prefix),
-        }
-        for position, plan in enumerate(plans)
-    ]
-    place.store.write({"revision_state": rows, **rejection_rows(rejected, iteration_id=place.iteration_id(0))})
-    return plans
 
 
 def _seed(place: Workplace) -> int:
@@ -553,20 +529,26 @@ async def evaluate(place: Workplace, iteration: int) -> dict[str, Any]:
         DataFault: the checkpoint is missing, iteration 0 was not evaluated before, or no checkpoint
             has episodes by which it could be promoted.
     """
-    scores = await _evaluate(place, iteration)
+    recipe, config = place.recipe, place.recipe.evaluation
+    further = {name: chosen for name, chosen in config.sets.items() if chosen.models == "all" or iteration == 0}
+    instances = held_out(place)
+    seed = derive_seed(recipe.seed, "evaluate", iteration)
+    test = episode_plans(instances[TEST], episodes=config.episodes, seed=seed)
+    series = [_series(place, iteration, TEST, _test_split(recipe), test)]
+    for name, chosen in further.items():
+        plans = episode_plans(instances[name], episodes=chosen.episodes, seed=derive_seed(seed, name))
+        series.append(_series(place, iteration, name, chosen.split, plans))
+    if not config.revision_test.enabled:
+        scores = await _play(place, iteration, series)
+    elif iteration == 0:
+        # The states of the revision test are among the episodes that are played first.
+        scores = await _play(place, iteration, series)
+        scores |= await _play(place, iteration, [_revision(place, iteration)])
+    else:
+        scores = await _play(place, iteration, [*series, _revision(place, iteration)])
     if place.recipe.promote == "best":
         _promote_best(place, iteration)
     return scores
-
-
-async def _evaluate(place: Workplace, iteration: int) -> dict[str, Any]:
-    series = _from_the_beginning(place, iteration)
-    if not place.recipe.evaluation.revision_test.enabled:
-        return await _play(place, iteration, series)
-    if iteration == 0:
-        scores = await _play(place, iteration, series)
-        return scores | await _play(place, iteration, [_revision(place, iteration)])
-    return await _play(place, iteration, [*series, _revision(place, iteration)])
 
 
 def _promote_best(place: Workplace, iteration: int) -> None:
@@ -587,20 +569,6 @@ def _promote_best(place: Workplace, iteration: int) -> None:
         )
     best = max(successes, key=lambda number: (successes[number], -number))
     place.store.update("iteration", {"iteration_id": iteration_id, "promoted": place.trained(best).id})
-
-
-def _from_the_beginning(place: Workplace, iteration: int) -> list[Series]:
-    """Return the evaluations that an iteration's checkpoint plays, except the revision test."""
-    recipe, config = place.recipe, place.recipe.evaluation
-    further = {name: chosen for name, chosen in config.sets.items() if chosen.models == "all" or iteration == 0}
-    instances = held_out(place)
-    seed = derive_seed(recipe.seed, "evaluate", iteration)
-    test = episode_plans(instances[TEST], episodes=config.episodes, seed=seed)
-    series = [_series(place, iteration, TEST, _test_split(recipe), test)]
-    for name, chosen in further.items():
-        plans = episode_plans(instances[name], episodes=chosen.episodes, seed=derive_seed(seed, name))
-        series.append(_series(place, iteration, name, chosen.split, plans))
-    return series
 
 
 def _revision(place: Workplace, iteration: int) -> Series:
@@ -651,11 +619,17 @@ async def _play(place: Workplace, iteration: int, series: Sequence[Series]) -> d
     anything = await play_evaluations(place, iteration, series)
     with snapshot(place.store) as state:
         now = dataclasses.replace(place, store=state)
-        found = [(one, measure_evaluation(now, iteration, one.name)) for one in series]
-    keep_measures(place, iteration, found)
-    scores = {one.name: asdict(measures["success"]) if measures else {"n": 0} for one, measures in found}
+        measured = [(one, measure_evaluation(now, iteration, one.name)) for one in series]
+    keep_measures(place, iteration, measured)
+    scores = {one.name: asdict(measures["success"]) if measures else {"n": 0} for one, measures in measured}
     if anything:
-        _measure_later(place, iteration, scores.keys())
+        # The gains of later iterations are relative to this one.
+        with snapshot(place.store) as state:
+            now = dataclasses.replace(place, store=state)
+            later = [one for one in finished_evaluations(state, place.run_id, after=iteration) if one.name in scores]
+            rows = [measure_rows(one.evaluation_id, measure_evaluation(now, one.iteration, one.name)) for one in later]
+        if rows:
+            place.store.write(merge(rows))
     return scores
 
 
@@ -675,15 +649,18 @@ async def play_evaluations(place: Workplace, iteration: int, series: Sequence[Se
     names = ", ".join(shard.name for shard in shards)
     await place.work_through(EpisodeShards(parts=shards), f"{STAGE} {names}", iteration, f"episodes of {names}")
     with snapshot(place.store) as state:
-        lost = merge(_lost(state, one, place.iteration_id(iteration)) for one in series)
+        lost = merge(
+            lost_rows(
+                one.evaluation_id,
+                one.plans,
+                load_episodes(state, one.evaluation_id),
+                iteration_id=place.iteration_id(iteration),
+            )
+            for one in series
+        )
     if any(lost.values()):
         place.store.write(lost)
     return True
-
-
-def _lost(store: Store, one: Series, iteration_id: str) -> Rows:
-    played = load_episodes(store, one.evaluation_id)
-    return lost_rows(one.evaluation_id, one.plans, played, iteration_id=iteration_id)
 
 
 def keep_measures(place: Workplace, iteration: int, found: Sequence[tuple[Series, Measures]]) -> None:
@@ -748,15 +725,3 @@ def measure_evaluation(place: Workplace, iteration: int, name: str) -> Measures:
     # A further set belongs to one world.
     several = place.recipe.environments and name not in place.recipe.evaluation.sets
     return measure_worlds(own, measured) if several else measured(own)
-
-
-def _measure_later(place: Workplace, iteration: int, names: Collection[str]) -> None:
-    """Measure the finished evaluations of later iterations again: their gains are relative to this
-    one.
-    """
-    with snapshot(place.store) as state:
-        now = dataclasses.replace(place, store=state)
-        later = [one for one in finished_evaluations(state, place.run_id, after=iteration) if one.name in names]
-        rows = [measure_rows(one.evaluation_id, measure_evaluation(now, one.iteration, one.name)) for one in later]
-    if rows:
-        place.store.write(merge(rows))

@@ -108,7 +108,13 @@ async def headroom(
     place.store.write(measure_rows(series[0].evaluation_id, forecasts))
     lost = _lost(played[TRAIN], judged, place.recipe.seed)
     tried = await place.method.trial(place, lost, judges) if place.method.trial else ()
-    place.store.write(measure_rows(series[0].evaluation_id, _of_judges(tried)))
+    of_judges = {
+        f"{OF_JUDGES}{judge.name}/{judge.votes}/{name}": getattr(judge, name)
+        for judge in tried
+        for name in ("read", "right", "bad_is_right", "bad_is_seen", "first_error")
+        if getattr(judge, name).n
+    }
+    place.store.write(measure_rows(series[0].evaluation_id, of_judges))
     return Found(measures=measures, prospects=prospects, judges=tried, instances=len(chosen), episodes=episodes)
 
 
@@ -122,15 +128,6 @@ def _lost(played: Sequence[Episode], number: int, seed: int) -> list[Episode]:
             ways.setdefault(episode.instance.key, []).append(episode)
     turns = itertools.chain.from_iterable(itertools.zip_longest(*ways.values()))
     return [episode for episode in turns if episode is not None][:number]
-
-
-def _of_judges(judges: Sequence[Judge]) -> Measures:
-    return {
-        f"{OF_JUDGES}{judge.name}/{judge.votes}/{name}": getattr(judge, name)
-        for judge in judges
-        for name in ("read", "right", "bad_is_right", "bad_is_seen", "first_error")
-        if getattr(judge, name).n
-    }
 
 
 def _choose(place: Workplace, chosen: Sequence[Instance], number: int) -> tuple[list[Instance], list[Instance], bool]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import platform
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -155,12 +155,21 @@ def take_back(place: Workplace, iteration: int, training: Training) -> str:
     check_plan(place, iteration)
     policy = place.policy(iteration)
     _check_model(training.checkpoint, policy.path)
-    key = fingerprint("checkpoint", "outside", place.iteration_id(iteration), training.files)
+    iteration_id = place.iteration_id(iteration)
+    key = fingerprint("checkpoint", "outside", iteration_id, training.files)
     tokenizer = load_tokenizer(policy.path)
     played = _played(place, iteration, training, Renderer(tokenizer, at=place.started_at()), tokenizer)
     steps = _steps(place, iteration, key, [one for one in played if not one.rollout.validates], tokenizer)
-    rows = merge([*steps.values(), *_validations(place, iteration, played), *_trajectories(place, iteration, played)])
-    _store(place, iteration, training, policy, key, rows, sorted(steps))
+    rows = [*steps.values()]
+    validations: dict[int, list[str]] = {}
+    for one in played:
+        if one.rollout.validates:
+            validations.setdefault(one.rollout.step, []).append(one.key)
+    rows += [validation_rows(iteration_id, step, keys) for step, keys in validations.items()]
+    for one in played:
+        source = VALIDATION if one.rollout.validates else "rollout"
+        rows.append(trajectory_rows(one.key, one.trajectory, source=source, iteration_id=iteration_id))
+    _store(place, iteration, training, policy, key, merge(rows), sorted(steps))
     about = f"{counted(len(training.rollouts), 'rollout')} of {counted(len({p.instance for p in played}), 'question')}"
     own = "" if _has_tokenizer(training.checkpoint) else "; it has no tokenizer, so the run's goes on"
     return "; ".join(
@@ -201,22 +210,20 @@ def _check_model(checkpoint: Path, policy: Path) -> None:
                 f"{checkpoint} is another model than {policy}, with which the iteration begins: its {name} is "
                 f"{quoted(repr(theirs.get(name)), 60)} and not {quoted(repr(ours.get(name)), 60)}"
             )
-    _check_weights(checkpoint, policy, tied=bool(ours.get("tie_word_embeddings")))
+    shapes, their_shapes = dict(_shapes(adapter_base(policy) or policy)), dict(_shapes(checkpoint, finite=True))
+    for name in sorted(shapes.keys() | their_shapes.keys()):
+        if ours.get("tie_word_embeddings") and name in _SAME_WEIGHTS:
+            continue
+        if shapes.get(name) != their_shapes.get(name):
+            there, here = (
+                f"has shape {some[name]}" if name in some else "is missing" for some in (their_shapes, shapes)
+            )
+            raise ModelDirectoryError(
+                f"{checkpoint} does not fit {policy}, with which the iteration begins: weight {name} {there} there "
+                f"and {here} here"
+            )
     if _has_tokenizer(checkpoint):
         _check_tokenizer(checkpoint, policy)
-
-
-def _check_weights(checkpoint: Path, policy: Path, *, tied: bool) -> None:
-    ours, theirs = dict(_shapes(adapter_base(policy) or policy)), dict(_shapes(checkpoint, finite=True))
-    for name in sorted(ours.keys() | theirs.keys()):
-        if tied and name in _SAME_WEIGHTS:
-            continue
-        if ours.get(name) != theirs.get(name):
-            told = [f"has shape {some[name]}" if name in some else "is missing" for some in (theirs, ours)]
-            raise ModelDirectoryError(
-                f"{checkpoint} does not fit {policy}, with which the iteration begins: weight {name} {told[0]} there "
-                f"and {told[1]} here"
-            )
 
 
 def _shapes(folder: Path, *, finite: bool = False) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -270,12 +277,16 @@ def _played(place: Workplace, iteration: int, training: Training, renderer: Rend
             instance = known.of(rollout)
             env = worlds.of(instance)
             assert isinstance(env, Recalling)
+            # A score outside [0, 1] is no reward but has a penalty or a bonus: where the dump tells
+            # nothing else, the world's rule decides.
+            scores = (rollout.correctness, rollout.score)
+            reward = next((score for score in scores if score is not None and 0 <= score <= 1), None)
             found.append(
                 _Played(
                     key=fingerprint("outside", place.iteration_id(iteration), training.files, number),
                     rollout=rollout,
                     instance=instance,
-                    trajectory=env.recall(instance, rollout.reply, _reward(rollout)),
+                    trajectory=env.recall(instance, rollout.reply, reward),
                 )
             )
     return found
@@ -287,14 +298,6 @@ def _check_world(env: Environment, training: Training) -> None:
             f"{training.rollouts[0].where}: episodes of {env.name} are turns, which a dump has as one text that cannot "
             "be parted; move the rollouts out of the folder to import its checkpoint alone"
         )
-
-
-def _reward(rollout: Rollout) -> float | None:
-    """Return the reward in [0, 1] that the dump tells; None where it tells none, but a penalty or a
-    bonus: the world's rule decides then.
-    """
-    told = (rollout.correctness, rollout.score)
-    return next((value for value in told if value is not None and 0 <= value <= 1), None)
 
 
 class _Questions:
@@ -368,8 +371,23 @@ def _steps(
         by_step.setdefault(one.rollout.step, {}).setdefault(one.instance.key, []).append(one)
     found: dict[int, Rows] = {}
     for step, members in sorted(by_step.items()):
-        groups = [_group(number, f"{checkpoint_id}@{step - 1}", some) for number, some in enumerate(members.values())]
-        tokens = [[_length(tokenizer, one) for one in some] for some in members.values()]
+        groups: list[Group] = []
+        for number, some in enumerate(members.values()):
+            scores = [one.rollout.score for one in some]
+            groups.append(
+                Group(
+                    number=number,
+                    draw=0,
+                    policy=f"{checkpoint_id}@{step - 1}",
+                    instance=some[0].instance,
+                    episodes={one.key: one.trajectory for one in some},
+                    shaped=None if None in scores else tuple(score for score in scores if score is not None),
+                )
+            )
+        tokens = [
+            [len(tokenizer(one.rollout.reply, add_special_tokens=False)["input_ids"]) for one in some]
+            for some in members.values()
+        ]
         rows = [
             group_rows(
                 group,
@@ -382,22 +400,6 @@ def _steps(
         ]
         found[step] = merge([*rows, rl_step_rows(place.iteration_id(iteration), step, _measures(groups, tokens))])
     return found
-
-
-def _length(tokenizer: Any, one: _Played) -> int:
-    return len(tokenizer(one.rollout.reply, add_special_tokens=False)["input_ids"])
-
-
-def _group(number: int, policy: str, members: Sequence[_Played]) -> Group:
-    scores = [one.rollout.score for one in members]
-    return Group(
-        number=number,
-        draw=0,
-        policy=policy,
-        instance=members[0].instance,
-        episodes={one.key: one.trajectory for one in members},
-        shaped=None if None in scores else tuple(score for score in scores if score is not None),
-    )
 
 
 def _measures(groups: Sequence[Group], tokens: Sequence[Sequence[int]]) -> dict[str, float | None]:
@@ -420,21 +422,6 @@ def _measures(groups: Sequence[Group], tokens: Sequence[Sequence[int]]) -> dict[
         "trained_tokens": sum(sum(some) for some, trains in zip(tokens, mixed, strict=True) if trains),
         **dict.fromkeys((*unknown, "learning_rate", "sampling_seconds", "training_seconds")),
     }
-
-
-def _validations(place: Workplace, iteration: int, played: Iterable[_Played]) -> Iterator[Rows]:
-    by_step: dict[int, list[str]] = {}
-    for one in played:
-        if one.rollout.validates:
-            by_step.setdefault(one.rollout.step, []).append(one.key)
-    for step, keys in by_step.items():
-        yield validation_rows(place.iteration_id(iteration), step, keys)
-
-
-def _trajectories(place: Workplace, iteration: int, played: Iterable[_Played]) -> Iterator[Rows]:
-    for one in played:
-        source = VALIDATION if one.rollout.validates else "rollout"
-        yield trajectory_rows(one.key, one.trajectory, source=source, iteration_id=place.iteration_id(iteration))
 
 
 def _store(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import get_args
@@ -199,8 +199,21 @@ class Scoreboard:
             return None
         recipe = self._place.recipe
         evaluations = [evaluation_id(self._place, iteration, name) for name in self._names]
-        return replace(
-            _score(iteration, measures, self.measured(iteration, REVISION)),
+        revision = self.measured(iteration, REVISION)
+        loops = [measures[name].mean for length in metrics.LOOP_LENGTHS if (name := f"loops@{length}") in measures]
+        return IterationScore(
+            iteration=iteration,
+            success=estimate(measures["success"]),
+            reward=estimate(measures["reward"]),
+            versus_base=finite(measures.get("gain_over_base")),
+            steps_to_success=measures["steps_to_success"].mean if "steps_to_success" in measures else None,
+            by_depth=tuple(
+                DepthScore(depth=depth, success=estimate(part["success"])) for depth, part in of_depths(measures)
+            ),
+            revision=estimate(revision["success"]) if revision else None,
+            revision_reward=estimate(revision["reward"]) if revision else None,
+            loops=tuple(loops),
+            looping=measures["looping"].mean if "looping" in measures else None,
             sets=tuple(self._sets(iteration)) if recipe.evaluation.sets else (),
             worlds=tuple(self._worlds(iteration)),
             lost=sum(len(lost_episodes(self._place, one)) for one in evaluations),
@@ -230,6 +243,13 @@ class Scoreboard:
 
 
 def _set_score(name: str, split: str, found: Measures) -> SetScore:
+    pass_at = []
+    for k in ks_of_pass(found):
+        whole = finite(found[f"pass@{k}"])
+        if whole is not None:
+            parts = ((depth, finite(part.get(f"pass@{k}"))) for depth, part in of_depths(found))
+            by_depth = tuple(DepthScore(depth=depth, success=part) for depth, part in parts if part is not None)
+            pass_at.append(PassAt(k=k, success=whole, by_depth=by_depth))
     return SetScore(
         name=name,
         split=split,
@@ -244,32 +264,7 @@ def _set_score(name: str, split: str, found: Measures) -> SetScore:
             )
             for depth, part in of_depths(found)
         ),
-        pass_at=tuple(_pass_at(found)),
-    )
-
-
-def _pass_at(found: Measures) -> Iterator[PassAt]:
-    for k in ks_of_pass(found):
-        whole = finite(found[f"pass@{k}"])
-        if whole is not None:
-            parts = ((depth, finite(part.get(f"pass@{k}"))) for depth, part in of_depths(found))
-            by_depth = tuple(DepthScore(depth=depth, success=part) for depth, part in parts if part is not None)
-            yield PassAt(k=k, success=whole, by_depth=by_depth)
-
-
-def _score(number: int, found: Measures, revision: Measures) -> IterationScore:
-    loops = [found[f"loops@{length}"].mean for length in metrics.LOOP_LENGTHS if f"loops@{length}" in found]
-    return IterationScore(
-        iteration=number,
-        success=estimate(found["success"]),
-        reward=estimate(found["reward"]),
-        versus_base=finite(found.get("gain_over_base")),
-        steps_to_success=found["steps_to_success"].mean if "steps_to_success" in found else None,
-        by_depth=tuple(DepthScore(depth=depth, success=estimate(part["success"])) for depth, part in of_depths(found)),
-        revision=estimate(revision["success"]) if revision else None,
-        revision_reward=estimate(revision["reward"]) if revision else None,
-        loops=tuple(loops),
-        looping=found["looping"].mean if "looping" in found else None,
+        pass_at=tuple(pass_at),
     )
 
 
@@ -300,11 +295,27 @@ def build_report(
         board: the scores of the run, for a caller that writes several reports.
         viewer: where `agentr view` shows the workspace; empty for a page without links there.
     """
+    iteration_id = place.iteration_id(iteration)
+    evaluations = [evaluation_id(place, iteration, name) for name in (TEST, REVISION, *place.recipe.evaluation.sets)]
+    collected = datasets.collected_stops(place.store, iteration_id)
+    evaluated = datasets.evaluated_stops(place.store, evaluations)
+    refused = datasets.refusals(place.store, iteration_id, limit=8)
+    errors = ErrorRecord(
+        refused={opening or "(nothing)": count for opening, count in refused.items()},
+        stops=tuple(
+            StopCount(reason=reason, collected=collected.get(reason, 0), evaluated=evaluated.get(reason, 0))
+            for reason in sorted(collected.keys() | evaluated.keys())
+        ),
+        faults=tuple(
+            FaultCount(error=fault.error, phase=fault.phase, count=fault.count, lost=fault.lost)
+            for fault in datasets.error_counts(place.store, iteration_id)
+        ),
+    )
     return replace(
         build_outline(place, iteration, board or Scoreboard(place), viewer=viewer),
         worlds=_worlds(place, iteration),
         data=(*outside_section(place, iteration), *_said_by_method(place, iteration, "data")),
-        errors=_errors(place, iteration),
+        errors=errors,
         samples=tuple(_linked(section, viewer) for section in _said_by_method(place, iteration, "samples")),
         hashes=_hashes(place, iteration),
     )
@@ -314,6 +325,10 @@ def build_outline(place: Workplace, iteration: int, board: Scoreboard, *, viewer
     """Return the parts of an iteration's report that the page of the whole run and tables show."""
     recipe = place.recipe
     funnel = place.plan(iteration).funnel if iteration else None
+    seconds = runs.seconds_by_part(place.store, place.iteration_id(iteration))
+    parts = ("generate", "environment", "train", "store", "other")
+    # Who answered the calls of each tool in the run: for Python, how far code was confined.
+    tools = {f"tool {tool}": names for tool, names in providers(place.store, place.run_id).items()}
     return IterationReport(
         recipe_name=recipe.name,
         run_id=place.run_id,
@@ -330,10 +345,10 @@ def build_outline(place: Workplace, iteration: int, board: Scoreboard, *, viewer
         promoted=promoted(place, iteration),
         funnel_title=funnel.title if funnel else "Training data",
         funnel=funnel.stages(place, iteration) if funnel else (),
-        time=_time(place, iteration),
+        time={part: seconds[part] for part in parts if part in seconds},
         tokens=_tokens(place, iteration),
         recipe_yaml=yaml.safe_dump(shown(recipe), sort_keys=False),
-        versions=run_versions(place.store, place.run_id) | _tools(place),
+        versions=run_versions(place.store, place.run_id) | tools,
         viewer=viewer,
         rows=_rows(place, iteration),
     )
@@ -395,25 +410,12 @@ def finished_at(place: Workplace, iteration: int) -> str:
     return wording.moment(ended or datetime.now(UTC))
 
 
-def _tools(place: Workplace) -> dict[str, str]:
-    """Return who answered the calls of each tool in the run: for Python, how far code was
-    confined.
-    """
-    return {f"tool {tool}": names for tool, names in providers(place.store, place.run_id).items()}
-
-
 def _worlds(place: Workplace, iteration: int) -> dict[str, dict[str, int]]:
     """Return what each of several worlds contributed to the training data."""
     if not place.recipe.environments:
         return {}
     made = made_by_world(place.store, place.source_id(iteration), place.iteration_id(iteration))
     return {name: made.get(name, {}) for name in place.recipe.environments}
-
-
-def _time(place: Workplace, iteration: int) -> dict[str, float]:
-    seconds = runs.seconds_by_part(place.store, place.iteration_id(iteration))
-    order = ("generate", "environment", "train", "store", "other")
-    return {part: seconds[part] for part in order if part in seconds}
 
 
 def _tokens(place: Workplace, iteration: int) -> TokenCounts:
@@ -430,25 +432,6 @@ def _tokens(place: Workplace, iteration: int) -> TokenCounts:
         cut=runs.cut_replies(place.store, place.iteration_id(iteration)),
         unreadable=runs.unreadable_replies(place.store, place.iteration_id(iteration)),
         bills=bills(place, iteration),
-    )
-
-
-def _errors(place: Workplace, iteration: int) -> ErrorRecord:
-    iteration_id = place.iteration_id(iteration)
-    evaluations = [evaluation_id(place, iteration, name) for name in (TEST, REVISION, *place.recipe.evaluation.sets)]
-    collected = datasets.collected_stops(place.store, iteration_id)
-    evaluated = datasets.evaluated_stops(place.store, evaluations)
-    refused = datasets.refusals(place.store, iteration_id, limit=8)
-    return ErrorRecord(
-        refused={opening or "(nothing)": count for opening, count in refused.items()},
-        stops=tuple(
-            StopCount(reason=reason, collected=collected.get(reason, 0), evaluated=evaluated.get(reason, 0))
-            for reason in sorted(collected.keys() | evaluated.keys())
-        ),
-        faults=tuple(
-            FaultCount(error=one.error, phase=one.phase, count=one.count, lost=one.lost)
-            for one in datasets.error_counts(place.store, iteration_id)
-        ),
     )
 
 
@@ -493,7 +476,12 @@ def beside(place: Workplace, others: Sequence[Workplace]) -> tuple[BesideScore, 
     together = _scores(place)
     apart = {name: _scores(other) for name, other in by_name.items()}
     for name, other in by_name.items():
-        _check_instances(place, other, name, together, apart[name])
+        for mine, theirs in ((together[number], apart[name][number]) for number in together.keys() & apart[name]):
+            if name in mine and name in theirs and mine[name].instances != theirs[name].instances:
+                raise ConfigError(
+                    f"run {other.run_id} played other held-out instances of {name} than run {place.run_id}; compare "
+                    "runs with the same test split and test_limit"
+                )
     last = max([0, *together, *(number for found in apart.values() for number in found)])
     found = []
     for iteration in range(last + 1):
@@ -557,38 +545,18 @@ def _by_world(others: Sequence[Workplace], worlds: Sequence[str], run_id: str) -
 def _scores(place: Workplace) -> dict[int, dict[str, _Played]]:
     """Return the scores in each world, by iteration."""
     board = Scoreboard(place)
-    numbers = iterations_of(place.store, place.run_id)
-    return {number: found for number in numbers if (found := dict(_played(place, board, number)))}
-
-
-def _played(place: Workplace, board: Scoreboard, number: int) -> Iterator[tuple[str, _Played]]:
-    found = board.measured(number, TEST)
-    instances = [e.instance for e in counted_episodes(place, evaluation_id(place, number, TEST))]
-    for name in place.recipe.world_names:
-        if own := of_world(found, name) if place.recipe.environments else found:
-            yield (
-                name,
-                _Played(
+    scores: dict[int, dict[str, _Played]] = {}
+    for number in iterations_of(place.store, place.run_id):
+        measured = board.measured(number, TEST)
+        instances = [e.instance for e in counted_episodes(place, evaluation_id(place, number, TEST))]
+        for name in place.recipe.world_names:
+            if own := of_world(measured, name) if place.recipe.environments else measured:
+                scores.setdefault(number, {})[name] = _Played(
                     success=estimate(own["success_clustered"]),
                     reward=estimate(own["reward"]),
                     instances=frozenset(i.key for i in instances if place.recipe.world_name(i.environment) == name),
-                ),
-            )
-
-
-def _check_instances(
-    place: Workplace,
-    other: Workplace,
-    name: str,
-    together: Mapping[int, Mapping[str, _Played]],
-    apart: Mapping[int, Mapping[str, _Played]],
-) -> None:
-    for mine, theirs in ((together[number], apart[number]) for number in together.keys() & apart.keys()):
-        if name in mine and name in theirs and mine[name].instances != theirs[name].instances:
-            raise ConfigError(
-                f"run {other.run_id} played other held-out instances of {name} than run {place.run_id}; compare runs "
-                "with the same test split and test_limit"
-            )
+                )
+    return scores
 
 
 # A report of runs side by side, filled from the store: episodes paired, intervals over the same
@@ -615,23 +583,40 @@ def _last(place: Workplace) -> int:
     ended = {one.evaluation_id for one in finished_evaluations(place.store, place.run_id, after=-1)}
     numbers = [n for n in iterations_of(place.store, place.run_id) if evaluation_id(place, n, TEST) in ended]
     if not numbers:
-        raise ConfigError(_why_not(place))
+        begun = Scoreboard(place).unfinished(max(iterations_of(place.store, place.run_id), default=0))
+        if begun:
+            raise ConfigError(f"run {place.run_id} cannot be compared yet; {unfinished(begun)[-1]}")
+        raise ConfigError(f"run {place.run_id} has no model that was evaluated, so there is nothing to compare")
     chosen = promoted(place, numbers[-1])
     return chosen.iteration if chosen else numbers[-1]
-
-
-def _why_not(place: Workplace) -> str:
-    """Return why a run cannot be compared yet."""
-    begun = Scoreboard(place).unfinished(max(iterations_of(place.store, place.run_id), default=0))
-    if not begun:
-        return f"run {place.run_id} has no model that was evaluated, so there is nothing to compare"
-    return f"run {place.run_id} cannot be compared yet; {unfinished(begun)[-1]}"
 
 
 def _column(place: Workplace, first: Workplace, last_of_first: int) -> RunColumn:
     iteration, board = _last(place), Scoreboard(place)
     outlines = [build_outline(place, number, board) for number in range(1, iteration + 1)]
     tokens = [one.tokens for one in outlines if one.tokens]
+    sets: list[PairedScore] = []
+    for name in (TEST, *place.recipe.evaluation.sets, REVISION):
+        own = ended_episodes(place, evaluation_id(place, iteration, name))
+        if not own:
+            continue
+        measured = board.measured(iteration, name)
+        theirs = [] if place is first else ended_episodes(first, evaluation_id(first, last_of_first, name))
+        solved = {_key(episode): episode.trajectory.success for episode in theirs if _is_known(episode)}
+        shared = [episode for episode in own if _is_known(episode) and _key(episode) in solved]
+        apart = [(episode.trajectory.success, solved[_key(episode)]) for episode in shared]
+        depths = ((depth, finite(gain(some, theirs))) for depth, some in by_depth(shared))
+        sets.append(
+            PairedScore(
+                name=wording.label(name),
+                success=estimate(measured.get("success_clustered", measured["success"])),
+                difference=finite(gain(shared, theirs)) if shared else None,
+                shared=len(shared),
+                won=apart.count((True, False)),
+                lost=apart.count((False, True)),
+                depths=tuple((depth, difference) for depth, difference in depths if difference is not None),
+            )
+        )
     return RunColumn(
         run_id=place.run_id,
         recipe_name=place.recipe.name,
@@ -640,41 +625,12 @@ def _column(place: Workplace, first: Workplace, last_of_first: int) -> RunColumn
         seed=place.recipe.seed,
         iteration=iteration,
         scores=board.up_to(iteration),
-        sets=tuple(_paired_scores(place, iteration, first, last_of_first, board)),
+        sets=tuple(sets),
         seconds=sum(seconds for one in outlines for seconds in one.time.values()),
         prompt=sum(one.prompt for one in tokens),
         completion=sum(one.completion for one in tokens),
         trained=sum(one.all_trained for one in tokens),
         differs=() if place is first else tuple(differing_sections(first.recipe, place.recipe)),
-    )
-
-
-def _paired_scores(
-    place: Workplace, iteration: int, first: Workplace, last_of_first: int, board: Scoreboard
-) -> Iterator[PairedScore]:
-    for name in (TEST, *place.recipe.evaluation.sets, REVISION):
-        own = ended_episodes(place, evaluation_id(place, iteration, name))
-        if not own:
-            continue
-        measured = board.measured(iteration, name)
-        success = estimate(measured.get("success_clustered", measured["success"]))
-        theirs = [] if place is first else ended_episodes(first, evaluation_id(first, last_of_first, name))
-        yield _paired(wording.label(name), success, own, theirs)
-
-
-def _paired(name: str, success: Estimate, own: Sequence[Episode], theirs: Sequence[Episode]) -> PairedScore:
-    solved = {_key(one): one.trajectory.success for one in theirs if _is_known(one)}
-    shared = [one for one in own if _is_known(one) and _key(one) in solved]
-    apart = [(one.trajectory.success, solved[_key(one)]) for one in shared]
-    depths = ((depth, finite(gain(some, theirs))) for depth, some in by_depth(shared))
-    return PairedScore(
-        name=name,
-        success=success,
-        difference=finite(gain(shared, theirs)) if shared else None,
-        shared=len(shared),
-        won=apart.count((True, False)),
-        lost=apart.count((False, True)),
-        depths=tuple((depth, found) for depth, found in depths if found is not None),
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from agentr_core.errors import DataFault
@@ -15,7 +14,7 @@ from agentr_core.runtime.start import check_weights
 from agentr_core.stages.dataset import check_dataset, dataset_file, dataset_id
 from agentr_core.store.codec.ledger import checkpoint_rows, metric_rows, training_step_rows
 from agentr_core.store.queries.datasets import stored_dataset
-from agentr_core.store.tables import Rows, merge
+from agentr_core.store.tables import merge
 from agentr_core.training.checkpoints import (
     Manifest,
     from_here,
@@ -129,24 +128,20 @@ def store_checkpoint(
                     )
                     for path, sha256 in {**earlier, job.output_dir: manifest.weights_sha256}.items()
                 ),
-                *_steps(checkpoint_id, job.output_dir),
+                *(
+                    training_step_rows(
+                        checkpoint_id,
+                        step.step,
+                        loss=step.loss,
+                        trained_tokens=step.trained_tokens,
+                        seconds=step.seconds,
+                        scores=step.scores,
+                    )
+                    for step in read_history(job.output_dir)
+                ),
                 metric_rows("iteration", iteration_id, "train_loss", manifest.final_loss),
                 metric_rows("iteration", iteration_id, "trained_tokens", float(manifest.trained_tokens)),
             ]
         )
     )
     place.store.update("iteration", {"iteration_id": iteration_id, "checkpoint_out": checkpoint_id})
-
-
-def _steps(checkpoint_id: str, path: Path) -> list[Rows]:
-    return [
-        training_step_rows(
-            checkpoint_id,
-            step.step,
-            loss=step.loss,
-            trained_tokens=step.trained_tokens,
-            seconds=step.seconds,
-            scores=step.scores,
-        )
-        for step in read_history(path)
-    ]

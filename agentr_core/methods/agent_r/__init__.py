@@ -200,25 +200,38 @@ def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
         ]
     if clones or "sft" not in phases:
         return lines
-    lines += _of_lead(recipe)
+    if recipe.search.expert_start:
+        lost = "its first dive" if recipe.search.give_up == 1 else f"{recipe.search.give_up} dives"
+        lines.append(f"a tree that earns nothing in {lost} goes on after the expert's first steps")
     alphas = [f"{alpha:g}" for alpha in recipe.over_iterations(recipe.pairs.alpha)]
     return [*lines, f"alpha by iteration: {by_iteration(recipe, alphas)}"]
-
-
-def _of_lead(recipe: Recipe) -> list[str]:
-    if not recipe.search.expert_start:
-        return []
-    lost = "its first dive" if recipe.search.give_up == 1 else f"{recipe.search.give_up} dives"
-    return [f"a tree that earns nothing in {lost} goes on after the expert's first steps"]
 
 
 def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Asked]:
     """Return the most that an iteration asks of models, by purpose."""
     phases = recipe.over_iterations(recipe.agent_r.phases)
-    groups = sampled_groups(recipe, test) if RL in phases else {}
+    asked = {**sampled_groups(recipe, test)} if RL in phases else {}
     if "sft" not in phases or _clones(recipe):
-        return groups
-    return groups | _searched(recipe, _instances(recipe, "sft", train))
+        return asked
+    number = _instances(recipe, "sft", train)
+    search, critique, longest = recipe.search, recipe.critique, recipe.search.depth + 1
+    paths = search.dives * search.width
+    asked["search"] = Asked.episodes(number * paths, steps=longest, most=search.max_new_tokens)
+    if recipe.data.use == "good" or recipe.splice.mode == "direct":
+        return asked
+    # Each node is judged once, whatever the number of bad paths through it.
+    replies = asked["search"].replies
+    judged = min(replies, number * recipe.pairs.per_tree * longest) if recipe.pairs.per_tree else replies
+    asked["critique"] = Asked.questions("judge", judged * critique.votes, critique.max_new_tokens)
+    if recipe.splice.mode == "continued":
+        # Any reply may end a path, and each bad path may be paired with each good one.
+        ends = paths * longest
+        caps = [ends * recipe.pairs.per_bad_leaf, recipe.pairs.per_tree]
+        pairs = min([ends**2 // 4, *(cap for cap in caps if cap)])
+        goes_on = recipe.splice.continuation
+        tries = number * pairs * goes_on.samples
+        asked["continue"] = Asked.episodes(tries, steps=goes_on.max_steps, most=goes_on.max_new_tokens)
+    return asked
 
 
 def _instances(recipe: Recipe, phase: Learning, train: int) -> int:
@@ -226,27 +239,6 @@ def _instances(recipe: Recipe, phase: Learning, train: int) -> int:
     iteration = 1 + recipe.over_iterations(recipe.agent_r.phases).index(phase)
     limit = recipe.instances.of(iteration).train_limit
     return limit if limit and limit != recipe.instances.train_limit else train
-
-
-def _searched(recipe: Recipe, train: int) -> dict[str, Asked]:
-    search, critique, longest = recipe.search, recipe.critique, recipe.search.depth + 1
-    paths = search.dives * search.width
-    found = {"search": Asked.episodes(train * paths, steps=longest, most=search.max_new_tokens)}
-    if recipe.data.use == "good" or recipe.splice.mode == "direct":
-        return found
-    # Each node is judged once, whatever the number of bad paths through it.
-    replies = found["search"].replies
-    judged = min(replies, train * recipe.pairs.per_tree * longest) if recipe.pairs.per_tree else replies
-    found["critique"] = Asked.questions("judge", judged * critique.votes, critique.max_new_tokens)
-    if recipe.splice.mode == "continued":
-        # Any reply may end a path, and each bad path may be paired with each good one.
-        ends = paths * longest
-        caps = [ends * recipe.pairs.per_bad_leaf, recipe.pairs.per_tree]
-        pairs = min([ends**2 // 4, *(cap for cap in caps if cap)])
-        goes_on = recipe.splice.continuation
-        tries = train * pairs * goes_on.samples
-        found["continue"] = Asked.episodes(tries, steps=goes_on.max_steps, most=goes_on.max_new_tokens)
-    return found
 
 
 def _clones(recipe: Recipe) -> bool:

@@ -320,7 +320,13 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
     copied = _take_over(place, iteration, wanted)
     unfinished = unfinished_trees(place.store, list(wanted))
     if place.recipe.compare.trees:
-        return _lent(place, len(wanted) - len(unfinished), copied)
+        trees = len(wanted) - len(unfinished)
+        if not trees:
+            raise DataFault(
+                f"comparison {place.recipe.compare.trees} has no tree that was grown with the inputs of run "
+                f"{place.run_id}, which makes samples of its trees; begin a new comparison, with another seed"
+            )
+        return {"trees": trees, "new": 0, "copied": copied}
     missing, left = unfinished[: place.limit], len(unfinished)
     if missing:
         # The lock of the run keeps other processes out where locks work; the mark also does where
@@ -347,16 +353,6 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
         )
         await place.work_through(shard, STAGE, iteration, "trees")
     return {"trees": len(wanted), "new": len(missing)} | ({"copied": copied} if copied else {})
-
-
-def _lent(place: Workplace, trees: int, copied: int) -> dict[str, Any]:
-    """Return how many trees of a comparison a run has that makes samples of them."""
-    if not trees:
-        raise DataFault(
-            f"comparison {place.recipe.compare.trees} has no tree that was grown with the inputs of run "
-            f"{place.run_id}, which makes samples of its trees; begin a new comparison, with another seed"
-        )
-    return {"trees": trees, "new": 0, "copied": copied}
 
 
 def _take_over(place: Workplace, iteration: int, wanted: Mapping[str, Instance]) -> int:

@@ -46,15 +46,30 @@ def pairs_of_tree(
     different, rejections = distinct(paths)
     reason = _why_no_pairs(different, config, alpha)
     if reason:
-        return (), (*rejections, Rejection(stage=STAGE, subject=tree_id, reason=reason, detail=_rewards(different)))
+        rewards = [path.trajectory.reward for path in different]
+        detail = "no path of the tree has an end"
+        if rewards:
+            detail = f"{len(rewards)} different paths with rewards from {min(rewards):g} to {max(rewards):g}"
+        return (), (*rejections, Rejection(stage=STAGE, subject=tree_id, reason=reason, detail=detail))
     if config.order == "turns":
         rng = random.Random(derive_seed(seed, STAGE, different[0].trajectory.instance.key))
         offered = _in_turns(different, config, alpha, rng)
     else:
         offered = _shuffled(different, config, alpha)
-    kept, over = _capped(offered, config)
-    pairs = tuple(PathPair(good=good, bad=bad, split=shared_steps(good, bad)) for good, bad in kept)
-    return pairs, (*rejections, *over)
+    by_bad: dict[int, list[Path]] = {}
+    for good, bad in offered:
+        by_bad.setdefault(bad.leaf, []).append(good)
+    allowed = {leaf: goods[: config.per_bad_leaf or None] for leaf, goods in by_bad.items()}
+    left = [(good, bad) for good, bad in offered if any(good is path for path in allowed[bad.leaf])]
+    first = left[: config.per_tree or None]
+    over_caps: list[Rejection] = []
+    for bad in {bad.leaf: bad for _, bad in offered}.values():
+        over = by_bad[bad.leaf][len(allowed[bad.leaf]) :]
+        over_caps += _over_cap(bad, over, "per-bad-leaf-cap", config.per_bad_leaf)
+        lost = [good for good, other in left[len(first) :] if other is bad]
+        over_caps += _over_cap(bad, lost, "per-tree-cap", config.per_tree)
+    pairs = tuple(PathPair(good=good, bad=bad, split=shared_steps(good, bad)) for good, bad in first)
+    return pairs, (*rejections, *over_caps)
 
 
 def _in_turns(paths: Sequence[Path], config: PairsConfig, alpha: float, rng: random.Random) -> list[_Pair]:
@@ -90,25 +105,6 @@ def _shuffled(paths: Sequence[Path], config: PairsConfig, alpha: float) -> list[
     ]
     random.Random(_PUBLISHED_SEED).shuffle(pairs)
     return [(good, bad) for good, bad in pairs if _is_good(good, config, alpha)]
-
-
-def _capped(offered: Sequence[_Pair], config: PairsConfig) -> tuple[list[_Pair], list[Rejection]]:
-    """Return the first pairs that the caps allow, and rejections for the good paths that each bad
-    path lost to them.
-    """
-    by_bad: dict[int, list[Path]] = {}
-    for good, bad in offered:
-        by_bad.setdefault(bad.leaf, []).append(good)
-    allowed = {leaf: goods[: config.per_bad_leaf or None] for leaf, goods in by_bad.items()}
-    left = [(good, bad) for good, bad in offered if any(good is one for one in allowed[bad.leaf])]
-    kept = left[: config.per_tree or None]
-    rejections: list[Rejection] = []
-    for bad in {bad.leaf: bad for _, bad in offered}.values():
-        over = by_bad[bad.leaf][len(allowed[bad.leaf]) :]
-        rejections += _over_cap(bad, over, "per-bad-leaf-cap", config.per_bad_leaf)
-        lost = [good for good, other in left[len(kept) :] if other is bad]
-        rejections += _over_cap(bad, lost, "per-tree-cap", config.per_tree)
-    return kept, rejections
 
 
 def good_paths(paths: Sequence[Path], alpha: float, rule: AlphaRule = "at_least") -> tuple[Path, ...]:
@@ -168,13 +164,6 @@ def _why_no_pairs(paths: Sequence[Path], config: PairsConfig, alpha: float) -> s
     if not any(_qualifies(good, bad, config, alpha) for good in paths for bad in paths):
         return "no-bad-path"
     return ""
-
-
-def _rewards(paths: Sequence[Path]) -> str:
-    if not paths:
-        return "no path of the tree has an end"
-    rewards = [path.trajectory.reward for path in paths]
-    return f"{len(paths)} different paths with rewards from {min(rewards):g} to {max(rewards):g}"
 
 
 def _over_cap(bad: Path, goods: Sequence[Path], reason: str, cap: int) -> tuple[Rejection, ...]:

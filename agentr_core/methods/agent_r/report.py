@@ -113,7 +113,10 @@ def survival(record: SpliceSurvival | None) -> Section:
         f"({wording.percent(record.survived / record.tried)}%) still reached the required reward, and not before the "
         "revision, when played live."
     )
-    return Section("survival", title, (Paragraph(said), _outcomes(record)))
+    outcomes = {"survived": record.survived, **sections.by_count(record.died)}
+    return Section(
+        "survival", title, (Paragraph(said), sections.counts("Outcome", "Splices", outcomes, whole=record.tried))
+    )
 
 
 def judge(record: JudgeRecord | None) -> Section:
@@ -121,9 +124,23 @@ def judge(record: JudgeRecord | None) -> Section:
     title = "Judge"
     if record is None:
         return not_measured("judge", title, "no judge was asked in this iteration")
-    blocks: list[Block] = [sections.counts("Verdict", "Steps", record.verdicts), _rates(record), *_lengths(record)]
+    steps = sum(record.verdicts.values())
+    rows = [
+        _rate("Unparsable replies", record.verdicts.get("unparsable", 0), steps, "judged steps"),
+        _rate("No error found", record.no_error, record.paths, "judged paths"),
+    ]
+    if record.unreadable:
+        rows.insert(1, _rate("Cut within a thought", record.unreadable, record.replies, "replies"))
+    rates = Table((Column("Rate", "text"), Column("%"), Column("Count"), Column("Of", "text")), tuple(rows))
+    blocks: list[Block] = [sections.counts("Verdict", "Steps", record.verdicts), rates, *_lengths(record)]
     if record.oracle:
-        blocks.append(_oracle(record.oracle))
+        rows = [Row(("Verdict accuracy", *_estimate(record.oracle.accuracy)), "strong")]
+        if record.oracle.first_error:
+            rows.append(Row(("Same first error", *_estimate(record.oracle.first_error))))
+        for name, share in (("Precision", record.oracle.precision), ("Recall", record.oracle.recall)):
+            rows.append(Row((f"{name} of “bad”", wording.percent(share), wording.NOTHING, wording.NOTHING)))
+        columns = (Column("Judge against oracle", "text"), Column("%"), Column("95% interval"), Column("n"))
+        blocks.append(Table(columns, tuple(rows)))
     else:
         blocks.append(Paragraph("Not measured: accuracy against an oracle; none was given."))
     note = f"Verdicts of {record.model or 'the acting model'} on the steps of bad paths."
@@ -142,10 +159,10 @@ def _lengths(record: JudgeRecord) -> Iterator[Block]:
     if not any(record.revision_lengths.values()):
         yield Paragraph("Not measured: revision length; no spliced pair has a step judged bad.")
         return
-    mean, median = _centre(record.revision_lengths)
+    each = sorted(Counter(record.revision_lengths).elements())
     caption = (
-        f"Revision length: steps from the split to the first error. Mean {mean:.1f}, median {median}, "
-        f"over {wording.count(sum(record.revision_lengths.values()))} spliced pairs."
+        f"Revision length: steps from the split to the first error. Mean {fmean(each):.1f}, median {median_low(each)}, "
+        f"over {wording.count(len(each))} spliced pairs."
     )
     if shared := record.revision_lengths.get(0, 0):
         caption += (
@@ -153,41 +170,9 @@ def _lengths(record: JudgeRecord) -> Iterator[Block]:
             "good path goes on after it."
         )
     drawing = plots.histogram(record.revision_lengths, "Steps from the split to the first error")
-    yield Figure(drawing, caption, (Paragraph(caption), _length_table(record.revision_lengths)))
-
-
-def _outcomes(record: SpliceSurvival) -> Table:
-    outcomes = {"survived": record.survived, **sections.by_count(record.died)}
-    return sections.counts("Outcome", "Splices", outcomes, whole=record.tried)
-
-
-def _rates(record: JudgeRecord) -> Table:
-    """Return the shares by which a judge is monitored: unparsable replies, those cut within a
-    thought if any were, and paths without an error.
-    """
-    steps = sum(record.verdicts.values())
-    rows = [
-        _rate("Unparsable replies", record.verdicts.get("unparsable", 0), steps, "judged steps"),
-        _rate("No error found", record.no_error, record.paths, "judged paths"),
-    ]
-    if record.unreadable:
-        rows.insert(1, _rate("Cut within a thought", record.unreadable, record.replies, "replies"))
-    return Table((Column("Rate", "text"), Column("%"), Column("Count"), Column("Of", "text")), tuple(rows))
-
-
-def _length_table(lengths: Mapping[int, int]) -> Table:
-    rows = (Row((wording.count(steps), wording.count(count))) for steps, count in lengths.items())
-    return Table((Column("Steps to first error"), Column("Pairs")), tuple(rows))
-
-
-def _oracle(record: OracleAgreement) -> Table:
-    rows = [Row(("Verdict accuracy", *_estimate(record.accuracy)), "strong")]
-    if record.first_error:
-        rows.append(Row(("Same first error", *_estimate(record.first_error))))
-    rows.append(Row(("Precision of “bad”", wording.percent(record.precision), wording.NOTHING, wording.NOTHING)))
-    rows.append(Row(("Recall of “bad”", wording.percent(record.recall), wording.NOTHING, wording.NOTHING)))
-    columns = (Column("Judge against oracle", "text"), Column("%"), Column("95% interval"), Column("n"))
-    return Table(columns, tuple(rows))
+    rows = (Row((wording.count(steps), wording.count(count))) for steps, count in record.revision_lengths.items())
+    table = Table((Column("Steps to first error"), Column("Pairs")), tuple(rows))
+    yield Figure(drawing, caption, (Paragraph(caption), table))
 
 
 def _estimate(estimate: Estimate) -> tuple[str, str, str]:
@@ -198,12 +183,6 @@ def _rate(name: str, part: int, whole: int, unit: str) -> Row:
     return Row(
         (name, wording.percent(wording.share(part, whole)), wording.count(part), f"{wording.count(whole)} {unit}")
     )
-
-
-def _centre(lengths: Mapping[int, int]) -> tuple[float, int]:
-    """Return the mean and the lower median of a histogram with at least one count."""
-    each = sorted(Counter(lengths).elements())
-    return fmean(each), median_low(each)
 
 
 # The judge, measured against an environment that knows the truth.
@@ -300,7 +279,28 @@ def audit(paths: Sequence[PathAudit], steps: Sequence[JudgedStep]) -> Section:
         "reward backed up through them, less its own. All witnesses look at the steps that the judge was shown; the "
         "first error is the same where they name the same step, or none. View v_critic_audit has each path."
     )
-    return Section("audit", TITLE, tuple(_blocks(paths, steps)), note)
+    compared = {name: pick for name, pick in _COMPARED.items() if _known(name, paths)}
+    blocks: list[Block] = [_agreement(paths, compared)]
+    if not any(path.has_oracle for path in paths):
+        blocks.append(Paragraph("Not measured: the oracle's first errors; the environment has no oracle."))
+    blocks += [*_distances(paths), _drops(steps)]
+    order = order_of_drops(steps)
+    if order is not None:
+        text = (
+            f"A step judged bad lost more value than one judged good in {wording.percent(order)}% of all such pairs; "
+            "50% would be chance."
+        )
+        blocks.append(Paragraph(text))
+    depths = sorted({path.depth for path in paths}, key=lambda depth: (depth is None, depth or 0))
+    if len(depths) > 1:
+        rows = []
+        for depth in depths:
+            some = [path for path in paths if path.depth == depth]
+            name = "none" if depth is None else str(depth)
+            rows.append(Row((name, wording.count(len(some)), *_same(some, compared))))
+        titles = (f"Same: {name}, %" for name in compared)
+        blocks.append(Table((Column("Depth", "text"), Column("Paths"), *map(Column, titles)), tuple(rows)))
+    return Section("audit", TITLE, tuple(blocks), note)
 
 
 def audit_of_run(paths: Mapping[int, Sequence[PathAudit]]) -> Section:
@@ -328,23 +328,6 @@ def order_of_drops(steps: Sequence[JudgedStep]) -> float | None:
     if not bad or not good:
         return None
     return sum(bisect_left(good, drop) + bisect_right(good, drop) for drop in bad) / (2 * len(bad) * len(good))
-
-
-def _blocks(paths: Sequence[PathAudit], steps: Sequence[JudgedStep]) -> Iterator[Block]:
-    compared = {name: pick for name, pick in _COMPARED.items() if _known(name, paths)}
-    yield _agreement(paths, compared)
-    if not any(one.has_oracle for one in paths):
-        yield Paragraph("Not measured: the oracle's first errors; the environment has no oracle.")
-    yield from _distances(paths)
-    yield _drops(steps)
-    order = order_of_drops(steps)
-    if order is not None:
-        yield Paragraph(
-            f"A step judged bad lost more value than one judged good in {wording.percent(order)}% of all such pairs; "
-            "50% would be chance."
-        )
-    if len({one.depth for one in paths}) > 1:
-        yield _by_depth(paths, compared)
 
 
 def _known(name: str, paths: Sequence[PathAudit]) -> list[PathAudit]:
@@ -378,7 +361,11 @@ def _distances(paths: Sequence[PathAudit]) -> Iterator[Block]:
         yield Paragraph("Not measured: distances; on no path do both the judge and the tree name an error.")
         return
     counted = Counter(max(-_FARTHEST, min(_FARTHEST, steps)) for steps in apart)
-    counts = {_distance(steps): counted[steps] for steps in range(min(counted), max(counted) + 1)}
+    beyond = {-_FARTHEST: "\N{LESS-THAN OR EQUAL TO}", _FARTHEST: "\N{GREATER-THAN OR EQUAL TO}"}
+    counts = {
+        f"{beyond.get(steps, '')}{wording.signed(steps, 0)}": counted[steps]
+        for steps in range(min(counted), max(counted) + 1)
+    }
     caption = (
         "Steps by which the judge sees the first error later than the tree (left of 0: earlier), "
         f"on {wording.count(len(apart))} paths."
@@ -389,11 +376,6 @@ def _distances(paths: Sequence[PathAudit]) -> Iterator[Block]:
         caption,
         (Paragraph(caption), instead),
     )
-
-
-def _distance(steps: int) -> str:
-    beyond = {-_FARTHEST: "\N{LESS-THAN OR EQUAL TO}", _FARTHEST: "\N{GREATER-THAN OR EQUAL TO}"}
-    return f"{beyond.get(steps, '')}{wording.signed(steps, 0)}"
 
 
 def _drops(steps: Sequence[JudgedStep]) -> Table:
@@ -411,16 +393,6 @@ def _drops(steps: Sequence[JudgedStep]) -> Table:
             )
             rows.append(Row((str(verdict), *cells)))
     return Table((Column("Verdict", "text"), *map(Column, titles)), tuple(rows))
-
-
-def _by_depth(paths: Sequence[PathAudit], compared: Mapping[str, Witnesses]) -> Table:
-    depths = sorted({one.depth for one in paths}, key=lambda depth: (depth is None, depth or 0))
-    rows = []
-    for depth in depths:
-        some = [one for one in paths if one.depth == depth]
-        rows.append(Row(("none" if depth is None else str(depth), wording.count(len(some)), *_same(some, compared))))
-    titles = (f"Same: {name}, %" for name in compared)
-    return Table((Column("Depth", "text"), Column("Paths"), *map(Column, titles)), tuple(rows))
 
 
 def _same(paths: Sequence[PathAudit], compared: Mapping[str, Witnesses]) -> Iterator[Measured | None]:
@@ -445,23 +417,24 @@ def examples(place: Workplace, iteration: int, *, count: int) -> tuple[RevisionE
     samples = load_samples(place.store, list(chosen))
     critiques = load_critiques(place.store, [pair for pair in chosen.values() if pair])
     most = place.recipe.agent_r.quote_chars
-    return tuple(_example(key, sample, critiques.get(chosen[key] or ""), most) for key, sample in samples.items())
-
-
-def _example(key: str, sample: Sample, critique: Critique | None, most: int) -> RevisionExample:
-    origin = sample.provenance
-    live = origin.extra.get("live_reward")
-    return RevisionExample(
-        sample_id=key,
-        instance=sample.instance.key if sample.instance else "",
-        tree_id=origin.tree_id,
-        good_reward=origin.good_reward or 0.0,
-        bad_reward=origin.bad_reward or 0.0,
-        split=origin.split or 0,
-        cut=origin.cut or 0,
-        turns=_turns(sample, critique, most),
-        live_reward=None if live is None else float(live),
-    )
+    shown = []
+    for key, sample in samples.items():
+        origin = sample.provenance
+        live = origin.extra.get("live_reward")
+        shown.append(
+            RevisionExample(
+                sample_id=key,
+                instance=sample.instance.key if sample.instance else "",
+                tree_id=origin.tree_id,
+                good_reward=origin.good_reward or 0.0,
+                bad_reward=origin.bad_reward or 0.0,
+                split=origin.split or 0,
+                cut=origin.cut or 0,
+                turns=_turns(sample, critiques.get(chosen[key] or ""), most),
+                live_reward=None if live is None else float(live),
+            )
+        )
+    return tuple(shown)
 
 
 def _turns(sample: Sample, critique: Critique | None, most: int) -> tuple[Turn, ...]:

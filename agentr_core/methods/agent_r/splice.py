@@ -77,7 +77,26 @@ async def continuations(
     config = place.recipe.splice.continuation
     judged = {pair_id(pair): pair for pair in pairs if pair_id(pair) in critiques}
     begun = await in_thread(_begun, place, judged, critiques, seed)
-    wanted = _plans(place, iteration, pairs, begun)
+    iteration_id, collector = place.iteration_id(iteration), place.collector(iteration)
+    # The pair id and the plan of each try, by trajectory id.
+    wanted: dict[str, tuple[str, EpisodePlan]] = {}
+    of_tree: defaultdict[str, count[int]] = defaultdict(count)
+    for pair in pairs:
+        # Numbered by tree, so that a tree that is grown later does not change them.
+        key, index = pair_id(pair), next(of_tree[pair.bad.tree_id])
+        prefix = begun.get(key)
+        if prefix is None or isinstance(prefix, Rejection):
+            continue
+        for number in range(config.samples):
+            plan = EpisodePlan(
+                instance=pair.bad.trajectory.instance,
+                # Pairs of an instance may be cut at the same length: numbers tell their episodes
+                # apart.
+                number=index * config.samples + number,
+                seed=derive_seed(place.recipe.seed, CONTINUE, iteration, pair_stream(pair), number),
+                prefix=prefix,
+            )
+            wanted[rollout_id(iteration_id, collector.id, plan)] = key, plan
     await play_rollouts(
         place,
         iteration,
@@ -107,33 +126,6 @@ def _begun(
             except UNPLAYABLE as error:
                 begun[key] = unplayable(key, error)
     return begun
-
-
-def _plans(
-    place: Workplace, iteration: int, pairs: Sequence[PathPair], begun: Mapping[str, tuple[Step, ...] | Rejection]
-) -> dict[str, tuple[str, EpisodePlan]]:
-    """Return the pair id and the plan of each try, by trajectory id."""
-    samples = place.recipe.splice.continuation.samples
-    iteration_id, collector = place.iteration_id(iteration), place.collector(iteration)
-    found: dict[str, tuple[str, EpisodePlan]] = {}
-    of_tree: defaultdict[str, count[int]] = defaultdict(count)
-    for pair in pairs:
-        # Numbered by tree, so that a tree that is grown later does not change them.
-        key, index = pair_id(pair), next(of_tree[pair.bad.tree_id])
-        prefix = begun.get(key)
-        if prefix is None or isinstance(prefix, Rejection):
-            continue
-        for number in range(samples):
-            plan = EpisodePlan(
-                instance=pair.bad.trajectory.instance,
-                # Pairs of an instance may be cut at the same length: numbers tell their episodes
-                # apart.
-                number=index * samples + number,
-                seed=derive_seed(place.recipe.seed, CONTINUE, iteration, pair_stream(pair), number),
-                prefix=prefix,
-            )
-            found[rollout_id(iteration_id, collector.id, plan)] = key, plan
-    return found
 
 
 STAGE = "splice"
@@ -245,6 +237,7 @@ def _spliced(
 def _good(place: Workplace, worlds: Worlds, trees: Mapping[str, Tree], iteration: int, fits: Fits | None) -> _Made:
     """Return the rows of good paths' samples, and the rejections."""
     alpha, rule = place.recipe.alpha(iteration), place.recipe.pairs.alpha_rule
+    iteration_id = place.iteration_id(iteration)
     rows: list[Rows] = []
     rejections: list[Rejection] = []
     for key, tree in trees.items():
@@ -253,7 +246,27 @@ def _good(place: Workplace, worlds: Worlds, trees: Mapping[str, Tree], iteration
             if isinstance(read, Rejection):
                 rejections.append(read)
             else:
-                rows += [_good_rows(sample, path, place.iteration_id(iteration)) for sample in read]
+                trajectory_id = fingerprint("path", path.tree_id, path.leaf)
+                # The path is stored beside its samples, as a trajectory of its own.
+                walked = trajectory_rows(
+                    trajectory_id,
+                    path.trajectory,
+                    source="tree",
+                    iteration_id=iteration_id,
+                    tree_id=path.tree_id,
+                    leaf=path.leaf,
+                )
+                rows += [
+                    merge(
+                        [
+                            walked,
+                            sample_rows(
+                                sample_id(sample), sample, iteration_id=iteration_id, trajectory_id=trajectory_id
+                            ),
+                        ]
+                    )
+                    for sample in read
+                ]
     return rows, rejections
 
 
@@ -320,19 +333,3 @@ def _revisions(
         return samples if isinstance(samples, Rejection) else list(samples.items())
     made = splice(pair, critique, env, config, alpha=alpha, rule=rule, seed=seed)
     return made if isinstance(made, Rejection) else [(None, made)]
-
-
-def _good_rows(sample: Sample, path: Path, iteration_id: str) -> Rows:
-    """Return the rows of a good sample together with its path as a trajectory of its own."""
-    trajectory_id = fingerprint("path", path.tree_id, path.leaf)
-    walked = trajectory_rows(
-        trajectory_id,
-        path.trajectory,
-        source="tree",
-        iteration_id=iteration_id,
-        tree_id=path.tree_id,
-        leaf=path.leaf,
-    )
-    return merge(
-        [walked, sample_rows(sample_id(sample), sample, iteration_id=iteration_id, trajectory_id=trajectory_id)]
-    )

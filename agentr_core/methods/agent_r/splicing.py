@@ -186,7 +186,17 @@ def cut_of(pair: PathPair, critique: Critique | None, config: SpliceConfig) -> i
         return reject(pair, "no-good-suffix", f"the good path ends with the {shared} shared steps")
     if cut <= pair.split and config.shared_cut == "reject":
         return reject(pair, "cut-in-shared-prefix", f"{cut} steps are kept and both paths share {pair.split}")
-    return cut if config.impossible == "keep" else _impossible(pair, cut) or cut
+    if config.impossible == "keep":
+        return cut
+    # From such an end an agent cannot turn back.
+    last = steps[cut - 1]
+    if last.disaster:
+        return reject(pair, "kept-part-ends-in-disaster", at(cut - 1, last))
+    if last.terminated:
+        return reject(pair, "kept-part-ends-the-episode", at(cut - 1, last))
+    if cut == len(steps) and pair.bad.trajectory.stop is StopReason.CONTEXT_LIMIT:
+        return reject(pair, "kept-part-fills-the-context", at(cut - 1, last))
+    return cut
 
 
 def good_rest(pair: PathPair, cut: int) -> tuple[Step, ...]:
@@ -196,18 +206,6 @@ def good_rest(pair: PathPair, cut: int) -> tuple[Step, ...]:
     kept, steps = pair.bad.trajectory.steps[:cut], pair.good.trajectory.steps
     same = takewhile(lambda both: both[0].reply == both[1].reply, zip(kept, steps, strict=False))
     return steps[sum(1 for _ in same) :]
-
-
-def _impossible(pair: PathPair, cut: int) -> Rejection | None:
-    """Return why an agent cannot turn back after the first `cut` steps of the bad path, or None."""
-    last = pair.bad.trajectory.steps[cut - 1]
-    if last.disaster:
-        return reject(pair, "kept-part-ends-in-disaster", at(cut - 1, last))
-    if last.terminated:
-        return reject(pair, "kept-part-ends-the-episode", at(cut - 1, last))
-    if cut == len(pair.bad.trajectory.steps) and pair.bad.trajectory.stop is StopReason.CONTEXT_LIMIT:
-        return reject(pair, "kept-part-fills-the-context", at(cut - 1, last))
-    return None
 
 
 def reject(pair: PathPair, reason: str, detail: str) -> Rejection:
@@ -390,7 +388,17 @@ def good_sample(path: Path, env: Environment, *, prune: bool = False) -> Sample:
     A path that no longer plays as recorded stays whole, as it was sampled.
     """
     trajectory = path.trajectory
-    steps = (prune and _pruned(trajectory, env)) or trajectory.steps
+    steps = trajectory.steps
+    if prune:
+        replies = [step.reply for step in steps]
+        positions = needed(env, trajectory.instance, replies)
+        first_observation, outcomes = play(env, trajectory.instance, [replies[position] for position in positions])
+        last = outcomes[-1].step
+        as_recorded = first_observation == trajectory.first_observation
+        if as_recorded and not last.disaster and last.reward >= trajectory.reward:
+            steps = tuple(
+                live(steps[position], outcome) for position, outcome in zip(positions, outcomes, strict=False)
+            )
     return Sample(
         kind=SampleKind.GOOD,
         messages=transcript(env, trajectory.first_observation, steps, train=[True] * len(steps)),
@@ -402,19 +410,6 @@ def good_sample(path: Path, env: Environment, *, prune: bool = False) -> Sample:
             extra={"stop": trajectory.stop.value, "pruned_steps": len(trajectory.steps) - len(steps)},
         ),
     )
-
-
-def _pruned(trajectory: Trajectory, env: Environment) -> tuple[Step, ...]:
-    """Return the steps that a good path needs, as played; none if it no longer begins as recorded,
-    or no longer reaches its reward.
-    """
-    replies = [step.reply for step in trajectory.steps]
-    kept = needed(env, trajectory.instance, replies)
-    first_observation, outcomes = play(env, trajectory.instance, [replies[position] for position in kept])
-    last = outcomes[-1].step
-    if first_observation != trajectory.first_observation or last.disaster or last.reward < trajectory.reward:
-        return ()
-    return tuple(live(trajectory.steps[position], outcome) for position, outcome in zip(kept, outcomes, strict=False))
 
 
 def _verified(

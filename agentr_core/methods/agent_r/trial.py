@@ -5,7 +5,7 @@ them.
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from agentr_core.episodes.units import run_all
 from agentr_core.evaluation.metrics import Judge, success_rate
@@ -37,7 +37,13 @@ async def trial(place: Workplace, lost: Sequence[Episode], others: Sequence[path
     stages = {stage.name for plan in plans_of(place.recipe) for stage in plan.stages}
     if "critique" not in stages or place.recipe.splice.mode == "direct" or not lost:
         return ()
-    truth = _truth_of_episodes(place, lost)
+    truth: Verdicts = {}
+    with place.worlds() as worlds:
+        for episode in lost:
+            env = worlds.of(episode.instance)
+            if isinstance(env, Oracle):
+                actions = [step.action for step in episode.trajectory.steps]
+                truth[episode.trajectory_id] = tuple(env.oracle(episode.instance, actions))
     own = place.recipe.models.judge
     asked: list[tuple[str, ModelRole, pathlib.Path]] = [
         (own.label if own else "the model itself", "judge", place.policy(1).path),
@@ -45,8 +51,16 @@ async def trial(place: Workplace, lost: Sequence[Episode], others: Sequence[path
     ]
     judges: list[Judge] = []
     for name, role, path in asked:
-        said = await _judged(place, lost, role, path, name)
-        judges += _records(name, said, truth, votes=place.recipe.critique.votes)
+        judgements = await _judged(place, lost, role, path, name)
+        votes = place.recipe.critique.votes
+        if votes > 1:
+            first = {
+                key: [step.votes[0] if step.votes else Verdict.UNPARSABLE for step in steps]
+                for key, steps in judgements.items()
+            }
+            judges.append(judge_of(name, first, truth, votes=1))
+        verdicts = {key: [step.verdict for step in steps] for key, steps in judgements.items()}
+        judges.append(judge_of(name, verdicts, truth, votes=votes))
     return tuple(judges)
 
 
@@ -86,25 +100,6 @@ async def _judged(
             concurrency=in_flight(sampler, config.votes),
             on_result=show,
         )
-
-
-def _truth_of_episodes(place: Workplace, lost: Sequence[Episode]) -> Verdicts:
-    """Return the oracle's verdicts; nothing for episodes of worlds without one."""
-    truth: Verdicts = {}
-    with place.worlds() as worlds:
-        for episode in lost:
-            env = worlds.of(episode.instance)
-            if isinstance(env, Oracle):
-                actions = [step.action for step in episode.trajectory.steps]
-                truth[episode.trajectory_id] = tuple(env.oracle(episode.instance, actions))
-    return truth
-
-
-def _records(name: str, said: Mapping[str, Sequence[Judgement]], truth: Verdicts, *, votes: int) -> Iterator[Judge]:
-    if votes > 1:
-        first = {key: [one.votes[0] if one.votes else Verdict.UNPARSABLE for one in some] for key, some in said.items()}
-        yield judge_of(name, first, truth, votes=1)
-    yield judge_of(name, {key: [one.verdict for one in some] for key, some in said.items()}, truth, votes=votes)
 
 
 def judge_of(

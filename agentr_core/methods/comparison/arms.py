@@ -144,19 +144,15 @@ def _of_each_seed(recipe: Recipe, name: str, pool: str) -> list[Arm]:
         plain["eto"]["dpo"]["max_tokens"] = recipe.training.max_tokens
         own = settled(parse(plain, recipe.compare.arms[name], source=f"compare.arms.{name}", stored=True))
         arms.append(Arm(name=name, seed=seed, recipe=own, samples=samples))
-    if arms and (faults := _unread(arms[0].recipe, recipe.compare.arms[name])):
-        raise ConfigError(listed([f"compare.arms.{name}: {fault}" for fault in faults]))
+    if arms:
+        arm, changes = arms[0].recipe, recipe.compare.arms[name]
+        changed = [change.partition("=")[0].split(".") for change in changes if change.startswith("training.")]
+        fields = dict.fromkeys(field for _, field, *_ in changed)
+        whys = {field: why_unread(field, getattr(arm.training, field), plan_of(arm, 1).training) for field in fields}
+        faults = [f"compare.arms.{name}: training.{field}: {why}; leave it out" for field, why in whys.items() if why]
+        if faults:
+            raise ConfigError(listed(faults))
     return arms
-
-
-def _unread(arm: Recipe, changes: Sequence[str]) -> list[str]:
-    """Return a sentence for each field of section `training` that an arm changes and that its
-    training does not read.
-    """
-    changed = [change.partition("=")[0].split(".") for change in changes if change.startswith("training.")]
-    names = dict.fromkeys(field for _, field, *_ in changed)
-    whys = {field: why_unread(field, getattr(arm.training, field), plan_of(arm, 1).training) for field in names}
-    return [f"training.{field}: {why}; leave it out" for field, why in whys.items() if why]
 
 
 def _spliced(recipe: Recipe, name: str, pool: str) -> Recipe | None:

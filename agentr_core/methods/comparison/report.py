@@ -61,25 +61,24 @@ def differences(models: Mapping[str, Mapping[int, EpisodesBySet]]) -> tuple[Diff
             two models share count.
     """
     names = list(models)
-    found = [
-        Difference(arm=name, other=other, sets=_by_set(models[name], models[other]))
-        for number, name in enumerate(names)
-        for other in names[:number]
-    ]
-    return tuple(one for one in found if one.sets)
-
-
-def _by_set(now: Mapping[int, EpisodesBySet], before: Mapping[int, EpisodesBySet]) -> dict[str, Estimate]:
-    seeds = [seed for seed in now if seed in before]
-    found: dict[str, Estimate] = {}
-    for name in dict.fromkeys(name for seed in seeds for name in now[seed]):
-        pairs = [pair for seed in seeds for pair in gains(now[seed].get(name, ()), before[seed].get(name, ()))]
-        # An instance that several seeds played is one cluster: its episodes are not independent
-        # evidence.
-        estimate = finite(mean_gain(pairs))
-        if estimate is not None:
-            found[name] = estimate
-    return found
+    differing: list[Difference] = []
+    for number, name in enumerate(names):
+        for other in names[:number]:
+            now, before = models[name], models[other]
+            seeds = [seed for seed in now if seed in before]
+            sets: dict[str, Estimate] = {}
+            for title in dict.fromkeys(title for seed in seeds for title in now[seed]):
+                pairs = [
+                    pair for seed in seeds for pair in gains(now[seed].get(title, ()), before[seed].get(title, ()))
+                ]
+                # An instance that several seeds played is one cluster: its episodes are not
+                # independent evidence.
+                estimate = finite(mean_gain(pairs))
+                if estimate is not None:
+                    sets[title] = estimate
+            if sets:
+                differing.append(Difference(arm=name, other=other, sets=sets))
+    return tuple(differing)
 
 
 TRAINED = 1
@@ -107,12 +106,15 @@ def build_comparison(place: Workplace) -> ComparisonReport:
     made = [(one, run) for one in begun if (run := _run(one, recipe.compare.metrics)) is not None]
     by_name = {name: [run for one, run in made if one.arm.name == name] for name in recipe.compare.arms}
     uses = {arm.name: arm.recipe.method if arm.whole else _taken(recipe, arm) for arm in arms}
-    board = _board_of_base(place, begun)
+    # With whole runs, the model that all arms begin with was evaluated by one of these.
+    boards = [one.board for one in begun] if recipe.method == RUNS else [Scoreboard(place)]
+    board = next((board for board in boards if board.score(0) is not None), None)
     first = {run.seed: run.score.success.value for run in next(iter(by_name.values()))}
+    state = run_state(place.store, place.run_id)
     return ComparisonReport(
         recipe_name=recipe.name,
         run_id=place.run_id,
-        date=_date(place),
+        date=wording.moment((state.finished_at if state else None) or datetime.now(UTC)),
         environment=", ".join(recipe.world_names),
         model=recipe.model.label,
         max_tokens=0 if recipe.method == RUNS else recipe.training.max_tokens,
@@ -139,7 +141,14 @@ def _taken(recipe: Recipe, arm: Arm) -> str:
 
 
 def _begun(place: Workplace, arms: Sequence[Arm]) -> Iterator[_Evaluated]:
-    made_of = _trainings(place)
+    whole = place.recipe.method == RUNS
+    configs = configs_of_all(place.store) if whole else configs_on_pool(place.store, place.run_id)
+    # Ids are not recomputed: a recipe of an earlier version has fewer fields, and so another id. Of
+    # several runs that ask for the same, the last one counts.
+    recipes = {
+        run_id: restored(json.loads(config), source=f"recipe of run {run_id}") for run_id, config in configs.items()
+    }
+    made_of = {canonical(asked_for(recipe, method_of(recipe))): run_id for run_id, recipe in recipes.items()}
     for arm in arms:
         if run_id := made_of.get(canonical(asked_for(arm.recipe, method := method_of(arm.recipe)))):
             here = replace(place, recipe=arm.recipe, method=method, run_id=run_id)
@@ -154,14 +163,6 @@ def ends_with(place: Workplace) -> tuple[int, int]:
     trained = max(trained_iterations(place.store, place.run_id), default=0)
     best = promoted(place, trained)
     return trained, best.iteration if best else trained
-
-
-def _board_of_base(place: Workplace, begun: Sequence[_Evaluated]) -> Scoreboard | None:
-    """Return the scores of a run that evaluated the model which all arms begin with; with whole
-    runs, that is one of their own.
-    """
-    boards = [one.board for one in begun] if place.recipe.method == RUNS else [Scoreboard(place)]
-    return next((board for board in boards if board.score(0) is not None), None)
 
 
 def _differences(found: Sequence[_Evaluated]) -> tuple[Difference, ...]:
@@ -203,20 +204,6 @@ def _mean(values: Iterable[float], least: float, most: float) -> SeedMean | None
     if estimate.n == 1:
         return SeedMean(value=estimate.mean, low=None, high=None, n=1)
     return SeedMean(value=estimate.mean, low=max(least, estimate.low), high=min(most, estimate.high), n=estimate.n)
-
-
-def _trainings(place: Workplace) -> dict[str, str]:
-    """Return the ids of runs that may belong to arms, by what their recipes ask for; of several
-    that ask for the same, the last one.
-
-    Ids are not recomputed: a recipe of an earlier version has fewer fields, and so another id.
-    """
-    whole = place.recipe.method == RUNS
-    configs = configs_of_all(place.store) if whole else configs_on_pool(place.store, place.run_id)
-    recipes = {
-        run_id: restored(json.loads(config), source=f"recipe of run {run_id}") for run_id, config in configs.items()
-    }
-    return {canonical(asked_for(recipe, method_of(recipe))): run_id for run_id, recipe in recipes.items()}
 
 
 def _run(one: _Evaluated, metrics: Sequence[str]) -> ArmRun | None:
@@ -275,9 +262,3 @@ def _measured(board: Scoreboard, iteration: int, metric: str) -> float | None:
     held_out, _, name = metric.rpartition(":")
     found = board.measured(iteration, held_out or TEST).get(name)
     return None if found is None else found.mean
-
-
-def _date(place: Workplace) -> str:
-    state = run_state(place.store, place.run_id)
-    ended = state.finished_at if state else None
-    return wording.moment(ended or datetime.now(UTC))

@@ -9,7 +9,6 @@ measure behaviour (`behaviour`, `conciseness`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from agentr_core.methods.catalogue import (
@@ -26,7 +25,7 @@ from agentr_core.methods.catalogue import (
 from agentr_core.methods.et_agent import curriculum
 from agentr_core.methods.et_agent.behaviour import VOTE_TOKENS
 from agentr_core.recipes.data import tree_faults
-from agentr_core.recipes.et_agent import Calibration, EtAgentConfig, FlywheelConfig, et_agent_faults
+from agentr_core.recipes.et_agent import Calibration, EtAgentConfig, et_agent_faults
 from agentr_core.recipes.fields import in_iteration, sampling_of
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.place import Acting, Asked, Funnel, Method, Plan, ReportPart, Stage, imported
@@ -61,10 +60,8 @@ def phase_of(et_agent: EtAgentConfig, iteration: int) -> Calibration:
 
 def plan(recipe: Recipe, iteration: int) -> Plan:
     """Return the plan of an iteration, which depends on its phase."""
-    return (_rft if phase_of(recipe.et_agent, iteration) == "rft" else curriculum.plan)(recipe, iteration)
-
-
-def _rft(recipe: Recipe, iteration: int) -> Plan:
+    if phase_of(recipe.et_agent, iteration) != "rft":
+        return curriculum.plan(recipe, iteration)
     return Plan(
         stages=(EVOLVE, SELECT_RFT, DATASET, TRAIN, curriculum.ASSESS),
         training=supervised(recipe, iteration),
@@ -93,10 +90,6 @@ def most_members(recipe: Recipe) -> int:
     return members
 
 
-def _reflects(et_agent: EtAgentConfig) -> bool:
-    return "rft" in et_agent.phases and not {"I1", "I4"}.isdisjoint(et_agent.flywheel.incorrect)
-
-
 _EDITED = {"C1": 1, "C2": 1, "I1": 2, "I2": 2}
 """The most questions to the editor by an operator: a flaw that its thought quotes is looked for
 twice."""
@@ -112,7 +105,13 @@ def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Asked]:
         number = train * most_members(recipe)
         steps, most = flywheel.max_steps, flywheel.max_new_tokens
         found["flywheel"] = Asked.episodes(number, steps=steps, most=most, limits=flywheel.limits)
-        edited, reflected = (train * _varied(recipe) * _most_of(flywheel, calls) for calls in (_EDITED, _REFLECTED))
+        # How often the trajectories are varied at most, by all of their operators.
+        varied = train * flywheel.rounds * (flywheel.most_members if flywheel.policy == "expand-all" else 1)
+        operators = flywheel.correct, flywheel.incorrect
+        edited, reflected = (
+            varied * max(sum(calls.get(name, 0) for name in names) for names in operators)
+            for calls in (_EDITED, _REFLECTED)
+        )
         found["edit"] = Asked.questions("editor", edited, flywheel.editor.max_new_tokens)
         found["reflect"] = Asked.questions("reflector", reflected, flywheel.reflector.max_new_tokens)
     behaviour, evaluation = recipe.et_agent.behaviour, recipe.evaluation
@@ -121,16 +120,6 @@ def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Asked]:
         steps, most = evaluation.max_steps, evaluation.max_new_tokens
         found["nudge"] = Asked.episodes(test, steps=steps, most=most, limits=evaluation.limits)
     return {purpose: asked for purpose, asked in found.items() if asked.replies}
-
-
-def _varied(recipe: Recipe) -> int:
-    """Return how often a trajectory of a question is varied at most, by all of its operators."""
-    flywheel = recipe.et_agent.flywheel
-    return flywheel.rounds * (flywheel.most_members if flywheel.policy == "expand-all" else 1)
-
-
-def _most_of(flywheel: FlywheelConfig, calls: Mapping[str, int]) -> int:
-    return max(sum(calls.get(name, 0) for name in names) for names in (flywheel.correct, flywheel.incorrect))
 
 
 def _acting(recipe: Recipe) -> Acting:
@@ -149,7 +138,8 @@ def _faults(recipe: Recipe) -> list[str]:
         )
     asked = recipe.asked_beside("reflector")
     reflector = recipe.model_of(asked)
-    if reflector.backend == "openai" and not reflector.server.continues and _reflects(recipe.et_agent):
+    reflects = "rft" in recipe.et_agent.phases and not {"I1", "I4"}.isdisjoint(recipe.et_agent.flywheel.incorrect)
+    if reflector.backend == "openai" and not reflector.server.continues and reflects:
         faults.append(
             "et_agent.flywheel.incorrect: I1 and I4 begin the reply of the reflector, which its server cannot go on "
             "from; leave them out or, if it has vLLM's fields for it, set "

@@ -24,7 +24,6 @@ from agentr_core.recipes.et_agent import Counts, CurriculumConfig, curriculum_fa
 from agentr_core.recipes.fields import in_iteration, spare_numbers
 from agentr_core.recipes.grpo import SCHEDULE, GrpoConfig
 from agentr_core.recipes.recipe import Recipe
-from agentr_core.recipes.training import TrainingConfig
 from agentr_core.runtime.place import Asked, Funnel, Plan, ReportPart, Stage, Training, imported
 from agentr_core.training.job import GroupRelative
 from agentr_core.types import Trajectory
@@ -207,7 +206,7 @@ def stage_of(recipe: Recipe, iteration: int) -> int:
 
 def plan(recipe: Recipe, iteration: int) -> Plan:
     """Return the plan of an iteration `rl`, which has no dataset."""
-    curriculum, number = recipe.et_agent.curriculum, stage_of(recipe, iteration)
+    training, curriculum, number = recipe.training, recipe.et_agent.curriculum, stage_of(recipe, iteration)
     reward = EfficiencyReward(
         sigma_calls=in_iteration(curriculum.sigma_calls, number),
         sigma_length=in_iteration(curriculum.sigma_length, number),
@@ -223,23 +222,18 @@ def plan(recipe: Recipe, iteration: int) -> Plan:
         stages=(*STAGES, ASSESS),
         training=Training(
             objective=GroupRelative(grpo=recipe.grpo, reward=reward),
-            config=_scheduled(recipe),
+            # The curriculum has a schedule of its own.
+            config=replace(
+                training,
+                learning_rate=curriculum.learning_rate,
+                lr_scheduler_type=curriculum.lr_scheduler_type,
+                lr_scheduler_kwargs=arguments_for(curriculum.lr_scheduler_type, training),
+                warmup_ratio=curriculum.warmup_ratio,
+            ),
             section="et_agent.curriculum",
         ),
         phase="rl",
         funnel=FUNNEL,
-    )
-
-
-def _scheduled(recipe: Recipe) -> TrainingConfig:
-    """Return section `training` with the schedule of the curriculum in place of its own."""
-    training, curriculum = recipe.training, recipe.et_agent.curriculum
-    return replace(
-        training,
-        learning_rate=curriculum.learning_rate,
-        lr_scheduler_type=curriculum.lr_scheduler_type,
-        lr_scheduler_kwargs=arguments_for(curriculum.lr_scheduler_type, training),
-        warmup_ratio=curriculum.warmup_ratio,
     )
 
 

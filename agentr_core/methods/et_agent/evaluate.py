@@ -20,7 +20,6 @@ from agentr_core.evaluation.metrics import Estimate, clustered_share
 from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.et_agent.behaviour import Attempt, attempt_of, behaviour, gains, is_concise, read_vote, vote
 from agentr_core.methods.et_agent.operators import HINTS, manner_of
-from agentr_core.models.samplers import Sampler
 from agentr_core.protocols import Environment
 from agentr_core.recipes.environments import TEST
 from agentr_core.recipes.fields import sampling_of
@@ -149,12 +148,8 @@ def answers_of(place: Workplace, trajectories: Sequence[Trajectory]) -> list[Ans
 
 def _measured(answered: Sequence[Answered]) -> dict[str, Estimate]:
     of_behaviour = behaviour([one.attempt for one in answered])
-    found = {one.name: getattr(of_behaviour, one.name) for one in fields(of_behaviour)} | _scores(answered)
-    return {name: estimate for name, estimate in found.items() if estimate.n}
-
-
-def _scores(answered: Sequence[Answered]) -> dict[str, Estimate]:
-    """Return the scores of answers that disregard cost."""
+    estimates = {metric.name: getattr(of_behaviour, metric.name) for metric in fields(of_behaviour)}
+    # Scores of answers that disregard cost.
     known = [(one.trajectory, one.problem, one.answers) for one in answered if one.problem is not None]
     keys = [trajectory.instance.key for trajectory, *_ in known]
     math = [(t.instance.key, t.reward) for t, problem, _ in known if problem.domain == "math"]
@@ -163,11 +158,12 @@ def _scores(answered: Sequence[Answered]) -> dict[str, Estimate]:
         for t, problem, answers in known
         if problem.domain == "knowledge"
     ]
-    return {
+    estimates |= {
         "f1": clustered_share([value for _, value in words], [key for key, _ in words]),
         "judged": clustered_share([value for _, value in math], [key for key, _ in math]),
         "exact_match": clustered_share([float(_exact(*one)) for one in known], keys),
     }
+    return {name: estimate for name, estimate in estimates.items() if estimate.n}
 
 
 def _exact(trajectory: Trajectory, problem: Problem, answers: Answers) -> bool:
@@ -228,16 +224,22 @@ def check_asking(recipe: Recipe, env: Environment, instances: Sequence[Instance]
 async def _nudge(place: Workplace, iteration: int) -> None:
     """Let the policy go on after each wrong answer with one hint."""
     evaluation = place.recipe.evaluation
-    wrong = [
-        one for one in load_episodes(place.store, evaluation_id(place, iteration, TEST)) if not one.trajectory.success
-    ]
+    plans: list[EpisodePlan] = []
     with place.worlds() as worlds:
-        plans = tuple(_nudged(place, one, worlds.of(one.instance)) for one in wrong)
+        for episode in load_episodes(place.store, evaluation_id(place, iteration, TEST)):
+            if episode.trajectory.success:
+                continue
+            instance = episode.instance
+            manner = manner_of(worlds.of(instance), instance)
+            seed = derive_seed(place.recipe.seed, NUDGED, instance.key, episode.repeat)
+            hint = random.Random(seed).choice(HINTS[manner.domain])
+            prefix = manner.hinted(episode.trajectory.steps, hint).prefix
+            plans.append(EpisodePlan(instance=instance, number=episode.repeat, seed=seed, prefix=prefix))
     series = Series(
         evaluation_id=evaluation_id(place, iteration, NUDGED),
         name=NUDGED,
         split=place.recipe.instances.test,
-        plans=plans,
+        plans=tuple(plans),
         sampling=sampling_of(evaluation),
         max_steps=evaluation.max_steps,
         repeats=evaluation.repeats,
@@ -252,17 +254,16 @@ async def _nudge(place: Workplace, iteration: int) -> None:
     keep_measures(place, iteration, [(series, kept)])
 
 
-def _nudged(place: Workplace, wrong: Episode, env: Environment) -> EpisodePlan:
-    manner = manner_of(env, wrong.instance)
-    seed = derive_seed(place.recipe.seed, NUDGED, wrong.instance.key, wrong.repeat)
-    hint = random.Random(seed).choice(HINTS[manner.domain])
-    prefix = manner.hinted(wrong.trajectory.steps, hint).prefix
-    return EpisodePlan(instance=wrong.instance, number=wrong.repeat, seed=seed, prefix=prefix)
-
-
 async def _vote(place: Workplace, iteration: int) -> None:
     """Have the judge vote on each episode of the test set."""
-    votes = _votes(place, load_episodes(place.store, evaluation_id(place, iteration, TEST)))
+    episodes = load_episodes(place.store, evaluation_id(place, iteration, TEST))
+    answered = zip(episodes, answers_of(place, [episode.trajectory for episode in episodes]), strict=True)
+    votes = [
+        Vote(episode.trajectory_id, episode.trajectory, episode.repeat, one.problem, number)
+        for episode, one in answered
+        if one.problem is not None
+        for number in range(place.recipe.et_agent.behaviour.votes)
+    ]
     stored = load_answers(place.store, CONCISENESS, [one.trajectory_id for one in votes])
     left = [one for one in votes if one.number not in stored.get(one.trajectory_id, {})]
     if left:
@@ -276,8 +277,10 @@ async def _ask_all(place: Workplace, iteration: int, left: Sequence[Vote], *, to
         done = 0
 
         async def ask(one: Vote) -> Answer | None:
+            seed = derive_seed(recipe.seed, CONCISENESS, one.trajectory.instance.key, one.repeat, one.number)
+            question = vote(one.trajectory, one.problem.golds)
             try:
-                return await _ask(sampler, one, recipe.seed)
+                return await answer(sampler, question, seed=seed, session=one.trajectory_id)
             except PromptTooLong as error:
                 # Such an episode has no vote, however often it is tried.
                 failed(describe(one.key, error, final=True))
@@ -308,19 +311,3 @@ async def _ask_all(place: Workplace, iteration: int, left: Sequence[Vote], *, to
                 concurrency=in_flight(sampler, 1, wanted=recipe.scale.concurrency),
                 on_result=keep,
             )
-
-
-async def _ask(sampler: Sampler, one: Vote, seed: int) -> Answer:
-    own = derive_seed(seed, CONCISENESS, one.trajectory.instance.key, one.repeat, one.number)
-    return await answer(sampler, vote(one.trajectory, one.problem.golds), seed=own, session=one.trajectory_id)
-
-
-def _votes(place: Workplace, episodes: Sequence[Episode]) -> list[Vote]:
-    """Return all votes on episodes that answer a question."""
-    answered = zip(episodes, answers_of(place, [one.trajectory for one in episodes]), strict=True)
-    return [
-        Vote(episode.trajectory_id, episode.trajectory, episode.repeat, one.problem, number)
-        for episode, one in answered
-        if one.problem is not None
-        for number in range(place.recipe.et_agent.behaviour.votes)
-    ]

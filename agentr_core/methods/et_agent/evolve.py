@@ -195,14 +195,11 @@ async def carry_out(
         limits=config.limits,
         tokens_of=tokens_of,
     )
-    return DrawnTrajectory(trajectory=trajectory, draws=_draws(replies, len(prefix)))
-
-
-def _draws(replies: Sequence[Reply], first: int) -> dict[int, Draw]:
-    return {
+    draws = {
         position: Draw(seed=reply.seed, number=0, generation=reply.generation)
-        for position, reply in enumerate(replies, start=first)
+        for position, reply in enumerate(replies, start=len(prefix))
     }
+    return DrawnTrajectory(trajectory=trajectory, draws=draws)
 
 
 # The flywheel of one question, from its fresh trajectories through its rounds.
@@ -611,7 +608,13 @@ def _begun(place: Workplace, iteration: int, wanted: Mapping[str, Instance]) -> 
     said: dict[str, dict[str, Said]] = {}
     for edit in load_edits(place.store, iteration_id):
         said.setdefault(edit.instance_id, {})[edit.edit_id] = Said(edit.answer, round_of(edit.subject))
-    waiting = _ungraded(place, iteration_id)
+    # Trajectories that wait for their grade.
+    ungraded: Mapping[str, Trajectory] = load_trajectories(place.store, iteration_id=iteration_id, source=UNGRADED)
+    draws = load_draws(place.store, "step", list(ungraded))
+    waiting: dict[str, dict[str, DrawnTrajectory]] = {}
+    for key, trajectory in ungraded.items():
+        drawn = {position: draw for position, (draw,) in draws.get(key, {}).items()}
+        waiting.setdefault(trajectory.instance.key, {})[key] = DrawnTrajectory(trajectory=trajectory, draws=drawn)
     return tuple(
         FamilyWork(
             family_id=key,
@@ -622,14 +625,3 @@ def _begun(place: Workplace, iteration: int, wanted: Mapping[str, Instance]) -> 
         )
         for key, instance in wanted.items()
     )
-
-
-def _ungraded(place: Workplace, iteration_id: str) -> dict[str, dict[str, DrawnTrajectory]]:
-    """Return the trajectories that wait for their grade, by instance and id."""
-    found: Mapping[str, Trajectory] = load_trajectories(place.store, iteration_id=iteration_id, source=UNGRADED)
-    draws = load_draws(place.store, "step", list(found))
-    waiting: dict[str, dict[str, DrawnTrajectory]] = {}
-    for key, trajectory in found.items():
-        drawn = {position: draw for position, (draw,) in draws.get(key, {}).items()}
-        waiting.setdefault(trajectory.instance.key, {})[key] = DrawnTrajectory(trajectory=trajectory, draws=drawn)
-    return waiting

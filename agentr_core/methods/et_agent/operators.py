@@ -383,15 +383,11 @@ def manner_of(env: Environment, instance: Instance) -> Manner:
     """Return the form of steps in the world of an instance."""
     if not isinstance(transcript_of(env), Continuation):
         return Turns()
-    return Tagged(_domain(env, instance) if isinstance(env, ReasoningWorld) else "knowledge")
-
-
-def _domain(world: ReasoningWorld, instance: Instance) -> Domain:
-    """Return the kind of hints for a question; without the tool that they speak of, the general
-    one.
-    """
-    domain = world.problem(instance).domain
-    return domain if {"math": PYTHON, "knowledge": SEARCH}[domain] in world.tools else "steps"
+    if not isinstance(env, ReasoningWorld):
+        return Tagged("knowledge")
+    # Without the tool that the hints of its kind speak of, a question gets the general ones.
+    domain = env.problem(instance).domain
+    return Tagged(domain if {"math": PYTHON, "knowledge": SEARCH}[domain] in env.tools else "steps")
 
 
 # Reads the replies of editor and reflector: labels in any case; None for what cannot be read.
@@ -526,7 +522,8 @@ async def located(case: Case) -> tuple[int, int, int] | Unmade:
     # `STEP_FOUND` is a stop of this request alone.
     sampling = replace(question.sampling, stop=(STEP_FOUND, *question.sampling.stop))
     answer = await case.consult(LOCATE, "flawed-step", replace(question, sampling=sampling))
-    if answer.finish_reason == "stop" and _ends_thinking(answer):
+    ends_thinking = readable(answer, tags=True) is None or (answer.thinks and "</think>" not in answer.text)
+    if answer.finish_reason == "stop" and ends_thinking:
         # The thought quotes the form that it is asked for, so that it was stopped there.
         answer = await case.consult(LOCATE, "flawed-step", question)
     if is_unreadable(answer):
@@ -616,10 +613,6 @@ def _reflect(drawing: DrawingConfig, messages: tuple[Message, ...]) -> Question:
 def _said(answer: Answer) -> str:
     """Return what counts of an answer, which may quote the tags of the steps that it is about."""
     return readable(answer, tags=True) or ""
-
-
-def _ends_thinking(answer: Answer) -> bool:
-    return readable(answer, tags=True) is None or (answer.thinks and "</think>" not in answer.text)
 
 
 def _step_in(answer: Answer, manner: Manner, *, thinks: bool) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from agentr_core.evaluation.metrics import Estimate
@@ -23,7 +23,7 @@ from agentr_core.stages.report import rejected_by, to_rows
 from agentr_core.store.codec.samples import FLYWHEEL, Selected, load_selection
 from agentr_core.store.queries.datasets import episode_counts
 from agentr_core.store.queries.runs import trained_outside
-from agentr_core.store.queries.trees import CallCount, OperatorCount, call_counts, operator_counts
+from agentr_core.store.queries.trees import call_counts, operator_counts
 
 TITLE = "The flywheel by operator"
 _MADE = {
@@ -65,20 +65,20 @@ def family_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
         f"A child that goes on from its parent has the parent's {charged} up to there, too. {cost} saved are those of "
         "the parent minus those of its child, on average."
     )
-    return (Section("families", TITLE, (Table(columns, tuple(map(_operator_row, found))),), note),)
-
-
-def _operator_row(made: OperatorCount) -> Row:
-    return Row(
-        (
-            _MADE.get(made.operator, made.operator),
-            wording.count(made.children),
-            wording.percent(made.right / made.children),
-            wording.decimal(made.cost, 2),
-            None if made.saved is None else wording.signed(made.saved, 2),
-            wording.count(made.samples),
+    rows = (
+        Row(
+            (
+                _MADE.get(count.operator, count.operator),
+                wording.count(count.children),
+                wording.percent(count.right / count.children),
+                wording.decimal(count.cost, 2),
+                None if count.saved is None else wording.signed(count.saved, 2),
+                wording.count(count.samples),
+            )
         )
+        for count in found
     )
+    return (Section("families", TITLE, (Table(columns, tuple(rows)),), note),)
 
 
 # The report's section on calls of tools: who answered, and how the calls ended.
@@ -90,22 +90,22 @@ def tool_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
     if not counts:
         return ()
     columns = (Column("Tool", "text"), Column("Answered by", "text"), Column("Status", "text"))
-    table = Table((*columns, *map(Column, ("Calls", "Cached", "Milliseconds a call"))), tuple(map(_tool_row, counts)))
+    rows = (
+        Row(
+            (
+                count.tool,
+                count.provider or "nobody",
+                count.status,
+                wording.count(count.calls),
+                wording.count(count.cached),
+                f"{1000 * count.seconds / count.calls:.1f}",
+            )
+        )
+        for count in counts
+    )
+    table = Table((*columns, *map(Column, ("Calls", "Cached", "Milliseconds a call"))), tuple(rows))
     note = "Code is answered by a level of the sandbox: how far it is confined. agentr doctor explains the levels."
     return (Section("tools", "Calls of tools", (table,), note),)
-
-
-def _tool_row(one: CallCount) -> Row:
-    return Row(
-        (
-            one.tool,
-            one.provider or "nobody",
-            one.status,
-            wording.count(one.calls),
-            wording.count(one.cached),
-            f"{1000 * one.seconds / one.calls:.1f}",
-        )
-    )
 
 
 # What a report says about the questions that a stage of the curriculum chose.
@@ -143,15 +143,11 @@ def selection_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
         f"correctness and of their {config.counts}. Questions are chosen {how}; the first front is 0. View v_selection "
         "has all."
     )
-    return (Section("selection", "Selected questions", tuple(_selection_blocks(found)), note),)
-
-
-def _selection_blocks(found: Sequence[Selected]) -> Iterator[Block]:
     others, chosen = ([_point(one) for one in found if one.selected is flag] for flag in (False, True))
     caption = "Questions by the dispersion of correctness (across) and of cost (up); the chosen ones are coloured."
     left = [point for point in others if point is not None]
-    yield Figure(plots.scatter(left, [point for point in chosen if point is not None], caption), caption)
-    yield _fronts(found)
+    drawing = plots.scatter(left, [point for point in chosen if point is not None], caption)
+    return (Section("selection", "Selected questions", (Figure(drawing, caption), _fronts(found)), note),)
 
 
 def _point(one: Selected) -> plots.Point | None:
@@ -166,21 +162,21 @@ def _fronts(found: Sequence[Selected]) -> Table:
         name = "none" if one.front is None else str(one.front) if one.front < _FRONTS else later
         groups.setdefault(name, []).append(one)
     titles = ("Questions", "Chosen", "Correctness, %", "Cost", "S of correctness", "S of cost")
-    rows = (Row((name, *_cells(some))) for name, some in groups.items())
+    rows = []
+    for name, some in groups.items():
+        spread = [point for one in some if (point := _point(one)) is not None]
+        corr, tool = (fmean(point[axis] for point in spread) if spread else None for axis in (0, 1))
+        cells = (
+            name,
+            wording.count(len(some)),
+            wording.count(sum(one.selected for one in some)),
+            wording.percent(fmean(one.correctness for one in some)),
+            wording.decimal(fmean(one.cost for one in some)),
+            wording.decimal(corr, 3),
+            wording.decimal(tool, 3),
+        )
+        rows.append(Row(cells))
     return Table((Column("Front", "text"), *(Column(title) for title in titles)), tuple(rows))
-
-
-def _cells(some: Sequence[Selected]) -> tuple[str, ...]:
-    spread = [point for one in some if (point := _point(one)) is not None]
-    corr, tool = (fmean(point[axis] for point in spread) if spread else None for axis in (0, 1))
-    return (
-        wording.count(len(some)),
-        wording.count(sum(one.selected for one in some)),
-        wording.percent(fmean(one.correctness for one in some)),
-        wording.decimal(fmean(one.cost for one in some)),
-        wording.decimal(corr, 3),
-        wording.decimal(tool, 3),
-    )
 
 
 def _reasons(found: Sequence[Selected], *, fitting: bool) -> dict[str, int]:
@@ -233,18 +229,14 @@ def behaviour_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
         "agentr_core/methods/et_agent/behaviour.py."
         + (" Calls are also those that were refused, since none was left." if curriculum.refused_calls else "")
     )
-    return (Section("behaviour", "Behaviour", tuple(_behaviour_blocks(known, iteration)), note),)
-
-
-def _behaviour_blocks(known: Mapping[int, Measures], iteration: int) -> Iterator[Block]:
-    if iteration in known:
-        yield _radar(known, iteration)
-    yield _table({wording.iteration(number): measures for number, measures in known.items()})
+    blocks: list[Block] = [_radar(known, iteration)] if iteration in known else []
+    blocks.append(_table({wording.iteration(number): measures for number, measures in known.items()}))
     newest = known[max(known)]
     sources = {name.removeprefix(OF_SOURCE).rpartition("/")[0] for name in newest if name.startswith(OF_SOURCE)}
     if len(sources) > 1:
-        yield Paragraph(f"{wording.iteration(max(known)).capitalize()} by source of the questions:")
-        yield _table({source: _of(newest, source) for source in sorted(sources)})
+        blocks.append(Paragraph(f"{wording.iteration(max(known)).capitalize()} by source of the questions:"))
+        blocks.append(_table({source: _of(newest, source) for source in sorted(sources)}))
+    return (Section("behaviour", "Behaviour", tuple(blocks), note),)
 
 
 def _of(measures: Measures, source: str) -> Measures:
@@ -255,7 +247,10 @@ def _of(measures: Measures, source: str) -> Measures:
 def _radar(known: Mapping[int, Measures], iteration: int) -> Figure:
     axes = [name for name in _AXES if all(name in measures for measures in known.values())]
     values = {
-        wording.iteration(number): [_worth(name, measures[name]) for name in axes] for number, measures in known.items()
+        wording.iteration(number): [
+            1 - measures[name].mean if name == "redundant_calls" else measures[name].mean for name in axes
+        ]
+        for number, measures in known.items()
     }
     ends = [max(*column, 0.0) or 1.0 for column in zip(*values.values(), strict=True)]
     shares = {
@@ -266,10 +261,6 @@ def _radar(known: Mapping[int, Measures], iteration: int) -> Figure:
         "shown; outward is better."
     )
     return Figure(plots.radar([_AXES[name] for name in axes], shares, wording.iteration(iteration), caption), caption)
-
-
-def _worth(name: str, estimate: Estimate) -> float:
-    return 1 - estimate.mean if name == "redundant_calls" else estimate.mean
 
 
 def _table(models: Mapping[str, Measures]) -> Table:

@@ -14,7 +14,7 @@ import math
 import random
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from types import MappingProxyType
@@ -268,7 +268,17 @@ def fit_for_tuning(
             rejected.append(_reject(name, reason, detail))
         else:
             sound.append((name, trajectory))
-    drawn = _drawn(sound, per_question, seed)
+    # The draw is independent of the order of the episodes and of their ids.
+    by_question: dict[str, list[tuple[str, str]]] = {}
+    for name, trajectory in sound:
+        by_question.setdefault(trajectory.instance.key, []).append((text_of(trajectory), name))
+    drawn = {
+        name
+        for key, texts in by_question.items()
+        for _, name in random.Random(derive_seed(seed, "rft", key)).sample(
+            sorted(texts), min(len(texts), per_question or len(texts))
+        )
+    }
     over = [episode for episode in sound if episode[0] not in drawn]
     rejected += [_reject(name, "question-cap", f"{one.instance.key} keeps {per_question}") for name, one in over]
     return Filtered(tuple(episode for episode in sound if episode[0] in drawn), tuple(rejected))
@@ -287,20 +297,6 @@ def _fault(trajectory: Trajectory, tagged: bool) -> tuple[str, str]:
         return "failed-call", f"{failed.tool}: {failed.status}"
     refused = [step.action for step in trajectory.steps if tagged and step.valid is False]
     return ("refused-call", refused[0]) if refused else ("", "")
-
-
-def _drawn(sound: Sequence[Episode], per_question: int, seed: int) -> set[str]:
-    """Return the ids of the episodes that the cap leaves, independent of their order and ids."""
-    by_question: dict[str, list[tuple[str, str]]] = {}
-    for name, trajectory in sound:
-        by_question.setdefault(trajectory.instance.key, []).append((text_of(trajectory), name))
-    return {
-        name
-        for key, episodes in by_question.items()
-        for _, name in random.Random(derive_seed(seed, "rft", key)).sample(
-            sorted(episodes), min(len(episodes), per_question or len(episodes))
-        )
-    }
 
 
 def _reject(subject: str, reason: str, detail: str) -> Rejection:
@@ -360,7 +356,19 @@ async def rollout(place: Workplace, iteration: int) -> dict[str, Any]:
         DataFault: training and test instances overlap, or the policy is missing.
         WorkerLost: workers were lost again and again; what came back is kept.
     """
-    wanted = _wanted(place, iteration, await separate_instances(place, iteration))
+    instances = await separate_instances(place, iteration)
+    recipe, iteration_id, policy = place.recipe, place.iteration_id(iteration), place.policy(iteration)
+    plans = [
+        EpisodePlan(
+            instance=instance,
+            number=number,
+            seed=derive_seed(recipe.seed, ROLLOUT, iteration, instance.key, number),
+            repeats=recipe.grpo.repeats,
+        )
+        for instance in instances
+        for number in range(recipe.et_agent.curriculum.rollouts)
+    ]
+    wanted = {rollout_id(iteration_id, policy.id, plan): plan for plan in plans}
     plan_rollouts(place, iteration, wanted, stage=ROLLOUT)
     how = acting_in_groups(place.recipe)
     new = await play_rollouts(
@@ -394,22 +402,6 @@ def check_counts(recipe: Recipe, env: Environment, instances: Sequence[Instance]
             f"et_agent.curriculum.counts: calls are counted in one growing turn with tags; episodes of {env.name} are "
             "turns, so set it to steps"
         )
-
-
-def _wanted(place: Workplace, iteration: int, instances: Sequence[Instance]) -> dict[str, EpisodePlan]:
-    """Return the rollouts of an iteration by trajectory id."""
-    recipe, iteration_id, policy = place.recipe, place.iteration_id(iteration), place.policy(iteration)
-    plans = [
-        EpisodePlan(
-            instance=instance,
-            number=number,
-            seed=derive_seed(recipe.seed, ROLLOUT, iteration, instance.key, number),
-            repeats=recipe.grpo.repeats,
-        )
-        for instance in instances
-        for number in range(recipe.et_agent.curriculum.rollouts)
-    ]
-    return {rollout_id(iteration_id, policy.id, plan): plan for plan in plans}
 
 
 # The selection in a curriculum stage: chooses the questions to train on by their rollouts.
@@ -464,24 +456,11 @@ def chosen_of(outcomes: Sequence[RolloutOutcome], config: CurriculumConfig, *, s
         found = draw(whole, correctness, costs, config.questions, mixed_only=config.mixed_only, seed=seed)
     else:
         found = select(whole, correctness, costs, config.questions, mixed_only=config.mixed_only)
-    told = dict(zip(whole, _told(found, reasons(found, drawn=config.select == "random")), strict=True))
-    return [
-        Selected(
-            instance_id=key,
-            episodes=len(group),
-            correctness=fmean(one.reward or 0.0 for one in group) if group else 0.0,
-            cost=fmean(_cost(one, config) for one in group) if group else 0.0,
-            **told.get(key, _LEFT_OUT),
-        )
-        for key, group in played.items()
-    ]
-
-
-def _told(found: Selection, why: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield what a selection says about each question, as fields of its row."""
-    for place, reason in enumerate(why):
+    why = reasons(found, drawn=config.select == "random")
+    fields: dict[str, dict[str, Any]] = {}
+    for place, (key, reason) in enumerate(zip(whole, why, strict=True)):
         crowding = float(found.crowding[place])
-        yield {
+        fields[key] = {
             "s_corr": float(found.correctness[place]),
             "s_tool": float(found.calls[place]),
             "front": int(found.rank[place]) if found.rank[place] >= 0 else None,
@@ -489,6 +468,16 @@ def _told(found: Selection, why: Sequence[str]) -> Iterator[dict[str, Any]]:
             "selected": bool(found.selected[place]),
             "reason": reason,
         }
+    return [
+        Selected(
+            instance_id=key,
+            episodes=len(group),
+            correctness=fmean(one.reward or 0.0 for one in group) if group else 0.0,
+            cost=fmean(_cost(one, config) for one in group) if group else 0.0,
+            **fields.get(key, _LEFT_OUT),
+        )
+        for key, group in played.items()
+    ]
 
 
 def _cost(one: RolloutOutcome, config: CurriculumConfig) -> int:

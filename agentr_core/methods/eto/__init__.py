@@ -33,7 +33,7 @@ from agentr_core.recipes.eto import EtoConfig, Phase, eto_faults
 from agentr_core.recipes.fields import in_iteration, sampling_of
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.recipes.training import TrainingConfig
-from agentr_core.runtime.place import Acting, Asked, Funnel, Method, Plan, Stage, Training, imported
+from agentr_core.runtime.place import Acting, Asked, Funnel, Method, Plan, Stage, imported
 
 # A forecast of what an exploration of a recipe's size would yield with a given policy.
 #
@@ -113,11 +113,17 @@ def clones(eto: EtoConfig, iteration: int) -> bool:
 
 def plan(recipe: Recipe, iteration: int) -> Plan:
     """Return the plan of an iteration, which depends on its phase."""
+    phase = phase_of(recipe.eto, iteration)
+    if phase == "dpo":
+        earlier = sum(phase_of(recipe.eto, before) == "dpo" for before in range(1, iteration))
+        training = preference(recipe, earlier)
+    else:
+        training = supervised(recipe, iteration, anew=phase == "rft" and clones(recipe.eto, iteration))
     return Plan(
         stages=(*_made_by(recipe.eto, iteration), DATASET, TRAIN_ON_PAIRS, EVALUATE),
-        training=_training(recipe, iteration),
-        phase=phase_of(recipe.eto, iteration),
-        funnel=_FUNNELS[phase_of(recipe.eto, iteration)],
+        training=training,
+        phase=phase,
+        funnel=_FUNNELS[phase],
     )
 
 
@@ -132,14 +138,6 @@ def _made_by(eto: EtoConfig, iteration: int) -> tuple[Stage, ...]:
     return (*demonstrating(eto), EXPLORE, PREFER) if eto.preferences.against == "expert" else (EXPLORE, PREFER)
 
 
-def _training(recipe: Recipe, iteration: int) -> Training:
-    phase = phase_of(recipe.eto, iteration)
-    if phase == "dpo":
-        earlier = sum(phase_of(recipe.eto, before) == "dpo" for before in range(1, iteration))
-        return preference(recipe, earlier)
-    return supervised(recipe, iteration, anew=phase == "rft" and clones(recipe.eto, iteration))
-
-
 def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
     explore, phases = recipe.eto.explore, recipe.over_iterations(recipe.eto.phases)
     lines = [f"iterations: {by_iteration(recipe, phases)}; each ends with {test} held-out episodes"]
@@ -148,14 +146,8 @@ def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
             f"an iteration that explores plays {train} instances, {explore.samples + explore.greedy} times each"
             + (" from every step of the expert" if recipe.eto.preferences.level != "trajectory" else "")
         )
-    return [*lines, *_unread(recipe)]
-
-
-def _unread(recipe: Recipe) -> list[str]:
-    """Return a line about the settings that supervised iterations may have and iterations `dpo` do
-    without, if there are any.
-    """
     data, training = recipe.data, recipe.training
+    # What supervised iterations may have and iterations `dpo` do without.
     had = {
         "data.general": data.general.share > 0,
         "data.replay": data.replay,
@@ -163,8 +155,9 @@ def _unread(recipe: Recipe) -> list[str]:
         "training.step_tokens": training.step_tokens > 0,
     }
     names = [name for name, present in had.items() if present]
-    prefers = "dpo" in recipe.over_iterations(recipe.eto.phases)
-    return [f"an iteration dpo does not read {', '.join(names)}"] if names and prefers else []
+    if names and "dpo" in phases:
+        lines.append(f"an iteration dpo does not read {', '.join(names)}")
+    return lines
 
 
 def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Asked]:

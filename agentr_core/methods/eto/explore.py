@@ -43,8 +43,32 @@ def exploration(place: Workplace, iteration: int, instances: Sequence[Instance])
     """
     iteration_id = place.iteration_id(iteration)
     collector = place.collector(iteration)
-    experts = _experts(place, iteration)
-    plans = [plan for instance in instances for plan in _plans(place, iteration, instance, experts.get(instance.key))]
+    experts: dict[str, Trajectory] = {}
+    if place.plan(iteration).pairs and place.recipe.eto.preferences.level != "trajectory":
+        experts = {key: episode for key, (_, episode) in best_experts(place, iteration).items()}
+    recipe = place.recipe
+    plans: list[EpisodePlan] = []
+    for instance in instances:
+        expert = experts.get(instance.key)
+        config = recipe.in_world(instance.environment).eto.explore
+        cuts = [0]
+        if expert:
+            length = len(expert.steps)
+            limit = min(recipe.eto.preferences.forced_steps or length, length)
+            cuts = [position * length // limit for position in range(limit)]
+        plans += [
+            EpisodePlan(
+                instance=instance,
+                number=number,
+                seed=derive_seed(recipe.seed, STAGE, iteration, instance.key, number),
+                prefix=expert.steps[:cut] if expert else (),
+                greedy=number == 0,
+                max_steps=config.max_steps,
+                repeats=config.repeats,
+            )
+            for cut in cuts
+            for number in range(0 if config.greedy else 1, config.samples + 1)
+        ]
     return {rollout_id(iteration_id, collector.id, plan): plan for plan in plans}
 
 
@@ -87,39 +111,3 @@ async def _explore(place: Workplace, iteration: int) -> tuple[dict[str, Any], di
     played = load_trajectories(place.store, list(wanted))
     successes = {key: trajectory for key, trajectory in played.items() if trajectory.success}
     return {"episodes": len(wanted), "new": new, "successes": len(successes)}, successes
-
-
-def _plans(place: Workplace, iteration: int, instance: Instance, expert: Trajectory | None) -> list[EpisodePlan]:
-    recipe = place.recipe
-    config = recipe.in_world(instance.environment).eto.explore
-    numbers = range(0 if config.greedy else 1, config.samples + 1)
-    cuts = _spread(len(expert.steps), recipe.eto.preferences.forced_steps) if expert else [0]
-    return [
-        EpisodePlan(
-            instance=instance,
-            number=number,
-            seed=derive_seed(recipe.seed, STAGE, iteration, instance.key, number),
-            prefix=expert.steps[:cut] if expert else (),
-            greedy=number == 0,
-            max_steps=config.max_steps,
-            repeats=config.repeats,
-        )
-        for cut in cuts
-        for number in numbers
-    ]
-
-
-def _experts(place: Workplace, iteration: int) -> dict[str, Trajectory]:
-    """Return the expert's episodes by instance where an iteration compares step by step, else
-    none.
-    """
-    recipe = place.recipe
-    if not place.plan(iteration).pairs or recipe.eto.preferences.level == "trajectory":
-        return {}
-    return {key: found for key, (_, found) in best_experts(place, iteration).items()}
-
-
-def _spread(length: int, limit: int) -> list[int]:
-    if not limit or limit >= length:
-        return list(range(length))
-    return [position * length // limit for position in range(limit)]

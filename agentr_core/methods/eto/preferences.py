@@ -12,7 +12,7 @@ would outweigh everything else.
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ from agentr_core.samples.identity import conversation_key, sample_id
 from agentr_core.search.tree import leaf_paths
 from agentr_core.stages.demonstrate import best_experts
 from agentr_core.store.codec.ledger import rejection_rows, store_anew
-from agentr_core.store.codec.samples import PlannedRollout, load_planned, preference_rows
+from agentr_core.store.codec.samples import load_planned, preference_rows
 from agentr_core.store.codec.trajectories import load_trajectories
 from agentr_core.store.codec.trees import finished_trees_of_run, load_trees
 from agentr_core.store.queries.datasets import failed_subjects
@@ -50,7 +50,6 @@ from agentr_core.types import (
     Sample,
     SampleKind,
     Trajectory,
-    Tree,
 )
 
 STAGE = "preferences"
@@ -105,7 +104,11 @@ def against_expert(
             continue
         made: list[Preference | Rejection] = []
         if config.level != "step" and not played.forced:
-            made.append(_whole(expert, played, env, config))
+            if played.trajectory.reward < expert.trajectory.reward:
+                losing = _side(played, len(expert.trajectory.steps), config)
+                made.append(_preference(PreferenceCase.LOSE, _side(expert), losing, env))
+            else:
+                made.append(_preference(PreferenceCase.WIN, _side(played), _side(expert), env))
         if config.level != "trajectory":
             made.append(_fork(expert, played, env))
         kept += [one for one in made if isinstance(one, Preference)]
@@ -225,13 +228,6 @@ def _unequal(one: Played, other: Played, margin: float) -> Rejection | None:
     if not exceeds(gap, margin):
         return _reject(other.id, "margin", _rewards(one.trajectory, other.trajectory))
     return None
-
-
-def _whole(expert: Played, played: Played, env: Environment, config: PreferencesConfig) -> Preference | Rejection:
-    if played.trajectory.reward < expert.trajectory.reward:
-        losing = _side(played, len(expert.trajectory.steps), config)
-        return _preference(PreferenceCase.LOSE, _side(expert), losing, env)
-    return _preference(PreferenceCase.WIN, _side(played), _side(expert), env)
 
 
 def _fork(expert: Played, played: Played, env: Environment) -> Preference | Rejection:
@@ -361,7 +357,15 @@ def _make(place: Workplace, iteration: int) -> Made:
             made = _joined(_of_file(recipe, env) for recipe, env in worlds)
         else:
             made = _of_trees(place, worlds) if config.source == "trees" else _of_episodes(place, iteration, worlds)
-    different, repeated = distinct(_stamped(made[0], place.iteration_id(iteration)))
+    iteration_id = place.iteration_id(iteration)
+
+    def stamp(sample: Sample) -> Sample:
+        # A file or tree may serve several iterations.
+        origin = replace(sample.provenance, extra={**sample.provenance.extra, "iteration": iteration_id})
+        return replace(sample, provenance=origin)
+
+    stamped = [replace(p, chosen=stamp(p.chosen), rejected=stamp(p.rejected)) for p in made[0]]
+    different, repeated = distinct(stamped)
     kept, over_cap = capped(different, config.per_instance)
     return kept, (*made[1], *repeated, *over_cap)
 
@@ -379,7 +383,11 @@ def _of_episodes(place: Workplace, iteration: int, worlds: Worlds) -> Made:
         if key in played:
             episodes.append(Played(key, played[key], forced=plan.forced))
         else:
-            lost.append(_unplayed(plan, failed))
+            reason, why = "not-played", "was not begun: the collection was limited, or interrupted"
+            if plan.key in failed:
+                reason, why = "no-reward", "has no reward; table event has the error that ended it"
+            detail = f"episode {plan.key} {why}"
+            lost.append(Rejection(stage=STAGE, subject=key, reason=reason, detail=detail))
     owners = {plan.instance.key: plan.instance for plan in planned}
     made: list[Made] = [((), tuple(lost))]
     if config.against == "own":
@@ -390,14 +398,6 @@ def _of_episodes(place: Workplace, iteration: int, worlds: Worlds) -> Made:
         check_wanted()
         made.append(against_expert(experts.get(instance), episodes, worlds.of(owners[instance]), config))
     return _joined(made)
-
-
-def _unplayed(plan: PlannedRollout, failed: Collection[str]) -> Rejection:
-    if plan.key in failed:
-        reason, detail = "no-reward", f"episode {plan.key} has no reward; table event has the error that ended it"
-    else:
-        reason, detail = "not-played", f"episode {plan.key} was not begun: the collection was limited, or interrupted"
-    return Rejection(stage=STAGE, subject=plan.trajectory_id, reason=reason, detail=detail)
 
 
 def _of_trees(place: Workplace, worlds: Worlds) -> Made:
@@ -418,25 +418,12 @@ def _of_trees(place: Workplace, worlds: Worlds) -> Made:
             f"is {', '.join(known)}"
         )
     if runs[0] != place.run_id:
-        trees = {key: _of_another_run(tree) for key, tree in trees.items()}
+        for key, tree in trees.items():
+            nodes = (n if n.step is None else replace(n, step=of_another_run([n.step])[0]) for n in tree.nodes)
+            trees[key] = replace(tree, nodes=tuple(nodes))
     return _joined(in_tree(leaf_paths(tree, key), worlds.of(tree.instance), config, key) for key, tree in trees.items())
-
-
-def _of_another_run(tree: Tree) -> Tree:
-    nodes = [node if node.step is None else replace(node, step=of_another_run([node.step])[0]) for node in tree.nodes]
-    return replace(tree, nodes=tuple(nodes))
 
 
 def _joined(parts: Iterable[Made]) -> Made:
     parts = list(parts)
     return tuple(p for kept, _ in parts for p in kept), tuple(r for _, rejected in parts for r in rejected)
-
-
-def _stamped(preferences: Iterable[Preference], iteration_id: str) -> list[Preference]:
-    """Return the preferences marked with their iteration: a file or tree may serve several."""
-
-    def stamp(sample: Sample) -> Sample:
-        origin = replace(sample.provenance, extra={**sample.provenance.extra, "iteration": iteration_id})
-        return replace(sample, provenance=origin)
-
-    return [replace(p, chosen=stamp(p.chosen), rejected=stamp(p.rejected)) for p in preferences]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Final
@@ -52,12 +52,60 @@ class PreferenceRecord:
 def preferences(record: PreferenceRecord) -> Section:
     """Return the section of an iteration that made preference pairs."""
     note = "Rewards are the environment's; an implicit reward is beta times the log-ratio of policy and reference."
-    return Section("preferences", TITLE, tuple(_blocks(record)), note)
+    cases = {": ".join(filter(None, (kind, _CASES.get(kind)))): count for kind, count in record.kinds.items()}
+    blocks: list[Block] = [sections.counts("What made the difference", "Pairs", cases)]
+    if record.rejected:
+        blocks.append(sections.counts("Turned away", "Candidates", record.rejected))
+    if record.margins:
+        caption = f"Margin of reward between the two sides. The rejected side of {record.cut} pairs was cut."
+        counted = {f"{low:.1f}{wording.TO}{low + 0.1:.1f}": count for low, count in record.margins.items()}
+        drawing = plots.bars(counted, "Pairs by margin of reward")
+        instead = sections.counts("Margin", "Pairs", counted)
+        blocks.append(Figure(drawing, caption, (Paragraph(caption), instead)))
+    else:
+        blocks.append(Paragraph("Not measured: margins; the pairs tell no rewards."))
+    curves = {
+        "Log-probability": [(s.chosen_logps, s.rejected_logps) for s in record.steps],
+        "Implicit reward": [(s.chosen_rewards, s.rejected_rewards) for s in record.steps],
+    }
+    # One step makes no curve.
+    for name, values in curves.items() if len(record.steps) > 1 else ():
+        chosen, rejected = [one for one, _ in values], [other for _, other in values]
+        caption = f"{name} of the chosen (solid) and the rejected sides (dashed) by optimizer step."
+        blocks.append(Figure(plots.curves({"chosen": chosen, "rejected": rejected}, caption), caption))
+    if record.steps:
+        blocks.append(_milestones(record.steps))
+    else:
+        blocks.append(Paragraph("Not measured: how training went; no steps were stored."))
+    return Section("preferences", TITLE, tuple(blocks), note)
 
 
 def preferences_of_run(records: Mapping[int, PreferenceRecord]) -> Section:
     """Return the section of a run whose iterations made preference pairs."""
-    rows = (Row((wording.iteration(number), *_of_run(record))) for number, record in records.items())
+    rows = []
+    for number, record in records.items():
+        end = record.steps[-_END:]
+        loss, accuracy, chosen, rejected = (
+            fmean(values) if values else None
+            for values in (
+                [one.loss for one in end],
+                [one.reward_accuracy for one in end if one.reward_accuracy is not None],
+                [one.chosen_rewards for one in end if one.chosen_rewards is not None],
+                [one.rejected_rewards for one in end if one.rejected_rewards is not None],
+            )
+        )
+        cells = (
+            wording.iteration(number),
+            wording.count(sum(record.kinds.values())),
+            wording.count(sum(record.rejected.values())),
+            wording.count(record.cut),
+            wording.count(len(record.steps)),
+            wording.decimal(loss, 3),
+            wording.percent(accuracy),
+            wording.decimal(chosen, 3),
+            wording.decimal(rejected, 3),
+        )
+        rows.append(Row(cells))
     titles = (
         "Pairs",
         "Turned away",
@@ -71,61 +119,6 @@ def preferences_of_run(records: Mapping[int, PreferenceRecord]) -> Section:
     table = Table((Column("Iteration", "text"), *map(Column, titles)), tuple(rows))
     note = f"Training numbers are means over the last {_END} optimizer steps, since single batches scatter."
     return Section("preferences-run", "Preference pairs over the run", (table,), note)
-
-
-def _of_run(record: PreferenceRecord) -> tuple[str, ...]:
-    end = record.steps[-_END:]
-    counts = (sum(record.kinds.values()), sum(record.rejected.values()), record.cut)
-    means = [
-        fmean(values) if values else None
-        for values in (
-            [one.loss for one in end],
-            [one.reward_accuracy for one in end if one.reward_accuracy is not None],
-            [one.chosen_rewards for one in end if one.chosen_rewards is not None],
-            [one.rejected_rewards for one in end if one.rejected_rewards is not None],
-        )
-    ]
-    loss, accuracy, chosen, rejected = means
-    return (
-        *map(wording.count, counts),
-        wording.count(len(record.steps)),
-        wording.decimal(loss, 3),
-        wording.percent(accuracy),
-        wording.decimal(chosen, 3),
-        wording.decimal(rejected, 3),
-    )
-
-
-def _blocks(record: PreferenceRecord) -> Iterator[Block]:
-    cases = {": ".join(filter(None, (kind, _CASES.get(kind)))): count for kind, count in record.kinds.items()}
-    yield sections.counts("What made the difference", "Pairs", cases)
-    if record.rejected:
-        yield sections.counts("Turned away", "Candidates", record.rejected)
-    if record.margins:
-        caption = f"Margin of reward between the two sides. The rejected side of {record.cut} pairs was cut."
-        counted = {f"{low:.1f}{wording.TO}{low + 0.1:.1f}": count for low, count in record.margins.items()}
-        drawing = plots.bars(counted, "Pairs by margin of reward")
-        instead = sections.counts("Margin", "Pairs", counted)
-        yield Figure(drawing, caption, (Paragraph(caption), instead))
-    else:
-        yield Paragraph("Not measured: margins; the pairs tell no rewards.")
-    if record.steps:
-        yield from _training(record.steps)
-    else:
-        yield Paragraph("Not measured: how training went; no steps were stored.")
-
-
-def _training(steps: Sequence[PreferenceTrainingStep]) -> Iterator[Block]:
-    curves = {
-        "Log-probability": [(s.chosen_logps, s.rejected_logps) for s in steps],
-        "Implicit reward": [(s.chosen_rewards, s.rejected_rewards) for s in steps],
-    }
-    # One step makes no curve.
-    for name, values in curves.items() if len(steps) > 1 else ():
-        chosen, rejected = [one for one, _ in values], [other for _, other in values]
-        caption = f"{name} of the chosen (solid) and the rejected sides (dashed) by optimizer step."
-        yield Figure(plots.curves({"chosen": chosen, "rejected": rejected}, caption), caption)
-    yield _milestones(steps)
 
 
 def _milestones(steps: Sequence[PreferenceTrainingStep]) -> Table:

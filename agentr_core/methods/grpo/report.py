@@ -75,19 +75,15 @@ def run_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
     shown = [f"{wording.iteration(number)}: {len(some)} steps" for number, some in parts.items() if some]
     note = f"All steps one after the other; {', '.join(shown)}. The page of an iteration has its table."
     curves: list[Block] = [_figure({"reward": [one.reward for one in steps]}, "Mean reward of a step's episodes.")]
-    curves += _blocks_of_run(steps, place.recipe.grpo.num_generations)
-    return (Section("groups-run", "Reinforcement learning over the run", tuple(curves), note),)
-
-
-def _blocks_of_run(steps: Sequence[GroupStep], size: int) -> Iterator[Block]:
-    blocks = _blocks(steps, size)
-    yield from (block for block in blocks if not isinstance(block, Table))
+    blocks = _blocks(steps, place.recipe.grpo.num_generations)
+    curves += [block for block in blocks if not isinstance(block, Table)]
     for name, values in (
         ("KL to start", [one.kl for one in steps if one.kl is not None]),
         ("KL to sampler", [one.sampler_kl for one in steps if one.sampler_kl is not None]),
     ):
         if len(values) > 1:
-            yield _figure({"KL": values}, f"{name} in nats a token by step that trained.")
+            curves.append(_figure({"KL": values}, f"{name} in nats a token by step that trained."))
+    return (Section("groups-run", "Reinforcement learning over the run", tuple(curves), note),)
 
 
 def _validations(recipe: Recipe, found: Sequence[Validation]) -> Section:
@@ -135,32 +131,30 @@ def _table(steps: Sequence[GroupStep], size: int) -> Table:
     """Return a table of the first and last steps and some in between, without columns that have no
     value.
     """
-    places = sorted({round(part * (len(steps) - 1) / (_ROWS - 1)) for part in range(_ROWS)})
-    columns = _columns([steps[place] for place in places], size)
-    filled = {title: cells for title, cells in columns.items() if set(cells) != {None}}
-    return Table(tuple(map(Column, filled)), tuple(map(Row, zip(*filled.values(), strict=True))))
 
-
-def _columns(steps: Sequence[GroupStep], size: int) -> dict[str, list[str | None]]:
     def numbers(values: Iterable[float | None], digits: int) -> list[str | None]:
         return [None if value is None else wording.decimal(value, digits) for value in values]
 
     def shares(values: Iterable[float | None]) -> list[str | None]:
         return [None if value is None else wording.percent(value) for value in values]
 
-    return {
-        "Step": [str(one.step) for one in steps],
-        "Reward": numbers((one.reward for one in steps), 3),
-        "pass@1, %": shares(one.pass_at_1 for one in steps),
-        f"pass@{size}, %": shares(one.pass_at_n for one in steps),
-        "Recovered, %": shares(one.recovered for one in steps),
-        "Mixed, %": shares(one.mixed_share for one in steps),
-        "Tokens an episode": numbers((one.episode_tokens for one in steps), 1),
-        "Cut replies, %": shares(one.cut_share for one in steps),
-        "Tokens/s": numbers((one.tokens_per_second for one in steps), 0),
-        "Entropy": numbers((one.entropy for one in steps), 3),
-        "KL to sampler": numbers((one.sampler_kl for one in steps), 5),
-        "KL to start": numbers((one.kl for one in steps), 4),
-        "Clipped, %": shares(one.clip_share for one in steps),
-        "Worth": numbers((one.shaped for one in steps), 3),
+    places = sorted({round(part * (len(steps) - 1) / (_ROWS - 1)) for part in range(_ROWS)})
+    shown = [steps[place] for place in places]
+    columns: dict[str, list[str | None]] = {
+        "Step": [str(one.step) for one in shown],
+        "Reward": numbers((one.reward for one in shown), 3),
+        "pass@1, %": shares(one.pass_at_1 for one in shown),
+        f"pass@{size}, %": shares(one.pass_at_n for one in shown),
+        "Recovered, %": shares(one.recovered for one in shown),
+        "Mixed, %": shares(one.mixed_share for one in shown),
+        "Tokens an episode": numbers((one.episode_tokens for one in shown), 1),
+        "Cut replies, %": shares(one.cut_share for one in shown),
+        "Tokens/s": numbers((one.tokens_per_second for one in shown), 0),
+        "Entropy": numbers((one.entropy for one in shown), 3),
+        "KL to sampler": numbers((one.sampler_kl for one in shown), 5),
+        "KL to start": numbers((one.kl for one in shown), 4),
+        "Clipped, %": shares(one.clip_share for one in shown),
+        "Worth": numbers((one.shaped for one in shown), 3),
     }
+    filled = {title: cells for title, cells in columns.items() if set(cells) != {None}}
+    return Table(tuple(map(Column, filled)), tuple(map(Row, zip(*filled.values(), strict=True))))

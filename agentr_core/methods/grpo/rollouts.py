@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
@@ -153,28 +153,17 @@ def forks(
     Each observation of a member's own, as opposed to its parent's, gives one chance to branch,
     which a seed of its own decides. The first `given` steps of each were not sampled for the group.
     """
-    tried = [
-        Fork(parent=one, position=position)
-        for one in members
-        for position in _open(one)
-        if _branches(one, position, branching, vocabulary, given)
-    ]
+    tried: list[Fork] = []
+    for member in members:
+        steps = member.trajectory.steps
+        for position in range(len(member.plan.prefix) + 1, len(steps)):
+            if not steps[position - 1].observation:
+                continue
+            rise = entropy(steps[position - 1], branching, vocabulary) - entropy(steps[given], branching, vocabulary)
+            draw = random.Random(derive_seed(member.plan.seed, OPERATOR, position)).random()
+            if draw < chance(rise, branching):
+                tried.append(Fork(parent=member, position=position))
     return sorted(tried, key=lambda fork: (fork.position, fork.parent.plan.number))[:room]
-
-
-def _open(one: Member) -> Iterator[int]:
-    """Yield the numbers of steps after which a member got an observation of its own and went on."""
-    steps = one.trajectory.steps
-    for position in range(len(one.plan.prefix) + 1, len(steps)):
-        if steps[position - 1].observation:
-            yield position
-
-
-def _branches(one: Member, position: int, branching: BranchingConfig, vocabulary: int, given: int) -> bool:
-    steps = one.trajectory.steps
-    rise = entropy(steps[position - 1], branching, vocabulary) - entropy(steps[given], branching, vocabulary)
-    draw = random.Random(derive_seed(one.plan.seed, OPERATOR, position)).random()
-    return draw < chance(rise, branching)
 
 
 # A group while it is sampled: which episodes of an instance to play, wave by wave.

@@ -72,6 +72,16 @@ def measures(groups: Sequence[Group], totals: Totals, grpo: GrpoConfig) -> dict[
     replies = [step for steps in sampled for step in steps]
     shaped = [one for group in groups for one in group.shaped or ()]
     tokens = sum(len(reply.token_ids) for reply in replies)
+    updates: dict[str, float | None] = dict.fromkeys(("loss", "entropy", "kl", "sampler_kl", "clip_share", "grad_norm"))
+    if totals.updates:
+        updates = {
+            "loss": totals.loss / totals.updates,
+            "entropy": totals.mean("entropy"),
+            "kl": totals.mean("kl") if grpo.beta else None,
+            "sampler_kl": totals.mean("sampler_kl"),
+            "clip_share": totals.mean("clipped"),
+            "grad_norm": totals.norm / totals.updates,
+        }
     return {
         "reward": fmean(episode.reward for episode in episodes) if episodes else 0.0,
         "shaped": fmean(shaped) if shaped else None,
@@ -85,7 +95,7 @@ def measures(groups: Sequence[Group], totals: Totals, grpo: GrpoConfig) -> dict[
         "cut_share": sum(reply.finish_reason == "length" for reply in replies) / max(1, len(replies)),
         "sampled_tokens": tokens,
         "trained_tokens": totals.tokens,
-        **_updates(totals, grpo),
+        **updates,
     }
 
 
@@ -115,19 +125,6 @@ def untrained(counts: GroupCounts) -> str:
         f"without a win, {counts.alike_with_wins} with wins); take easier or harder instances, or raise "
         "grpo.num_generations"
     )
-
-
-def _updates(totals: Totals, grpo: GrpoConfig) -> dict[str, float | None]:
-    if not totals.updates:
-        return dict.fromkeys(("loss", "entropy", "kl", "sampler_kl", "clip_share", "grad_norm"))
-    return {
-        "loss": totals.loss / totals.updates,
-        "entropy": totals.mean("entropy"),
-        "kl": totals.mean("kl") if grpo.beta else None,
-        "sampler_kl": totals.mean("sampler_kl"),
-        "clip_share": totals.mean("clipped"),
-        "grad_norm": totals.norm / totals.updates,
-    }
 
 
 # The training of an iteration as a job, and the checkpoint that it publishes.
