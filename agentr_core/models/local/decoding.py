@@ -374,7 +374,16 @@ class Decoder:
         buffer.reset(padded_rows(len(wave.rows), wave.width), base + _ahead(wave.width))
         self.prefill.fill(buffer, heads)
         self._prefixes.trim()
-        grid = Grid(wave, prompts, replies, buffer, base, self._attention.window, self._vocabulary)
+        self._generate(buffer, Grid(wave, prompts, replies, buffer, base, self._attention.window, self._vocabulary))
+        self._prefixes.trim()
+        self._spare = buffer
+
+    def _begin(self) -> None:
+        if self.given_up:
+            raise ModelFault("the work under way was given up")
+        self.passes += 1
+
+    def _generate(self, buffer: LayeredKV, grid: Grid) -> None:
         while grid.live:
             self._begin()
             start = grid.column
@@ -400,13 +409,6 @@ class Decoder:
             size = padded_rows(max(1, len(grid.live_rows())), grid.width)
             if size < buffer.rows:
                 grid.shrink(buffer, size)
-        self._prefixes.trim()
-        self._spare = buffer
-
-    def _begin(self) -> None:
-        if self.given_up:
-            raise ModelFault("the work under way was given up")
-        self.passes += 1
 
     def _remember(self, buffer: LayeredKV, reply: Grown) -> None:
         """Cache the blocks that a reply has completed: later prompts of its conversation begin with
