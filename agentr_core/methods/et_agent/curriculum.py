@@ -192,7 +192,7 @@ ASSESS = replace(
 REINFORCE_EFFICIENCY = replace(REINFORCE, reads=(*REINFORCE.reads, "et_agent.curriculum"))
 FUNNEL = Funnel(
     title="From questions to trained episodes",
-    stages=imported("agentr_core.methods.et_agent.report:funnel"),
+    stages=imported("agentr_core.methods.et_agent.report:selection_funnel"),
 )
 SELECTION = ReportPart(sections=imported("agentr_core.methods.et_agent.report:selection_sections"))
 STAGES = (ROLLOUT, SELECT, REINFORCE_EFFICIENCY)
