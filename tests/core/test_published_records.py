@@ -116,8 +116,8 @@ SPLICE = {"no_error": "keep", "reflections": 10, "impossible": "keep", "shared_c
 CRITIQUE = CritiqueConfig(temperature=1.0, scan_from="root", unparsable="published")
 
 
-async def critic(tree: Tree, tree_id: str, pairs: Sequence[object]) -> Callable[..., Critique]:
-    node_of = {derive_seed(7, "critique", tree_id, node.index): node.index for node in tree.nodes}
+async def critic(tree: Tree, pairs: Sequence[object]) -> Callable[..., Critique]:
+    node_of = {derive_seed(7, "critique", tree.instance.key, node.index): node.index for node in tree.nodes}
 
     async def ask(request: Request) -> list[Generation]:
         return [generation(judgement(tree, node_of[request.seed]))]
@@ -161,7 +161,7 @@ async def test_the_published_settings_give_the_published_records_in_number_and_o
         theirs = Published(tree, env, alpha=alpha, beta=0.2)
         expected = [theirs.record(high, low, mode == "blind") for high, low in theirs.pairs()]
         pairs, _ = pairs_of_tree(tree_id, leaf_paths(tree, tree_id), pairs_config, alpha=alpha, seed=3)
-        critique = await critic(tree, tree_id, pairs)
+        critique = await critic(tree, pairs)
         made = [splice(pair, critique(pair), env, config, alpha=alpha, seed=5) for pair in pairs]
         assert [read(sample) for sample in made] == expected
         total += len(made)

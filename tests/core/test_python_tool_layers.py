@@ -15,12 +15,12 @@ from agentr_core.tools.python.tool import attempts
 
 WITHOUT_LANDLOCK = """
 import asyncio, ctypes
-from agentr_core.tools.python import kernel, seccomp
+from agentr_core.tools.python import confinement
 from agentr_core.tools.python.tool import PythonTool
 
-kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-lines = [seccomp._line(0x20, 0), *seccomp._answer(444, 0x00050000 | 38), seccomp._line(0x06, 0x7FFF0000)]
-seccomp._lay(b"".join(lines))
+confinement.prctl(confinement.PR_SET_NO_NEW_PRIVS, 1)
+lines = [confinement._line(0x20, 0), *confinement._answer(444, 0x00050000 | 38), confinement._line(0x06, 0x7FFF0000)]
+confinement._lay(b"".join(lines))
 
 async def level(asked):
     try:
@@ -51,15 +51,15 @@ def test_a_kernel_without_landlock_is_told() -> None:
 
 ALONE = """
 import os, socket
-from agentr_core.tools.python import kernel, landlock
+from agentr_core.tools.python import confinement
 
 server = socket.create_server(("127.0.0.1", 0))
 named = socket.socket(socket.AF_UNIX)
 named.bind(b"\\0agentr-" + os.urandom(8).hex().encode())
 named.listen()
-kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+confinement.prctl(confinement.PR_SET_NO_NEW_PRIVS, 1)
 if restrict := {restrict}:
-    landlock.restrict(landlock.ruleset([], ".", landlock.abi()))
+    confinement.restrict(confinement.ruleset([], ".", confinement.abi()))
 for attempt in (
     lambda: socket.create_connection(server.getsockname()),
     lambda: socket.create_server(("127.0.0.1", 0)),
@@ -90,12 +90,12 @@ def test_landlock_stands_without_the_filter(restrict: bool, said: str, tmp_path:
 
 OLD = """
 import os
-from agentr_core.tools.python import kernel, landlock, seccomp
+from agentr_core.tools.python import confinement
 
-kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-landlock.restrict(landlock.ruleset(["/usr/lib", {readable!r}], ".", {version}))
+confinement.prctl(confinement.PR_SET_NO_NEW_PRIVS, 1)
+confinement.restrict(confinement.ruleset(["/usr/lib", {readable!r}], ".", {version}))
 if {filtered}:
-    seccomp.install()
+    confinement.install()
 for attempt in (
     lambda: os.open("note", os.O_WRONLY | os.O_CREAT | os.O_TRUNC),
     lambda: os.open({readable!r} + "/file", os.O_WRONLY),

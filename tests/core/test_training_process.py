@@ -31,7 +31,7 @@ LONG: dict[str, Any] = {"epochs": 40.0, "checkpoint_every": 5}
 """120 steps: seconds of training, so that there is time to kill it."""
 PARENT = """
 import asyncio, pathlib, sys
-from agentr_core.training import train
+from agentr_core.training.process import train
 from agentr_core.training.job import JOB
 asyncio.run(train(JOB.validate_json(pathlib.Path(sys.argv[1]).read_bytes())))
 """

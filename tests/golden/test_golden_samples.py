@@ -120,11 +120,12 @@ def without_closing(record: Record, cut: set[str]) -> Record:
 
 
 @pytest.mark.slow
-def test_samples_are_those_of_269e248_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_are_those_of_269e248(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(FOLDER)
     known = expected(ROOMY)
     assert {record["kind"] for record in known} == {"good", "revision"}
-    assert make(tmp_path, ROOMY)[0] == known
+    # Their order is now that of what is in them.
+    assert sorted(map(json.dumps, make(tmp_path, ROOMY)[0])) == sorted(map(json.dumps, known))
 
 
 @pytest.mark.long

@@ -105,28 +105,25 @@ def ensure(folder: Path, device: Device, *, tell: Callable[[str], None]) -> Path
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _locked(folder, tell):
         # Another process may have made it while we waited.
-        if not is_complete(folder, stamp):
-            if folder.exists():
-                if any(folder.iterdir()) and not (folder / MARK).is_file():
-                    raise ConfigError(
-                        f"{folder} is not an environment that agentr made; name another folder, or remove it"
+        if is_complete(folder, stamp):
+            return interpreter(folder)
+        if folder.exists():
+            if any(folder.iterdir()) and not (folder / MARK).is_file():
+                raise ConfigError(f"{folder} is not an environment that agentr made; name another folder, or remove it")
+            tell(f"the environment in {folder} is half-made or outdated; it is made again")
+            shutil.rmtree(folder)
+        folder.mkdir()
+        (folder / MARK).touch()
+        tell(f"making an environment for {_PACKAGES[device]} {engine_version()} in {folder}: some minutes, gigabytes")
+        with (folder / LOG).open("w", encoding="utf-8") as log:
+            for command in commands(folder, device, constraints):
+                last = _run(command, log, tell)
+                if last:
+                    raise ModelServerError(
+                        f"{' '.join(command[1:4])} failed in {folder}: {_reason(last)}; the whole log is "
+                        f"{folder / LOG}{_HINT if device == 'cpu' else ''}"
                     )
-                tell(f"the environment in {folder} is half-made or outdated; it is made again")
-                shutil.rmtree(folder)
-            folder.mkdir()
-            (folder / MARK).touch()
-            tell(
-                f"making an environment for {_PACKAGES[device]} {engine_version()} in {folder}: some minutes, gigabytes"
-            )
-            with (folder / LOG).open("w", encoding="utf-8") as log:
-                for command in commands(folder, device, constraints):
-                    last = _run(command, log, tell)
-                    if last:
-                        raise ModelServerError(
-                            f"{' '.join(command[1:4])} failed in {folder}: {_reason(last)}; the whole log is "
-                            f"{folder / LOG}{_HINT if device == 'cpu' else ''}"
-                        )
-            (folder / MARK).write_text(f"{stamp}\n", encoding="utf-8")
+        (folder / MARK).write_text(f"{stamp}\n", encoding="utf-8")
     return interpreter(folder)
 
 
