@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Collection
 from http.cookies import CookieError, SimpleCookie
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode
 
 import uvicorn
 from starlette.responses import JSONResponse, RedirectResponse, Response
@@ -17,27 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from agentr_core.errors import ConfigError
-
-# The host that a request names, and who may reach one.
-
-LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
-"""The names by which a machine refers to itself."""
-
-
-def host_in(header: str) -> str | None:
-    """Return the host in a `Host` header, without its port; None if it cannot be read."""
-    try:
-        return urlsplit(f"//{header}").hostname
-    except ValueError:
-        return None
-
-
-def token_for(host: str) -> str | None:
-    """Return a new token for a server that listens on a host; None if only this machine reaches
-    it.
-    """
-    return None if host in LOOPBACK else secrets.token_urlsafe(24)
-
+from agentr_core.system import host_in
 
 # The requests that our servers refuse: those of web pages, those with oversized bodies, and those
 # without the server's token.

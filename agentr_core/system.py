@@ -1,4 +1,6 @@
-"""This process and its machine: threads, interrupts, waiting, and files that are written whole."""
+"""This process and its machine: threads, interrupts, waiting, files that are written whole, and the
+names of this host.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ import fcntl
 import gc
 import json
 import os
+import secrets
 import shutil
 import sys
 import tempfile
@@ -22,7 +25,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
+from urllib.parse import urlsplit
 
 from agentr_core.errors import DataFileError, DiskError
 from agentr_core.fingerprint import file_sha256, fingerprint
@@ -429,3 +433,24 @@ def keep_freed_memory() -> bool:
         return False
     wanted = ((M_MMAP_THRESHOLD, LARGEST), (M_TRIM_THRESHOLD, LARGEST), (M_ARENA_MAX, 1))
     return all([mallopt(option, value) for option, value in wanted])
+
+
+# The host that a request names, and who may reach one.
+
+LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+"""The names by which a machine refers to itself."""
+
+
+def host_in(header: str) -> str | None:
+    """Return the host in a `Host` header, without its port; None if it cannot be read."""
+    try:
+        return urlsplit(f"//{header}").hostname
+    except ValueError:
+        return None
+
+
+def token_for(host: str) -> str | None:
+    """Return a new token for a server that listens on a host; None if only this machine reaches
+    it.
+    """
+    return None if host in LOOPBACK else secrets.token_urlsafe(24)

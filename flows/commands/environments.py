@@ -18,11 +18,10 @@ from agentr_core.environments.contract import Violation, check
 from agentr_core.environments.registry import Reads, listening, unseen
 from agentr_core.episodes.transcript import whole_episode
 from agentr_core.errors import AgentrError, ConfigError, EnvironmentUnavailable, UserError
-from agentr_core.http_server import token_for
 from agentr_core.protocols import Environment, Repeatability, repeatability_of
 from agentr_core.recipes.parsing import read_yaml, unfit_values
 from agentr_core.stages.demonstrate import expert_trajectory
-from agentr_core.system import write_text
+from agentr_core.system import token_for, write_text
 from agentr_core.texts import cause, visible
 from agentr_core.types import Instance, Message
 from tasks.wiring import gateway_token, named_environment

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from agentr_core import http_server
-from agentr_core.http_server import LOOPBACK
+from agentr_core.system import LOOPBACK
 from agentr_core.tools.search.retriever import open_retriever
 from agentr_core.tools.search.server import app
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from agentr_core import http_server
-from agentr_core.http_server import LOOPBACK, token_for
 from agentr_core.store.queries.runs import runs_beginning
+from agentr_core.system import LOOPBACK, token_for
 from agentr_core.texts import counted
 from agentr_core.viewer.bundle import bundle
 from agentr_core.viewer.server import app

@@ -11,9 +11,9 @@ import httpx
 import storage
 from measures import Clock, Measure
 
-from agentr_core.http_server import LOOPBACK
 from agentr_core.store.database import Store
 from agentr_core.store.text_index import TextIndex
+from agentr_core.system import LOOPBACK
 from agentr_core.viewer.server import app
 
 _LISTS: Final = (

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from agentr_core.http_server import LOOPBACK
+from agentr_core.system import LOOPBACK
 from agentr_core.tools.search.retriever import Document, Retriever
 from agentr_core.tools.search.server import app
 from agentr_core.tools.search.tool import MOST_QUERIES, MOST_QUERY_CHARS

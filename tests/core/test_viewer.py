@@ -13,12 +13,12 @@ import pytest
 from browser import HOSTILE, browse
 
 from agentr_core.errors import ConfigError
-from agentr_core.http_server import LOOPBACK
 from agentr_core.reports import wording
 from agentr_core.samples.rendering import ReadToken
 from agentr_core.store.database import Store
 from agentr_core.store.queries.trees import TreeNode
 from agentr_core.store.text_index import TextIndex
+from agentr_core.system import LOOPBACK
 from agentr_core.viewer import pages as viewer_pages
 from agentr_core.viewer.bundle import bundle
 from agentr_core.viewer.pages import extract

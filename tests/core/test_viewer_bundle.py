@@ -13,7 +13,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from agentr_core.errors import ConfigError, StoreError
-from agentr_core.http_server import LOOPBACK
+from agentr_core.system import LOOPBACK
 from agentr_core.viewer.bundle import Bundled, bundle
 from agentr_core.viewer.server import app
 

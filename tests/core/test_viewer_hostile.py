@@ -15,9 +15,9 @@ from asgi import running
 from browser import HOSTILE, browse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from agentr_core.http_server import LOOPBACK
 from agentr_core.store.database import Store
 from agentr_core.store.text_index import TextIndex
+from agentr_core.system import LOOPBACK
 from agentr_core.viewer.server import Sealed, app
 
 pytestmark = pytest.mark.slow

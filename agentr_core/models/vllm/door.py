@@ -23,10 +23,10 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from agentr_core.errors import AgentrError, ConfigError, ModelFault, ModelServerError, ModelUnavailable
-from agentr_core.http_server import LOOPBACK, host_in
 from agentr_core.models.vllm.env import HOST, Launch
 from agentr_core.models.vllm.replicas import Replicas, make_launch
 from agentr_core.recipes.models import Dtype, ModelConfig
+from agentr_core.system import LOOPBACK, host_in
 
 _POLL_SECONDS = 1.0
 _TIMEOUT_SECONDS = 60.0
