@@ -19,7 +19,6 @@ from agentr_core.store.codec.ledger import event_rows
 from agentr_core.store.codec.samples import FLYWHEEL, derivation_rows
 from agentr_core.store.codec.trajectories import trajectory_rows
 from agentr_core.store.database import Store
-from agentr_core.store.queries import listings
 from agentr_core.store.queries.datasets import EpisodeCounts, ErrorCount, PreferenceCounts, error_counts, refusals
 from agentr_core.store.queries.listings import LISTINGS, ORIGINS, Listed, ancestry, choices, listed
 from agentr_core.store.queries.runs import Published, RequestUse, TokenUse
@@ -79,14 +78,15 @@ def test_each_list_is_asked_for_with_each_filter_in_the_newest_schema(name: str,
     assert choices(empty, LISTINGS[name]).keys() <= LISTINGS[name].choices.keys()
 
 
+OF_THE_SCHEMA = ("relations", "references")
+"""Queries that every store has an answer to."""
+
+
 def every() -> Iterator[Query]:
-    """Yield all but those of the schema itself, which every store has."""
+    """Yield all but those of the schema itself."""
     for module in iter_modules(queries.__path__, f"{queries.__name__}."):
         for name, found in inspect.getmembers(import_module(module.name), inspect.isfunction):
-            # `weights_now` gives back what it is given.
-            if name == "weights_now":
-                continue
-            if found.__module__ == module.name != listings.__name__ and not name.startswith("_"):
+            if found.__module__ == module.name and name not in OF_THE_SCHEMA and not name.startswith("_"):
                 yield found
 
 

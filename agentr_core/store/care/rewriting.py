@@ -23,8 +23,8 @@ from agentr_core.store import lock
 from agentr_core.store.connection import connected, literal, quoted, storage_faults
 from agentr_core.store.database import Store
 from agentr_core.store.migrations import stored_columns
-from agentr_core.store.queries.runs import weights_now
 from agentr_core.store.tables import TABLES
+from agentr_core.store.weights import weights_now
 from agentr_core.system import sync
 
 # The sizes of the tables of a store.

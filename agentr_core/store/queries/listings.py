@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from agentr_core.store.connection import tell_runs_at_work
 from agentr_core.store.database import Store
-from agentr_core.store.queries.runs import weights_now
+from agentr_core.store.weights import weights_now
 from agentr_core.types import Instance
 
 # Instances of worlds, and the counts of what an iteration made in each world.

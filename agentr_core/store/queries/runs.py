@@ -11,22 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agentr_core.answers import is_unreadable
-from agentr_core.models.files import checkpoint_folder
 from agentr_core.recipes.models import ModelRole
 from agentr_core.store.codec.ledger import Status, in_utc
 from agentr_core.store.database import Store
+from agentr_core.store.weights import weights_now
 from agentr_core.types import Generation
-
-# Where the weights of a store's checkpoints lie.
-
-
-def weights_now(store: Store, checkpoint_id: str, stored: str) -> str:
-    """Return the folder of a checkpoint's weights: the one beside its store if it is there, since a
-    workspace may have been copied or moved, else the one that is `stored`.
-    """
-    here = checkpoint_folder(store.path.parent, checkpoint_id)
-    return str(here) if here.is_dir() else stored
-
 
 # What an iteration has made so far: trajectories, a dataset, a checkpoint.
 
