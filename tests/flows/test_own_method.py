@@ -93,7 +93,7 @@ def test_its_stage_has_a_flow_that_prefect_finds_by_name() -> None:
         (
             "method=recitals",
             "method: there is no method 'recitals' (did you mean recital?); installed are agent-r, eto, grpo, "
-            "et-agent, compare, compare-runs, base, recital",
+            "et-agent, compare, compare-runs, recital",
         ),
         ("method=agent-r", "options: belongs to another method than agent-r; leave it out"),
     ],
