@@ -19,7 +19,8 @@ from agentr_core.episodes.transcript import open_with
 from agentr_core.errors import ConfigError
 from agentr_core.methods.faults import load
 from agentr_core.methods.table import method_of
-from agentr_core.models.local.workers import Loading, load_local
+from agentr_core.models.local.messages import Loading
+from agentr_core.models.local.workers import load_local
 from agentr_core.models.openai.chat import OpenAIModel
 from agentr_core.models.openai.endpoint import endpoint
 from agentr_core.models.vllm.door import RemoteFleet

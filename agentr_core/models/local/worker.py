@@ -13,8 +13,8 @@ import traceback
 from multiprocessing.connection import Connection
 
 from agentr_core.errors import AgentrError, ModelFault
+from agentr_core.models.local.messages import Loaded, Loading, Reload, Replies, Working
 from agentr_core.models.local.transformers import TransformersModel
-from agentr_core.models.local.workers import Loaded, Loading, Reload, Replies, Working
 from agentr_core.system import end_with_parent, importing, keep_freed_memory
 from agentr_core.types import Request
 

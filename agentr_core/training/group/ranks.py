@@ -212,9 +212,10 @@ def _submitted(process: ProcessPoolExecutor, work: Callable[P, T], *args: P.args
     """
     try:
         return process.submit(work, *args, **kwargs)
-    except BrokenProcessPool as error:
+    except RuntimeError as error:
+        # Broken, or shut down: which of them it says of one that was ended depends on the moment.
         failed: Future[T] = Future()
-        failed.set_exception(error)
+        failed.set_exception(BrokenProcessPool(str(error)))
         return failed
 
 
