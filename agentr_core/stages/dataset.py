@@ -23,8 +23,7 @@ from agentr_core.recipes.data import DataConfig
 from agentr_core.runtime.instances import held_out
 from agentr_core.runtime.place import Workplace
 from agentr_core.samples.chat_file import read_chat
-from agentr_core.samples.dataset import Dataset, build_dataset, build_pairs, hash_of
-from agentr_core.samples.filters import Filtered, Way, exchanged, split
+from agentr_core.samples.dataset import Dataset, Filtered, Way, build_dataset, build_pairs, exchanged, hash_of, split
 from agentr_core.samples.identity import sample_id, trained_spans
 from agentr_core.samples.rendering import Renderer, load_renderer
 from agentr_core.samples.rows import TokenRow

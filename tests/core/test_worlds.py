@@ -30,7 +30,7 @@ from agentr_core.reports.markdown import render_markdown
 from agentr_core.runtime.instances import separate_instances
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, start
-from agentr_core.samples.filters import in_shares
+from agentr_core.samples.dataset import in_shares
 from agentr_core.stages.dataset import dataset
 from agentr_core.stages.evaluate import evaluate, evaluation_id
 from agentr_core.stages.report import Scoreboard, beside, build_report, differences

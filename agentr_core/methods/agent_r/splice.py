@@ -34,7 +34,7 @@ from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.episode_shard import play_rollouts, rollout_id
 from agentr_core.runtime.equipment import Worlds
 from agentr_core.runtime.place import Workplace
-from agentr_core.samples.filters import drops, split
+from agentr_core.samples.dataset import drops, split
 from agentr_core.samples.identity import sample_id
 from agentr_core.samples.rendering import load_renderer
 from agentr_core.search.tree import leaf_paths

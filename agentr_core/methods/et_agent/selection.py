@@ -38,7 +38,7 @@ from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.episode_shard import plan_rollouts, play_rollouts, rollout_id
 from agentr_core.runtime.instances import SELECTED, separate_instances
 from agentr_core.runtime.place import Workplace
-from agentr_core.samples.filters import Filtered
+from agentr_core.samples.dataset import Filtered
 from agentr_core.stages.dataset import whole_rows
 from agentr_core.store.codec.ledger import rejection_rows, store_anew
 from agentr_core.store.codec.samples import (
