@@ -22,7 +22,7 @@ from agentr_core.reports.document import (
     of_one_run,
 )
 from agentr_core.reports.markdown import table_markdown
-from agentr_core.reports.score_tables import gain, played_once, promoted, unfinished_rows, worlds
+from agentr_core.reports.score_tables import gain, played_once, promoted, unfinished_rows, world_tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +181,7 @@ def _table(reports: Sequence[IterationReport]) -> Table:
     scores = {score.iteration: score for report in ordered for score in report.scores}
     base, pending = scores.get(BASE), ordered[-1].unfinished
     if any(score.worlds for score in scores.values()):
-        return worlds([scores[key] for key in sorted(scores)], max(scores))
+        return world_tables([scores[key] for key in sorted(scores)], max(scores))
     if any(score.sets for score in scores.values()):
         return _table_of_sets([scores[key] for key in sorted(scores)], pending)
     columns = (

@@ -173,7 +173,7 @@ def sets(all_scores: Sequence[IterationScore], current: int, pending: Sequence[U
     return Table(columns, (*rows, *unfinished_rows(columns, [one for one in pending if one.name in shown])))
 
 
-def worlds(all_scores: Sequence[IterationScore], current: int) -> Table:
+def world_tables(all_scores: Sequence[IterationScore], current: int) -> Table:
     """Return success and reward of every model in each of several worlds, with 95% intervals, their
     means over the worlds, and those over all episodes.
     """

@@ -301,7 +301,7 @@ def _held_out(report: IterationReport) -> Iterator[Section]:
             "One model in each of its worlds, with 95% intervals. Differences to the base model are in points of "
             "success, on the same episodes. In the mean of worlds each world counts the same."
         )
-        yield Section("worlds", "Score by world", (score_tables.worlds(scores, report.iteration),), note)
+        yield Section("worlds", "Score by world", (score_tables.world_tables(scores, report.iteration),), note)
         deep = tuple(_by_depth(report, worlds, "World"))
         if deep:
             note = "Percent of held-out episodes solved in each difficulty class, with 95% intervals."

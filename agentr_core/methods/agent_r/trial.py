@@ -19,7 +19,7 @@ from agentr_core.runtime.place import Workplace
 from agentr_core.store.codec.trajectories import Episode
 from agentr_core.types import Judgement, Path, Verdict
 
-STAGE = "headroom"
+TRIAL = "headroom"
 Verdicts = dict[str, Sequence[Verdict]]
 """The verdicts on the steps of episodes, in their order, by the id of the trajectory."""
 
@@ -71,7 +71,7 @@ async def _judged(
     trajectory.
     """
     config, done = place.recipe.critique, 0
-    async with place.asking(role, policy, STAGE, 0) as (sampler, writer, _):
+    async with place.asking(role, policy, TRIAL, 0) as (sampler, writer, _):
 
         async def work(episode: Episode) -> list[Judgement]:
             nodes = tuple(range(1, len(episode.trajectory.steps) + 1))
@@ -80,7 +80,7 @@ async def _judged(
                 [Scan(path, 0)],
                 held_back(sampler, writer),
                 config,
-                seed=derive_seed(place.recipe.seed, STAGE, "judge", episode.repeat),
+                seed=derive_seed(place.recipe.seed, TRIAL, "judge", episode.repeat),
                 count_tokens=sampler.model.count_tokens,
                 context_length=sampler.model.context_length,
             )
@@ -96,7 +96,7 @@ async def _judged(
             work,
             key=lambda episode: episode.trajectory_id,
             errors=place.recipe.errors,
-            on_error=place.on_error(writer, STAGE, 0),
+            on_error=place.on_error(writer, TRIAL, 0),
             concurrency=in_flight(sampler, config.votes),
             on_result=show,
         )

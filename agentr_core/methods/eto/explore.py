@@ -21,7 +21,7 @@ from agentr_core.stages.demonstrate import best_experts
 from agentr_core.store.codec.trajectories import load_trajectories
 from agentr_core.types import Instance, Trajectory
 
-STAGE = "explore"
+EXPLORE = "explore"
 
 
 def check_state(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
@@ -60,7 +60,7 @@ def exploration(place: Workplace, iteration: int, instances: Sequence[Instance])
             EpisodePlan(
                 instance=instance,
                 number=number,
-                seed=derive_seed(recipe.seed, STAGE, iteration, instance.key, number),
+                seed=derive_seed(recipe.seed, EXPLORE, iteration, instance.key, number),
                 prefix=expert.steps[:cut] if expert else (),
                 greedy=number == 0,
                 max_steps=config.max_steps,
@@ -89,20 +89,20 @@ async def explore_and_keep(place: Workplace, iteration: int) -> dict[str, Any]:
     Raises as `explore`.
     """
     told, successes = await _explore(place, iteration)
-    place.store.write(whole_rows(place, iteration, successes, stage=STAGE))
+    place.store.write(whole_rows(place, iteration, successes, stage=EXPLORE))
     return told
 
 
 async def _explore(place: Workplace, iteration: int) -> tuple[dict[str, Any], dict[str, Trajectory]]:
     """Return the summary of an exploration, and its successes by id."""
     wanted = exploration(place, iteration, await separate_instances(place, iteration))
-    plan_rollouts(place, iteration, wanted, stage=STAGE)
+    plan_rollouts(place, iteration, wanted, stage=EXPLORE)
     how = acting(place.recipe)
     new = await play_rollouts(
         place,
         iteration,
         wanted,
-        stage=STAGE,
+        stage=EXPLORE,
         name="exploration",
         sampling=how.sampling,
         max_steps=how.max_steps,

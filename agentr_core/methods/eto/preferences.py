@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from agentr_core.episodes.transcript import of_another_run, transcript
 from agentr_core.errors import ConfigError
 from agentr_core.fingerprint import fingerprint
-from agentr_core.methods.eto.explore import STAGE as EXPLORE
+from agentr_core.methods.eto.explore import EXPLORE
 from agentr_core.protocols import Environment
 from agentr_core.recipes.eto import PreferencesConfig
 from agentr_core.recipes.fields import exceeds

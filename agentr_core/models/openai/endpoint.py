@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from time import time
+import time
 from typing import Any
 
 from agentr_core.errors import (
@@ -207,7 +207,7 @@ def retry_after(error: Exception) -> float | None:
 
     if not isinstance(error, APIStatusError):
         return None
-    return seconds_told(error.response.headers.get("retry-after", ""), now=time())
+    return seconds_told(error.response.headers.get("retry-after", ""), now=time.time())
 
 
 def _said(body: object) -> str:
