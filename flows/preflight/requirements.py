@@ -24,7 +24,7 @@ from agentr_core.models.checkpoint_dir import (
     has_chat_template,
     way_out,
 )
-from agentr_core.models.openai.endpoint import context_length, endpoint
+from agentr_core.models.openai.endpoint import endpoint, served_context_length
 from agentr_core.models.vllm.replicas import device_of
 from agentr_core.recipes.grpo import on_one_machine
 from agentr_core.recipes.models import ModelConfig
@@ -303,7 +303,7 @@ def check_prompt(model: ModelConfig, messages: Sequence[Message]) -> None:
 
 def _ask(model: ModelConfig) -> None:
     try:
-        context_length(endpoint(model.server, os.environ), model.server, model.context_length)
+        served_context_length(endpoint(model.server, os.environ), model.server, model.context_length)
     except ModelFault as error:
         raise EndpointError(str(error)) from None
 

@@ -28,7 +28,7 @@ from agentr_core.errors import (
 )
 from agentr_core.models.connections import MIB
 from agentr_core.models.openai.chat import OpenAIModel
-from agentr_core.models.openai.endpoint import Endpoint, context_length, endpoint
+from agentr_core.models.openai.endpoint import Endpoint, endpoint, served_context_length
 from agentr_core.models.samplers import Relay
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.recipes.models import ServerConfig
@@ -363,7 +363,7 @@ def test_an_address_with_a_secret_is_refused_unspoken() -> None:
 
 
 def looked_up(url: str, **options: Any) -> int:
-    return context_length(Endpoint(url=url, key=KEY), ServerConfig(**{"model": "script", **options}), 0)
+    return served_context_length(Endpoint(url=url, key=KEY), ServerConfig(**{"model": "script", **options}), 0)
 
 
 def test_an_unreachable_server_is_named() -> None:
@@ -423,4 +423,4 @@ def test_a_server_that_does_not_say_what_it_has(
         assert KEY not in str(caught.value)
         if error is ConfigError:
             config = ServerConfig(model="script")
-            assert context_length(Endpoint(url=url, key=KEY), config, 4096) == 4096
+            assert served_context_length(Endpoint(url=url, key=KEY), config, 4096) == 4096

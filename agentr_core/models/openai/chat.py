@@ -87,10 +87,10 @@ class OpenAIModel:
             context_length: the most tokens of a prompt and its reply, if fewer than the server's
                 limit; 0 means that limit.
 
-        Raises as `endpoint.context_length`, and `ModelDirectoryError` when `server.tokenizer`
+        Raises as `served_context_length`, and `ModelDirectoryError` when `server.tokenizer`
         cannot be loaded.
         """
-        length = endpoints.context_length(where, server, context_length)
+        length = endpoints.served_context_length(where, server, context_length)
         # The renderer only counts tokens: every date has about as many, and the server prints its
         # own.
         now = datetime.now(UTC)

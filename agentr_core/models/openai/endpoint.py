@@ -115,7 +115,7 @@ def endpoint(server: ServerConfig, environment: Mapping[str, str]) -> Endpoint:
     return Endpoint(url=address, key=key, variables={name: environment[name] for name in wanted})
 
 
-def context_length(where: Endpoint, server: ServerConfig, configured: int) -> int:
+def served_context_length(where: Endpoint, server: ServerConfig, configured: int) -> int:
     """Return the context length of a served model: the server's number, or `configured` if that is
     less. Blocks.
 
