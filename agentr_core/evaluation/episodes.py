@@ -7,8 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from agentr_core import answers
-from agentr_core.episodes.rollout import episode
-from agentr_core.episodes.steps import Ask, EpisodeTimer, Helper, Reply, SharedEnvironments, graded, no_helper
+from agentr_core.episodes.rollout import (
+    Ask,
+    EpisodeTimer,
+    Helper,
+    Reply,
+    SharedEnvironments,
+    episode,
+    graded,
+    no_helper,
+)
 from agentr_core.episodes.transcript import Fits, TokensOf
 from agentr_core.episodes.units import UnitError, run_all
 from agentr_core.fingerprint import derive_seed

@@ -294,7 +294,7 @@ THINK_AND_CLONE = replace(
 EXPLORE = Stage(
     name="explore",
     about="Let the policy play the training instances of an iteration.",
-    work=imported("agentr_core.methods.eto.explore:explore"),
+    work=imported("agentr_core.methods.eto.preferences:explore"),
     reads=(
         "environment",
         "model",
@@ -309,12 +309,12 @@ EXPLORE = Stage(
     roles=("actor", "teacher"),
     spreads=True,
     gathers=True,
-    check=imported("agentr_core.methods.eto.explore:check_state"),
+    check=imported("agentr_core.methods.eto.preferences:check_state"),
 )
 EXPLORE_AND_KEEP = replace(
     EXPLORE,
     about="Let the policy play the training instances of an iteration, and make samples of its successes.",
-    work=imported("agentr_core.methods.eto.explore:explore_and_keep"),
+    work=imported("agentr_core.methods.eto.preferences:explore_and_keep"),
 )
 PREFER = Stage(
     name="prefer",

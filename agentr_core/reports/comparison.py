@@ -20,7 +20,7 @@ from agentr_core.reports.document import (
     Table,
     Whisker,
 )
-from agentr_core.reports.score_tables import gain
+from agentr_core.reports.iteration import gain
 
 BASE = "base"
 """The name, in tables, of the model that all arms begin with."""

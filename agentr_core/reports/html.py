@@ -8,13 +8,13 @@ from functools import cache
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from agentr_core.reports import comparison, document, plots, run_page, sections, wording
+from agentr_core.reports import comparison, document, iteration, plots, run_page, wording
 from agentr_core.reports.document import IterationReport, of_one_run
 
 
 def render_html(report: IterationReport) -> str:
     """Return the page of an iteration. The same report gives the same page, byte for byte."""
-    return _render("report.html.jinja", report=report, sections=sections.sections(report))
+    return _render("report.html.jinja", report=report, sections=iteration.sections(report))
 
 
 def render_index(reports: Sequence[IterationReport]) -> str:

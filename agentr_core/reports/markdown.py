@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from agentr_core.reports import comparison, document, run_page, wording
 from agentr_core.reports.document import IterationReport, RevisionExample, of_one_run
-from agentr_core.reports.sections import sections
+from agentr_core.reports.iteration import sections
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~&$])")
 _ALIGN = {"text": ":--", "code": ":--", "number": "--:", "meter": "--:"}

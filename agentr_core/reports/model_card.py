@@ -21,8 +21,8 @@ from agentr_core.reports.document import (
     Unfinished,
     of_one_run,
 )
+from agentr_core.reports.iteration import gain, played_once, promoted, unfinished_rows, world_tables
 from agentr_core.reports.markdown import table_markdown
-from agentr_core.reports.score_tables import gain, played_once, promoted, unfinished_rows, world_tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from agentr_core.reports import document, plots, score_tables, wording
+from agentr_core.reports import document, iteration, plots, wording
 from agentr_core.reports.document import (
     Bill,
     Block,
@@ -29,8 +29,8 @@ from agentr_core.reports.document import (
     of_one_run,
     report_name,
 )
-from agentr_core.reports.score_tables import gain
-from agentr_core.reports.sections import sections as sections_of
+from agentr_core.reports.iteration import gain
+from agentr_core.reports.iteration import sections as sections_of
 
 # The table that compares one model for several worlds with a model for each world.
 
@@ -96,7 +96,7 @@ def of_sets(scores: Sequence[IterationScore]) -> dict[str, list[tuple[int, Estim
     """
     found: dict[str, list[tuple[int, Estimate]]] = {}
     for score in scores:
-        once = score_tables.played_once([score])
+        once = iteration.played_once([score])
         played = [one for one in (*score.sets, *score.worlds) if one in score.worlds or one.name in once]
         for one in played:
             found.setdefault(one.name, []).append((score.iteration, one.success))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
-from agentr_core.episodes.steps import Helper, Outcome, Reply, SharedEnvironments
+from agentr_core.episodes.rollout import Helper, Outcome, Reply, SharedEnvironments
 from agentr_core.evaluation.episodes import EpisodePlan, EpisodeResult, Player, count_invalid, play_all
 from agentr_core.fingerprint import fingerprint
 from agentr_core.models.samplers import Sampler

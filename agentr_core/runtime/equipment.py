@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agentr_core.answers import is_unreadable
-from agentr_core.episodes.steps import Ask
+from agentr_core.episodes.rollout import Ask
 from agentr_core.episodes.transcript import Fits, TokensOf
 from agentr_core.episodes.units import UnitError
 from agentr_core.errors import ConfigError

@@ -15,8 +15,7 @@ from functools import partial
 from typing import Any
 
 from agentr_core import answers
-from agentr_core.episodes.rollout import diverged, episode, restore
-from agentr_core.episodes.steps import (
+from agentr_core.episodes.rollout import (
     Ask,
     EpisodeTimer,
     Helper,
@@ -24,10 +23,13 @@ from agentr_core.episodes.steps import (
     Reply,
     act,
     call,
+    diverged,
     draw_within,
+    episode,
     graded,
     no_helper,
     read_through,
+    restore,
     step_with,
 )
 from agentr_core.episodes.transcript import Fits, ask_next

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 from agentr_core import answers
 from agentr_core.answers import readable
 from agentr_core.environments.replies import LABEL
-from agentr_core.episodes.rollout import play
-from agentr_core.episodes.steps import EpisodeTimer
+from agentr_core.episodes.rollout import EpisodeTimer, play
 from agentr_core.episodes.transcript import AlternatingTurns, transcript_of, whole_episode
 from agentr_core.episodes.units import allowed_losses, run_all
 from agentr_core.errors import ConfigError, DataFileError, EnvironmentFault, IllTypedAnswer, PromptTooLong, Transient
+from agentr_core.exchange.imports import Demonstration, read_demonstrations
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.models.samplers import Sampler
 from agentr_core.protocols import Calling, Environment
@@ -30,7 +30,6 @@ from agentr_core.runtime.equipment import Readings, Worlds, following, in_flight
 from agentr_core.runtime.instances import separate_instances
 from agentr_core.runtime.place import Method, Workplace, answer
 from agentr_core.samples.chat_file import World
-from agentr_core.samples.demonstration_files import Demonstration, read_demonstrations
 from agentr_core.samples.identity import sample_id
 from agentr_core.store.codec.ledger import rejection_rows
 from agentr_core.store.codec.samples import derivation_rows, edit_rows, load_edits, sample_rows

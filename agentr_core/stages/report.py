@@ -34,8 +34,8 @@ from agentr_core.reports.document import (
     Transcripts,
     Unfinished,
 )
+from agentr_core.reports.iteration import unfinished
 from agentr_core.reports.run_page import BesideScore, PairedScore, RunColumn, RunsReport
-from agentr_core.reports.score_tables import unfinished
 from agentr_core.runtime.place import Position, Workplace
 from agentr_core.stages.evaluate import (
     Measures,

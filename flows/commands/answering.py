@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from agentr_core.episodes.steps import graded, no_helper
+from agentr_core.episodes.rollout import graded, no_helper
 from agentr_core.errors import ConfigError, DataFileError
+from agentr_core.exchange.imports import Demonstration, read_demonstrations
 from agentr_core.protocols import Environment
 from agentr_core.recipes.environments import TEST
 from agentr_core.recipes.recipe import Recipe
@@ -15,7 +16,6 @@ from agentr_core.reports import wording
 from agentr_core.reports.document import Column, Row, Table
 from agentr_core.reports.model_card import table_text
 from agentr_core.samples.chat_file import World
-from agentr_core.samples.demonstration_files import Demonstration, read_demonstrations
 from agentr_core.stages.demonstrate import played_live
 from agentr_core.stages.evaluate import gain, measure
 from agentr_core.stages.report import estimate, finite

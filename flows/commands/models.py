@@ -15,8 +15,7 @@ from typing import Any
 from agentr_core.errors import ModelServerError
 from agentr_core.methods.faults import parse
 from agentr_core.models.vllm.door import Keeper, open_door
-from agentr_core.models.vllm.env import check_ports, ensure
-from agentr_core.models.vllm.replicas import device_of, make_launch, start
+from agentr_core.models.vllm.replicas import check_ports, device_of, ensure, make_launch, start
 from agentr_core.recipes.models import ModelConfig
 from agentr_core.runtime.machine import settled
 from agentr_core.system import importing

@@ -24,7 +24,7 @@ from agentr_core.models.checkpoint_dir import (
     has_chat_template,
     way_out,
 )
-from agentr_core.models.openai.endpoint import endpoint, served_context_length
+from agentr_core.models.openai.chat import endpoint, served_context_length
 from agentr_core.models.vllm.replicas import device_of
 from agentr_core.recipes.grpo import on_one_machine
 from agentr_core.recipes.models import ModelConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
-from agentr_core.episodes.steps import steps_ask
+from agentr_core.episodes.rollout import steps_ask
 from agentr_core.methods.table import plans_of
 from agentr_core.models.vllm.replicas import device_of
 from agentr_core.protocols import Environment, Graded

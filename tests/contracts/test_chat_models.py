@@ -85,8 +85,7 @@ def server(tiny_model_dir: Path) -> Iterator[Served]:
 
 @pytest.fixture
 async def openai(server: Served, tiny_model_dir: Path) -> AsyncIterator[OpenAIModel]:
-    from agentr_core.models.openai.chat import OpenAIModel
-    from agentr_core.models.openai.endpoint import Endpoint
+    from agentr_core.models.openai.chat import Endpoint, OpenAIModel
 
     config = ServerConfig(
         model="tiny",

@@ -21,8 +21,7 @@ from toy import Line, instance
 from agentr_core.environments.native import ACT, native
 from agentr_core.episodes.rollout import episode
 from agentr_core.errors import ModelFault
-from agentr_core.models.openai.chat import OpenAIModel
-from agentr_core.models.openai.endpoint import Endpoint
+from agentr_core.models.openai.chat import Endpoint, OpenAIModel
 from agentr_core.models.openai.wire import wire_messages
 from agentr_core.recipes.models import ServerConfig
 from agentr_core.types import Generation, Message, Request, Sampling

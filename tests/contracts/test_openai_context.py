@@ -14,8 +14,7 @@ import pytest
 from served import Served, altered, answer, refuse, serving
 
 from agentr_core.errors import ModelFault, PromptTooLong, RequestTooLong
-from agentr_core.models.openai.chat import OpenAIModel
-from agentr_core.models.openai.endpoint import Endpoint
+from agentr_core.models.openai.chat import Endpoint, OpenAIModel
 from agentr_core.models.samplers import Relay
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.recipes.models import ServerConfig

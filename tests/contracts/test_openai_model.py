@@ -27,8 +27,7 @@ from agentr_core.errors import (
     PromptTooLong,
 )
 from agentr_core.models.connections import MIB
-from agentr_core.models.openai.chat import OpenAIModel
-from agentr_core.models.openai.endpoint import Endpoint, endpoint, served_context_length
+from agentr_core.models.openai.chat import Endpoint, OpenAIModel, endpoint, served_context_length
 from agentr_core.models.samplers import Relay
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.recipes.models import ServerConfig

@@ -16,8 +16,7 @@ from agentr_core.environments import registry
 from agentr_core.environments.agentgym.server import numbered
 from agentr_core.environments.agentgym.worlds import check_served
 from agentr_core.environments.alfworld import world
-from agentr_core.environments.alfworld.games import Game, list_games, listed_games, read_game
-from agentr_core.environments.alfworld.world import AlfWorld
+from agentr_core.environments.alfworld.world import AlfWorld, Game, list_games, listed_games, read_game
 from agentr_core.errors import AgentrError, ConfigError, DataFileError, EnvironmentFault
 from agentr_core.types import Instance
 from flows.commands import environments

@@ -17,7 +17,7 @@ from toy import Line, Policy, generation, instance
 from agentr_core import answers
 from agentr_core.environments.agentgym.wire import WIRES
 from agentr_core.environments.contract import check
-from agentr_core.episodes.steps import SharedEnvironments, act
+from agentr_core.episodes.rollout import SharedEnvironments, act
 from agentr_core.episodes.units import UnitError
 from agentr_core.errors import (
     DataFault,

@@ -11,8 +11,7 @@ import pytest
 from toy import Line, Policy, instance
 from toy_paths import ToyTree, renderer, sampled_ids, tokenizer
 
-from agentr_core.episodes.rollout import episode
-from agentr_core.episodes.steps import act
+from agentr_core.episodes.rollout import act, episode
 from agentr_core.episodes.transcript import AlternatingTurns
 from agentr_core.methods.agent_r.splicing import good_sample
 from agentr_core.methods.eto.preferences import Played, against_expert, preference_id

@@ -21,7 +21,7 @@ from agentr_core.environments.contract import check
 from agentr_core.environments.crafting.textcraft import TextCraft
 from agentr_core.environments.gymnasium_text import GymnasiumText, environment_factory, rows
 from agentr_core.environments.template import CombinationLock
-from agentr_core.episodes.steps import act
+from agentr_core.episodes.rollout import act
 from agentr_core.errors import ConfigError, DataFault, EnvironmentFault, IllTypedAnswer
 from agentr_core.methods.faults import parse
 from agentr_core.runtime.instances import check_separate

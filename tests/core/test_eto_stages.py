@@ -27,8 +27,8 @@ from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_of, plan_of
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.recipes.recipe import Recipe
+from agentr_core.reports.iteration import sections
 from agentr_core.reports.markdown import render_markdown
-from agentr_core.reports.sections import sections
 from agentr_core.runtime.place import Training, Workplace
 from agentr_core.runtime.start import begin, start
 from agentr_core.stages.dataset import dataset, dataset_file

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from toy import Line, Policy, Script, instance
 
-from agentr_core.episodes.steps import Ask, SharedEnvironments
+from agentr_core.episodes.rollout import Ask, SharedEnvironments
 from agentr_core.episodes.units import UnitError
 from agentr_core.errors import ErrorBudgetSpent
 from agentr_core.evaluation.episodes import EpisodePlan, EpisodeResult, Player, episode_plans, play_all, revision_plans

@@ -12,7 +12,7 @@ from base_tokenizers import build_tokenizer
 from toy import Line, generation, instance
 from toy_paths import ToyTree, renderer, sampled_ids, tokenizer
 
-from agentr_core.episodes.steps import act
+from agentr_core.episodes.rollout import act
 from agentr_core.episodes.transcript import AlternatingTurns, of_another_run
 from agentr_core.methods.agent_r.splicing import good_sample
 from agentr_core.recipes.data import DataConfig

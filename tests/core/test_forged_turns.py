@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from toy_paths import renderer as toy_renderer
 from toy_paths import tokenizer as toy_tokenizer
 
+from agentr_core.exchange.imports import read_demonstrations, read_pairs
 from agentr_core.samples.chat_file import World, read_chat
-from agentr_core.samples.demonstration_files import read_demonstrations, read_pairs
 from agentr_core.samples.rendering import Renderer
 from agentr_core.types import Message
 

@@ -17,7 +17,7 @@ from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.recipes.models import ModelRole
-from agentr_core.reports.sections import sections
+from agentr_core.reports.iteration import sections
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import start
 from agentr_core.stages.evaluate import evaluate

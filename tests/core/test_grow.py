@@ -8,7 +8,7 @@ from itertools import takewhile
 import pytest
 from toy import Growing, Line, Policy, Script, instance
 
-from agentr_core.episodes.steps import EpisodeTimer
+from agentr_core.episodes.rollout import EpisodeTimer
 from agentr_core.errors import DataFault, ReplayDiverged
 from agentr_core.recipes.agent_r import SearchConfig
 from agentr_core.search.grow import grow

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from agentr_core.errors import DataFileError
+from agentr_core.exchange.imports import read_demonstrations, read_pairs
 from agentr_core.exchange.training_set import pair_lines
 from agentr_core.samples.chat_file import World
-from agentr_core.samples.demonstration_files import read_demonstrations, read_pairs
 from agentr_core.types import Instance
 
 Record = dict[str, Any]

@@ -11,9 +11,15 @@ from click.testing import CliRunner
 
 from agentr_core.environments.crafting.textcraft import TextCraft
 from agentr_core.errors import DataFileError
-from agentr_core.exchange.imports import Place, import_chat, import_experts, import_pairs
+from agentr_core.exchange.imports import (
+    Place,
+    import_chat,
+    import_experts,
+    import_pairs,
+    read_demonstrations,
+    read_pairs,
+)
 from agentr_core.samples.chat_file import World, read_chat
-from agentr_core.samples.demonstration_files import read_demonstrations, read_pairs
 from agentr_core.types import Message
 from flows.cli import cli
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from toy import ACTIONS, Line, Policy, Script, instance
 
-from agentr_core.episodes.rollout import play, restore
-from agentr_core.episodes.steps import SharedEnvironments
+from agentr_core.episodes.rollout import SharedEnvironments, play, restore
 from agentr_core.episodes.units import UnitError
 from agentr_core.errors import EnvironmentUnavailable, ReplayDiverged, ReplayDrifted, Transient
 from agentr_core.evaluation.episodes import EpisodePlan, Player, play_all

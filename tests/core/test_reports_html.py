@@ -27,8 +27,8 @@ from agentr_core.reports.document import (
     Turn,
 )
 from agentr_core.reports.html import render_html, render_index
+from agentr_core.reports.iteration import headline, sections
 from agentr_core.reports.markdown import render_markdown
-from agentr_core.reports.sections import headline, sections
 
 EMPTY = IterationReport(recipe_name="r", run_id="run-1", iteration=2, date="2026-03-14", environment="e", model="m")
 EMPTY_PARTS: dict[str, Any] = {"data": (survival(None), judge(None)), "samples": (revision_samples(()),)}

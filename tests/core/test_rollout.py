@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from toy import Line, Policy, Script, generation, instance
 
-from agentr_core.episodes.rollout import episode, play, restore
-from agentr_core.episodes.steps import EpisodeTimer, Reply, act
+from agentr_core.episodes.rollout import EpisodeTimer, Reply, act, episode, play, restore
 from agentr_core.episodes.transcript import AlternatingTurns, transcript, whole_episode
 from agentr_core.episodes.units import phase_of
 from agentr_core.errors import ConfigError, EnvironmentFault, ModelFault, ReplayDiverged

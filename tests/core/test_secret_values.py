@@ -9,8 +9,7 @@ import pytest
 
 from agentr_core.errors import ConfigError, EndpointError
 from agentr_core.methods.faults import parse
-from agentr_core.models.openai.chat import OpenAIModel
-from agentr_core.models.openai.endpoint import endpoint
+from agentr_core.models.openai.chat import OpenAIModel, endpoint
 from agentr_core.models.openai.wire import bodies
 from agentr_core.recipes.models import filled, literal, masked, references
 from agentr_core.recipes.recipe import resolved, shown

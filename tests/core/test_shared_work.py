@@ -19,7 +19,7 @@ from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.agent_r.collect import collect
 from agentr_core.methods.agent_r.critique import JUDGE_INSTRUCTION, critique
 from agentr_core.methods.agent_r.splice import splice_pairs
-from agentr_core.methods.eto.explore import explore
+from agentr_core.methods.eto.preferences import explore
 from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel

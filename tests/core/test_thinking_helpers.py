@@ -10,7 +10,7 @@ import pytest
 from agentr_core.answers import after_thoughts, is_unreadable, readable
 from agentr_core.environments.crafting.textcraft import TextCraft
 from agentr_core.methods.agent_r.critique import critique_of, judge_paths, parse_verdict, scans_of
-from agentr_core.methods.et_agent.behaviour import read_vote
+from agentr_core.methods.et_agent.evaluate import read_vote
 from agentr_core.methods.et_agent.operators import redundant_step, step_number, thoughts
 from agentr_core.recipes.agent_r import CritiqueConfig
 from agentr_core.stages.demonstrate import labelled, thought_in, with_thought

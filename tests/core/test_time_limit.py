@@ -9,8 +9,7 @@ import pytest
 from toy import Line, Script, instance
 
 from agentr_core.environments.contract import check
-from agentr_core.episodes.rollout import episode
-from agentr_core.episodes.steps import SharedEnvironments
+from agentr_core.episodes.rollout import SharedEnvironments, episode
 from agentr_core.episodes.units import UnitError, run_all
 from agentr_core.recipes.recipe import ErrorsConfig
 from agentr_core.types import Instance, Sampling, Trajectory, Transition

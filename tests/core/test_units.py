@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from toy import Line, instance
 
-from agentr_core.episodes.steps import SharedEnvironments
+from agentr_core.episodes.rollout import SharedEnvironments
 from agentr_core.episodes.units import UnitError, phase, run_all
 from agentr_core.errors import ConfigError, EnvironmentFault, EnvironmentUnavailable, ErrorBudgetSpent
 from agentr_core.recipes.recipe import ErrorsConfig

@@ -23,9 +23,10 @@ from agentr_core.errors import ConfigError, MalformedReply, ModelDirectoryError,
 from agentr_core.methods.faults import parse
 from agentr_core.models.batching import replica_of
 from agentr_core.models.checkpoint_dir import end_ids
-from agentr_core.models.vllm import env as vllm_env
 from agentr_core.models.vllm import replicas
-from agentr_core.models.vllm.env import (
+from agentr_core.models.vllm import replicas as vllm_env
+from agentr_core.models.vllm.model import body, read_choices
+from agentr_core.models.vllm.replicas import (
     BASE_NAME,
     HOST,
     Adapter,
@@ -35,11 +36,11 @@ from agentr_core.models.vllm.env import (
     check_ports,
     command,
     free_ports,
+    implementation_of,
+    make_launch,
     max_rank,
     variables,
 )
-from agentr_core.models.vllm.model import body, read_choices
-from agentr_core.models.vllm.replicas import implementation_of, make_launch
 from agentr_core.models.vllm.server import agentr_serve
 from agentr_core.recipes.models import ModelConfig, VllmConfig
 from agentr_core.samples.rendering import load_tokenizer

@@ -22,8 +22,7 @@ from model_servers import BROKEN, SLOW, WELL, command, launch
 from agentr_core.errors import ConfigError, ModelFault, ModelServerError, ModelUnavailable
 from agentr_core.models.vllm import door as vllm_door
 from agentr_core.models.vllm.door import Keeper, RemoteFleet, Wish, open_door
-from agentr_core.models.vllm.env import Launch
-from agentr_core.models.vllm.replicas import Fleet, Replicas
+from agentr_core.models.vllm.replicas import Fleet, Launch, Replicas
 from agentr_core.recipes.models import ModelConfig
 
 PATIENCE = 600.0

@@ -25,8 +25,8 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from agentr_core.errors import ConfigError, ModelFault, ModelUnavailable
-from agentr_core.models.vllm.env import Adapter, Launch, command, variables
 from agentr_core.models.vllm.model import VllmModel, check_replacement
+from agentr_core.models.vllm.replicas import Adapter, Launch, command, variables
 from agentr_core.models.vllm.server import agentr_weights
 from agentr_core.protocols import Reloading, Sleeping
 from agentr_core.types import Message, Request, Sampling

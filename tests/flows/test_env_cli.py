@@ -28,8 +28,8 @@ from flows.cli import cli
 PLAYERS = """
 import asyncio, sys
 from agentr_core.environments.agentgym.worlds import TextCraft
-from agentr_core.episodes.steps import SharedEnvironments
-from agentr_core.episodes.steps import EpisodeTimer, call
+from agentr_core.episodes.rollout import SharedEnvironments
+from agentr_core.episodes.rollout import EpisodeTimer, call
 from agentr_core.types import Instance
 
 async def play(pool, number):

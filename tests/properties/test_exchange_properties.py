@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 
 from agentr_core.errors import ConfigError, DataFault
 from agentr_core.exchange.formats import export
-from agentr_core.exchange.imports import Imported, Place, import_chat, import_pairs
+from agentr_core.exchange.imports import Imported, Place, import_chat, import_pairs, read_pairs
 from agentr_core.exchange.training_set import PairRow, SampleRow, TrainingSet, opening
 from agentr_core.samples.chat_file import World, read_chat
-from agentr_core.samples.demonstration_files import read_pairs
 from agentr_core.samples.identity import sample_id
 from agentr_core.types import (
     Instance,

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from agentr_core.models.vllm.env import Launch
+from agentr_core.models.vllm.replicas import Launch
 from agentr_core.recipes.models import VllmConfig
 
 WELL = """

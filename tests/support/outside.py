@@ -12,8 +12,7 @@ import httpx
 from openai import OpenAI
 
 from agentr_core.environments.gateway.world import Gateway
-from agentr_core.episodes.rollout import episode
-from agentr_core.episodes.steps import SharedEnvironments
+from agentr_core.episodes.rollout import SharedEnvironments, episode
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.types import Generation, Instance, Message, Request, Sampling, Trajectory
 

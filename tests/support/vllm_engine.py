@@ -8,9 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from agentr_core.methods.faults import parse
-from agentr_core.models.vllm.env import Launch
 from agentr_core.models.vllm.model import VllmModel
-from agentr_core.models.vllm.replicas import Replicas
+from agentr_core.models.vllm.replicas import Launch, Replicas
 from agentr_core.recipes.models import ModelConfig
 
 ROOT = Path(__file__).parents[2]

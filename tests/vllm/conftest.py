@@ -12,9 +12,8 @@ import pytest
 import pytest_asyncio
 from vllm_engine import ROOT, TINY, serving, settings
 
-from agentr_core.models.vllm.env import ensure
 from agentr_core.models.vllm.model import VllmModel
-from agentr_core.models.vllm.replicas import make_launch
+from agentr_core.models.vllm.replicas import ensure, make_launch
 
 
 @pytest.fixture(scope="session")

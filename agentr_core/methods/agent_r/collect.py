@@ -12,8 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 from agentr_core import answers
-from agentr_core.episodes.rollout import diverged
-from agentr_core.episodes.steps import EpisodeTimer, Helper, SharedEnvironments, call
+from agentr_core.episodes.rollout import EpisodeTimer, Helper, SharedEnvironments, call, diverged
 from agentr_core.episodes.units import UnitError, phase, phase_of, run_all
 from agentr_core.errors import DataFault, ReplayDiverged, ReplayDrifted
 from agentr_core.fingerprint import derive_seed, fingerprint

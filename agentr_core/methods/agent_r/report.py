@@ -13,7 +13,7 @@ from agentr_core.episodes.transcript import OPENING, opening_length
 from agentr_core.evaluation.metrics import success_rate
 from agentr_core.fingerprint import derive_seed
 from agentr_core.protocols import Oracle
-from agentr_core.reports import plots, sections, wording
+from agentr_core.reports import iteration, plots, wording
 from agentr_core.reports.document import (
     Block,
     Column,
@@ -113,9 +113,9 @@ def survival(record: SpliceSurvival | None) -> Section:
         f"({wording.percent(record.survived / record.tried)}%) still reached the required reward, and not before the "
         "revision, when played live."
     )
-    outcomes = {"survived": record.survived, **sections.by_count(record.died)}
+    outcomes = {"survived": record.survived, **iteration.by_count(record.died)}
     return Section(
-        "survival", title, (Paragraph(said), sections.counts("Outcome", "Splices", outcomes, whole=record.tried))
+        "survival", title, (Paragraph(said), iteration.counts("Outcome", "Splices", outcomes, whole=record.tried))
     )
 
 
@@ -132,7 +132,7 @@ def judge(record: JudgeRecord | None) -> Section:
     if record.unreadable:
         rows.insert(1, _rate("Cut within a thought", record.unreadable, record.replies, "replies"))
     rates = Table((Column("Rate", "text"), Column("%"), Column("Count"), Column("Of", "text")), tuple(rows))
-    blocks: list[Block] = [sections.counts("Verdict", "Steps", record.verdicts), rates, *_lengths(record)]
+    blocks: list[Block] = [iteration.counts("Verdict", "Steps", record.verdicts), rates, *_lengths(record)]
     if record.oracle:
         rows = [Row(("Verdict accuracy", *_estimate(record.oracle.accuracy)), "strong")]
         if record.oracle.first_error:
@@ -370,7 +370,7 @@ def _distances(paths: Sequence[PathAudit]) -> Iterator[Block]:
         "Steps by which the judge sees the first error later than the tree (left of 0: earlier), "
         f"on {wording.count(len(apart))} paths."
     )
-    instead = sections.counts("Steps later", "Paths", counts)
+    instead = iteration.counts("Steps later", "Paths", counts)
     yield Figure(
         plots.bars(counts, "Paths by distance of the judge's first error from the tree's"),
         caption,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from agentr_core.episodes.steps import steps_ask
+from agentr_core.episodes.rollout import steps_ask
 from agentr_core.episodes.transcript import Fits
 from agentr_core.errors import ConfigError
 from agentr_core.evaluation.episodes import EpisodePlan

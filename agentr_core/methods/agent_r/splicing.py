@@ -21,8 +21,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
-from agentr_core.episodes.rollout import diverged, play
-from agentr_core.episodes.steps import Outcome
+from agentr_core.episodes.rollout import Outcome, diverged, play
 from agentr_core.episodes.transcript import transcript
 from agentr_core.errors import EnvironmentFault, IllTypedAnswer, ReplayDrifted
 from agentr_core.fingerprint import derive_seed

@@ -23,7 +23,7 @@ from agentr_core.methods.catalogue import (
     supervised,
 )
 from agentr_core.methods.et_agent import curriculum
-from agentr_core.methods.et_agent.behaviour import VOTE_TOKENS
+from agentr_core.methods.et_agent.evaluate import VOTE_TOKENS
 from agentr_core.recipes.data import tree_faults
 from agentr_core.recipes.et_agent import Calibration, EtAgentConfig, et_agent_faults
 from agentr_core.recipes.fields import in_iteration, sampling_of

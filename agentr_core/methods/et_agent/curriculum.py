@@ -18,7 +18,7 @@ from agentr_core.environments.reasoning.world import ReasoningWorld
 from agentr_core.errors import DataFault
 from agentr_core.fingerprint import later
 from agentr_core.methods.catalogue import EVALUATE, REINFORCE, arguments_for, reinforcing_faults, sampled_groups
-from agentr_core.methods.et_agent.behaviour import weighed_cost, well_formed
+from agentr_core.methods.et_agent.evaluate import weighed_cost, well_formed
 from agentr_core.protocols import Environment
 from agentr_core.recipes.et_agent import Counts, CurriculumConfig, curriculum_faults
 from agentr_core.recipes.fields import in_iteration, spare_numbers

@@ -12,8 +12,18 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from agentr_core.episodes.rollout import episode, restore
-from agentr_core.episodes.steps import Ask, EpisodeTimer, Helper, Reply, SharedEnvironments, call, graded, step_with
+from agentr_core.episodes.rollout import (
+    Ask,
+    EpisodeTimer,
+    Helper,
+    Reply,
+    SharedEnvironments,
+    call,
+    episode,
+    graded,
+    restore,
+    step_with,
+)
 from agentr_core.episodes.transcript import Fits, TokensOf
 from agentr_core.episodes.units import phase, run_all
 from agentr_core.errors import ConfigError, PromptTooLong

@@ -226,7 +226,7 @@ def behaviour_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
         "Means with 95% intervals, clustered by question. P is the mean reward, efficiency the mean of reward / "
         f"{counts} (reward / 1 where there are none), successful execution that of reward / (1 + failed {counts}). "
         f"With t {counts} on average, tool productivity is 100 P t / (t + 0.1). All are defined in "
-        "agentr_core/methods/et_agent/behaviour.py."
+        "agentr_core/methods/et_agent/evaluate.py."
         + (" Calls are also those that were refused, since none was left." if curriculum.refused_calls else "")
     )
     blocks: list[Block] = [_radar(known, iteration)] if iteration in known else []

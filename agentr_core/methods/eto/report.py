@@ -9,7 +9,7 @@ from typing import Final
 
 from agentr_core.methods.catalogue import DEMONSTRATE, EXPLORE, PREFER
 from agentr_core.methods.eto.preferences import STAGE
-from agentr_core.reports import plots, sections, wording
+from agentr_core.reports import iteration, plots, wording
 from agentr_core.reports.document import Block, Column, Counts, Figure, FunnelStage, Paragraph, Row, Section, Table
 from agentr_core.runtime.place import Workplace
 from agentr_core.stages.report import expert_episodes, rejected_by, to_rows
@@ -53,14 +53,14 @@ def preferences(record: PreferenceRecord) -> Section:
     """Return the section of an iteration that made preference pairs."""
     note = "Rewards are the environment's; an implicit reward is beta times the log-ratio of policy and reference."
     cases = {": ".join(filter(None, (kind, _CASES.get(kind)))): count for kind, count in record.kinds.items()}
-    blocks: list[Block] = [sections.counts("What made the difference", "Pairs", cases)]
+    blocks: list[Block] = [iteration.counts("What made the difference", "Pairs", cases)]
     if record.rejected:
-        blocks.append(sections.counts("Turned away", "Candidates", record.rejected))
+        blocks.append(iteration.counts("Turned away", "Candidates", record.rejected))
     if record.margins:
         caption = f"Margin of reward between the two sides. The rejected side of {record.cut} pairs was cut."
         counted = {f"{low:.1f}{wording.TO}{low + 0.1:.1f}": count for low, count in record.margins.items()}
         drawing = plots.bars(counted, "Pairs by margin of reward")
-        instead = sections.counts("Margin", "Pairs", counted)
+        instead = iteration.counts("Margin", "Pairs", counted)
         blocks.append(Figure(drawing, caption, (Paragraph(caption), instead)))
     else:
         blocks.append(Paragraph("Not measured: margins; the pairs tell no rewards."))

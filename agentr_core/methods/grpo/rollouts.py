@@ -11,8 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from agentr_core.episodes.rollout import stateful
-from agentr_core.episodes.steps import Helper
+from agentr_core.episodes.rollout import Helper, stateful
 from agentr_core.errors import DataFault, EnvironmentFault, Transient
 from agentr_core.evaluation.episodes import EpisodePlan, episode_plans
 from agentr_core.fingerprint import derive_seed

@@ -23,8 +23,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from agentr_core.errors import AgentrError, ConfigError, ModelFault, ModelServerError, ModelUnavailable
-from agentr_core.models.vllm.env import HOST, Launch
-from agentr_core.models.vllm.replicas import Replicas, make_launch
+from agentr_core.models.vllm.replicas import HOST, Launch, Replicas, make_launch
 from agentr_core.recipes.models import Dtype, ModelConfig
 from agentr_core.system import LOOPBACK, host_in
 

@@ -20,8 +20,7 @@ from agentr_core.models.checkpoint_dir import end_ids
 from agentr_core.models.connections import MIB, LargeAnswer, allow_connections, limits, reading
 from agentr_core.models.files import read_json, weight_files
 from agentr_core.models.local.waves import cut_at_stop, ids_within
-from agentr_core.models.vllm.env import Launch
-from agentr_core.models.vllm.replicas import Fleet
+from agentr_core.models.vllm.replicas import Fleet, Launch
 from agentr_core.models.vllm.server.agentr_weights import OTHER_WEIGHTS, PATH, VERSION
 from agentr_core.samples.rendering import Renderer, load_tokenizer
 from agentr_core.types import Generation, Message, Request
