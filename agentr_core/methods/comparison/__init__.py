@@ -160,7 +160,7 @@ METHOD = Method(
     identify=_identify,
     acting=IN_TREES,
     voiced=VOICED,
-    drawn_on=imported("agentr_core.methods.comparison.arms:drawn_on"),
+    drawn_on=imported("agentr_core.methods.comparison.drawn:drawn_on"),
     report=(REVISIONS, PAIRS, REVISION_SAMPLES),
     without_expert=(
         "name a file of demonstrations in eto.expert.file, or do without it: no arm with data.use expert, both+expert "

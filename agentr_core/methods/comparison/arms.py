@@ -13,30 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agentr_core.errors import ConfigError
-from agentr_core.methods.comparison import stages_for
 from agentr_core.methods.faults import parse, why_unread
 from agentr_core.methods.table import method_named, method_of, names, plan_of
 from agentr_core.recipes.eto import EtoConfig
 from agentr_core.recipes.recipe import ADAPTER, OPTIONAL, Recipe, replace, resolved
 from agentr_core.reports.comparison import BASE
 from agentr_core.runtime.machine import settled
-from agentr_core.runtime.place import Stage, Workplace
 from agentr_core.runtime.start import run_id_of
-from agentr_core.store.queries.runs import spliced_anew, uses_of_pool
 from agentr_core.texts import listed
-
-# What the arms of a comparison have made of its pool so far.
-
-
-def drawn_on(place: Workplace) -> tuple[Stage, ...]:
-    """Return the stages of a pool that an arm has made its dataset of. What these have lost stays
-    lost, or later arms would be trained on another pool.
-    """
-    if place.recipe.compare.pool:
-        return ()
-    uses = uses_of_pool(place.store, place.run_id)
-    return stages_for(place.recipe, uses, lends_trees=spliced_anew(place.store, place.run_id))
-
 
 OPEN = ("data.", "training.", "eto.dpo.")
 """The beginnings of the fields that an arm may change: none decides what the pool holds or how the
