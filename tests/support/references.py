@@ -1,11 +1,10 @@
 """What a run leaves in its store, as hashes that two runs share if they did the same: the rows that
-it trained on, and each view without times and paths and with ids as ranks.
+it trained on, and each view without times, paths and ids.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import Any
 
 from agentr_core.fingerprint import fingerprint
@@ -37,15 +36,15 @@ def _hash_of_view(store: Store, name: str) -> str:
     if not kept:
         return ""
     chosen = ", ".join(f'"{column}"' for column in kept)
-    rows = [tuple(map(_plain, row)) for row in store.rows(f"select {chosen} from {name}")]
-    # Ranks are given in the order of all that is no id.
-    return fingerprint(_ranked(sorted(rows, key=lambda row: (_ID.sub("", _PATH.sub("/", repr(row))), repr(row)))))
-
-
-def _ranked(rows: Iterable[tuple[Any, ...]]) -> list[str]:
-    ranks: dict[str, str] = {}
-    texts = (_PATH.sub("/", repr(row)) for row in rows)
-    return [_ID.sub(lambda match: ranks.setdefault(match[0], f"#{len(ranks)}"), text) for text in texts]
+    texts = [_PATH.sub("/", repr(tuple(map(_plain, row)))) for row in store.rows(f"select {chosen} from {name}")]
+    # An id is told by all that stands beside it. Its rank would not do: of rows that are alike but
+    # for their ids, either may be the first.
+    beside: dict[str, list[tuple[str, int]]] = {}
+    for text in texts:
+        for position, match in enumerate(_ID.finditer(text)):
+            beside.setdefault(match[0], []).append((_ID.sub("", text), position))
+    names = {name: fingerprint(sorted(places)) for name, places in beside.items()}
+    return fingerprint(sorted(_ID.sub(lambda match: names[match[0]], text) for text in texts))
 
 
 def _plain(value: Any) -> Any:
