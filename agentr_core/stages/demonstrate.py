@@ -394,7 +394,7 @@ def expert_trajectory(env: Environment, instance: Instance) -> Trajectory | None
     if trajectory.stop is not StopReason.SUCCESS:
         raise EnvironmentFault(
             f"the expert of {env.name} does not solve {instance.key}: after {len(trajectory.steps)} steps the "
-            f"environment says {_last_word(trajectory)!r}"
+            f"environment says {trajectory.steps[-1].observation!r}"
         )
     return trajectory
 
@@ -412,7 +412,7 @@ def replayed(env: Environment, demonstration: Demonstration) -> tuple[Trajectory
     return trajectory, (
         f"{demonstration.where}: played again, the demonstration of {demonstration.instance.key} reaches reward "
         f"{trajectory.reward:g} and not {demonstration.reward:g}; after {len(trajectory.steps)} steps the environment "
-        f"says {_last_word(trajectory)!r}"
+        f"says {trajectory.steps[-1].observation!r}"
     )
 
 
@@ -430,10 +430,6 @@ def played_live(env: Environment, instance: Instance, replies: Sequence[str]) ->
         raise EnvironmentFault(f"the expert of {env.name} says nothing about {instance.key}")
     steps = tuple(outcome.step for outcome in outcomes)
     return Trajectory.ended(instance, first_observation, steps, outcomes[-1].stop or StopReason.STEP_LIMIT)
-
-
-def _last_word(trajectory: Trajectory) -> str:
-    return trajectory.steps[-1].observation
 
 
 def check_expert(recipe: Recipe, env: Environment, instances: Sequence[Instance], method: Method) -> None:

@@ -105,18 +105,6 @@ def measure(
     return {name: estimate for name, estimate in measures.items() if not math.isnan(estimate.mean)}
 
 
-def measure_worlds(episodes: Sequence[Episode], measured: Callable[[Sequence[Episode]], Measures]) -> Measures:
-    """Return the measures of all episodes, and those of each world as `world-NAME/...`.
-
-    Difficulty classes of different worlds are not the same, so they are measured only by world.
-    """
-    found = {name: estimate for name, estimate in measured(episodes).items() if not name.startswith("depth-")}
-    for world in dict.fromkeys(episode.instance.environment for episode in episodes):
-        own = measured([episode for episode in episodes if episode.instance.environment == world])
-        found |= {f"world-{world}/{name}": estimate for name, estimate in own.items()}
-    return found
-
-
 def of_world(measures: Measures, world: str) -> Measures:
     """Return the measures of one of several worlds; empty if it was not played."""
     prefix = f"world-{world}/"
@@ -416,24 +404,6 @@ STAGE = "evaluate"
 REASON = "no-reward"
 
 
-def lost_rows(
-    evaluation_id: str, plans: Iterable[EpisodePlan], played: Iterable[Episode], *, iteration_id: str
-) -> Rows:
-    """Return a rejection for each planned episode of an evaluation that was not played; its subject
-    names the evaluation and the episode.
-    """
-    done = {_key(episode) for episode in played}
-    detail = "the episode has no reward; table event has the error that ended it"
-    return rejection_rows(
-        [
-            Rejection(stage=STAGE, subject=f"{evaluation_id}:{plan.key}", reason=REASON, detail=detail)
-            for plan in plans
-            if plan.key not in done
-        ],
-        iteration_id=iteration_id,
-    )
-
-
 def counted_episodes(place: Workplace, evaluation_id: str) -> list[Episode]:
     """Return the episodes over which the means of an evaluation are taken.
 
@@ -459,30 +429,27 @@ def lost_episodes(place: Workplace, evaluation_id: str) -> list[Episode]:
     if not subjects:
         return []
     done = {_key(episode) for episode in load_episodes(place.store, evaluation_id)}
-    keys = [subject.removeprefix(f"{evaluation_id}:") for subject in subjects]
-    lost = [_failure(key) for key in keys if key not in done]
+    lost: list[Episode] = []
+    for subject in subjects:
+        key = subject.removeprefix(f"{evaluation_id}:")
+        if key in done:
+            continue
+        name, _, numbers = key.rpartition("#")
+        environment, split, index = name.rsplit("/", 2)
+        repeat, _, cut = numbers.partition("@")
+        instance = Instance(environment=environment, split=split, index=int(index))
+        failure = Trajectory(
+            instance=instance, first_observation="", steps=(), reward=0.0, success=False, stop=StopReason.FAILURE
+        )
+        lost.append(
+            Episode(trajectory_id="", instance=instance, repeat=int(repeat), cut=int(cut or 0), trajectory=failure)
+        )
     traits = instance_traits(place.store, [episode.instance.key for episode in lost])
     return [replace(episode, **asdict(traits[episode.instance.key])) for episode in lost]
 
 
 def _key(episode: Episode) -> str:
     return episode.instance.episode(episode.repeat, episode.cut)
-
-
-def _failure(key: str) -> Episode:
-    name, _, numbers = key.rpartition("#")
-    environment, split, index = name.rsplit("/", 2)
-    repeat, _, cut = numbers.partition("@")
-    instance = Instance(environment=environment, split=split, index=int(index))
-    return Episode(
-        trajectory_id="",
-        instance=instance,
-        repeat=int(repeat),
-        cut=int(cut or 0),
-        trajectory=Trajectory(
-            instance=instance, first_observation="", steps=(), reward=0.0, success=False, stop=StopReason.FAILURE
-        ),
-    )
 
 
 VERSION = 1
@@ -648,18 +615,15 @@ async def play_evaluations(place: Workplace, iteration: int, series: Sequence[Se
         return False
     names = ", ".join(shard.name for shard in shards)
     await place.work_through(EpisodeShards(parts=shards), f"{STAGE} {names}", iteration, f"episodes of {names}")
+    lost: list[Rejection] = []
+    detail = "the episode has no reward; table event has the error that ended it"
     with snapshot(place.store) as state:
-        lost = merge(
-            lost_rows(
-                one.evaluation_id,
-                one.plans,
-                load_episodes(state, one.evaluation_id),
-                iteration_id=place.iteration_id(iteration),
-            )
-            for one in series
-        )
-    if any(lost.values()):
-        place.store.write(lost)
+        for one in series:
+            done = {_key(episode) for episode in load_episodes(state, one.evaluation_id)}
+            subjects = [f"{one.evaluation_id}:{plan.key}" for plan in one.plans if plan.key not in done]
+            lost += [Rejection(stage=STAGE, subject=subject, reason=REASON, detail=detail) for subject in subjects]
+    if lost:
+        place.store.write(rejection_rows(lost, iteration_id=place.iteration_id(iteration)))
     return True
 
 
@@ -723,5 +687,11 @@ def measure_evaluation(place: Workplace, iteration: int, name: str) -> Measures:
         return found if name != REVISION else {key: found[key] for key in OF_REVISION if key in found}
 
     # A further set belongs to one world.
-    several = place.recipe.environments and name not in place.recipe.evaluation.sets
-    return measure_worlds(own, measured) if several else measured(own)
+    if not place.recipe.environments or name in place.recipe.evaluation.sets:
+        return measured(own)
+    # Difficulty classes of different worlds are not the same, so they are measured only by world.
+    measures = {name: estimate for name, estimate in measured(own).items() if not name.startswith("depth-")}
+    for world in dict.fromkeys(episode.instance.environment for episode in own):
+        of_one = measured([episode for episode in own if episode.instance.environment == world])
+        measures |= {f"world-{world}/{name}": estimate for name, estimate in of_one.items()}
+    return measures

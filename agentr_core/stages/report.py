@@ -311,12 +311,25 @@ def build_report(
             for fault in datasets.error_counts(place.store, iteration_id)
         ),
     )
+    # Samples lead to the viewer.
+    samples = [
+        replace(
+            section,
+            blocks=tuple(
+                Transcripts(tuple(replace(example, viewer=viewer) for example in block.examples))
+                if isinstance(block, Transcripts)
+                else block
+                for block in section.blocks
+            ),
+        )
+        for section in _said_by_method(place, iteration, "samples")
+    ]
     return replace(
         build_outline(place, iteration, board or Scoreboard(place), viewer=viewer),
         worlds=_worlds(place, iteration),
         data=(*outside_section(place, iteration), *_said_by_method(place, iteration, "data")),
         errors=errors,
-        samples=tuple(_linked(section, viewer) for section in _said_by_method(place, iteration, "samples")),
+        samples=tuple(samples),
         hashes=_hashes(place, iteration),
     )
 
@@ -359,17 +372,6 @@ def with_run(place: Workplace, report: IterationReport) -> IterationReport:
     run.
     """
     return replace(report, run=_said_by_method(place, report.iteration, "run"))
-
-
-def _linked(section: Section, viewer: str) -> Section:
-    """Return a section whose samples lead to the viewer."""
-    blocks = (
-        Transcripts(tuple(replace(one, viewer=viewer) for one in block.examples))
-        if isinstance(block, Transcripts)
-        else block
-        for block in section.blocks
-    )
-    return replace(section, blocks=tuple(blocks))
 
 
 def _rows(place: Workplace, iteration: int) -> dict[str, int]:
@@ -472,7 +474,18 @@ def beside(place: Workplace, others: Sequence[Workplace]) -> tuple[BesideScore, 
     worlds = place.recipe.world_names
     if len(worlds) < 2:
         raise ConfigError(f"run {place.run_id} has one world; name a run of several worlds first")
-    by_name = _by_world(others, worlds, place.run_id)
+    by_name: dict[str, Workplace] = {}
+    for other in others:
+        own = other.recipe.world_names
+        if len(own) > 1 or own[0] not in worlds:
+            raise ConfigError(
+                f"run {other.run_id} is of {', '.join(own)}; name runs of one world of run {place.run_id} each"
+            )
+        if own[0] in by_name:
+            raise ConfigError(
+                f"runs {by_name[own[0]].run_id} and {other.run_id} are both of {own[0]}; name one of them"
+            )
+        by_name[own[0]] = other
     together = _scores(place)
     apart = {name: _scores(other) for name, other in by_name.items()}
     for name, other in by_name.items():
@@ -528,18 +541,6 @@ def _asked(recipe: Recipe) -> dict[str, object]:
         for name, value in identifying(recipe).items()
         if name not in ("name", "description", "workspace", "scale")
     }
-
-
-def _by_world(others: Sequence[Workplace], worlds: Sequence[str], run_id: str) -> dict[str, Workplace]:
-    found: dict[str, Workplace] = {}
-    for other in others:
-        own = other.recipe.world_names
-        if len(own) > 1 or own[0] not in worlds:
-            raise ConfigError(f"run {other.run_id} is of {', '.join(own)}; name runs of one world of run {run_id} each")
-        if own[0] in found:
-            raise ConfigError(f"runs {found[own[0]].run_id} and {other.run_id} are both of {own[0]}; name one of them")
-        found[own[0]] = other
-    return found
 
 
 def _scores(place: Workplace) -> dict[int, dict[str, _Played]]:
