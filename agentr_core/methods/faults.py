@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,12 @@ def _unread_settings(recipe: Recipe) -> list[str]:
     """Return a sentence for each setting of section `training` that none of a recipe's trainings
     reads. A comparison's arms share theirs, and each reads what it needs.
     """
-    trainings, plain, faults = _trainings(recipe), TrainingConfig(), []
+    trainings: list[Training] = []
+    if method_of(recipe).flow != "compare":
+        # A list without a number for an iteration has a fault of its own; nothing is planned then.
+        with suppress(IndexError):
+            trainings = [plan.training for plan in plans_of(recipe) if plan.training is not None]
+    plain, faults = TrainingConfig(), []
     for name, value in vars(recipe.training).items():
         whys = [why_unread(name, value, training) for training in trainings]
         if value != getattr(plain, name) and whys and all(whys):
@@ -99,20 +105,6 @@ def _unread_settings(recipe: Recipe) -> list[str]:
             f"{' and '.join(dict.fromkeys(whys))}; leave it out"
         )
     return faults
-
-
-def _trainings(recipe: Recipe) -> list[Training]:
-    """Return the training of each of a recipe's first iterations, after which all are alike; none
-    where a recipe has other faults by which they cannot be planned.
-    """
-    method = method_of(recipe)
-    if method.flow == "compare":
-        return []
-    try:
-        return [plan.training for plan in plans_of(recipe) if plan.training is not None]
-    except IndexError:
-        # A list without a number for an iteration, which is told by itself.
-        return []
 
 
 def why_unread(name: str, value: Any, training: Any) -> str:

@@ -70,11 +70,6 @@ def restarted(first_id: str, number: int) -> str:
     return fingerprint("restarted tree", first_id, number) if number else first_id
 
 
-def restarts_of(work: TreeWork) -> int:
-    """Return how often a tree has been restarted."""
-    return next(number for number in range(MAX_RESTARTS + 1) if restarted(work.first_id, number) == work.tree_id)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeShard:
     """Trees of one iteration that are not finished, claimed by `writer`. See `shards.Shard`."""
@@ -156,7 +151,10 @@ class _Trees:
         self._sample = held_back(sampler, sink)
         self._latest = {work.first_id: work.begun for work in shard.trees}
         self._ids = {work.first_id: work.tree_id for work in shard.trees}
-        self._restarts = {work.first_id: restarts_of(work) for work in shard.trees}
+        self._restarts = {
+            work.first_id: next(n for n in range(MAX_RESTARTS + 1) if restarted(work.first_id, n) == work.tree_id)
+            for work in shard.trees
+        }
         self._done = shard.done
         self.timers: list[EpisodeTimer] = []
 
@@ -171,38 +169,46 @@ class _Trees:
             try:
                 return await self._grow_on(work)
             except ReplayDiverged as error:
-                self._begin_anew(work, error, attempt)
-
-    def _begin_anew(self, work: TreeWork, error: ReplayDiverged, attempt: int) -> None:
-        """Leave the stored part of a tree as it is, and let a new tree take its place."""
-        # A tree begun by another process may belong to another version of its world. If a tree of
-        # this process diverges in a world that promises exact repetition, that world is broken.
-        foreign = attempt == 1 and work.begun is not None
-        restarts = self._restarts[work.first_id]
-        if restarts >= MAX_RESTARTS or not (foreign or isinstance(error, ReplayDrifted)):
-            raise error
-        again = restarted(work.first_id, restarts + 1)
-        self._restarts[work.first_id] = restarts + 1
-        self._ids[work.first_id] = again
-        self._latest[work.first_id] = None
-        self._equipment.on_error(self._sink, STAGE, self._shard.iteration)(
-            UnitError(
-                key=work.instance.key,
-                kind="TreeBegunAnew",
-                phase=phase_of(error),
-                message=f"the tree is grown anew from its root, as {again}: {error}",
-                traceback="",
-                final=False,
-            )
-        )
+                # A tree begun by another process may belong to another version of its world. If a
+                # tree of this process diverges in a world that promises exact repetition, that
+                # world is broken.
+                foreign = attempt == 1 and work.begun is not None
+                restarts = self._restarts[work.first_id]
+                if restarts >= MAX_RESTARTS or not (foreign or isinstance(error, ReplayDrifted)):
+                    raise
+                # The stored part of the tree stays as it is, and a new tree takes its place.
+                again = restarted(work.first_id, restarts + 1)
+                self._restarts[work.first_id] = restarts + 1
+                self._ids[work.first_id] = again
+                self._latest[work.first_id] = None
+                self._equipment.on_error(self._sink, STAGE, self._shard.iteration)(
+                    UnitError(
+                        key=work.instance.key,
+                        kind="TreeBegunAnew",
+                        phase=phase_of(error),
+                        message=f"the tree is grown anew from its root, as {again}: {error}",
+                        traceback="",
+                        final=False,
+                    )
+                )
 
     async def _grow_on(self, work: TreeWork) -> None:
         """Grow a tree from what the last try kept of it: a restart would lose kept nodes."""
-        search = self._equipment.recipe.in_world(work.instance.environment).search
+        recipe, iteration = self._equipment.recipe, self._shard.iteration
+        search = recipe.in_world(work.instance.environment).search
         self.timers.append(timer := EpisodeTimer())
         async with self._environments.lend(work.instance) as env:
             first = await self._first_observation(work, env, timer)
-            head = self._head(work, first)
+            head = TreeHead(
+                tree_id=self._ids[work.first_id],
+                iteration_id=self._equipment.iteration_id(iteration),
+                checkpoint_id=self._shard.checkpoint.id,
+                config=search,
+                instance=work.instance,
+                first_observation=first,
+                seed=derive_seed(recipe.seed, "tree", iteration, work.instance.key),
+                writer=self._shard.writer,
+            )
             start = self._latest[work.first_id]
             if start is None:
                 start = Arena(instance=work.instance, first_observation=first, seed=head.seed).tree()
@@ -221,7 +227,7 @@ class _Trees:
                 search,
                 seed=head.seed,
                 tree=start,
-                fits=window(self._equipment.recipe, self._sampler, sampling_of(search)),
+                fits=window(recipe, self._sampler, sampling_of(search)),
                 on_expansion=take,
                 timer=timer,
                 helper=self._helper,
@@ -246,20 +252,6 @@ class _Trees:
                 f"{first!r}",
             )
         return stored.first_observation
-
-    def _head(self, work: TreeWork, first_observation: str) -> TreeHead:
-        iteration = self._shard.iteration
-        recipe = self._equipment.recipe
-        return TreeHead(
-            tree_id=self._ids[work.first_id],
-            iteration_id=self._equipment.iteration_id(iteration),
-            checkpoint_id=self._shard.checkpoint.id,
-            config=recipe.in_world(work.instance.environment).search,
-            instance=work.instance,
-            first_observation=first_observation,
-            seed=derive_seed(recipe.seed, "tree", iteration, work.instance.key),
-            writer=self._shard.writer,
-        )
 
 
 VERSION = 1

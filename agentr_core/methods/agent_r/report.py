@@ -526,10 +526,14 @@ def revision_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
     if not _searches(place, iteration):
         return ()
     judged = judge_record(place, iteration)
+    played: SpliceSurvival | None = None
+    if place.recipe.splice.mode in ("verified", "continued"):
+        turned_away = datasets.rejection_counts(place.store, place.source_id(iteration)).get("splice", {})
+        played = survival_of(datasets.count_revised_pairs(place.store, place.source_id(iteration)), turned_away)
     # Read after the judge's record, which asks the oracle for missing verdicts.
     source = place.source_id(iteration)
     return (
-        survival(survival_record(place, iteration)),
+        survival(played),
         judge(judged),
         audit(trees.path_audits(place.store, source), trees.judged_steps(place.store, source)),
     )
@@ -551,15 +555,6 @@ def sample_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
     if not _searches(place, iteration):
         return ()
     return (revision_samples(examples(place, iteration, count=5)),)
-
-
-def survival_record(place: Workplace, iteration: int) -> SpliceSurvival | None:
-    """Return what became of the splices that were played; None in a splice mode that plays none."""
-    if place.recipe.splice.mode not in ("verified", "continued"):
-        return None
-    source = place.source_id(iteration)
-    turned_away = datasets.rejection_counts(place.store, source).get("splice", {})
-    return survival_of(datasets.count_revised_pairs(place.store, source), turned_away)
 
 
 def survival_of(survived: int, turned_away: Mapping[str, int]) -> SpliceSurvival:

@@ -363,7 +363,9 @@ class FamilyMaker:
         seed = self._seed(known, planned.name)
         draft = await self._draft(known, planned, manner, seed)
         if isinstance(draft, Unmade):
-            self.sink.add(self._unmade(known, planned, draft))
+            subject = f"{known.work.instance.key} {planned.name}"
+            rejection = Rejection(stage=STAGE, subject=subject, reason=draft.reason, detail=draft.detail)
+            self.sink.add(rejection_rows([rejection], iteration_id=self.iteration_id))
             return False
         if draft.whole is None:
             # No environment is held while models are asked for the draft.
@@ -371,8 +373,19 @@ class FamilyMaker:
                 made, grading = await self._played(known, draft, child_id, env, seed)
         else:
             made, grading = DrawnTrajectory(trajectory=draft.whole), None
-        rows = self._rows(child_id, made, FLYWHEEL, grading, given=draft.given)
-        self.sink.add(merge([rows, self._derived(child_id, planned, draft, seed)]))
+        units = [self._rows(child_id, made, FLYWHEEL, grading, given=draft.given)]
+        if planned.parent is not None:
+            derivation = Derivation(
+                child=child_id,
+                parent=planned.parent.id,
+                operator=planned.operator,
+                position=draft.position,
+                prompt_hash=draft.prompt_hash,
+                seed=seed,
+                round=planned.round,
+            )
+            units.append(derivation_rows([derivation], iteration_id=self.iteration_id))
+        self.sink.add(merge(units))
         known.members[child_id] = Kept(trajectory=made.trajectory, tokens=made.tokens)
         return True
 
@@ -463,25 +476,6 @@ class FamilyMaker:
             given=given,
         )
 
-    def _derived(self, child_id: str, planned: PlannedChild, draft: Draft, seed: int) -> Rows:
-        if planned.parent is None:
-            return {}
-        made = Derivation(
-            child=child_id,
-            parent=planned.parent.id,
-            operator=planned.operator,
-            position=draft.position,
-            prompt_hash=draft.prompt_hash,
-            seed=seed,
-            round=planned.round,
-        )
-        return derivation_rows([made], iteration_id=self.iteration_id)
-
-    def _unmade(self, known: Known, planned: PlannedChild, why: Unmade) -> Rows:
-        subject = f"{known.work.instance.key} {planned.name}"
-        rejection = Rejection(stage=STAGE, subject=subject, reason=why.reason, detail=why.detail)
-        return rejection_rows([rejection], iteration_id=self.iteration_id)
-
 
 # Questions of a flywheel as a shard: each starts with its first trajectory, or where an earlier
 # try stopped.
@@ -552,14 +546,6 @@ VERSION = 1
 """Increase it when the same configuration would make different families."""
 
 
-def family_ids(place: Workplace, iteration: int, instances: Sequence[Instance]) -> dict[str, Instance]:
-    """Return the instance of each family that an iteration wants, by family id. Raises `DataFault`
-    without a policy.
-    """
-    collector, iteration_id = place.collector(iteration), place.iteration_id(iteration)
-    return {fingerprint("family", VERSION, iteration_id, collector.id, each.key): each for each in instances}
-
-
 async def evolve(place: Workplace, iteration: int) -> dict[str, Any]:
     """Grow the unfinished families of an iteration; return how many questions and trajectories
     there are.
@@ -569,19 +555,21 @@ async def evolve(place: Workplace, iteration: int) -> dict[str, Any]:
         DataFault: training and test instances overlap, or the policy is missing.
         WorkerLost: workers were lost again and again; what came back is kept.
     """
-    wanted = family_ids(place, iteration, await separate_instances(place, iteration))
+    instances = await separate_instances(place, iteration)
+    collector, iteration_id = place.collector(iteration), place.iteration_id(iteration)
+    wanted = {fingerprint("family", VERSION, iteration_id, collector.id, each.key): each for each in instances}
     unfinished = place.store.missing("family", list(wanted))
     missing, left = unfinished[: place.limit], len(unfinished)
     if missing:
         shard = FamilyShard(
             iteration=iteration,
-            checkpoint=place.collector(iteration),
+            checkpoint=collector,
             families=_begun(place, iteration, {key: wanted[key] for key in missing}),
             done=len(wanted) - left,
             total=len(wanted) - left + len(missing),
         )
         await place.work_through(shard, STAGE, iteration, "questions")
-    members = load_members(place.store, place.iteration_id(iteration))
+    members = load_members(place.store, iteration_id)
     right = sum(member.success for member in members.values())
     return {"questions": len(wanted), "new": len(missing), "trajectories": len(members), "right": right}
 

@@ -235,7 +235,7 @@ def _fork(expert: Played, played: Played, env: Environment) -> Preference | Reje
     if expert.trajectory.steps[at].reply == played.trajectory.steps[at].reply:
         return _reject(played.id, "same-reply", f"the policy takes the expert's step {at}")
     chosen, rejected = (
-        _Side(one, shared=at, end=at + 1, origin=_origin(one.id, at))
+        _Side(one, shared=at, end=at + 1, origin=Provenance(split=at, extra={"trajectory": one.id}))
         for one in sorted((expert, played), key=lambda one: -one.trajectory.reward)
     )
     return _preference(PreferenceCase.STEP, chosen, rejected, env)
@@ -261,11 +261,7 @@ def _side(played: Played, better: int | None = None, config: PreferencesConfig |
     """Return a whole trajectory as a side, cut if it lost to one of `better` steps."""
     length = len(played.trajectory.steps)
     end = length if better is None or config is None else min(length, better + config.extra_rounds)
-    return _Side(played, shared=0, end=end, origin=_origin(played.id, 0))
-
-
-def _origin(trajectory_id: str, shared: int) -> Provenance:
-    return Provenance(split=shared, extra={"trajectory": trajectory_id})
+    return _Side(played, shared=0, end=end, origin=Provenance(split=0, extra={"trajectory": played.id}))
 
 
 def _preference(case: PreferenceCase, chosen: _Side, rejected: _Side, env: Environment) -> Preference | Rejection:
