@@ -153,15 +153,6 @@ def thought_in(answer: Answer) -> str:
     return " ".join(said[: label.start() if label else None].split())
 
 
-def check_thoughts(env: Environment) -> None:
-    """Raise `ConfigError` for a world whose replies are not a thought and a labelled action."""
-    if not isinstance(transcript_of(env), AlternatingTurns) or isinstance(env, Calling):
-        raise ConfigError(
-            f"eto.expert.thoughts: replies in {env.name} are not a thought and an action after a label; leave it out, "
-            "or choose the world's transcript of text"
-        )
-
-
 def writing(bare: Bare) -> Generator[Asked, Answer, Written]:
     """Yield the questions about one episode, step by step, take the answers, and return the episode
     with its thoughts, or why it gets none.
@@ -437,8 +428,12 @@ def check_expert(recipe: Recipe, env: Environment, instances: Sequence[Instance]
     one, or thoughts are wanted in a world that has no place for them.
     """
     config = recipe.eto.expert
-    if config.thoughts.enabled:
-        check_thoughts(env)
+    in_text = isinstance(transcript_of(env), AlternatingTurns) and not isinstance(env, Calling)
+    if config.thoughts.enabled and not in_text:
+        raise ConfigError(
+            f"eto.expert.thoughts: replies in {env.name} are not a thought and an action after a label; leave it out, "
+            "or choose the world's transcript of text"
+        )
     if config.file:
         _demonstrations(recipe, env)
     elif lacks_expert(env, instances):

@@ -88,15 +88,31 @@ def measure(
     """
     if not episodes:
         return {}
-    measures = (
-        _shares(episodes, base)
-        | _overall(episodes, disaster_counts)
-        | {"gain_over_previous": gain(episodes, previous)}
-        | _repeated(episodes, disaster_counts)
-    )
+    trajectories, origins = [e.trajectory for e in episodes], [e.origin for e in episodes]
+    # Episodes that failed for good have no steps that could repeat.
+    played = [e for e in episodes if e.trajectory_id]
+    repeated = metrics.loops([[step.action for step in e.trajectory.steps] for e in played])
+    steps = [trajectory.steps for trajectory in trajectories]
+    longest = max(map(len, steps))
+    measures = _shares(episodes, base) | {
+        "reward": _reward([metrics.counted_reward(t, disaster_counts) for t in trajectories], origins),
+        "instances": _plain(len({e.instance.key for e in episodes}), len(episodes)),
+        "steps_to_success": _plain(
+            metrics.mean_steps_to_success(trajectories), sum(trajectory.success for trajectory in trajectories)
+        ),
+        **{
+            f"reward_within@{k}": metrics.clustered_share(
+                [taken[min(k, len(taken)) - 1].reward if taken else 0.0 for taken in steps], origins
+            )
+            for k in (metrics.powers_of_two(longest) if longest else ())
+        },
+        **{f"loops@{length}": _plain(mean, len(played)) for length, mean in repeated.per_episode.items()},
+        "looping": _plain(repeated.stuck_share, len(played)),
+        "gain_over_previous": gain(episodes, previous),
+        **_repeated(episodes, disaster_counts),
+    }
     if voiced is not None:
         # The share of episodes in which the model says a reflection; replayed steps do not count.
-        played = [e for e in episodes if e.trajectory_id]
         says = [any(voiced(step.reply) for step in e.trajectory.steps[e.cut :]) for e in played]
         measures["reflecting"] = metrics.clustered_share([float(each) for each in says], [e.origin for e in played])
     for depth, some in by_depth(episodes):
@@ -194,30 +210,6 @@ def by_depth(episodes: Iterable[Episode]) -> list[tuple[int, list[Episode]]]:
         if episode.depth is not None:
             found.setdefault(episode.depth, []).append(episode)
     return sorted(found.items())
-
-
-def _overall(episodes: Sequence[Episode], disaster_counts: float) -> Measures:
-    trajectories = [episode.trajectory for episode in episodes]
-    # Episodes that failed for good have no steps that could repeat.
-    played = [episode.trajectory for episode in episodes if episode.trajectory_id]
-    repeated = metrics.loops([[step.action for step in trajectory.steps] for trajectory in played])
-    solved = sum(trajectory.success for trajectory in trajectories)
-    loops = {f"loops@{length}": _plain(mean, len(played)) for length, mean in repeated.per_episode.items()}
-    origins, steps = [e.origin for e in episodes], [trajectory.steps for trajectory in trajectories]
-    longest = max(map(len, steps))
-    return {
-        "reward": _reward([metrics.counted_reward(t, disaster_counts) for t in trajectories], origins),
-        "instances": _plain(len({e.instance.key for e in episodes}), len(episodes)),
-        "steps_to_success": _plain(metrics.mean_steps_to_success(trajectories), solved),
-        **{
-            f"reward_within@{k}": metrics.clustered_share(
-                [taken[min(k, len(taken)) - 1].reward if taken else 0.0 for taken in steps], origins
-            )
-            for k in (metrics.powers_of_two(longest) if longest else ())
-        },
-        **loops,
-        "looping": _plain(repeated.stuck_share, len(played)),
-    }
 
 
 def _shares(episodes: Sequence[Episode], base: Sequence[Episode]) -> Measures:

@@ -311,6 +311,18 @@ def build_report(
             for fault in datasets.error_counts(place.store, iteration_id)
         ),
     )
+    by_world: dict[str, dict[str, int]] = {}
+    if place.recipe.environments:
+        by_world = made_by_world(place.store, place.source_id(iteration), iteration_id)
+    checkpoint = checkpoint_made(place.store, iteration_id)
+    hashes: dict[str, str | None] = {}
+    if checkpoint is not None and checkpoint.parent_id is not None:
+        hashes = {
+            "checkpoint": checkpoint.checkpoint_id,
+            "parent": checkpoint.parent_id,
+            "dataset": checkpoint.dataset_hash,
+            "weights": checkpoint.weights_sha256,
+        }
     # Samples lead to the viewer.
     samples = [
         replace(
@@ -326,22 +338,40 @@ def build_report(
     ]
     return replace(
         build_outline(place, iteration, board or Scoreboard(place), viewer=viewer),
-        worlds=_worlds(place, iteration),
+        # What each of several worlds contributed to the training data.
+        worlds={name: by_world.get(name, {}) for name in place.recipe.environments},
         data=(*outside_section(place, iteration), *_said_by_method(place, iteration, "data")),
         errors=errors,
         samples=tuple(samples),
-        hashes=_hashes(place, iteration),
+        hashes={name: text for name, text in hashes.items() if text},
     )
 
 
 def build_outline(place: Workplace, iteration: int, board: Scoreboard, *, viewer: str = "") -> IterationReport:
     """Return the parts of an iteration's report that the page of the whole run and tables show."""
-    recipe = place.recipe
+    recipe, iteration_id = place.recipe, place.iteration_id(iteration)
     funnel = place.plan(iteration).funnel if iteration else None
-    seconds = runs.seconds_by_part(place.store, place.iteration_id(iteration))
+    seconds = runs.seconds_by_part(place.store, iteration_id)
     parts = ("generate", "environment", "train", "store", "other")
     # Who answered the calls of each tool in the run: for Python, how far code was confined.
     tools = {f"tool {tool}": names for tool, names in providers(place.store, place.run_id).items()}
+    used, built = runs.token_use(place.store, iteration_id), dataset_of(place.store, iteration_id)
+    online = runs.trained_online(place.store, iteration_id)
+    # An objective that samples while it trains has no dataset.
+    trained = built.counts["trained_tokens"] if built else {"sampled episodes": online} if online else {}
+    tokens = TokenCounts(
+        prompt=used.prompt,
+        completion=used.completion,
+        trained=dict(sorted(trained.items())),
+        in_training=runs.trained_offline(place.store, iteration_id) if built else 0,
+        cut=runs.cut_replies(place.store, iteration_id),
+        unreadable=runs.unreadable_replies(place.store, iteration_id),
+        bills=bills(place, iteration),
+    )
+    lines = iteration_lines(place.store, place.run_id)
+    line = next((line for line in lines if line.iteration == iteration), None)
+    # How many rows each list of the viewer has.
+    listed = {name: getattr(line, name) for name in _LISTS} if line else {}
     return IterationReport(
         recipe_name=recipe.name,
         run_id=place.run_id,
@@ -359,11 +389,11 @@ def build_outline(place: Workplace, iteration: int, board: Scoreboard, *, viewer
         funnel_title=funnel.title if funnel else "Training data",
         funnel=funnel.stages(place, iteration) if funnel else (),
         time={part: seconds[part] for part in parts if part in seconds},
-        tokens=_tokens(place, iteration),
+        tokens=tokens,
         recipe_yaml=yaml.safe_dump(shown(recipe), sort_keys=False),
         versions=run_versions(place.store, place.run_id) | tools,
         viewer=viewer,
-        rows=_rows(place, iteration),
+        rows={name: count for name, count in listed.items() if count},
     )
 
 
@@ -372,15 +402,6 @@ def with_run(place: Workplace, report: IterationReport) -> IterationReport:
     run.
     """
     return replace(report, run=_said_by_method(place, report.iteration, "run"))
-
-
-def _rows(place: Workplace, iteration: int) -> dict[str, int]:
-    """Return how many rows each list of the viewer has for an iteration."""
-    for line in iteration_lines(place.store, place.run_id):
-        if line.iteration == iteration:
-            counts = {name: getattr(line, name) for name in _LISTS}
-            return {name: count for name, count in counts.items() if count}
-    return {}
 
 
 def _said_by_method(place: Workplace, iteration: int, position: Position) -> tuple[Section, ...]:
@@ -410,44 +431,6 @@ def finished_at(place: Workplace, iteration: int) -> str:
     state = iteration_state(place.store, place.iteration_id(iteration))
     ended = state.finished_at if state else None
     return wording.moment(ended or datetime.now(UTC))
-
-
-def _worlds(place: Workplace, iteration: int) -> dict[str, dict[str, int]]:
-    """Return what each of several worlds contributed to the training data."""
-    if not place.recipe.environments:
-        return {}
-    made = made_by_world(place.store, place.source_id(iteration), place.iteration_id(iteration))
-    return {name: made.get(name, {}) for name in place.recipe.environments}
-
-
-def _tokens(place: Workplace, iteration: int) -> TokenCounts:
-    used = runs.token_use(place.store, place.iteration_id(iteration))
-    built = dataset_of(place.store, place.iteration_id(iteration))
-    online = runs.trained_online(place.store, place.iteration_id(iteration))
-    # An objective that samples while it trains has no dataset.
-    trained = built.counts["trained_tokens"] if built else {"sampled episodes": online} if online else {}
-    return TokenCounts(
-        prompt=used.prompt,
-        completion=used.completion,
-        trained=dict(sorted(trained.items())),
-        in_training=runs.trained_offline(place.store, place.iteration_id(iteration)) if built else 0,
-        cut=runs.cut_replies(place.store, place.iteration_id(iteration)),
-        unreadable=runs.unreadable_replies(place.store, place.iteration_id(iteration)),
-        bills=bills(place, iteration),
-    )
-
-
-def _hashes(place: Workplace, iteration: int) -> dict[str, str]:
-    made = checkpoint_made(place.store, place.iteration_id(iteration))
-    if made is None or made.parent_id is None:
-        return {}
-    hashes = {
-        "checkpoint": made.checkpoint_id,
-        "parent": made.parent_id,
-        "dataset": made.dataset_hash,
-        "weights": made.weights_sha256,
-    }
-    return {name: text for name, text in hashes.items() if text}
 
 
 # One model in several worlds compared with a model for each world. Source: Agent-R (arXiv

@@ -426,38 +426,34 @@ class FamilyMaker:
             return Draft()
 
         async def consult(operator: str, name: PromptName, question: Question) -> Answer:
-            return await self._consult(known, planned, operator, name, question)
+            # A model's stored answer to the same question counts, or else a new one.
+            subject = subject_of(planned, operator)
+            words = [(message.role, message.text) for message in question.messages]
+            edit_id = fingerprint("edit", known.work.family_id, subject, name, words, question.sampling)
+            async with known.asking[edit_id]:
+                if edit_id not in known.said:
+                    session = f"{known.work.instance.key}#{question.role}"
+                    answer = await self.helper(
+                        question, seed=derive_seed(self._seed(known, subject), name), session=session
+                    )
+                    known.said[edit_id] = Said(answer, planned.round)
+                    self.sink.add(
+                        edit_rows(
+                            edit_id,
+                            answer,
+                            subject=subject,
+                            prompt=version(name),
+                            instance=known.work.instance,
+                            iteration_id=self.iteration_id,
+                        )
+                    )
+            return known.said[edit_id].answer
 
         case = Case(parent=planned.parent.trajectory, manner=manner, config=self.config, seed=seed, consult=consult)
         try:
             return await OPERATORS[planned.operator](case)
         except PromptTooLong as error:
             return Unmade("prompt-too-long", str(error))
-
-    async def _consult(
-        self, known: Known, planned: PlannedChild, operator: str, name: PromptName, question: Question
-    ) -> Answer:
-        """Return a model's stored answer to the same question, or else a new one."""
-        subject = subject_of(planned, operator)
-        words = [(message.role, message.text) for message in question.messages]
-        edit_id = fingerprint("edit", known.work.family_id, subject, name, words, question.sampling)
-        async with known.asking[edit_id]:
-            if edit_id not in known.said:
-                seed = derive_seed(self._seed(known, subject), name)
-                session = f"{known.work.instance.key}#{question.role}"
-                answer = await self.helper(question, seed=seed, session=session)
-                known.said[edit_id] = Said(answer, planned.round)
-                self.sink.add(
-                    edit_rows(
-                        edit_id,
-                        answer,
-                        subject=subject,
-                        prompt=version(name),
-                        instance=known.work.instance,
-                        iteration_id=self.iteration_id,
-                    )
-                )
-        return known.said[edit_id].answer
 
     def _seed(self, known: Known, name: str) -> int:
         recipe = self.equipment.recipe

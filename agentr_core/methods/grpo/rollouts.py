@@ -435,7 +435,14 @@ class Rollouts:
         self, step: int, draw: int, chosen: Sequence[tuple[int, Instance]], led: Sequence[Instance], worlds: Worlds
     ) -> list[Family]:
         """Return the groups of a draw before any of their episodes is played."""
-        beginnings = self._beginnings(step, draw, [instance for _, instance in chosen])
+        # By instance key; groups that begin at the start are left out.
+        beginnings: dict[str, Beginning] = {}
+        if share := self.place.recipe.grpo.revision_share:
+            store, seed = self.place.store, derive_seed(self.place.recipe.seed, "revisions", self.iteration, step, draw)
+            failed = load_failures(store, self.place.iteration_id(self.iteration), until=step - 1)
+            picked = revisited([instance for _, instance in chosen], failed, share=share, seed=seed)
+            played = load_trajectories(store, list(picked.values()))
+            beginnings = {key: beginning(own, played[own], seed=seed) for key, own in picked.items()}
         shown = await in_thread(self._expert_beginnings, step, draw, led, worlds) if led else {}
         taken = {instance.key for instance in led}
         # With few instances, one may be chosen again; its episodes then differ.
@@ -486,19 +493,6 @@ class Rollouts:
                     )
                 )
         return groups, effort
-
-    def _beginnings(self, step: int, draw: int, chosen: Sequence[Instance]) -> dict[str, Beginning]:
-        """Return the beginnings of the groups of a draw, by instance key; groups that begin at the
-        start are left out.
-        """
-        share, store = self.place.recipe.grpo.revision_share, self.place.store
-        if not share:
-            return {}
-        seed = derive_seed(self.place.recipe.seed, "revisions", self.iteration, step, draw)
-        failed = load_failures(store, self.place.iteration_id(self.iteration), until=step - 1)
-        picked = revisited(chosen, failed, share=share, seed=seed)
-        played = load_trajectories(store, list(picked.values()))
-        return {key: beginning(found, played[found], seed=seed) for key, found in picked.items()}
 
     def _expert_beginnings(self, step: int, draw: int, led: Sequence[Instance], worlds: Worlds) -> dict[str, Beginning]:
         """Return beginnings of the expert's episodes, by instance key, and store these episodes.
