@@ -600,13 +600,33 @@ async def play_evaluations(place: Workplace, iteration: int, series: Sequence[Se
     """
     checkpoint = place.trained(iteration)
     place.store.write(merge(_head(place, iteration, one, checkpoint, finished=False) for one in series))
+    iteration_id = place.iteration_id(iteration)
+    shards: list[EpisodeShard] = []
     with snapshot(place.store) as state:
-        now = dataclasses.replace(place, store=state)
-        shards = tuple(shard for one in series if len(shard := _missing(now, iteration, one, checkpoint)))
+        for one in series:
+            stored = {(e.instance.key, e.repeat, e.cut) for e in load_episodes(state, one.evaluation_id)}
+            left = tuple(p for p in one.plans if (p.instance.key, p.number, len(p.prefix)) not in stored)
+            if not left:
+                continue
+            shard = EpisodeShard(
+                stage=STAGE,
+                evaluation_id=one.evaluation_id,
+                name=one.name,
+                iteration=iteration,
+                checkpoint=checkpoint,
+                plans=left,
+                sampling=one.sampling,
+                max_steps=one.max_steps,
+                repeats=one.repeats,
+                limits=one.limits,
+                done=len(one.plans) - len(left),
+                total=len(one.plans),
+            )
+            shards.append(with_ungraded(state, shard, iteration_id))
     if not shards:
         return False
     names = ", ".join(shard.name for shard in shards)
-    await place.work_through(EpisodeShards(parts=shards), f"{STAGE} {names}", iteration, f"episodes of {names}")
+    await place.work_through(EpisodeShards(parts=tuple(shards)), f"{STAGE} {names}", iteration, f"episodes of {names}")
     lost: list[Rejection] = []
     detail = "the episode has no reward; table event has the error that ended it"
     with snapshot(place.store) as state:
@@ -615,7 +635,7 @@ async def play_evaluations(place: Workplace, iteration: int, series: Sequence[Se
             subjects = [f"{one.evaluation_id}:{plan.key}" for plan in one.plans if plan.key not in done]
             lost += [Rejection(stage=STAGE, subject=subject, reason=REASON, detail=detail) for subject in subjects]
     if lost:
-        place.store.write(rejection_rows(lost, iteration_id=place.iteration_id(iteration)))
+        place.store.write(rejection_rows(lost, iteration_id=iteration_id))
     return True
 
 
@@ -636,27 +656,6 @@ def _head(place: Workplace, iteration: int, one: Series, checkpoint: Checkpoint,
         config=one.config,
         finished=finished,
     )
-
-
-def _missing(place: Workplace, iteration: int, one: Series, checkpoint: Checkpoint) -> EpisodeShard:
-    """Return the episodes of an evaluation that are not stored yet."""
-    done = {(e.instance.key, e.repeat, e.cut) for e in load_episodes(place.store, one.evaluation_id)}
-    left = tuple(p for p in one.plans if (p.instance.key, p.number, len(p.prefix)) not in done)
-    shard = EpisodeShard(
-        stage=STAGE,
-        evaluation_id=one.evaluation_id,
-        name=one.name,
-        iteration=iteration,
-        checkpoint=checkpoint,
-        plans=left,
-        sampling=one.sampling,
-        max_steps=one.max_steps,
-        repeats=one.repeats,
-        limits=one.limits,
-        done=len(one.plans) - len(left),
-        total=len(one.plans),
-    )
-    return with_ungraded(place.store, shard, place.iteration_id(iteration))
 
 
 def measure_evaluation(place: Workplace, iteration: int, name: str) -> Measures:

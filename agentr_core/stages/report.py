@@ -175,23 +175,21 @@ class Scoreboard:
             for name in self._names
         }
         ended = unfinished_evaluations(self._place.store, list(asked))
-        return tuple(
-            Unfinished(iteration=number, name=name, episodes=ended[key], planned=self._planned(name))
-            for key, (number, name) in asked.items()
-            if key in ended
-        )
+        open_sets: list[Unfinished] = []
+        for key, (number, name) in asked.items():
+            if key not in ended:
+                continue
+            # How many episodes the set has, as the first model played them.
+            planned = None
+            if first := self.measured(0, name):
+                lost = lost_episodes(self._place, evaluation_id(self._place, 0, name))
+                planned = first["success"].n + (len(lost) if self._place.recipe.errors.count_as == "out" else 0)
+            open_sets.append(Unfinished(iteration=number, name=name, episodes=ended[key], planned=planned))
+        return tuple(open_sets)
 
     @property
     def _names(self) -> tuple[str, ...]:
         return (TEST, *self._place.recipe.evaluation.sets, REVISION)
-
-    def _planned(self, name: str) -> int | None:
-        """Return how many episodes a set has, as the first model played them."""
-        found = self.measured(0, name)
-        if not found:
-            return None
-        lost = lost_episodes(self._place, evaluation_id(self._place, 0, name))
-        return found["success"].n + (len(lost) if self._place.recipe.errors.count_as == "out" else 0)
 
     def _read(self, iteration: int) -> IterationScore | None:
         measures = self.measured(iteration, TEST)
@@ -200,6 +198,14 @@ class Scoreboard:
         recipe = self._place.recipe
         evaluations = [evaluation_id(self._place, iteration, name) for name in self._names]
         revision = self.measured(iteration, REVISION)
+        sets: list[SetScore] = []
+        if recipe.evaluation.sets:
+            # The test sets of several worlds are reported world by world.
+            splits = {} if recipe.environments else {TEST: recipe.instances.test}
+            splits |= {name: chosen.split for name, chosen in recipe.evaluation.sets.items()}
+            for name, split in splits.items():
+                if on_set := self.measured(iteration, name):
+                    sets.append(_set_score(name, split, on_set))
         loops = [measures[name].mean for length in metrics.LOOP_LENGTHS if (name := f"loops@{length}") in measures]
         return IterationScore(
             iteration=iteration,
@@ -214,20 +220,11 @@ class Scoreboard:
             revision_reward=estimate(revision["reward"]) if revision else None,
             loops=tuple(loops),
             looping=measures["looping"].mean if "looping" in measures else None,
-            sets=tuple(self._sets(iteration)) if recipe.evaluation.sets else (),
+            sets=tuple(sets),
             worlds=tuple(self._worlds(iteration)),
             lost=sum(len(lost_episodes(self._place, one)) for one in evaluations),
             lost_as=recipe.errors.count_as,
         )
-
-    def _sets(self, iteration: int) -> Iterator[SetScore]:
-        recipe = self._place.recipe
-        # The test sets of several worlds are reported world by world.
-        first = {} if recipe.environments else {TEST: recipe.instances.test}
-        further = {name: chosen.split for name, chosen in recipe.evaluation.sets.items()}
-        for name, split in (first | further).items():
-            if found := self.measured(iteration, name):
-                yield _set_score(name, split, found)
 
     def _worlds(self, iteration: int) -> Iterator[SetScore]:
         """Yield the score of an iteration's model on the test set of each of several worlds."""

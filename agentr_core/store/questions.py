@@ -60,7 +60,14 @@ def ask(
     if statements[-1].type.name not in _ASKS:
         return con.execute(sql, params).to_arrow_table()
     relation = con.sql(sql, params=params or None)
-    names = _distinct(relation.columns)
+    # A repeated name gets the first number that makes it unique.
+    taken, names = set(relation.columns), list[str]()
+    for name in relation.columns:
+        new, number = name, 0
+        while new in names or (number and new in taken):
+            number += 1
+            new = f"{name}_{number}"
+        names.append(new)
     columns = []
     for position, (name, kind) in enumerate(zip(names, relation.types, strict=True), start=1):
         lossy = any(word in str(kind) for word in _AS_TEXT)
@@ -156,21 +163,6 @@ def closed_door(error: duckdb.Error) -> ConfigError | None:
         found = re.search(r'"([^"]*)"', str(error))
         return ConfigError(f"SQL: {f'{found[1]} is a file, and ' if found else ''}{_FILES_ARE_SHUT}")
     return None
-
-
-def _distinct(names: Sequence[str]) -> list[str]:
-    """Return names without duplicates: a repeated name gets the first number that makes it
-    unique.
-    """
-    taken = set(names)
-    made: list[str] = []
-    for name in names:
-        new, number = name, 0
-        while new in made or (number and new in taken):
-            number += 1
-            new = f"{name}_{number}"
-        made.append(new)
-    return made
 
 
 # Example queries in SQL, by name.

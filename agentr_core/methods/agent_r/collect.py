@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import count
@@ -309,7 +309,17 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
         WorkerLost: workers were lost again and again; what came back is kept.
     """
     wanted = tree_ids(place, iteration, await separate_instances(place, iteration))
-    copied = _take_over(place, iteration, wanted)
+    collector, copied = place.collector(iteration), 0
+    # Finished trees that the iteration lacks come from runs with the same search inputs.
+    for run in runs_alike(place.store, place.run_id, STAGE):
+        stored_now = stored_trees(place.store, list(wanted))
+        absent = {key: instance for key, instance in wanted.items() if key not in stored_now}
+        if not absent:
+            break
+        other = replace(place, run_id=run)
+        theirs = [tree_id(other, iteration, collector.id, instance) for instance in absent.values()]
+        originals = dict(zip(absent, latest_restarts(place.store, theirs), strict=True))
+        copied += len(copy_trees(place.store, originals, iteration_id=place.iteration_id(iteration)))
     unfinished = unfinished_trees(place.store, list(wanted))
     if place.recipe.compare.trees:
         trees = len(wanted) - len(unfinished)
@@ -326,7 +336,6 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
         mark = f"{platform.node()}/{os.getpid()}/{uuid4().hex[:8]}"
         claim_trees(place.store, missing, mark)
         begun = load_trees(place.store, missing)
-        collector = place.collector(iteration)
         shard = TreeShard(
             iteration=iteration,
             checkpoint=collector,
@@ -345,21 +354,3 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
         )
         await place.work_through(shard, STAGE, iteration, "trees")
     return {"trees": len(wanted), "new": len(missing)} | ({"copied": copied} if copied else {})
-
-
-def _take_over(place: Workplace, iteration: int, wanted: Mapping[str, Instance]) -> int:
-    """Copy finished trees that an iteration lacks from runs with the same search inputs; return
-    their number.
-    """
-    others = runs_alike(place.store, place.run_id, STAGE)
-    collector, copied = place.collector(iteration), 0
-    for run in others:
-        begun = stored_trees(place.store, list(wanted))
-        missing = {key: instance for key, instance in wanted.items() if key not in begun}
-        if not missing:
-            break
-        other = replace(place, run_id=run)
-        theirs = [tree_id(other, iteration, collector.id, instance) for instance in missing.values()]
-        originals = dict(zip(missing, latest_restarts(place.store, theirs), strict=True))
-        copied += len(copy_trees(place.store, originals, iteration_id=place.iteration_id(iteration)))
-    return copied

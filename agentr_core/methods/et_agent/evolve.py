@@ -329,33 +329,34 @@ class FamilyMaker:
 
     async def grow(self, known: Known) -> None:
         """Grow a family to its end, from its known parts."""
-        grown = await grow(self.config, lambda planned: self._child(known, planned), known.answered)
+        work = known.work
+
+        async def child(planned: PlannedChild) -> Member | None:
+            child_id = fingerprint("member", work.family_id, planned.name)
+            async with self.environments.lend(work.instance) as env:
+                manner = manner_of(env, work.instance)
+            if child_id not in known.members and not await self._make(known, planned, child_id, manner):
+                return None
+            kept = known.members[child_id]
+            return Member(
+                name=planned.name,
+                id=child_id,
+                trajectory=kept.trajectory,
+                cost=manner.cost(kept.trajectory),
+                tokens=kept.tokens,
+            )
+
+        grown = await grow(self.config, child, known.answered)
         self.sink.add(
             family_rows(
-                known.work.family_id,
-                known.work.instance,
+                work.family_id,
+                work.instance,
                 iteration_id=self.iteration_id,
                 checkpoint_id=self.checkpoint.id,
                 members=len(grown.members),
                 rounds=grown.rounds,
                 ended_by=grown.ended_by,
             )
-        )
-
-    async def _child(self, known: Known, planned: PlannedChild) -> Member | None:
-        work = known.work
-        child_id = fingerprint("member", work.family_id, planned.name)
-        async with self.environments.lend(work.instance) as env:
-            manner = manner_of(env, work.instance)
-        if child_id not in known.members and not await self._make(known, planned, child_id, manner):
-            return None
-        kept = known.members[child_id]
-        return Member(
-            name=planned.name,
-            id=child_id,
-            trajectory=kept.trajectory,
-            cost=manner.cost(kept.trajectory),
-            tokens=kept.tokens,
         )
 
     async def _make(self, known: Known, planned: PlannedChild, child_id: str, manner: Manner) -> bool:
