@@ -47,8 +47,17 @@ def training_instances(recipe: Recipe, env: Environment, iteration: int) -> tupl
     """
     config = recipe.instances.of(iteration)
     rng = random.Random(derive_seed(recipe.seed, "instances", 1 if config.draw == "fixed" else iteration))
-    parts = [replace(config, train=split, train_limit=limit) for split, limit in config.training_splits.items()]
-    return _distinct(itertools.chain.from_iterable(_drawn(part, env, rng) for part in parts))
+    chosen: list[Instance] = []
+    for split, limit in config.training_splits.items():
+        part = replace(config, train=split, train_limit=limit)
+        listed = _named(answers.instances(env, split), part)
+        if part.depths or part.expert_steps:
+            chosen += _suitable(listed, part, env, rng)
+        elif not limit or limit >= len(listed):
+            chosen += _whole(listed, split, "instances.train_limit")
+        else:
+            chosen += [listed[position] for position in sorted(rng.sample(range(len(listed)), limit))]
+    return _distinct(chosen)
 
 
 def _distinct(found: Iterable[Instance]) -> tuple[Instance, ...]:
@@ -60,16 +69,6 @@ def _distinct(found: Iterable[Instance]) -> tuple[Instance, ...]:
             f"environment {twice.environment} lists instance {twice.key} twice; `instances` must return each once"
         )
     return all_
-
-
-def _drawn(config: InstancesConfig, env: Environment, rng: random.Random) -> tuple[Instance, ...]:
-    """Return `train_limit` instances of the split `train`."""
-    listed = _named(answers.instances(env, config.train), config)
-    if config.depths or config.expert_steps:
-        return _suitable(listed, config, env, rng)
-    if not config.train_limit or config.train_limit >= len(listed):
-        return _whole(listed, config.train, "instances.train_limit")
-    return tuple(listed[position] for position in sorted(rng.sample(range(len(listed)), config.train_limit)))
 
 
 def _suitable(

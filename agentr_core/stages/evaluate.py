@@ -505,22 +505,15 @@ async def evaluate(place: Workplace, iteration: int) -> dict[str, Any]:
         scores |= await _play(place, iteration, [_revision(place, iteration)])
     else:
         scores = await _play(place, iteration, [*series, _revision(place, iteration)])
-    if place.recipe.promote == "best":
-        _promote_best(place, iteration)
-    return scores
-
-
-def _promote_best(place: Workplace, iteration: int) -> None:
-    """Store which of the checkpoints up to an iteration succeeds most often on the development set;
-    of equals the earliest, since a later one has nothing to show for its training.
-
-    A stored choice is not changed: later iterations were made with it.
-    """
-    iteration_id, name = place.iteration_id(iteration), place.recipe.evaluation.development
-    if checkpoint_promoted(place.store, iteration_id) is not None:
-        return
+    iteration_id = place.iteration_id(iteration)
+    # A stored choice is not changed: later iterations were made with it.
+    if recipe.promote != "best" or checkpoint_promoted(place.store, iteration_id) is not None:
+        return scores
+    # Of the checkpoints so far, the one that succeeds most often on the development set; of equals
+    # the earliest, since a later one has nothing to show for its training.
+    name = config.development
     measured = (load_measures(place.store, evaluation_id(place, number, name)) for number in range(iteration + 1))
-    successes = {number: found["success"].mean for number, found in enumerate(measured) if found}
+    successes = {number: measures["success"].mean for number, measures in enumerate(measured) if measures}
     if not successes:
         raise DataFault(
             f"no episode of set {name} came to its end, so no checkpoint can be promoted; `select * from event` says "
@@ -528,6 +521,7 @@ def _promote_best(place: Workplace, iteration: int) -> None:
         )
     best = max(successes, key=lambda number: (successes[number], -number))
     place.store.update("iteration", {"iteration_id": iteration_id, "promoted": place.trained(best).id})
+    return scores
 
 
 def _revision(place: Workplace, iteration: int) -> Series:

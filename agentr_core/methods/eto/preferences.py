@@ -169,7 +169,8 @@ def in_tree(paths: Sequence[Path], env: Environment, config: PreferencesConfig, 
         if not exceeds(_mean(best_branch), _mean(worst_branch)):
             rejected.append(_reject(subject, "tie", f"{len(branches)} branches of mean reward {_mean(best_branch):g}"))
         elif not exceeds(best.trajectory.reward - worst.trajectory.reward, config.margin):
-            rejected.append(_reject(subject, "margin", _rewards(best.trajectory, worst.trajectory)))
+            detail = f"rewards {best.trajectory.reward:g} and {worst.trajectory.reward:g}"
+            rejected.append(_reject(subject, "margin", detail))
         else:
             length, split = min(len(worst.nodes), len(best.nodes) + config.extra_rounds), len(way)
             chosen = _Side(
@@ -253,7 +254,8 @@ def _unequal(one: Played, other: Played, margin: float) -> Rejection | None:
     if not exceeds(gap, 0):
         return _reject(other.id, "tie", f"both have reward {one.trajectory.reward:g}")
     if not exceeds(gap, margin):
-        return _reject(other.id, "margin", _rewards(one.trajectory, other.trajectory))
+        detail = f"rewards {one.trajectory.reward:g} and {other.trajectory.reward:g}"
+        return _reject(other.id, "margin", detail)
     return None
 
 
@@ -291,10 +293,6 @@ def _sample(kind: SampleKind, side: _Side, env: Environment) -> Sample:
 
 def _mean(paths: Sequence[Path]) -> float:
     return sum(path.trajectory.reward for path in paths) / len(paths)
-
-
-def _rewards(better: Trajectory, worse: Trajectory) -> str:
-    return f"rewards {better.reward:g} and {worse.reward:g}"
 
 
 def _reject(subject: str, reason: str, detail: str = "") -> Rejection:
