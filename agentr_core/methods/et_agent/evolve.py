@@ -337,13 +337,13 @@ class FamilyMaker:
                 manner = manner_of(env, work.instance)
             if child_id not in known.members and not await self._make(known, planned, child_id, manner):
                 return None
-            kept = known.members[child_id]
+            member = known.members[child_id]
             return Member(
                 name=planned.name,
                 id=child_id,
-                trajectory=kept.trajectory,
-                cost=manner.cost(kept.trajectory),
-                tokens=kept.tokens,
+                trajectory=member.trajectory,
+                cost=manner.cost(member.trajectory),
+                tokens=member.tokens,
             )
 
         grown = await grow(self.config, child, known.answered)
@@ -371,10 +371,10 @@ class FamilyMaker:
         if draft.whole is None:
             # No environment is held while models are asked for the draft.
             async with self.environments.lend(known.work.instance) as env:
-                made, grading = await self._played(known, draft, child_id, env, seed)
+                drawn, grading = await self._played(known, draft, child_id, env, seed)
         else:
-            made, grading = DrawnTrajectory(trajectory=draft.whole), None
-        units = [self._rows(child_id, made, FLYWHEEL, grading, given=draft.given)]
+            drawn, grading = DrawnTrajectory(trajectory=draft.whole), None
+        units = [self._rows(child_id, drawn, FLYWHEEL, grading, given=draft.given)]
         if planned.parent is not None:
             derivation = Derivation(
                 child=child_id,
@@ -387,7 +387,7 @@ class FamilyMaker:
             )
             units.append(derivation_rows([derivation], iteration_id=self.iteration_id))
         self.sink.add(merge(units))
-        known.members[child_id] = Kept(trajectory=made.trajectory, tokens=made.tokens)
+        known.members[child_id] = Kept(trajectory=drawn.trajectory, tokens=drawn.tokens)
         return True
 
     async def _played(

@@ -189,11 +189,11 @@ def in_tree(paths: Sequence[Path], env: Environment, config: PreferencesConfig, 
                     tree_id=worst.tree_id, bad_leaf=worst.leaf, split=split, bad_reward=worst.trajectory.reward
                 ),
             )
-            made = _preference(PreferenceCase.TREE, chosen, losing, env)
-            if isinstance(made, Rejection):
-                rejected.append(made)
+            preference = _preference(PreferenceCase.TREE, chosen, losing, env)
+            if isinstance(preference, Rejection):
+                rejected.append(preference)
             else:
-                kept.append(made)
+                kept.append(preference)
     if not kept and not rejected:
         rejected.append(_reject(tree_id, "no-fork", f"{len(paths)} ended paths"))
     return tuple(kept), tuple(rejected)
