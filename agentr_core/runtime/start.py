@@ -231,8 +231,26 @@ def prompt_files(recipe: Recipe) -> dict[str, str]:
 # Cached, since hundreds of environments of a world are opened at once.
 @lru_cache(maxsize=64)
 def _read(prompt: PromptConfig, environment: str) -> Opening:
-    shown = _examples(prompt, environment) if prompt.examples else ()
     as_turns = prompt.examples_as == "turns"
+    examples: list[Sequence[Message]] = []
+    if prompt.examples:
+        file = _examples_file(prompt, environment)
+        for number, record in records(file, setting="environment.prompt.examples_file"):
+            spoken = [turn for turn in conversation(record, f"{file}:{number}") if turn.role not in ("system", "tools")]
+            if [turn.role for turn in spoken[:2]] != ["user", "assistant"]:
+                raise DataFileError(f"{file}:{number} must begin with the turn of the problem and then a reply")
+            if as_turns and any(turn.role == after.role for turn, after in pairwise(spoken)):
+                raise DataFileError(
+                    f"{file}:{number} has two turns of one role in a row, and a conversation alternates; join them, or "
+                    "set environment.prompt.examples_as to text"
+                )
+            examples.append(spoken)
+        if len(examples) < prompt.examples:
+            raise ConfigError(
+                f"environment.prompt.examples is {prompt.examples}, and {file} has {len(examples)}; lower it, or name "
+                "another file in environment.prompt.examples_file"
+            )
+    shown = examples[: prompt.examples]
     turns: list[Message] = []
     for example in shown if as_turns else ():
         # Up to its last reply, as the turns of an episode before this one.
@@ -244,28 +262,6 @@ def _read(prompt: PromptConfig, environment: str) -> Opening:
         examples=() if as_turns else tuple(map(example_text, shown)),
         turns=tuple(turns),
     )
-
-
-def _examples(prompt: PromptConfig, environment: str) -> tuple[Sequence[Message], ...]:
-    """Return the turns of each example that a prompt shows."""
-    file = _examples_file(prompt, environment)
-    found: list[Sequence[Message]] = []
-    for number, record in records(file, setting="environment.prompt.examples_file"):
-        turns = [turn for turn in conversation(record, f"{file}:{number}") if turn.role not in ("system", "tools")]
-        if [turn.role for turn in turns[:2]] != ["user", "assistant"]:
-            raise DataFileError(f"{file}:{number} must begin with the turn of the problem and then a reply")
-        if prompt.examples_as == "turns" and any(one.role == two.role for one, two in pairwise(turns)):
-            raise DataFileError(
-                f"{file}:{number} has two turns of one role in a row, and a conversation alternates; join them, or set "
-                "environment.prompt.examples_as to text"
-            )
-        found.append(turns)
-    if len(found) < prompt.examples:
-        raise ConfigError(
-            f"environment.prompt.examples is {prompt.examples}, and {file} has {len(found)}; lower it, or name another "
-            "file in environment.prompt.examples_file"
-        )
-    return tuple(found[: prompt.examples])
 
 
 def _examples_file(prompt: PromptConfig, environment: str) -> Path:
