@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -59,33 +60,33 @@ def faults_of(name: Any, recipe: Recipe | None) -> list[str]:
         faults += _unread_settings(recipe)
     # The plans go through both lists.
     if not faults and recipe.pairs.alpha and recipe.training.num_train_epochs:
-        faults += _faults_of_plans(recipe)
+        # The stages of a comparison depend on its arms, which are not settled yet.
+        plans = [] if method.flow == "compare" else plans_of(recipe)
+        roles = {role for plan in plans for stage in plan.stages for role in stage.roles}
+        rows = {plan.training.objective.rows for plan in plans if plan.training is not None}
+        faults += faults_of_teacher(recipe, collects=not plans or "teacher" in roles, online="episodes" in rows)
+        if plans and recipe.model.vllm.sleep and "episodes" not in rows:
+            faults.append(
+                "model.vllm.sleep: only group RL takes turns with its sampler, and no iteration here is group RL; "
+                "leave it out, since servers end before any other training begins"
+            )
+        # Processes do not share the steps of group RL, which divides each by episodes. A comparison
+        # always trains on datasets.
+        if rows != {"episodes"}:
+            faults += sharing_faults(recipe.training)
     return faults + faults_of_sections(recipe) + faults_of_choice(recipe, goes_round=method.flow == "flywheel")
-
-
-def _faults_of_plans(recipe: Recipe) -> list[str]:
-    """Return what is wrong with a teacher and with a sampler that sleeps, and why processes cannot
-    share the steps of a training; the recipe must be right otherwise.
-    """
-    # The stages of a comparison depend on its arms, which are not settled yet.
-    plans = [] if method_of(recipe).flow == "compare" else plans_of(recipe)
-    roles = {role for plan in plans for stage in plan.stages for role in stage.roles}
-    rows = {plan.training.objective.rows for plan in plans if plan.training is not None}
-    faults = faults_of_teacher(recipe, collects=not plans or "teacher" in roles, online="episodes" in rows)
-    if plans and recipe.model.vllm.sleep and "episodes" not in rows:
-        faults.append(
-            "model.vllm.sleep: only group RL takes turns with its sampler, and no iteration here is group RL; leave it "
-            "out, since servers end before any other training begins"
-        )
-    # Group RL divides each step by episodes. A comparison always trains on datasets.
-    return faults if rows == {"episodes"} else faults + sharing_faults(recipe.training)
 
 
 def _unread_settings(recipe: Recipe) -> list[str]:
     """Return a sentence for each setting of section `training` that none of a recipe's trainings
     reads. A comparison's arms share theirs, and each reads what it needs.
     """
-    trainings, plain, faults = _trainings(recipe), TrainingConfig(), []
+    trainings: list[Training] = []
+    if method_of(recipe).flow != "compare":
+        # A list without a number for an iteration has a fault of its own; nothing is planned then.
+        with suppress(IndexError):
+            trainings = [plan.training for plan in plans_of(recipe) if plan.training is not None]
+    plain, faults = TrainingConfig(), []
     for name, value in vars(recipe.training).items():
         whys = [why_unread(name, value, training) for training in trainings]
         if value != getattr(plain, name) and whys and all(whys):
@@ -99,20 +100,6 @@ def _unread_settings(recipe: Recipe) -> list[str]:
             f"{' and '.join(dict.fromkeys(whys))}; leave it out"
         )
     return faults
-
-
-def _trainings(recipe: Recipe) -> list[Training]:
-    """Return the training of each of a recipe's first iterations, after which all are alike; none
-    where a recipe has other faults by which they cannot be planned.
-    """
-    method = method_of(recipe)
-    if method.flow == "compare":
-        return []
-    try:
-        return [plan.training for plan in plans_of(recipe) if plan.training is not None]
-    except IndexError:
-        # A list without a number for an iteration, which is told by itself.
-        return []
 
 
 def why_unread(name: str, value: Any, training: Any) -> str:

@@ -159,7 +159,18 @@ class EpisodeShard:
             equipment.progress(done, self.total, f"episodes of {self.name}, {speed(batcher)}")
 
         with closing(SharedEnvironments(equipment.make_environment)) as environments:
-            player = self._player(environments, equipment, sink, batcher, helper)
+            player = Player(
+                environments=environments,
+                sample=held_back(batcher, sink),
+                sampling=self.sampling,
+                max_steps=self.max_steps,
+                repeats=self.repeats,
+                fits=window(recipe, batcher, self.sampling),
+                helper=helper,
+                limits=self.limits,
+                tokens_of=tokens_in(batcher),
+                ungraded={plan.key: self.ungraded[plan.key] for plan in self.plans if plan.key in self.ungraded},
+            )
             async with following(batcher, show):
                 results = await play_all(
                     self.plans,
@@ -174,22 +185,6 @@ class EpisodeShard:
         return Effort(
             environment_seconds=sum(result.environment_seconds or 0.0 for result in results.values()),
             lost=len(self.plans) - len(results),
-        )
-
-    def _player(
-        self, environments: SharedEnvironments, equipment: Equipment, sink: Sink, batcher: Sampler, helper: Helper
-    ) -> Player:
-        return Player(
-            environments=environments,
-            sample=held_back(batcher, sink),
-            sampling=self.sampling,
-            max_steps=self.max_steps,
-            repeats=self.repeats,
-            fits=window(equipment.recipe, batcher, self.sampling),
-            helper=helper,
-            limits=self.limits,
-            tokens_of=tokens_in(batcher),
-            ungraded={plan.key: self.ungraded[plan.key] for plan in self.plans if plan.key in self.ungraded},
         )
 
     def _ungraded_rows(self, result: EpisodeResult, iteration_id: str) -> Rows:

@@ -47,8 +47,17 @@ def training_instances(recipe: Recipe, env: Environment, iteration: int) -> tupl
     """
     config = recipe.instances.of(iteration)
     rng = random.Random(derive_seed(recipe.seed, "instances", 1 if config.draw == "fixed" else iteration))
-    parts = [replace(config, train=split, train_limit=limit) for split, limit in config.training_splits.items()]
-    return _distinct(itertools.chain.from_iterable(_drawn(part, env, rng) for part in parts))
+    chosen: list[Instance] = []
+    for split, limit in config.training_splits.items():
+        part = replace(config, train=split, train_limit=limit)
+        listed = _named(answers.instances(env, split), part)
+        if part.depths or part.expert_steps:
+            chosen += _suitable(listed, part, env, rng)
+        elif not limit or limit >= len(listed):
+            chosen += _whole(listed, split, "instances.train_limit")
+        else:
+            chosen += [listed[position] for position in sorted(rng.sample(range(len(listed)), limit))]
+    return _distinct(chosen)
 
 
 def _distinct(found: Iterable[Instance]) -> tuple[Instance, ...]:
@@ -62,32 +71,34 @@ def _distinct(found: Iterable[Instance]) -> tuple[Instance, ...]:
     return all_
 
 
-def _drawn(config: InstancesConfig, env: Environment, rng: random.Random) -> tuple[Instance, ...]:
-    """Return `train_limit` instances of the split `train`."""
-    listed = _named(answers.instances(env, config.train), config)
-    if config.depths or config.expert_steps:
-        return _suitable(listed, config, env, rng)
-    if not config.train_limit or config.train_limit >= len(listed):
-        return _whole(listed, config.train, "instances.train_limit")
-    return tuple(listed[position] for position in sorted(rng.sample(range(len(listed)), config.train_limit)))
-
-
 def _suitable(
     listed: Sequence[Instance], config: InstancesConfig, env: Environment, rng: random.Random
 ) -> tuple[Instance, ...]:
     """Return `train_limit` instances, each depth with its share, that take the expert as many steps
     as they may.
     """
-    lacking = _counts(config)
+    # How many are missing of each depth; of depth None, if any depth will do.
+    lacking: dict[int | None, int] = {None: config.train_limit}
+    if config.depths:
+        shares = itertools.accumulate(config.depths.values(), initial=0.0)
+        bounds = [round(share * config.train_limit) for share in shares]
+        lacking = {
+            depth: high - low for depth, (low, high) in zip(config.depths, itertools.pairwise(bounds), strict=True)
+        }
     looked_at = min(len(listed), _LOOKS * config.train_limit)
-    found: list[int] = []
+    positions: list[int] = []
     for position in rng.sample(range(len(listed)), looked_at):
         if not any(lacking.values()):
             break
         depth = answers.depth(env, listed[position]) if config.depths else None
-        if lacking.get(depth) and _takes(env, listed[position], config.expert_steps):
-            lacking[depth] -= 1
-            found.append(position)
+        if not lacking.get(depth):
+            continue
+        if config.expert_steps is not None:
+            replies, (fewest, most) = answers.expert(env, listed[position]), config.expert_steps
+            if replies is None or not fewest <= len(replies) <= most:
+                continue
+        lacking[depth] -= 1
+        positions.append(position)
     if any(lacking.values()):
         fields = [name for name in ("depths", "expert_steps") if getattr(config, name)]
         missing = ", ".join(
@@ -98,23 +109,7 @@ def _suitable(
             f"are as wanted ({missing} are missing); change {'these' if len(fields) > 1 else 'this'}, or lower "
             "instances.train_limit"
         )
-    return tuple(listed[position] for position in sorted(found))
-
-
-def _counts(config: InstancesConfig) -> dict[int | None, int]:
-    """Return how many instances of each depth are wanted; of depth None, if any depth will do."""
-    if not config.depths:
-        return {None: config.train_limit}
-    bounds = [round(share * config.train_limit) for share in itertools.accumulate(config.depths.values(), initial=0.0)]
-    return {depth: high - low for depth, (low, high) in zip(config.depths, itertools.pairwise(bounds), strict=True)}
-
-
-def _takes(env: Environment, instance: Instance, steps: tuple[int, int] | None) -> bool:
-    """Return whether the expert takes so many steps, from the fewest to the most."""
-    if steps is None:
-        return True
-    replies = answers.expert(env, instance)
-    return replies is not None and steps[0] <= len(replies) <= steps[1]
+    return tuple(listed[position] for position in sorted(positions))
 
 
 def _named(listed: Sequence[Instance], config: InstancesConfig) -> Sequence[Instance]:

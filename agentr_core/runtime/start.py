@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -33,7 +33,6 @@ from agentr_core.store.codec.trees import OF_DATASETS, OF_FILES, known_input, st
 from agentr_core.store.database import Store, snapshot
 from agentr_core.store.queries.datasets import whole_datasets
 from agentr_core.store.queries.runs import (
-    RunState,
     checkpoint_made,
     checkpoint_with,
     count_finished_iterations,
@@ -103,7 +102,19 @@ def input_ids(
         return plain, own, behaviour_files_sha256(path), at.date().isoformat() if prints_date(path) else ""
 
     world, train = _worlds(recipe, asked)
-    besides = _besides(recipe, model, files, prompts)
+    # What else decides how a recipe acts, apart from the actor and its world.
+    besides: list[Any] = []
+    if any(registry.asks_models(own.environment.name) for own in recipe.worlds().values()):
+        # Rewards and observations may be made with these models as well.
+        besides.append({role: model(role) for role in recipe.own_models() if role != "actor"})
+    elif recipe.models.teacher is not None:
+        besides.append({"teacher": model("teacher")})
+    if recipe.models.teacher is not None:
+        besides.append(recipe.teacher_iterations)
+    if prompts:
+        besides.append(prompts)
+    if played := {name: files[name] for name in played_from(recipe) if name in files}:
+        besides.append(played)
     acting = VERSION, recipe.seed, world, model("actor"), recipe.context, train, *besides
     collect = fingerprint("collect", *acting, asked["search"])
     eto = asked["eto"]
@@ -122,26 +133,6 @@ def input_ids(
             "explore", *acting, eto["explore"], eto["expert"], files, eto["phases"], *forks, *edited
         ),
     }
-
-
-def _besides(
-    recipe: Recipe,
-    model: Callable[[ModelRole], tuple[Any, ...]],
-    files: Mapping[str, str],
-    prompts: Mapping[str, str],
-) -> Iterator[Any]:
-    """Yield what else decides how a recipe acts, apart from the actor and its world."""
-    if any(registry.asks_models(one.environment.name) for one in recipe.worlds().values()):
-        # Rewards and observations may be made with these models as well.
-        yield {role: model(role) for role in recipe.own_models() if role != "actor"}
-    elif recipe.models.teacher is not None:
-        yield {"teacher": model("teacher")}
-    if recipe.models.teacher is not None:
-        yield recipe.teacher_iterations
-    if prompts:
-        yield prompts
-    if played := {name: files[name] for name in played_from(recipe) if name in files}:
-        yield played
 
 
 def played_from(recipe: Recipe) -> dict[str, str]:
@@ -240,8 +231,26 @@ def prompt_files(recipe: Recipe) -> dict[str, str]:
 # Cached, since hundreds of environments of a world are opened at once.
 @lru_cache(maxsize=64)
 def _read(prompt: PromptConfig, environment: str) -> Opening:
-    shown = _examples(prompt, environment) if prompt.examples else ()
     as_turns = prompt.examples_as == "turns"
+    examples: list[Sequence[Message]] = []
+    if prompt.examples:
+        file = _examples_file(prompt, environment)
+        for number, record in records(file, setting="environment.prompt.examples_file"):
+            spoken = [turn for turn in conversation(record, f"{file}:{number}") if turn.role not in ("system", "tools")]
+            if [turn.role for turn in spoken[:2]] != ["user", "assistant"]:
+                raise DataFileError(f"{file}:{number} must begin with the turn of the problem and then a reply")
+            if as_turns and any(turn.role == after.role for turn, after in pairwise(spoken)):
+                raise DataFileError(
+                    f"{file}:{number} has two turns of one role in a row, and a conversation alternates; join them, or "
+                    "set environment.prompt.examples_as to text"
+                )
+            examples.append(spoken)
+        if len(examples) < prompt.examples:
+            raise ConfigError(
+                f"environment.prompt.examples is {prompt.examples}, and {file} has {len(examples)}; lower it, or name "
+                "another file in environment.prompt.examples_file"
+            )
+    shown = examples[: prompt.examples]
     turns: list[Message] = []
     for example in shown if as_turns else ():
         # Up to its last reply, as the turns of an episode before this one.
@@ -253,28 +262,6 @@ def _read(prompt: PromptConfig, environment: str) -> Opening:
         examples=() if as_turns else tuple(map(example_text, shown)),
         turns=tuple(turns),
     )
-
-
-def _examples(prompt: PromptConfig, environment: str) -> tuple[Sequence[Message], ...]:
-    """Return the turns of each example that a prompt shows."""
-    file = _examples_file(prompt, environment)
-    found: list[Sequence[Message]] = []
-    for number, record in records(file, setting="environment.prompt.examples_file"):
-        turns = [turn for turn in conversation(record, f"{file}:{number}") if turn.role not in ("system", "tools")]
-        if [turn.role for turn in turns[:2]] != ["user", "assistant"]:
-            raise DataFileError(f"{file}:{number} must begin with the turn of the problem and then a reply")
-        if prompt.examples_as == "turns" and any(one.role == two.role for one, two in pairwise(turns)):
-            raise DataFileError(
-                f"{file}:{number} has two turns of one role in a row, and a conversation alternates; join them, or set "
-                "environment.prompt.examples_as to text"
-            )
-        found.append(turns)
-    if len(found) < prompt.examples:
-        raise ConfigError(
-            f"environment.prompt.examples is {prompt.examples}, and {file} has {len(found)}; lower it, or name another "
-            "file in environment.prompt.examples_file"
-        )
-    return tuple(found[: prompt.examples])
 
 
 def _examples_file(prompt: PromptConfig, environment: str) -> Path:
@@ -464,7 +451,11 @@ async def start(place: Workplace, *, evaluates: bool = False, collects: bool = F
     checkpoint_id = fingerprint("checkpoint", digest := identity(model))
     config = resolved(place.recipe)
     known = run_state(place.store, place.run_id)
-    status, ended, config["iterations"] = _course(place, known, evaluates=evaluates, collects=collects)
+    status: Status = "evaluating" if evaluates else "collecting" if collects else "running"
+    ended: datetime | None = None
+    if known is not None and (evaluates or collects):
+        # Neither an evaluation nor a collection changes how far a run goes or how it ended.
+        status, ended, config["iterations"] = known.status, known.finished_at, known.iterations
     now = datetime.now(UTC)
     general = [] if evaluates or collects else _general_data(place)
     # A run that is known keeps what it began with.
@@ -494,16 +485,6 @@ async def start(place: Workplace, *, evaluates: bool = False, collects: bool = F
     if iteration_state(place.store, base) is None:
         place.store.write(iteration_rows(base, run_id=place.run_id, iteration=0, checkpoint_out=checkpoint_id))
     return {"run_id": place.run_id, "checkpoint": checkpoint_id}
-
-
-def _course(
-    place: Workplace, known: RunState | None, *, evaluates: bool, collects: bool
-) -> tuple[Status, datetime | None, int]:
-    """Return the status of a run that starts, when it ended, and its number of iterations."""
-    # Neither an evaluation nor a collection changes how far a run goes or how it ended.
-    if known is not None and (evaluates or collects):
-        return known.status, known.finished_at, known.iterations
-    return "evaluating" if evaluates else "collecting" if collects else "running", None, place.recipe.iterations
 
 
 def check_files(place: Workplace, stage: Stage) -> None:

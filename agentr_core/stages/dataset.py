@@ -198,7 +198,7 @@ def _make(place: Workplace, iteration: int, renderer: Renderer) -> _Made:
         _fitting(place, iteration),
         renderer,
         test=forbidden,
-        seed=_seed(place, iteration),
+        seed=derive_seed(place.recipe.seed, "dataset", iteration),
         earlier=earlier,
         general=general,
         shares=_shares(place),
@@ -221,7 +221,7 @@ def _make_pairs(place: Workplace, iteration: int, renderer: Renderer) -> _Made:
         _fitting(place, iteration),
         renderer,
         test=_held_out(place, samples),
-        seed=_seed(place, iteration),
+        seed=derive_seed(place.recipe.seed, "dataset", iteration),
         shares=_shares(place),
     )
     sides = {"chosen_": dataset.rows[::2], "rejected_": dataset.rows[1::2]}
@@ -250,10 +250,6 @@ def _held_out(place: Workplace, samples: Iterable[Sample]) -> list[Instance]:
 def _shares(place: Workplace) -> dict[str, float]:
     """Return the share of each world in the rows; empty if the recipe takes what there is."""
     return {name: world.share for name, world in place.recipe.environments.items() if world.share}
-
-
-def _seed(place: Workplace, iteration: int) -> int:
-    return derive_seed(place.recipe.seed, "dataset", iteration)
 
 
 def _check(place: Workplace, iteration: int, dataset: Dataset, stored_hash: str | None) -> None:

@@ -152,15 +152,6 @@ def thought_in(answer: Answer) -> str:
     return " ".join(said[: label.start() if label else None].split())
 
 
-def check_thoughts(env: Environment) -> None:
-    """Raise `ConfigError` for a world whose replies are not a thought and a labelled action."""
-    if not isinstance(transcript_of(env), AlternatingTurns) or isinstance(env, Calling):
-        raise ConfigError(
-            f"eto.expert.thoughts: replies in {env.name} are not a thought and an action after a label; leave it out, "
-            "or choose the world's transcript of text"
-        )
-
-
 def writing(bare: Bare) -> Generator[Asked, Answer, Written]:
     """Yield the questions about one episode, step by step, take the answers, and return the episode
     with its thoughts, or why it gets none.
@@ -393,7 +384,7 @@ def expert_trajectory(env: Environment, instance: Instance) -> Trajectory | None
     if trajectory.stop is not StopReason.SUCCESS:
         raise EnvironmentFault(
             f"the expert of {env.name} does not solve {instance.key}: after {len(trajectory.steps)} steps the "
-            f"environment says {_last_word(trajectory)!r}"
+            f"environment says {trajectory.steps[-1].observation!r}"
         )
     return trajectory
 
@@ -411,7 +402,7 @@ def replayed(env: Environment, demonstration: Demonstration) -> tuple[Trajectory
     return trajectory, (
         f"{demonstration.where}: played again, the demonstration of {demonstration.instance.key} reaches reward "
         f"{trajectory.reward:g} and not {demonstration.reward:g}; after {len(trajectory.steps)} steps the environment "
-        f"says {_last_word(trajectory)!r}"
+        f"says {trajectory.steps[-1].observation!r}"
     )
 
 
@@ -431,17 +422,17 @@ def played_live(env: Environment, instance: Instance, replies: Sequence[str]) ->
     return Trajectory.ended(instance, first_observation, steps, outcomes[-1].stop or StopReason.STEP_LIMIT)
 
 
-def _last_word(trajectory: Trajectory) -> str:
-    return trajectory.steps[-1].observation
-
-
 def check_expert(recipe: Recipe, env: Environment, instances: Sequence[Instance], method: Method) -> None:
     """Raise `UserError` when the file of demonstrations is malformed, there is no expert without
     one, or thoughts are wanted in a world that has no place for them.
     """
     config = recipe.eto.expert
-    if config.thoughts.enabled:
-        check_thoughts(env)
+    in_text = isinstance(transcript_of(env), AlternatingTurns) and not isinstance(env, Calling)
+    if config.thoughts.enabled and not in_text:
+        raise ConfigError(
+            f"eto.expert.thoughts: replies in {env.name} are not a thought and an action after a label; leave it out, "
+            "or choose the world's transcript of text"
+        )
     if config.file:
         _demonstrations(recipe, env)
     elif lacks_expert(env, instances):

@@ -88,33 +88,37 @@ def measure(
     """
     if not episodes:
         return {}
-    measures = (
-        _shares(episodes, base)
-        | _overall(episodes, disaster_counts)
-        | {"gain_over_previous": gain(episodes, previous)}
-        | _repeated(episodes, disaster_counts)
-    )
+    trajectories, origins = [e.trajectory for e in episodes], [e.origin for e in episodes]
+    # Episodes that failed for good have no steps that could repeat.
+    played = [e for e in episodes if e.trajectory_id]
+    repeated = metrics.loops([[step.action for step in e.trajectory.steps] for e in played])
+    steps = [trajectory.steps for trajectory in trajectories]
+    longest = max(map(len, steps))
+    measures = _shares(episodes, base) | {
+        "reward": _reward([metrics.counted_reward(t, disaster_counts) for t in trajectories], origins),
+        "instances": _plain(len({e.instance.key for e in episodes}), len(episodes)),
+        "steps_to_success": _plain(
+            metrics.mean_steps_to_success(trajectories), sum(trajectory.success for trajectory in trajectories)
+        ),
+        **{
+            f"reward_within@{k}": metrics.clustered_share(
+                [taken[min(k, len(taken)) - 1].reward if taken else 0.0 for taken in steps], origins
+            )
+            for k in (metrics.powers_of_two(longest) if longest else ())
+        },
+        **{f"loops@{length}": _plain(mean, len(played)) for length, mean in repeated.per_episode.items()},
+        "looping": _plain(repeated.stuck_share, len(played)),
+        "gain_over_previous": gain(episodes, previous),
+        **_repeated(episodes, disaster_counts),
+    }
     if voiced is not None:
         # The share of episodes in which the model says a reflection; replayed steps do not count.
-        played = [e for e in episodes if e.trajectory_id]
         says = [any(voiced(step.reply) for step in e.trajectory.steps[e.cut :]) for e in played]
         measures["reflecting"] = metrics.clustered_share([float(each) for each in says], [e.origin for e in played])
     for depth, some in by_depth(episodes):
         classed = _shares(some, base) | _pass_at(some) | _contrast(some)
         measures |= {f"depth-{depth}/{name}": estimate for name, estimate in classed.items()}
     return {name: estimate for name, estimate in measures.items() if not math.isnan(estimate.mean)}
-
-
-def measure_worlds(episodes: Sequence[Episode], measured: Callable[[Sequence[Episode]], Measures]) -> Measures:
-    """Return the measures of all episodes, and those of each world as `world-NAME/...`.
-
-    Difficulty classes of different worlds are not the same, so they are measured only by world.
-    """
-    found = {name: estimate for name, estimate in measured(episodes).items() if not name.startswith("depth-")}
-    for world in dict.fromkeys(episode.instance.environment for episode in episodes):
-        own = measured([episode for episode in episodes if episode.instance.environment == world])
-        found |= {f"world-{world}/{name}": estimate for name, estimate in own.items()}
-    return found
 
 
 def of_world(measures: Measures, world: str) -> Measures:
@@ -206,30 +210,6 @@ def by_depth(episodes: Iterable[Episode]) -> list[tuple[int, list[Episode]]]:
         if episode.depth is not None:
             found.setdefault(episode.depth, []).append(episode)
     return sorted(found.items())
-
-
-def _overall(episodes: Sequence[Episode], disaster_counts: float) -> Measures:
-    trajectories = [episode.trajectory for episode in episodes]
-    # Episodes that failed for good have no steps that could repeat.
-    played = [episode.trajectory for episode in episodes if episode.trajectory_id]
-    repeated = metrics.loops([[step.action for step in trajectory.steps] for trajectory in played])
-    solved = sum(trajectory.success for trajectory in trajectories)
-    loops = {f"loops@{length}": _plain(mean, len(played)) for length, mean in repeated.per_episode.items()}
-    origins, steps = [e.origin for e in episodes], [trajectory.steps for trajectory in trajectories]
-    longest = max(map(len, steps))
-    return {
-        "reward": _reward([metrics.counted_reward(t, disaster_counts) for t in trajectories], origins),
-        "instances": _plain(len({e.instance.key for e in episodes}), len(episodes)),
-        "steps_to_success": _plain(metrics.mean_steps_to_success(trajectories), solved),
-        **{
-            f"reward_within@{k}": metrics.clustered_share(
-                [taken[min(k, len(taken)) - 1].reward if taken else 0.0 for taken in steps], origins
-            )
-            for k in (metrics.powers_of_two(longest) if longest else ())
-        },
-        **loops,
-        "looping": _plain(repeated.stuck_share, len(played)),
-    }
 
 
 def _shares(episodes: Sequence[Episode], base: Sequence[Episode]) -> Measures:
@@ -416,24 +396,6 @@ STAGE = "evaluate"
 REASON = "no-reward"
 
 
-def lost_rows(
-    evaluation_id: str, plans: Iterable[EpisodePlan], played: Iterable[Episode], *, iteration_id: str
-) -> Rows:
-    """Return a rejection for each planned episode of an evaluation that was not played; its subject
-    names the evaluation and the episode.
-    """
-    done = {_key(episode) for episode in played}
-    detail = "the episode has no reward; table event has the error that ended it"
-    return rejection_rows(
-        [
-            Rejection(stage=STAGE, subject=f"{evaluation_id}:{plan.key}", reason=REASON, detail=detail)
-            for plan in plans
-            if plan.key not in done
-        ],
-        iteration_id=iteration_id,
-    )
-
-
 def counted_episodes(place: Workplace, evaluation_id: str) -> list[Episode]:
     """Return the episodes over which the means of an evaluation are taken.
 
@@ -459,30 +421,27 @@ def lost_episodes(place: Workplace, evaluation_id: str) -> list[Episode]:
     if not subjects:
         return []
     done = {_key(episode) for episode in load_episodes(place.store, evaluation_id)}
-    keys = [subject.removeprefix(f"{evaluation_id}:") for subject in subjects]
-    lost = [_failure(key) for key in keys if key not in done]
+    lost: list[Episode] = []
+    for subject in subjects:
+        key = subject.removeprefix(f"{evaluation_id}:")
+        if key in done:
+            continue
+        name, _, numbers = key.rpartition("#")
+        environment, split, index = name.rsplit("/", 2)
+        repeat, _, cut = numbers.partition("@")
+        instance = Instance(environment=environment, split=split, index=int(index))
+        failure = Trajectory(
+            instance=instance, first_observation="", steps=(), reward=0.0, success=False, stop=StopReason.FAILURE
+        )
+        lost.append(
+            Episode(trajectory_id="", instance=instance, repeat=int(repeat), cut=int(cut or 0), trajectory=failure)
+        )
     traits = instance_traits(place.store, [episode.instance.key for episode in lost])
     return [replace(episode, **asdict(traits[episode.instance.key])) for episode in lost]
 
 
 def _key(episode: Episode) -> str:
     return episode.instance.episode(episode.repeat, episode.cut)
-
-
-def _failure(key: str) -> Episode:
-    name, _, numbers = key.rpartition("#")
-    environment, split, index = name.rsplit("/", 2)
-    repeat, _, cut = numbers.partition("@")
-    instance = Instance(environment=environment, split=split, index=int(index))
-    return Episode(
-        trajectory_id="",
-        instance=instance,
-        repeat=int(repeat),
-        cut=int(cut or 0),
-        trajectory=Trajectory(
-            instance=instance, first_observation="", steps=(), reward=0.0, success=False, stop=StopReason.FAILURE
-        ),
-    )
 
 
 VERSION = 1
@@ -546,22 +505,15 @@ async def evaluate(place: Workplace, iteration: int) -> dict[str, Any]:
         scores |= await _play(place, iteration, [_revision(place, iteration)])
     else:
         scores = await _play(place, iteration, [*series, _revision(place, iteration)])
-    if place.recipe.promote == "best":
-        _promote_best(place, iteration)
-    return scores
-
-
-def _promote_best(place: Workplace, iteration: int) -> None:
-    """Store which of the checkpoints up to an iteration succeeds most often on the development set;
-    of equals the earliest, since a later one has nothing to show for its training.
-
-    A stored choice is not changed: later iterations were made with it.
-    """
-    iteration_id, name = place.iteration_id(iteration), place.recipe.evaluation.development
-    if checkpoint_promoted(place.store, iteration_id) is not None:
-        return
+    iteration_id = place.iteration_id(iteration)
+    # A stored choice is not changed: later iterations were made with it.
+    if recipe.promote != "best" or checkpoint_promoted(place.store, iteration_id) is not None:
+        return scores
+    # Of the checkpoints so far, the one that succeeds most often on the development set; of equals
+    # the earliest, since a later one has nothing to show for its training.
+    name = config.development
     measured = (load_measures(place.store, evaluation_id(place, number, name)) for number in range(iteration + 1))
-    successes = {number: found["success"].mean for number, found in enumerate(measured) if found}
+    successes = {number: measures["success"].mean for number, measures in enumerate(measured) if measures}
     if not successes:
         raise DataFault(
             f"no episode of set {name} came to its end, so no checkpoint can be promoted; `select * from event` says "
@@ -569,6 +521,7 @@ def _promote_best(place: Workplace, iteration: int) -> None:
         )
     best = max(successes, key=lambda number: (successes[number], -number))
     place.store.update("iteration", {"iteration_id": iteration_id, "promoted": place.trained(best).id})
+    return scores
 
 
 def _revision(place: Workplace, iteration: int) -> Series:
@@ -641,25 +594,42 @@ async def play_evaluations(place: Workplace, iteration: int, series: Sequence[Se
     """
     checkpoint = place.trained(iteration)
     place.store.write(merge(_head(place, iteration, one, checkpoint, finished=False) for one in series))
+    iteration_id = place.iteration_id(iteration)
+    shards: list[EpisodeShard] = []
     with snapshot(place.store) as state:
-        now = dataclasses.replace(place, store=state)
-        shards = tuple(shard for one in series if len(shard := _missing(now, iteration, one, checkpoint)))
+        for one in series:
+            stored = {(e.instance.key, e.repeat, e.cut) for e in load_episodes(state, one.evaluation_id)}
+            left = tuple(p for p in one.plans if (p.instance.key, p.number, len(p.prefix)) not in stored)
+            if not left:
+                continue
+            shard = EpisodeShard(
+                stage=STAGE,
+                evaluation_id=one.evaluation_id,
+                name=one.name,
+                iteration=iteration,
+                checkpoint=checkpoint,
+                plans=left,
+                sampling=one.sampling,
+                max_steps=one.max_steps,
+                repeats=one.repeats,
+                limits=one.limits,
+                done=len(one.plans) - len(left),
+                total=len(one.plans),
+            )
+            shards.append(with_ungraded(state, shard, iteration_id))
     if not shards:
         return False
     names = ", ".join(shard.name for shard in shards)
-    await place.work_through(EpisodeShards(parts=shards), f"{STAGE} {names}", iteration, f"episodes of {names}")
+    await place.work_through(EpisodeShards(parts=tuple(shards)), f"{STAGE} {names}", iteration, f"episodes of {names}")
+    lost: list[Rejection] = []
+    detail = "the episode has no reward; table event has the error that ended it"
     with snapshot(place.store) as state:
-        lost = merge(
-            lost_rows(
-                one.evaluation_id,
-                one.plans,
-                load_episodes(state, one.evaluation_id),
-                iteration_id=place.iteration_id(iteration),
-            )
-            for one in series
-        )
-    if any(lost.values()):
-        place.store.write(lost)
+        for one in series:
+            done = {_key(episode) for episode in load_episodes(state, one.evaluation_id)}
+            subjects = [f"{one.evaluation_id}:{plan.key}" for plan in one.plans if plan.key not in done]
+            lost += [Rejection(stage=STAGE, subject=subject, reason=REASON, detail=detail) for subject in subjects]
+    if lost:
+        place.store.write(rejection_rows(lost, iteration_id=iteration_id))
     return True
 
 
@@ -682,27 +652,6 @@ def _head(place: Workplace, iteration: int, one: Series, checkpoint: Checkpoint,
     )
 
 
-def _missing(place: Workplace, iteration: int, one: Series, checkpoint: Checkpoint) -> EpisodeShard:
-    """Return the episodes of an evaluation that are not stored yet."""
-    done = {(e.instance.key, e.repeat, e.cut) for e in load_episodes(place.store, one.evaluation_id)}
-    left = tuple(p for p in one.plans if (p.instance.key, p.number, len(p.prefix)) not in done)
-    shard = EpisodeShard(
-        stage=STAGE,
-        evaluation_id=one.evaluation_id,
-        name=one.name,
-        iteration=iteration,
-        checkpoint=checkpoint,
-        plans=left,
-        sampling=one.sampling,
-        max_steps=one.max_steps,
-        repeats=one.repeats,
-        limits=one.limits,
-        done=len(one.plans) - len(left),
-        total=len(one.plans),
-    )
-    return with_ungraded(place.store, shard, place.iteration_id(iteration))
-
-
 def measure_evaluation(place: Workplace, iteration: int, name: str) -> Measures:
     """Return the measures of the stored episodes of an evaluation; empty if there are none. Gains
     are over models whose evaluations are finished.
@@ -723,5 +672,11 @@ def measure_evaluation(place: Workplace, iteration: int, name: str) -> Measures:
         return found if name != REVISION else {key: found[key] for key in OF_REVISION if key in found}
 
     # A further set belongs to one world.
-    several = place.recipe.environments and name not in place.recipe.evaluation.sets
-    return measure_worlds(own, measured) if several else measured(own)
+    if not place.recipe.environments or name in place.recipe.evaluation.sets:
+        return measured(own)
+    # Difficulty classes of different worlds are not the same, so they are measured only by world.
+    measures = {name: estimate for name, estimate in measured(own).items() if not name.startswith("depth-")}
+    for world in dict.fromkeys(episode.instance.environment for episode in own):
+        of_one = measured([episode for episode in own if episode.instance.environment == world])
+        measures |= {f"world-{world}/{name}": estimate for name, estimate in of_one.items()}
+    return measures

@@ -92,7 +92,13 @@ async def headroom(
     train, test, has_expert = _choose(place, chosen, instances)
     series = [*_series(place, TRAIN, train, episodes, acting), *_series(place, TEST, test, episodes, acting)]
     await play_evaluations(place, 0, series)
-    played = {one.name: _played(place, one) for one in series}
+    played: dict[str, list[Episode]] = {}
+    for one in series:
+        # Episodes that an interrupted call for more left behind are excluded: wins finish first, so
+        # they would be overrepresented.
+        asked = {(plan.instance.key, plan.number) for plan in one.plans}
+        episodes_of_one = counted_episodes(place, one.evaluation_id)
+        played[one.name] = [e for e in episodes_of_one if (e.instance.key, e.repeat) in asked]
     measures = {
         one.name: measure(
             played[one.name],
@@ -175,15 +181,6 @@ def _series(
 
     own = evaluation.repeats if held_out else acting.repeats
     return series(name, episodes, sampled.temperature, own), series(name + GREEDY, 1, 0.0, evaluation.repeats)
-
-
-def _played(place: Workplace, one: Series) -> list[Episode]:
-    """Return the episodes of a series. Episodes that an interrupted call for more left behind are
-    excluded: wins finish first, so they would be overrepresented.
-    """
-    asked = {(plan.instance.key, plan.number) for plan in one.plans}
-    episodes = counted_episodes(place, one.evaluation_id)
-    return [e for e in episodes if (e.instance.key, e.repeat) in asked]
 
 
 def _known(sampled: Sequence[Episode], greedy: Sequence[Episode], *, instances: int, has_expert: bool) -> Headroom:

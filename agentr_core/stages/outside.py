@@ -222,8 +222,19 @@ def _check_model(checkpoint: Path, policy: Path) -> None:
                 f"{checkpoint} does not fit {policy}, with which the iteration begins: weight {name} {there} there "
                 f"and {here} here"
             )
-    if _has_tokenizer(checkpoint):
-        _check_tokenizer(checkpoint, policy)
+    if not _has_tokenizer(checkpoint):
+        return
+    its, own = load_tokenizer(checkpoint), load_tokenizer(policy)
+    if its.get_vocab() != own.get_vocab():
+        raise ModelDirectoryError(
+            f"the tokenizer in {checkpoint} is not that of {policy}, with which the iteration begins: they differ in "
+            "their tokens"
+        )
+    if its.chat_template and own.chat_template and its.chat_template.strip() != own.chat_template.strip():
+        raise ModelDirectoryError(
+            f"the chat template in {checkpoint} is not that of {policy}, with which the iteration begins; train with "
+            "that one"
+        )
 
 
 def _shapes(folder: Path, *, finite: bool = False) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -239,20 +250,6 @@ def _shapes(folder: Path, *, finite: bool = False) -> Iterator[tuple[str, tuple[
 
 def _has_tokenizer(checkpoint: Path) -> bool:
     return any((checkpoint / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json"))
-
-
-def _check_tokenizer(checkpoint: Path, policy: Path) -> None:
-    theirs, ours = load_tokenizer(checkpoint), load_tokenizer(policy)
-    if theirs.get_vocab() != ours.get_vocab():
-        raise ModelDirectoryError(
-            f"the tokenizer in {checkpoint} is not that of {policy}, with which the iteration begins: they differ in "
-            "their tokens"
-        )
-    if theirs.chat_template and ours.chat_template and theirs.chat_template.strip() != ours.chat_template.strip():
-        raise ModelDirectoryError(
-            f"the chat template in {checkpoint} is not that of {policy}, with which the iteration begins; train with "
-            "that one"
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -398,30 +395,27 @@ def _steps(
             )
             for group in groups
         ]
-        found[step] = merge([*rows, rl_step_rows(place.iteration_id(iteration), step, _measures(groups, tokens))])
+        episodes = [episode for group in groups for episode in group.episodes.values()]
+        shaped = [worth for group in groups for worth in group.shaped or ()]
+        mixed = [has_contrast(group.compared) for group in groups]
+        counts = [count for some in tokens for count in some]
+        # What the rollouts tell; the measures of the updates are not known.
+        unknown = ("loss", "entropy", "kl", "sampler_kl", "clip_share", "grad_norm", "recovered", "cut_share")
+        measures = {
+            "reward": fmean(episode.reward for episode in episodes),
+            "shaped": fmean(shaped) if shaped else None,
+            "pass_at_1": fmean(episode.success for episode in episodes),
+            "pass_at_n": fmean(group.wins > 0 for group in groups),
+            "mixed_share": fmean(mixed),
+            "drawn_again": 0,
+            "episode_tokens": fmean(counts),
+            "episode_steps": fmean(len(episode.steps) for episode in episodes),
+            "sampled_tokens": sum(counts),
+            "trained_tokens": sum(sum(some) for some, trains in zip(tokens, mixed, strict=True) if trains),
+            **dict.fromkeys((*unknown, "learning_rate", "sampling_seconds", "training_seconds")),
+        }
+        found[step] = merge([*rows, rl_step_rows(place.iteration_id(iteration), step, measures)])
     return found
-
-
-def _measures(groups: Sequence[Group], tokens: Sequence[Sequence[int]]) -> dict[str, float | None]:
-    """Return the measures of a step that its rollouts tell; those of the updates are not known."""
-    episodes = [episode for group in groups for episode in group.episodes.values()]
-    shaped = [one for group in groups for one in group.shaped or ()]
-    mixed = [has_contrast(group.compared) for group in groups]
-    counts = [count for some in tokens for count in some]
-    unknown = ("loss", "entropy", "kl", "sampler_kl", "clip_share", "grad_norm", "recovered", "cut_share")
-    return {
-        "reward": fmean(episode.reward for episode in episodes),
-        "shaped": fmean(shaped) if shaped else None,
-        "pass_at_1": fmean(episode.success for episode in episodes),
-        "pass_at_n": fmean(group.wins > 0 for group in groups),
-        "mixed_share": fmean(mixed),
-        "drawn_again": 0,
-        "episode_tokens": fmean(counts),
-        "episode_steps": fmean(len(episode.steps) for episode in episodes),
-        "sampled_tokens": sum(counts),
-        "trained_tokens": sum(sum(some) for some, trains in zip(tokens, mixed, strict=True) if trains),
-        **dict.fromkeys((*unknown, "learning_rate", "sampling_seconds", "training_seconds")),
-    }
 
 
 def _store(

@@ -175,23 +175,21 @@ class Scoreboard:
             for name in self._names
         }
         ended = unfinished_evaluations(self._place.store, list(asked))
-        return tuple(
-            Unfinished(iteration=number, name=name, episodes=ended[key], planned=self._planned(name))
-            for key, (number, name) in asked.items()
-            if key in ended
-        )
+        open_sets: list[Unfinished] = []
+        for key, (number, name) in asked.items():
+            if key not in ended:
+                continue
+            # How many episodes the set has, as the first model played them.
+            planned = None
+            if first := self.measured(0, name):
+                lost = lost_episodes(self._place, evaluation_id(self._place, 0, name))
+                planned = first["success"].n + (len(lost) if self._place.recipe.errors.count_as == "out" else 0)
+            open_sets.append(Unfinished(iteration=number, name=name, episodes=ended[key], planned=planned))
+        return tuple(open_sets)
 
     @property
     def _names(self) -> tuple[str, ...]:
         return (TEST, *self._place.recipe.evaluation.sets, REVISION)
-
-    def _planned(self, name: str) -> int | None:
-        """Return how many episodes a set has, as the first model played them."""
-        found = self.measured(0, name)
-        if not found:
-            return None
-        lost = lost_episodes(self._place, evaluation_id(self._place, 0, name))
-        return found["success"].n + (len(lost) if self._place.recipe.errors.count_as == "out" else 0)
 
     def _read(self, iteration: int) -> IterationScore | None:
         measures = self.measured(iteration, TEST)
@@ -200,6 +198,14 @@ class Scoreboard:
         recipe = self._place.recipe
         evaluations = [evaluation_id(self._place, iteration, name) for name in self._names]
         revision = self.measured(iteration, REVISION)
+        sets: list[SetScore] = []
+        if recipe.evaluation.sets:
+            # The test sets of several worlds are reported world by world.
+            splits = {} if recipe.environments else {TEST: recipe.instances.test}
+            splits |= {name: chosen.split for name, chosen in recipe.evaluation.sets.items()}
+            for name, split in splits.items():
+                if on_set := self.measured(iteration, name):
+                    sets.append(_set_score(name, split, on_set))
         loops = [measures[name].mean for length in metrics.LOOP_LENGTHS if (name := f"loops@{length}") in measures]
         return IterationScore(
             iteration=iteration,
@@ -214,20 +220,11 @@ class Scoreboard:
             revision_reward=estimate(revision["reward"]) if revision else None,
             loops=tuple(loops),
             looping=measures["looping"].mean if "looping" in measures else None,
-            sets=tuple(self._sets(iteration)) if recipe.evaluation.sets else (),
+            sets=tuple(sets),
             worlds=tuple(self._worlds(iteration)),
             lost=sum(len(lost_episodes(self._place, one)) for one in evaluations),
             lost_as=recipe.errors.count_as,
         )
-
-    def _sets(self, iteration: int) -> Iterator[SetScore]:
-        recipe = self._place.recipe
-        # The test sets of several worlds are reported world by world.
-        first = {} if recipe.environments else {TEST: recipe.instances.test}
-        further = {name: chosen.split for name, chosen in recipe.evaluation.sets.items()}
-        for name, split in (first | further).items():
-            if found := self.measured(iteration, name):
-                yield _set_score(name, split, found)
 
     def _worlds(self, iteration: int) -> Iterator[SetScore]:
         """Yield the score of an iteration's model on the test set of each of several worlds."""
@@ -311,24 +308,67 @@ def build_report(
             for fault in datasets.error_counts(place.store, iteration_id)
         ),
     )
+    by_world: dict[str, dict[str, int]] = {}
+    if place.recipe.environments:
+        by_world = made_by_world(place.store, place.source_id(iteration), iteration_id)
+    checkpoint = checkpoint_made(place.store, iteration_id)
+    hashes: dict[str, str | None] = {}
+    if checkpoint is not None and checkpoint.parent_id is not None:
+        hashes = {
+            "checkpoint": checkpoint.checkpoint_id,
+            "parent": checkpoint.parent_id,
+            "dataset": checkpoint.dataset_hash,
+            "weights": checkpoint.weights_sha256,
+        }
+    # Samples lead to the viewer.
+    samples = [
+        replace(
+            section,
+            blocks=tuple(
+                Transcripts(tuple(replace(example, viewer=viewer) for example in block.examples))
+                if isinstance(block, Transcripts)
+                else block
+                for block in section.blocks
+            ),
+        )
+        for section in _said_by_method(place, iteration, "samples")
+    ]
     return replace(
         build_outline(place, iteration, board or Scoreboard(place), viewer=viewer),
-        worlds=_worlds(place, iteration),
+        # What each of several worlds contributed to the training data.
+        worlds={name: by_world.get(name, {}) for name in place.recipe.environments},
         data=(*outside_section(place, iteration), *_said_by_method(place, iteration, "data")),
         errors=errors,
-        samples=tuple(_linked(section, viewer) for section in _said_by_method(place, iteration, "samples")),
-        hashes=_hashes(place, iteration),
+        samples=tuple(samples),
+        hashes={name: text for name, text in hashes.items() if text},
     )
 
 
 def build_outline(place: Workplace, iteration: int, board: Scoreboard, *, viewer: str = "") -> IterationReport:
     """Return the parts of an iteration's report that the page of the whole run and tables show."""
-    recipe = place.recipe
+    recipe, iteration_id = place.recipe, place.iteration_id(iteration)
     funnel = place.plan(iteration).funnel if iteration else None
-    seconds = runs.seconds_by_part(place.store, place.iteration_id(iteration))
+    seconds = runs.seconds_by_part(place.store, iteration_id)
     parts = ("generate", "environment", "train", "store", "other")
     # Who answered the calls of each tool in the run: for Python, how far code was confined.
     tools = {f"tool {tool}": names for tool, names in providers(place.store, place.run_id).items()}
+    used, built = runs.token_use(place.store, iteration_id), dataset_of(place.store, iteration_id)
+    online = runs.trained_online(place.store, iteration_id)
+    # An objective that samples while it trains has no dataset.
+    trained = built.counts["trained_tokens"] if built else {"sampled episodes": online} if online else {}
+    tokens = TokenCounts(
+        prompt=used.prompt,
+        completion=used.completion,
+        trained=dict(sorted(trained.items())),
+        in_training=runs.trained_offline(place.store, iteration_id) if built else 0,
+        cut=runs.cut_replies(place.store, iteration_id),
+        unreadable=runs.unreadable_replies(place.store, iteration_id),
+        bills=bills(place, iteration),
+    )
+    lines = iteration_lines(place.store, place.run_id)
+    line = next((line for line in lines if line.iteration == iteration), None)
+    # How many rows each list of the viewer has.
+    listed = {name: getattr(line, name) for name in _LISTS} if line else {}
     return IterationReport(
         recipe_name=recipe.name,
         run_id=place.run_id,
@@ -346,11 +386,11 @@ def build_outline(place: Workplace, iteration: int, board: Scoreboard, *, viewer
         funnel_title=funnel.title if funnel else "Training data",
         funnel=funnel.stages(place, iteration) if funnel else (),
         time={part: seconds[part] for part in parts if part in seconds},
-        tokens=_tokens(place, iteration),
+        tokens=tokens,
         recipe_yaml=yaml.safe_dump(shown(recipe), sort_keys=False),
         versions=run_versions(place.store, place.run_id) | tools,
         viewer=viewer,
-        rows=_rows(place, iteration),
+        rows={name: count for name, count in listed.items() if count},
     )
 
 
@@ -359,26 +399,6 @@ def with_run(place: Workplace, report: IterationReport) -> IterationReport:
     run.
     """
     return replace(report, run=_said_by_method(place, report.iteration, "run"))
-
-
-def _linked(section: Section, viewer: str) -> Section:
-    """Return a section whose samples lead to the viewer."""
-    blocks = (
-        Transcripts(tuple(replace(one, viewer=viewer) for one in block.examples))
-        if isinstance(block, Transcripts)
-        else block
-        for block in section.blocks
-    )
-    return replace(section, blocks=tuple(blocks))
-
-
-def _rows(place: Workplace, iteration: int) -> dict[str, int]:
-    """Return how many rows each list of the viewer has for an iteration."""
-    for line in iteration_lines(place.store, place.run_id):
-        if line.iteration == iteration:
-            counts = {name: getattr(line, name) for name in _LISTS}
-            return {name: count for name, count in counts.items() if count}
-    return {}
 
 
 def _said_by_method(place: Workplace, iteration: int, position: Position) -> tuple[Section, ...]:
@@ -410,44 +430,6 @@ def finished_at(place: Workplace, iteration: int) -> str:
     return wording.moment(ended or datetime.now(UTC))
 
 
-def _worlds(place: Workplace, iteration: int) -> dict[str, dict[str, int]]:
-    """Return what each of several worlds contributed to the training data."""
-    if not place.recipe.environments:
-        return {}
-    made = made_by_world(place.store, place.source_id(iteration), place.iteration_id(iteration))
-    return {name: made.get(name, {}) for name in place.recipe.environments}
-
-
-def _tokens(place: Workplace, iteration: int) -> TokenCounts:
-    used = runs.token_use(place.store, place.iteration_id(iteration))
-    built = dataset_of(place.store, place.iteration_id(iteration))
-    online = runs.trained_online(place.store, place.iteration_id(iteration))
-    # An objective that samples while it trains has no dataset.
-    trained = built.counts["trained_tokens"] if built else {"sampled episodes": online} if online else {}
-    return TokenCounts(
-        prompt=used.prompt,
-        completion=used.completion,
-        trained=dict(sorted(trained.items())),
-        in_training=runs.trained_offline(place.store, place.iteration_id(iteration)) if built else 0,
-        cut=runs.cut_replies(place.store, place.iteration_id(iteration)),
-        unreadable=runs.unreadable_replies(place.store, place.iteration_id(iteration)),
-        bills=bills(place, iteration),
-    )
-
-
-def _hashes(place: Workplace, iteration: int) -> dict[str, str]:
-    made = checkpoint_made(place.store, place.iteration_id(iteration))
-    if made is None or made.parent_id is None:
-        return {}
-    hashes = {
-        "checkpoint": made.checkpoint_id,
-        "parent": made.parent_id,
-        "dataset": made.dataset_hash,
-        "weights": made.weights_sha256,
-    }
-    return {name: text for name, text in hashes.items() if text}
-
-
 # One model in several worlds compared with a model for each world. Source: Agent-R (arXiv
 # 2501.11425), table 6.
 
@@ -472,7 +454,18 @@ def beside(place: Workplace, others: Sequence[Workplace]) -> tuple[BesideScore, 
     worlds = place.recipe.world_names
     if len(worlds) < 2:
         raise ConfigError(f"run {place.run_id} has one world; name a run of several worlds first")
-    by_name = _by_world(others, worlds, place.run_id)
+    by_name: dict[str, Workplace] = {}
+    for other in others:
+        own = other.recipe.world_names
+        if len(own) > 1 or own[0] not in worlds:
+            raise ConfigError(
+                f"run {other.run_id} is of {', '.join(own)}; name runs of one world of run {place.run_id} each"
+            )
+        if own[0] in by_name:
+            raise ConfigError(
+                f"runs {by_name[own[0]].run_id} and {other.run_id} are both of {own[0]}; name one of them"
+            )
+        by_name[own[0]] = other
     together = _scores(place)
     apart = {name: _scores(other) for name, other in by_name.items()}
     for name, other in by_name.items():
@@ -528,18 +521,6 @@ def _asked(recipe: Recipe) -> dict[str, object]:
         for name, value in identifying(recipe).items()
         if name not in ("name", "description", "workspace", "scale")
     }
-
-
-def _by_world(others: Sequence[Workplace], worlds: Sequence[str], run_id: str) -> dict[str, Workplace]:
-    found: dict[str, Workplace] = {}
-    for other in others:
-        own = other.recipe.world_names
-        if len(own) > 1 or own[0] not in worlds:
-            raise ConfigError(f"run {other.run_id} is of {', '.join(own)}; name runs of one world of run {run_id} each")
-        if own[0] in found:
-            raise ConfigError(f"runs {found[own[0]].run_id} and {other.run_id} are both of {own[0]}; name one of them")
-        found[own[0]] = other
-    return found
 
 
 def _scores(place: Workplace) -> dict[int, dict[str, _Played]]:

@@ -55,13 +55,6 @@ _FULL = ("No space left on device", "File too large", "Disk quota exceeded")
 _HELD = ("Could not set lock on file", "Unique file handle conflict")
 
 
-def held_elsewhere(error: duckdb.Error) -> bool:
-    """Return whether a database could not be opened because a program that does not know our lock
-    has it open.
-    """
-    return any(text in str(error) for text in _HELD)
-
-
 def holder(error: duckdb.Error) -> int | None:
     """Return the PID in DuckDB's message about a database that is open elsewhere, or None."""
     found = re.search(r"PID (\d+)", str(error))
@@ -261,7 +254,8 @@ def _attach(con: Any, statement: str, path: Path, deadline: float) -> None:
         try:
             con.execute(statement)
         except duckdb.Error as error:
-            if not held_elsewhere(error):
+            # Held: a program that does not know our lock has it open.
+            if not any(text in str(error) for text in _HELD):
                 raise
             if time.monotonic() >= deadline:
                 raise lock.busy(path, holder(error)) from error

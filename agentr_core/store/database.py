@@ -488,7 +488,7 @@ class Writer:
             self._rows_under_way, self._rows = self._rows, 0
             started = time.perf_counter()
             try:
-                await asyncio.get_running_loop().run_in_executor(self._thread, self._store_units, units)
+                await asyncio.get_running_loop().run_in_executor(self._thread, lambda: self._store.write(merge(units)))
             except BaseException:
                 self._units = [*units, *self._units]
                 self._rows += self._rows_under_way
@@ -498,9 +498,6 @@ class Writer:
                 self._tried.set()
                 self._last_s = time.perf_counter() - started
                 self.seconds += self._last_s
-
-    def _store_units(self, units: list[Rows]) -> None:
-        self._store.write(merge(units))
 
     async def _flush_now_and_then(self) -> None:
         while not self._closing:

@@ -117,8 +117,27 @@ def check(con: Any, path: Path, newest: int, *, known: bool = False) -> bool:
         return current == newest
     if current == VIEWS and _fingerprint(catalogue) == CATALOGUE:
         return current == newest
-    _compare(con, path, current, catalogue)
-    return current == newest and catalogue.views == _own(current)[0].views
+    # Tables are to be as the scripts make them up to this version: only columns without a default,
+    # and indexes, may have been added.
+    ours, own = _own(current)
+    missing = own.keys() - catalogue.tables.keys()
+    if missing:
+        raise StoreError(f"{path} has no table {min(missing)}, so it is no whole store of agentr; name another one")
+    early = catalogue.tables.keys() - own.keys()
+    if early:
+        raise _in_the_way(path, min(early))
+    parts = _parts(con, frozenset(own))
+    for table, (columns, rules) in own.items():
+        present, constraints = parts[table]
+        odd = [name for name, facts in columns.items() if present.get(name) != facts]
+        odd += [name for name, (_, default) in present.items() if name not in columns and default is not None]
+        if odd or rules != constraints:
+            what = f"column {min(odd)!r}" if odd else "a constraint"
+            raise StoreError(
+                f"{path} has a table {table} that agentr did not make ({what} differs), and is not opened; put it "
+                "right with the duckdb shell, or name another workspace or store"
+            )
+    return current == newest and catalogue.views == ours.views
 
 
 def migrate(con: Any, path: Path, migrations: tuple[Migration, ...], *, known: bool = False) -> None:
@@ -231,30 +250,6 @@ def _newest_version(con: Any) -> int:
 
 def _fingerprint(catalogue: _Catalogue) -> str:
     return fingerprint(sorted(catalogue.tables.items()), sorted(catalogue.views.items()))
-
-
-def _compare(con: Any, path: Path, current: int, catalogue: _Catalogue) -> None:
-    """Raise `StoreError` for a table of ours that is missing or is not as the scripts make it up to
-    a version. Only columns without a default, and indexes, may have been added.
-    """
-    own = _own(current)[1]
-    missing = own.keys() - catalogue.tables.keys()
-    if missing:
-        raise StoreError(f"{path} has no table {min(missing)}, so it is no whole store of agentr; name another one")
-    early = catalogue.tables.keys() - own.keys()
-    if early:
-        raise _in_the_way(path, min(early))
-    parts = _parts(con, frozenset(own))
-    for table, (columns, rules) in own.items():
-        present, constraints = parts[table]
-        odd = [name for name, facts in columns.items() if present.get(name) != facts]
-        odd += [name for name, (_, default) in present.items() if name not in columns and default is not None]
-        if odd or rules != constraints:
-            what = f"column {min(odd)!r}" if odd else "a constraint"
-            raise StoreError(
-                f"{path} has a table {table} that agentr did not make ({what} differs), and is not opened; put it "
-                "right with the duckdb shell, or name another workspace or store"
-            )
 
 
 _Parts = dict[str, tuple[dict[str, tuple[str, str | None]], frozenset[tuple[str, str]]]]

@@ -60,7 +60,14 @@ def ask(
     if statements[-1].type.name not in _ASKS:
         return con.execute(sql, params).to_arrow_table()
     relation = con.sql(sql, params=params or None)
-    names = _distinct(relation.columns)
+    # A repeated name gets the first number that makes it unique.
+    taken, names = set(relation.columns), list[str]()
+    for name in relation.columns:
+        new, number = name, 0
+        while new in names or (number and new in taken):
+            number += 1
+            new = f"{name}_{number}"
+        names.append(new)
     columns = []
     for position, (name, kind) in enumerate(zip(names, relation.types, strict=True), start=1):
         lossy = any(word in str(kind) for word in _AS_TEXT)
@@ -103,35 +110,29 @@ def _check(statements: Sequence[Any], store: Path, *, files: bool) -> None:
     if sum(statement.type.name in _ASKS for statement in statements) > 1:
         raise ConfigError("SQL: these are several queries, and only one can be answered; ask them one by one")
     for statement in statements:
-        kind = statement.type.name
-        if kind in _USES_FILES or (kind == "EXPLAIN" and _EXPLAINS_A_COPY.search(_masked(statement.query))):
-            if not files:
-                names_a_file = "''" in _masked(statement.query)
-                raise ConfigError(f"SQL: {_FILES_ARE_SHUT}") if names_a_file else _no_query(kind)
-            _check_names(statement.query, store)
-        elif kind not in _ASKS:
-            raise _no_query(kind)
+        kind, masked = statement.type.name, _masked(statement.query)
+        if kind not in _USES_FILES and not (kind == "EXPLAIN" and _EXPLAINS_A_COPY.search(masked)):
+            if kind not in _ASKS:
+                raise _no_query(kind)
+            continue
+        if not files:
+            raise ConfigError(f"SQL: {_FILES_ARE_SHUT}") if "''" in masked else _no_query(kind)
+        # The statement may write: targets may not be the store's files or their folders, and must
+        # be names that can be read here.
+        if _OBSCURE.search(masked) or any(
+            not masked[found.end() :].lstrip().startswith("''") for found in _TO.finditer(masked)
+        ):
+            raise ConfigError("SQL: a file is named by one string in single quotes; write it so")
+        for literal in re.findall(r"'((?:[^']|'')*)'", statement.query):
+            named = Path(re.sub(r"^file:(//(localhost)?(?=/))?", "", literal.replace("''", "'"))).expanduser().resolve()
+            if named in (store.parent.resolve(), *store.parent.resolve().parents) or (
+                named.parent == store.parent.resolve() and named.name.startswith(store.name)
+            ):
+                raise ConfigError(f"SQL: {store} is the store itself, which is only read; name another file")
 
 
 def _no_query(kind: str) -> ConfigError:
     return ConfigError(f"SQL: the store is opened for reading only, and {kind} is not a query; use a SELECT")
-
-
-def _check_names(query: str, store: Path) -> None:
-    """Raise `ConfigError` for a statement that may write to the store: targets may not be its files
-    or their folders, and must be names that can be read here.
-    """
-    masked = _masked(query)
-    if _OBSCURE.search(masked) or any(
-        not masked[found.end() :].lstrip().startswith("''") for found in _TO.finditer(masked)
-    ):
-        raise ConfigError("SQL: a file is named by one string in single quotes; write it so")
-    for literal in re.findall(r"'((?:[^']|'')*)'", query):
-        named = Path(re.sub(r"^file:(//(localhost)?(?=/))?", "", literal.replace("''", "'"))).expanduser().resolve()
-        if named in (store.parent.resolve(), *store.parent.resolve().parents) or (
-            named.parent == store.parent.resolve() and named.name.startswith(store.name)
-        ):
-            raise ConfigError(f"SQL: {store} is the store itself, which is only read; name another file")
 
 
 def _masked(query: str) -> str:
@@ -156,21 +157,6 @@ def closed_door(error: duckdb.Error) -> ConfigError | None:
         found = re.search(r'"([^"]*)"', str(error))
         return ConfigError(f"SQL: {f'{found[1]} is a file, and ' if found else ''}{_FILES_ARE_SHUT}")
     return None
-
-
-def _distinct(names: Sequence[str]) -> list[str]:
-    """Return names without duplicates: a repeated name gets the first number that makes it
-    unique.
-    """
-    taken = set(names)
-    made: list[str] = []
-    for name in names:
-        new, number = name, 0
-        while new in made or (number and new in taken):
-            number += 1
-            new = f"{name}_{number}"
-        made.append(new)
-    return made
 
 
 # Example queries in SQL, by name.

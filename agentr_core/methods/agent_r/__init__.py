@@ -104,11 +104,15 @@ def acting(recipe: Recipe) -> Acting:
     return Acting(sampling=sampling_of(recipe.search), max_steps=recipe.search.depth + 1)
 
 
-def tree_size(recipe: Recipe) -> TreeSize:
-    """Return the settings of a recipe that decide how much its trees yield."""
-    search, pairs = recipe.search, recipe.pairs
+def foresee(recipe: Recipe, headroom: Headroom) -> Prospect:
+    """Return what the trees of a first iteration would yield, and whether Agent-R can learn from
+    it: from good paths where it trains on nothing else, from pairs otherwise.
+
+    Rewards are assumed to be 0 or 1.
+    """
+    search, pairs, of_good = recipe.search, recipe.pairs, recipe.data.use == "good"
     alone = search.method == "rollouts"
-    return TreeSize(
+    size = TreeSize(
         dives=search.dives * search.width if alone else search.dives,
         give_up=search.give_up,
         leaves=1 if alone else search.width,
@@ -116,15 +120,6 @@ def tree_size(recipe: Recipe) -> TreeSize:
         per_bad_leaf=pairs.per_bad_leaf,
         good_per_tree=recipe.data.good_per_tree,
     )
-
-
-def foresee(recipe: Recipe, headroom: Headroom) -> Prospect:
-    """Return what the trees of a first iteration would yield, and whether Agent-R can learn from
-    it: from good paths where it trains on nothing else, from pairs otherwise.
-
-    Rewards are assumed to be 0 or 1.
-    """
-    size, of_good = tree_size(recipe), recipe.data.use == "good"
 
     def over_all(name: str, value: Callable[[int, int], float]) -> Forecast:
         most = max(value(won, size.dives - won) for won in range(size.dives + 1))
@@ -180,7 +175,7 @@ def plan(recipe: Recipe, iteration: int) -> Plan:
 
 
 def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
-    clones = _clones(recipe)
+    clones = recipe.data.use == "expert"
     phases = recipe.over_iterations(recipe.agent_r.phases)
     number = {phase: _instances(recipe, phase, train) for phase in phases}
     doing = {_CLONE: f"the expert's episodes of {number.get(_CLONE)} instances"}
@@ -211,7 +206,7 @@ def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Asked]:
     """Return the most that an iteration asks of models, by purpose."""
     phases = recipe.over_iterations(recipe.agent_r.phases)
     asked = {**sampled_groups(recipe, test)} if RL in phases else {}
-    if "sft" not in phases or _clones(recipe):
+    if "sft" not in phases or recipe.data.use == "expert":
         return asked
     number = _instances(recipe, "sft", train)
     search, critique, longest = recipe.search, recipe.critique, recipe.search.depth + 1
@@ -239,10 +234,6 @@ def _instances(recipe: Recipe, phase: Learning, train: int) -> int:
     iteration = 1 + recipe.over_iterations(recipe.agent_r.phases).index(phase)
     limit = recipe.instances.of(iteration).train_limit
     return limit if limit and limit != recipe.instances.train_limit else train
-
-
-def _clones(recipe: Recipe) -> bool:
-    return recipe.data.use == "expert"
 
 
 def _acting(recipe: Recipe) -> Acting:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import count
@@ -67,11 +67,6 @@ class TreeWork:
 def restarted(first_id: str, number: int) -> str:
     """Return the id of a tree after `number` restarts; with 0, its id as first begun."""
     return fingerprint("restarted tree", first_id, number) if number else first_id
-
-
-def restarts_of(work: TreeWork) -> int:
-    """Return how often a tree has been restarted."""
-    return next(number for number in range(MAX_RESTARTS + 1) if restarted(work.first_id, number) == work.tree_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +150,10 @@ class _Trees:
         self._sample = held_back(sampler, sink)
         self._latest = {work.first_id: work.begun for work in shard.trees}
         self._ids = {work.first_id: work.tree_id for work in shard.trees}
-        self._restarts = {work.first_id: restarts_of(work) for work in shard.trees}
+        self._restarts = {
+            work.first_id: next(n for n in range(MAX_RESTARTS + 1) if restarted(work.first_id, n) == work.tree_id)
+            for work in shard.trees
+        }
         self._done = shard.done
         self.timers: list[EpisodeTimer] = []
 
@@ -170,38 +168,46 @@ class _Trees:
             try:
                 return await self._grow_on(work)
             except ReplayDiverged as error:
-                self._begin_anew(work, error, attempt)
-
-    def _begin_anew(self, work: TreeWork, error: ReplayDiverged, attempt: int) -> None:
-        """Leave the stored part of a tree as it is, and let a new tree take its place."""
-        # A tree begun by another process may belong to another version of its world. If a tree of
-        # this process diverges in a world that promises exact repetition, that world is broken.
-        foreign = attempt == 1 and work.begun is not None
-        restarts = self._restarts[work.first_id]
-        if restarts >= MAX_RESTARTS or not (foreign or isinstance(error, ReplayDrifted)):
-            raise error
-        again = restarted(work.first_id, restarts + 1)
-        self._restarts[work.first_id] = restarts + 1
-        self._ids[work.first_id] = again
-        self._latest[work.first_id] = None
-        self._equipment.on_error(self._sink, STAGE, self._shard.iteration)(
-            UnitError(
-                key=work.instance.key,
-                kind="TreeBegunAnew",
-                phase=phase_of(error),
-                message=f"the tree is grown anew from its root, as {again}: {error}",
-                traceback="",
-                final=False,
-            )
-        )
+                # A tree begun by another process may belong to another version of its world. If a
+                # tree of this process diverges in a world that promises exact repetition, that
+                # world is broken.
+                foreign = attempt == 1 and work.begun is not None
+                restarts = self._restarts[work.first_id]
+                if restarts >= MAX_RESTARTS or not (foreign or isinstance(error, ReplayDrifted)):
+                    raise
+                # The stored part of the tree stays as it is, and a new tree takes its place.
+                again = restarted(work.first_id, restarts + 1)
+                self._restarts[work.first_id] = restarts + 1
+                self._ids[work.first_id] = again
+                self._latest[work.first_id] = None
+                self._equipment.on_error(self._sink, STAGE, self._shard.iteration)(
+                    UnitError(
+                        key=work.instance.key,
+                        kind="TreeBegunAnew",
+                        phase=phase_of(error),
+                        message=f"the tree is grown anew from its root, as {again}: {error}",
+                        traceback="",
+                        final=False,
+                    )
+                )
 
     async def _grow_on(self, work: TreeWork) -> None:
         """Grow a tree from what the last try kept of it: a restart would lose kept nodes."""
-        search = self._equipment.recipe.in_world(work.instance.environment).search
+        recipe, iteration = self._equipment.recipe, self._shard.iteration
+        search = recipe.in_world(work.instance.environment).search
         self.timers.append(timer := EpisodeTimer())
         async with self._environments.lend(work.instance) as env:
             first = await self._first_observation(work, env, timer)
-            head = self._head(work, first)
+            head = TreeHead(
+                tree_id=self._ids[work.first_id],
+                iteration_id=self._equipment.iteration_id(iteration),
+                checkpoint_id=self._shard.checkpoint.id,
+                config=search,
+                instance=work.instance,
+                first_observation=first,
+                seed=derive_seed(recipe.seed, "tree", iteration, work.instance.key),
+                writer=self._shard.writer,
+            )
             start = self._latest[work.first_id]
             if start is None:
                 start = Arena(instance=work.instance, first_observation=first, seed=head.seed).tree()
@@ -220,7 +226,7 @@ class _Trees:
                 search,
                 seed=head.seed,
                 tree=start,
-                fits=window(self._equipment.recipe, self._sampler, sampling_of(search)),
+                fits=window(recipe, self._sampler, sampling_of(search)),
                 on_expansion=take,
                 timer=timer,
                 helper=self._helper,
@@ -245,20 +251,6 @@ class _Trees:
                 f"{first!r}",
             )
         return stored.first_observation
-
-    def _head(self, work: TreeWork, first_observation: str) -> TreeHead:
-        iteration = self._shard.iteration
-        recipe = self._equipment.recipe
-        return TreeHead(
-            tree_id=self._ids[work.first_id],
-            iteration_id=self._equipment.iteration_id(iteration),
-            checkpoint_id=self._shard.checkpoint.id,
-            config=recipe.in_world(work.instance.environment).search,
-            instance=work.instance,
-            first_observation=first_observation,
-            seed=derive_seed(recipe.seed, "tree", iteration, work.instance.key),
-            writer=self._shard.writer,
-        )
 
 
 VERSION = 1
@@ -316,7 +308,17 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
         WorkerLost: workers were lost again and again; what came back is kept.
     """
     wanted = tree_ids(place, iteration, await separate_instances(place, iteration))
-    copied = _take_over(place, iteration, wanted)
+    collector, copied = place.collector(iteration), 0
+    # Finished trees that the iteration lacks come from runs with the same search inputs.
+    for run in runs_alike(place.store, place.run_id, STAGE):
+        stored_now = stored_trees(place.store, list(wanted))
+        absent = {key: instance for key, instance in wanted.items() if key not in stored_now}
+        if not absent:
+            break
+        other = replace(place, run_id=run)
+        theirs = [tree_id(other, iteration, collector.id, instance) for instance in absent.values()]
+        originals = dict(zip(absent, latest_restarts(place.store, theirs), strict=True))
+        copied += len(copy_trees(place.store, originals, iteration_id=place.iteration_id(iteration)))
     unfinished = unfinished_trees(place.store, list(wanted))
     if place.recipe.compare.trees:
         trees = len(wanted) - len(unfinished)
@@ -333,7 +335,6 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
         mark = f"{platform.node()}/{os.getpid()}/{uuid4().hex[:8]}"
         claim_trees(place.store, missing, mark)
         begun = load_trees(place.store, missing)
-        collector = place.collector(iteration)
         shard = TreeShard(
             iteration=iteration,
             checkpoint=collector,
@@ -352,21 +353,3 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
         )
         await place.work_through(shard, STAGE, iteration, "trees")
     return {"trees": len(wanted), "new": len(missing)} | ({"copied": copied} if copied else {})
-
-
-def _take_over(place: Workplace, iteration: int, wanted: Mapping[str, Instance]) -> int:
-    """Copy finished trees that an iteration lacks from runs with the same search inputs; return
-    their number.
-    """
-    others = runs_alike(place.store, place.run_id, STAGE)
-    collector, copied = place.collector(iteration), 0
-    for run in others:
-        begun = stored_trees(place.store, list(wanted))
-        missing = {key: instance for key, instance in wanted.items() if key not in begun}
-        if not missing:
-            break
-        other = replace(place, run_id=run)
-        theirs = [tree_id(other, iteration, collector.id, instance) for instance in missing.values()]
-        originals = dict(zip(missing, latest_restarts(place.store, theirs), strict=True))
-        copied += len(copy_trees(place.store, originals, iteration_id=place.iteration_id(iteration)))
-    return copied

@@ -44,7 +44,14 @@ def pairs_of_tree(
         seed: of the run and the iteration; the instance has its own stream.
     """
     different, rejections = distinct(paths)
-    reason = _why_no_pairs(different, config, alpha)
+    goods = [path for path in different if _is_good(path, config, alpha)]
+    reason = ""
+    if not any(exceeds(path.trajectory.reward, 0) for path in different):
+        reason = "no-reward"
+    elif not goods:
+        reason = "no-good-path"
+    elif not any(_far_apart(good, bad, config) for good in goods for bad in different):
+        reason = "no-bad-path"
     if reason:
         rewards = [path.trajectory.reward for path in different]
         detail = "no path of the tree has an end"
@@ -82,7 +89,7 @@ def _in_turns(paths: Sequence[Path], config: PairsConfig, alpha: float, rng: ran
     choices = [
         (bad, sorted(rng.sample(goods, len(goods)), key=lambda good: len(good.nodes)))
         for bad in rng.sample(paths, len(paths))
-        if (goods := [good for good in paths if _qualifies(good, bad, config, alpha)])
+        if (goods := [g for g in paths if _is_good(g, config, alpha) and _far_apart(g, bad, config)])
     ]
     rounds = zip_longest(*(goods for _, goods in choices))
     return [
@@ -141,10 +148,6 @@ def shared_steps(one: Path, other: Path) -> int:
     return shared
 
 
-def _qualifies(good: Path, bad: Path, config: PairsConfig, alpha: float) -> bool:
-    return _is_good(good, config, alpha) and _far_apart(good, bad, config)
-
-
 def _is_good(path: Path, config: PairsConfig, alpha: float) -> bool:
     return clears(path.trajectory.reward, alpha, config.alpha_rule)
 
@@ -154,16 +157,6 @@ def _far_apart(good: Path, bad: Path, config: PairsConfig) -> bool:
     if config.beta_rule == "absolute":
         return exceeds(config.beta, low) and exceeds(high, config.beta)
     return exceeds(high - low, config.beta)
-
-
-def _why_no_pairs(paths: Sequence[Path], config: PairsConfig, alpha: float) -> str:
-    if not any(exceeds(path.trajectory.reward, 0) for path in paths):
-        return "no-reward"
-    if not any(_is_good(path, config, alpha) for path in paths):
-        return "no-good-path"
-    if not any(_qualifies(good, bad, config, alpha) for good in paths for bad in paths):
-        return "no-bad-path"
-    return ""
 
 
 def _over_cap(bad: Path, goods: Sequence[Path], reason: str, cap: int) -> tuple[Rejection, ...]:

@@ -283,7 +283,21 @@ def audit(paths: Sequence[PathAudit], steps: Sequence[JudgedStep]) -> Section:
     blocks: list[Block] = [_agreement(paths, compared)]
     if not any(path.has_oracle for path in paths):
         blocks.append(Paragraph("Not measured: the oracle's first errors; the environment has no oracle."))
-    blocks += [*_distances(paths), _drops(steps)]
+    blocks += _distances(paths)
+    rows = []
+    for verdict in Verdict:
+        judged = [one for one in steps if one.verdict is verdict]
+        drops = [one.value_drop for one in judged if one.value_drop is not None]
+        if judged:
+            cells = (
+                wording.count(len(judged)),
+                wording.count(len(drops)),
+                wording.signed(fmean(drops), 3) if drops else None,
+                wording.percent(fmean(drop > 0 for drop in drops)) if drops else None,
+            )
+            rows.append(Row((str(verdict), *cells)))
+    titles = ("Judged steps", "With siblings", "Mean value drop", "Worth less than siblings, %")
+    blocks.append(Table((Column("Verdict", "text"), *map(Column, titles)), tuple(rows)))
     order = order_of_drops(steps)
     if order is not None:
         text = (
@@ -298,8 +312,8 @@ def audit(paths: Sequence[PathAudit], steps: Sequence[JudgedStep]) -> Section:
             some = [path for path in paths if path.depth == depth]
             name = "none" if depth is None else str(depth)
             rows.append(Row((name, wording.count(len(some)), *_same(some, compared))))
-        titles = (f"Same: {name}, %" for name in compared)
-        blocks.append(Table((Column("Depth", "text"), Column("Paths"), *map(Column, titles)), tuple(rows)))
+        same = (Column(f"Same: {name}, %") for name in compared)
+        blocks.append(Table((Column("Depth", "text"), Column("Paths"), *same), tuple(rows)))
     return Section("audit", TITLE, tuple(blocks), note)
 
 
@@ -376,23 +390,6 @@ def _distances(paths: Sequence[PathAudit]) -> Iterator[Block]:
         caption,
         (Paragraph(caption), instead),
     )
-
-
-def _drops(steps: Sequence[JudgedStep]) -> Table:
-    titles = ("Judged steps", "With siblings", "Mean value drop", "Worth less than siblings, %")
-    rows = []
-    for verdict in Verdict:
-        some = [one for one in steps if one.verdict is verdict]
-        drops = [one.value_drop for one in some if one.value_drop is not None]
-        if some:
-            cells = (
-                wording.count(len(some)),
-                wording.count(len(drops)),
-                wording.signed(fmean(drops), 3) if drops else None,
-                wording.percent(fmean(drop > 0 for drop in drops)) if drops else None,
-            )
-            rows.append(Row((str(verdict), *cells)))
-    return Table((Column("Verdict", "text"), *map(Column, titles)), tuple(rows))
 
 
 def _same(paths: Sequence[PathAudit], compared: Mapping[str, Witnesses]) -> Iterator[Measured | None]:
@@ -526,10 +523,14 @@ def revision_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
     if not _searches(place, iteration):
         return ()
     judged = judge_record(place, iteration)
+    played: SpliceSurvival | None = None
+    if place.recipe.splice.mode in ("verified", "continued"):
+        turned_away = datasets.rejection_counts(place.store, place.source_id(iteration)).get("splice", {})
+        played = survival_of(datasets.count_revised_pairs(place.store, place.source_id(iteration)), turned_away)
     # Read after the judge's record, which asks the oracle for missing verdicts.
     source = place.source_id(iteration)
     return (
-        survival(survival_record(place, iteration)),
+        survival(played),
         judge(judged),
         audit(trees.path_audits(place.store, source), trees.judged_steps(place.store, source)),
     )
@@ -551,15 +552,6 @@ def sample_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
     if not _searches(place, iteration):
         return ()
     return (revision_samples(examples(place, iteration, count=5)),)
-
-
-def survival_record(place: Workplace, iteration: int) -> SpliceSurvival | None:
-    """Return what became of the splices that were played; None in a splice mode that plays none."""
-    if place.recipe.splice.mode not in ("verified", "continued"):
-        return None
-    source = place.source_id(iteration)
-    turned_away = datasets.rejection_counts(place.store, source).get("splice", {})
-    return survival_of(datasets.count_revised_pairs(place.store, source), turned_away)
 
 
 def survival_of(survived: int, turned_away: Mapping[str, int]) -> SpliceSurvival:

@@ -143,7 +143,10 @@ def efficiency_rewards(
         return []
     right = np.asarray(correctness, dtype=np.float64)
     tools = _cost(np.asarray(calls, dtype=np.float64), sigma_calls, amplitude)
-    length = _cost(_standardised(np.asarray(lengths, dtype=np.float64)), sigma_length, amplitude)
+    tokens = np.asarray(lengths, dtype=np.float64)
+    # In (population) standard deviations from the mean.
+    scaled = np.zeros_like(tokens) if np.all(tokens == tokens[0]) else (tokens - tokens.mean()) / tokens.std()
+    length = _cost(scaled, sigma_length, amplitude)
     penalty = np.where(np.asarray(valid, dtype=np.bool_), 0.0, format_penalty)
     return [float(reward) for reward in right * tools * length - penalty]
 
@@ -152,14 +155,6 @@ def _cost(values: NDArray[np.float64], sigma: float, amplitude: float) -> NDArra
     # tanh never overflows; A / (1 + exp(x)) is A / 2 * (1 - tanh(x / 2)).
     weighed: NDArray[np.float64] = amplitude / 2 * (1.0 - np.tanh(sigma * (values - values.mean()) / 2))
     return weighed
-
-
-def _standardised(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the numbers of (population) standard deviations from the mean; 0 if all are equal."""
-    if np.all(values == values[0]):
-        return np.zeros_like(values)
-    scaled: NDArray[np.float64] = (values - values.mean()) / values.std()
-    return scaled
 
 
 ROLLOUT = Stage(

@@ -339,11 +339,28 @@ class FamilyMaker:
 
     async def grow(self, known: Known) -> None:
         """Grow a family to its end, from its known parts."""
-        grown = await grow(self.config, lambda planned: self._child(known, planned), known.answered)
+        work = known.work
+
+        async def child(planned: PlannedChild) -> Member | None:
+            child_id = fingerprint("member", work.family_id, planned.name)
+            async with self.environments.lend(work.instance) as env:
+                manner = manner_of(env, work.instance)
+            if child_id not in known.members and not await self._make(known, planned, child_id, manner):
+                return None
+            member = known.members[child_id]
+            return Member(
+                name=planned.name,
+                id=child_id,
+                trajectory=member.trajectory,
+                cost=manner.cost(member.trajectory),
+                tokens=member.tokens,
+            )
+
+        grown = await grow(self.config, child, known.answered)
         self.sink.add(
             family_rows(
-                known.work.family_id,
-                known.work.instance,
+                work.family_id,
+                work.instance,
                 iteration_id=self.iteration_id,
                 checkpoint_id=self.checkpoint.id,
                 members=len(grown.members),
@@ -352,38 +369,35 @@ class FamilyMaker:
             )
         )
 
-    async def _child(self, known: Known, planned: PlannedChild) -> Member | None:
-        work = known.work
-        child_id = fingerprint("member", work.family_id, planned.name)
-        async with self.environments.lend(work.instance) as env:
-            manner = manner_of(env, work.instance)
-        if child_id not in known.members and not await self._make(known, planned, child_id, manner):
-            return None
-        kept = known.members[child_id]
-        return Member(
-            name=planned.name,
-            id=child_id,
-            trajectory=kept.trajectory,
-            cost=manner.cost(kept.trajectory),
-            tokens=kept.tokens,
-        )
-
     async def _make(self, known: Known, planned: PlannedChild, child_id: str, manner: Manner) -> bool:
         """Make a child and store it; return whether there is one."""
         seed = self._seed(known, planned.name)
         draft = await self._draft(known, planned, manner, seed)
         if isinstance(draft, Unmade):
-            self.sink.add(self._unmade(known, planned, draft))
+            subject = f"{known.work.instance.key} {planned.name}"
+            rejection = Rejection(stage=STAGE, subject=subject, reason=draft.reason, detail=draft.detail)
+            self.sink.add(rejection_rows([rejection], iteration_id=self.iteration_id))
             return False
         if draft.whole is None:
             # No environment is held while models are asked for the draft.
             async with self.environments.lend(known.work.instance) as env:
-                made, grading = await self._played(known, draft, child_id, env, seed)
+                drawn, grading = await self._played(known, draft, child_id, env, seed)
         else:
-            made, grading = DrawnTrajectory(trajectory=draft.whole), None
-        rows = self._rows(child_id, made, FLYWHEEL, grading, given=draft.given)
-        self.sink.add(merge([rows, self._derived(child_id, planned, draft, seed)]))
-        known.members[child_id] = Kept(trajectory=made.trajectory, tokens=made.tokens)
+            drawn, grading = DrawnTrajectory(trajectory=draft.whole), None
+        units = [self._rows(child_id, drawn, FLYWHEEL, grading, given=draft.given)]
+        if planned.parent is not None:
+            derivation = Derivation(
+                child=child_id,
+                parent=planned.parent.id,
+                operator=planned.operator,
+                position=draft.position,
+                prompt_hash=draft.prompt_hash,
+                seed=seed,
+                round=planned.round,
+            )
+            units.append(derivation_rows([derivation], iteration_id=self.iteration_id))
+        self.sink.add(merge(units))
+        known.members[child_id] = Kept(trajectory=drawn.trajectory, tokens=drawn.tokens)
         return True
 
     async def _played(
@@ -423,38 +437,34 @@ class FamilyMaker:
             return Draft()
 
         async def consult(operator: str, name: PromptName, question: Question) -> Answer:
-            return await self._consult(known, planned, operator, name, question)
+            # A model's stored answer to the same question counts, or else a new one.
+            subject = subject_of(planned, operator)
+            words = [(message.role, message.text) for message in question.messages]
+            edit_id = fingerprint("edit", known.work.family_id, subject, name, words, question.sampling)
+            async with known.asking[edit_id]:
+                if edit_id not in known.said:
+                    session = f"{known.work.instance.key}#{question.role}"
+                    answer = await self.helper(
+                        question, seed=derive_seed(self._seed(known, subject), name), session=session
+                    )
+                    known.said[edit_id] = Said(answer, planned.round)
+                    self.sink.add(
+                        edit_rows(
+                            edit_id,
+                            answer,
+                            subject=subject,
+                            prompt=version(name),
+                            instance=known.work.instance,
+                            iteration_id=self.iteration_id,
+                        )
+                    )
+            return known.said[edit_id].answer
 
         case = Case(parent=planned.parent.trajectory, manner=manner, config=self.config, seed=seed, consult=consult)
         try:
             return await OPERATORS[planned.operator](case)
         except PromptTooLong as error:
             return Unmade("prompt-too-long", str(error))
-
-    async def _consult(
-        self, known: Known, planned: PlannedChild, operator: str, name: PromptName, question: Question
-    ) -> Answer:
-        """Return a model's stored answer to the same question, or else a new one."""
-        subject = subject_of(planned, operator)
-        words = [(message.role, message.text) for message in question.messages]
-        edit_id = fingerprint("edit", known.work.family_id, subject, name, words, question.sampling)
-        async with known.asking[edit_id]:
-            if edit_id not in known.said:
-                seed = derive_seed(self._seed(known, subject), name)
-                session = f"{known.work.instance.key}#{question.role}"
-                answer = await self.helper(question, seed=seed, session=session)
-                known.said[edit_id] = Said(answer, planned.round)
-                self.sink.add(
-                    edit_rows(
-                        edit_id,
-                        answer,
-                        subject=subject,
-                        prompt=version(name),
-                        instance=known.work.instance,
-                        iteration_id=self.iteration_id,
-                    )
-                )
-        return known.said[edit_id].answer
 
     def _seed(self, known: Known, name: str) -> int:
         recipe = self.equipment.recipe
@@ -472,25 +482,6 @@ class FamilyMaker:
             grading=grading,
             given=given,
         )
-
-    def _derived(self, child_id: str, planned: PlannedChild, draft: Draft, seed: int) -> Rows:
-        if planned.parent is None:
-            return {}
-        made = Derivation(
-            child=child_id,
-            parent=planned.parent.id,
-            operator=planned.operator,
-            position=draft.position,
-            prompt_hash=draft.prompt_hash,
-            seed=seed,
-            round=planned.round,
-        )
-        return derivation_rows([made], iteration_id=self.iteration_id)
-
-    def _unmade(self, known: Known, planned: PlannedChild, why: Unmade) -> Rows:
-        subject = f"{known.work.instance.key} {planned.name}"
-        rejection = Rejection(stage=STAGE, subject=subject, reason=why.reason, detail=why.detail)
-        return rejection_rows([rejection], iteration_id=self.iteration_id)
 
 
 # Questions of a flywheel as a shard: each starts with its first trajectory, or where an earlier
@@ -562,14 +553,6 @@ VERSION = 1
 """Increase it when the same configuration would make different families."""
 
 
-def family_ids(place: Workplace, iteration: int, instances: Sequence[Instance]) -> dict[str, Instance]:
-    """Return the instance of each family that an iteration wants, by family id. Raises `DataFault`
-    without a policy.
-    """
-    collector, iteration_id = place.collector(iteration), place.iteration_id(iteration)
-    return {fingerprint("family", VERSION, iteration_id, collector.id, each.key): each for each in instances}
-
-
 async def evolve(place: Workplace, iteration: int) -> dict[str, Any]:
     """Grow the unfinished families of an iteration; return how many questions and trajectories
     there are.
@@ -579,19 +562,21 @@ async def evolve(place: Workplace, iteration: int) -> dict[str, Any]:
         DataFault: training and test instances overlap, or the policy is missing.
         WorkerLost: workers were lost again and again; what came back is kept.
     """
-    wanted = family_ids(place, iteration, await separate_instances(place, iteration))
+    instances = await separate_instances(place, iteration)
+    collector, iteration_id = place.collector(iteration), place.iteration_id(iteration)
+    wanted = {fingerprint("family", VERSION, iteration_id, collector.id, each.key): each for each in instances}
     unfinished = place.store.missing("family", list(wanted))
     missing, left = unfinished[: place.limit], len(unfinished)
     if missing:
         shard = FamilyShard(
             iteration=iteration,
-            checkpoint=place.collector(iteration),
+            checkpoint=collector,
             families=_begun(place, iteration, {key: wanted[key] for key in missing}),
             done=len(wanted) - left,
             total=len(wanted) - left + len(missing),
         )
         await place.work_through(shard, STAGE, iteration, "questions")
-    members = load_members(place.store, place.iteration_id(iteration))
+    members = load_members(place.store, iteration_id)
     right = sum(member.success for member in members.values())
     return {"questions": len(wanted), "new": len(missing), "trajectories": len(members), "right": right}
 

@@ -552,8 +552,11 @@ async def corrected(case: Case) -> Draft | Unmade:
     answer = await case.consult("I1", "corrected-step", _reflect(case.config.reflector, told))
     if answer.finish_reason == "length":
         return Unmade("cut-reply", answer.text[:200])
-    # A reflector that thinks does so before its analysis, too.
-    step = _step_in(answer, case.manner, thinks=analysis.text.lstrip().startswith("<think>"))
+    # In tags, a single thought is that of the step, unless the reflector itself thinks: it does so
+    # before its analysis, too.
+    tagged, thinks = isinstance(case.manner, Tagged), analysis.text.lstrip().startswith("<think>")
+    single = answer.text.count("<think>") == 1 and answer.text.count("</think>") < 2
+    step = answer.text if tagged and single and not thinks else readable(answer, tags=tagged) or ""
     return _hashed(case.manner.edited(case.parent.steps[:start], step), answer.prompt_hash)
 
 
@@ -613,16 +616,6 @@ def _reflect(drawing: DrawingConfig, messages: tuple[Message, ...]) -> Question:
 def _said(answer: Answer) -> str:
     """Return what counts of an answer, which may quote the tags of the steps that it is about."""
     return readable(answer, tags=True) or ""
-
-
-def _step_in(answer: Answer, manner: Manner, *, thinks: bool) -> str:
-    """Return the step that an answer consists of. In tags, a single thought is that of the step,
-    unless its author `thinks` itself.
-    """
-    single = answer.text.count("<think>") == 1 and answer.text.count("</think>") < 2
-    if isinstance(manner, Tagged) and single and not thinks:
-        return answer.text
-    return readable(answer, tags=isinstance(manner, Tagged)) or ""
 
 
 def _unreadable(answer: Answer) -> Unmade:

@@ -232,16 +232,15 @@ def behaviour_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
     blocks: list[Block] = [_radar(known, iteration)] if iteration in known else []
     blocks.append(_table({wording.iteration(number): measures for number, measures in known.items()}))
     newest = known[max(known)]
-    sources = {name.removeprefix(OF_SOURCE).rpartition("/")[0] for name in newest if name.startswith(OF_SOURCE)}
-    if len(sources) > 1:
+    by_source: dict[str, dict[str, Estimate]] = {}
+    for name, estimate in newest.items():
+        if name.startswith(OF_SOURCE):
+            source, _, measure = name.removeprefix(OF_SOURCE).rpartition("/")
+            by_source.setdefault(source, {})[measure] = estimate
+    if len(by_source) > 1:
         blocks.append(Paragraph(f"{wording.iteration(max(known)).capitalize()} by source of the questions:"))
-        blocks.append(_table({source: _of(newest, source) for source in sorted(sources)}))
+        blocks.append(_table(dict(sorted(by_source.items()))))
     return (Section("behaviour", "Behaviour", tuple(blocks), note),)
-
-
-def _of(measures: Measures, source: str) -> Measures:
-    prefix = f"{OF_SOURCE}{source}/"
-    return {name.removeprefix(prefix): one for name, one in measures.items() if name.startswith(prefix)}
 
 
 def _radar(known: Mapping[int, Measures], iteration: int) -> Figure:

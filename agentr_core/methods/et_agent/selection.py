@@ -114,7 +114,8 @@ def select(ids: Sequence[str], correctness: Floats, calls: Floats, n: int, *, mi
         order = order[mixed(correctness[order])]
     rank[order] = fronts(spread[order])
     chosen: list[int] = []
-    for front in _members(rank, order):
+    by_front = order[np.argsort(rank[order], kind="stable")]
+    for front in np.split(by_front, np.flatnonzero(np.diff(rank[by_front])) + 1) if len(order) else ():
         distance[front] = crowding(spread[front])
         left = n - len(chosen)
         if left < len(front):
@@ -220,14 +221,6 @@ def crowding(points: Floats) -> Floats:
             distance[order[1:-1]] += (values[order[2:]] - values[order[:-2]]) / (high - low)
             distance[order[[0, -1]]] = np.inf
     return distance
-
-
-def _members(rank: Ints, order: Ints) -> list[Ints]:
-    """Return the questions of each front, from front 0, within a front in the given order."""
-    if not len(order):
-        return []
-    by_front = order[np.argsort(rank[order], kind="stable")]
-    return np.split(by_front, np.flatnonzero(np.diff(rank[by_front])) + 1)
 
 
 # Which episodes a policy is fine-tuned on before reinforcement learning: right answers in the

@@ -59,10 +59,10 @@ def foresee(recipe: Recipe, headroom: Headroom) -> Prospect:
     paired = min(played, eto.preferences.per_instance or played)
 
     def successes(one: Tried, run: Run) -> float:
-        return _greedy(one, eto) + eto.explore.samples * run(1, 0)
+        return int(eto.explore.greedy and one.greedy) + eto.explore.samples * run(1, 0)
 
     def failures(one: Tried, run: Run) -> float:
-        lost = eto.explore.greedy - _greedy(one, eto) + eto.explore.samples * run(0, 1)
+        lost = int(eto.explore.greedy and not one.greedy) + eto.explore.samples * run(0, 1)
         return min(lost, paired)
 
     def contrast(one: Tried, run: Run) -> float:
@@ -86,10 +86,6 @@ def foresee(recipe: Recipe, headroom: Headroom) -> Prospect:
         needs="expert_pairs" if by_expert else "own_pairs",
         short=too_few,
     )
-
-
-def _greedy(one: Tried, eto: EtoConfig) -> int:
-    return int(eto.explore.greedy and one.greedy)
 
 
 _COUNTED = imported("agentr_core.methods.eto.report:funnel")

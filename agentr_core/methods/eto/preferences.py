@@ -209,7 +209,15 @@ def against_expert(
             else:
                 made.append(_preference(PreferenceCase.WIN, _side(played), _side(expert), env))
         if config.level != "trajectory":
-            made.append(_fork(expert, played, env))
+            at = played.forced
+            if expert.trajectory.steps[at].reply == played.trajectory.steps[at].reply:
+                made.append(_reject(played.id, "same-reply", f"the policy takes the expert's step {at}"))
+            else:
+                better, worse = (
+                    _Side(one, shared=at, end=at + 1, origin=Provenance(split=at, extra={"trajectory": one.id}))
+                    for one in sorted((expert, played), key=lambda one: -one.trajectory.reward)
+                )
+                made.append(_preference(PreferenceCase.STEP, better, worse, env))
         kept += [one for one in made if isinstance(one, Preference)]
         rejected += [one for one in made if isinstance(one, Rejection)]
     return tuple(kept), tuple(rejected)
@@ -260,11 +268,31 @@ def in_tree(paths: Sequence[Path], env: Environment, config: PreferencesConfig, 
         if not exceeds(_mean(best_branch), _mean(worst_branch)):
             rejected.append(_reject(subject, "tie", f"{len(branches)} branches of mean reward {_mean(best_branch):g}"))
         elif not exceeds(best.trajectory.reward - worst.trajectory.reward, config.margin):
-            rejected.append(_reject(subject, "margin", _rewards(best.trajectory, worst.trajectory)))
-        elif isinstance(made := _branches(best, worst, len(way), env, config), Rejection):
-            rejected.append(made)
+            detail = f"rewards {best.trajectory.reward:g} and {worst.trajectory.reward:g}"
+            rejected.append(_reject(subject, "margin", detail))
         else:
-            kept.append(made)
+            length, split = min(len(worst.nodes), len(best.nodes) + config.extra_rounds), len(way)
+            chosen = _Side(
+                Played(f"{best.tree_id}:{best.leaf}", best.trajectory),
+                shared=split,
+                end=len(best.nodes),
+                origin=Provenance(
+                    tree_id=best.tree_id, good_leaf=best.leaf, split=split, good_reward=best.trajectory.reward
+                ),
+            )
+            losing = _Side(
+                Played(f"{worst.tree_id}:{worst.leaf}", worst.trajectory),
+                shared=split,
+                end=length,
+                origin=Provenance(
+                    tree_id=worst.tree_id, bad_leaf=worst.leaf, split=split, bad_reward=worst.trajectory.reward
+                ),
+            )
+            preference = _preference(PreferenceCase.TREE, chosen, losing, env)
+            if isinstance(preference, Rejection):
+                rejected.append(preference)
+            else:
+                kept.append(preference)
     if not kept and not rejected:
         rejected.append(_reject(tree_id, "no-fork", f"{len(paths)} ended paths"))
     return tuple(kept), tuple(rejected)
@@ -325,46 +353,16 @@ def _unequal(one: Played, other: Played, margin: float) -> Rejection | None:
     if not exceeds(gap, 0):
         return _reject(other.id, "tie", f"both have reward {one.trajectory.reward:g}")
     if not exceeds(gap, margin):
-        return _reject(other.id, "margin", _rewards(one.trajectory, other.trajectory))
+        detail = f"rewards {one.trajectory.reward:g} and {other.trajectory.reward:g}"
+        return _reject(other.id, "margin", detail)
     return None
-
-
-def _fork(expert: Played, played: Played, env: Environment) -> Preference | Rejection:
-    at = played.forced
-    if expert.trajectory.steps[at].reply == played.trajectory.steps[at].reply:
-        return _reject(played.id, "same-reply", f"the policy takes the expert's step {at}")
-    chosen, rejected = (
-        _Side(one, shared=at, end=at + 1, origin=_origin(one.id, at))
-        for one in sorted((expert, played), key=lambda one: -one.trajectory.reward)
-    )
-    return _preference(PreferenceCase.STEP, chosen, rejected, env)
-
-
-def _branches(
-    best: Path, worst: Path, shared: int, env: Environment, config: PreferencesConfig
-) -> Preference | Rejection:
-    end = min(len(worst.nodes), len(best.nodes) + config.extra_rounds)
-    chosen = Provenance(tree_id=best.tree_id, good_leaf=best.leaf, split=shared, good_reward=best.trajectory.reward)
-    losing = Provenance(tree_id=worst.tree_id, bad_leaf=worst.leaf, split=shared, bad_reward=worst.trajectory.reward)
-    return _preference(
-        PreferenceCase.TREE,
-        _Side(
-            Played(f"{best.tree_id}:{best.leaf}", best.trajectory), shared=shared, end=len(best.nodes), origin=chosen
-        ),
-        _Side(Played(f"{worst.tree_id}:{worst.leaf}", worst.trajectory), shared=shared, end=end, origin=losing),
-        env,
-    )
 
 
 def _side(played: Played, better: int | None = None, config: PreferencesConfig | None = None) -> _Side:
     """Return a whole trajectory as a side, cut if it lost to one of `better` steps."""
     length = len(played.trajectory.steps)
     end = length if better is None or config is None else min(length, better + config.extra_rounds)
-    return _Side(played, shared=0, end=end, origin=_origin(played.id, 0))
-
-
-def _origin(trajectory_id: str, shared: int) -> Provenance:
-    return Provenance(split=shared, extra={"trajectory": trajectory_id})
+    return _Side(played, shared=0, end=end, origin=Provenance(split=0, extra={"trajectory": played.id}))
 
 
 def _preference(case: PreferenceCase, chosen: _Side, rejected: _Side, env: Environment) -> Preference | Rejection:
@@ -394,10 +392,6 @@ def _sample(kind: SampleKind, side: _Side, env: Environment) -> Sample:
 
 def _mean(paths: Sequence[Path]) -> float:
     return sum(path.trajectory.reward for path in paths) / len(paths)
-
-
-def _rewards(better: Trajectory, worse: Trajectory) -> str:
-    return f"rewards {better.reward:g} and {worse.reward:g}"
 
 
 def _reject(subject: str, reason: str, detail: str = "") -> Rejection:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from agentr_core.methods.grpo.train import untrained
-from agentr_core.recipes.recipe import Recipe
 from agentr_core.reports import plots, wording
 from agentr_core.reports.document import Block, Column, Figure, FunnelStage, Paragraph, Row, Section, Table
 from agentr_core.runtime.place import Workplace
 from agentr_core.store.queries.runs import trained_outside
-from agentr_core.store.queries.trees import GroupStep, Validation, group_counts, group_steps, validations
+from agentr_core.store.queries.trees import GroupStep, group_counts, group_steps, validations
 
 TITLE = "Reinforcement learning by step"
 _ROWS = 12
@@ -60,8 +59,22 @@ def step_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
     why = untrained(group_counts(place.store, place.iteration_id(iteration)))
     blocks = [Paragraph(f"{why[0].upper()}{why[1:]}.")] if why else []
     training = Section("groups", TITLE, (*blocks, *_blocks(steps, size)), note)
-    found = validations(place.store, place.iteration_id(iteration))
-    return (training, *([_validations(place.recipe, found)] if found else []))
+    validated = validations(place.store, place.iteration_id(iteration))
+    if not validated:
+        return (training,)
+    columns = (Column("Step"), Column("Success, %"), Column("Reward"), Column("Episodes"))
+    rows = tuple(
+        Row((str(one.step), wording.percent(one.success), wording.decimal(one.reward, 3), wording.count(one.episodes)))
+        for one in validated
+    )
+    shown: list[Block] = [Table(columns, rows)]
+    if len(validated) > 1:
+        caption = "Success and reward on the development set by step."
+        series = {"success": [one.success for one in validated], "reward": [one.reward for one in validated]}
+        drawing = plots.curves(series, caption, every=place.recipe.grpo.eval_steps)
+        shown.insert(0, Figure(drawing, caption))
+    note = f"Set {place.recipe.evaluation.development}, played greedily with the weights after a step."
+    return (training, Section("validation", "Validation by step", tuple(shown), note))
 
 
 def run_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
@@ -84,21 +97,6 @@ def run_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
         if len(values) > 1:
             curves.append(_figure({"KL": values}, f"{name} in nats a token by step that trained."))
     return (Section("groups-run", "Reinforcement learning over the run", tuple(curves), note),)
-
-
-def _validations(recipe: Recipe, found: Sequence[Validation]) -> Section:
-    columns = (Column("Step"), Column("Success, %"), Column("Reward"), Column("Episodes"))
-    rows = tuple(
-        Row((str(one.step), wording.percent(one.success), wording.decimal(one.reward, 3), wording.count(one.episodes)))
-        for one in found
-    )
-    blocks: list[Block] = [Table(columns, rows)]
-    if len(found) > 1:
-        caption = "Success and reward on the development set by step."
-        series = {"success": [one.success for one in found], "reward": [one.reward for one in found]}
-        blocks.insert(0, Figure(plots.curves(series, caption, every=recipe.grpo.eval_steps), caption))
-    note = f"Set {recipe.evaluation.development}, played greedily with the weights after a step."
-    return Section("validation", "Validation by step", tuple(blocks), note)
 
 
 def _blocks(steps: Sequence[GroupStep], size: int) -> Iterator[Block]:

@@ -199,8 +199,20 @@ class Family:
             return self._fresh(room)
         if not self.planned:
             return self._fresh(settings.initial_rollouts)
-        found = forks(self._newest, settings, vocabulary, room=room, given=len(self.beginning.steps))
-        return [self._branch(fork, config) for fork in found] or self._fresh(room)
+        branches: list[EpisodePlan] = []
+        given = len(self.beginning.steps)
+        for fork in forks(self._newest, settings, vocabulary, room=room, given=given):
+            (number,) = self._numbers(1)
+            plan = EpisodePlan(
+                instance=self.instance,
+                number=number,
+                seed=self.seed(number),
+                prefix=fork.prefix,
+                max_steps=config.max_steps - (fork.position - given),
+            )
+            self._forks[plan.key] = fork
+            branches.append(plan)
+        return branches or self._fresh(room)
 
     def take(self, played: Mapping[str, tuple[EpisodePlan, Trajectory]]) -> list[Derivation]:
         """Take the played episodes of a wave, by trajectory id; return the derivations of those
@@ -208,36 +220,28 @@ class Family:
         """
         self._newest = [Member(key=key, plan=plan, trajectory=done) for key, (plan, done) in played.items()]
         self.episodes |= {one.key: one.trajectory for one in self._newest}
-        self.given |= {one.key: len(one.plan.prefix) for one in self._newest if one.plan.prefix}
-        return [self._derivation(one) for one in self._newest if one.plan.prefix]
-
-    def _derivation(self, one: Member) -> Derivation:
-        fork = self._forks.get(one.plan.key)
-        return Derivation(
-            child=one.key,
-            parent=fork.parent.key if fork else self.beginning.parent,
-            operator=OPERATOR if fork else self.beginning.operator,
-            position=len(one.plan.prefix),
-            seed=one.plan.seed,
-        )
+        derivations: list[Derivation] = []
+        for member in self._newest:
+            if not member.plan.prefix:
+                continue
+            self.given[member.key] = len(member.plan.prefix)
+            fork = self._forks.get(member.plan.key)
+            derivations.append(
+                Derivation(
+                    child=member.key,
+                    parent=fork.parent.key if fork else self.beginning.parent,
+                    operator=OPERATOR if fork else self.beginning.operator,
+                    position=len(member.plan.prefix),
+                    seed=member.plan.seed,
+                )
+            )
+        return derivations
 
     def _fresh(self, count: int) -> list[EpisodePlan]:
         return [
             EpisodePlan(instance=self.instance, number=n, seed=self.seed(n), prefix=self.beginning.steps)
             for n in self._numbers(count)
         ]
-
-    def _branch(self, fork: Fork, config: GrpoConfig) -> EpisodePlan:
-        (number,) = self._numbers(1)
-        plan = EpisodePlan(
-            instance=self.instance,
-            number=number,
-            seed=self.seed(number),
-            prefix=fork.prefix,
-            max_steps=config.max_steps - (fork.position - len(self.beginning.steps)),
-        )
-        self._forks[plan.key] = fork
-        return plan
 
     def _numbers(self, count: int) -> range:
         start = self.first + self.planned
@@ -365,7 +369,7 @@ class Rollouts:
 
         Raises `ErrorBudgetSpent` when more episodes fail for good than the recipe allows.
         """
-        config = self.place.recipe.grpo
+        seed, config = self.place.recipe.seed, self.place.recipe.grpo
         groups: list[Group] = []
         effort = Effort()
         for draw in range(1 + config.resample):
@@ -373,8 +377,20 @@ class Rollouts:
             if not missing:
                 break
             drawn = {group.instance.key for group in groups}
-            led = self._led(step, draw, missing, known, drawn)
-            chosen = self._choose(step, draw, missing - len(led), known, drawn | {instance.key for instance in led})
+            # The instances whose groups go on from the expert's first steps.
+            hopeless = [instance for instance in lost(self.instances, known) if instance.key not in drawn]
+            most = min(round(config.expert_share * missing), missing - 1, len(hopeless))
+            led = random.Random(derive_seed(seed, "led", self.iteration, step, draw)).sample(hopeless, most)
+            instances = choose(
+                self.instances,
+                None if config.curriculum == "uniform" else known,
+                count=missing - len(led),
+                size=config.num_generations,
+                seed=derive_seed(seed, "groups", self.iteration, step, draw),
+                avoid=drawn | {instance.key for instance in led},
+            )
+            # Each with how often it was chosen before in this draw.
+            chosen = [(position // len(self.instances), instance) for position, instance in enumerate(instances)]
             families = await self._families(step, draw, chosen, led, worlds)
             more, took = await self._round(step, draw, policy, families, worlds, first=len(groups))
             groups += more
@@ -414,33 +430,18 @@ class Rollouts:
         lost = set(store.missing("trajectory", list(ids.values())))
         store.write(validation_rows(iteration_id, step, [key for key in ids.values() if key not in lost]))
 
-    def _choose(
-        self, step: int, draw: int, count: int, known: dict[str, PastRewards], drawn: set[str]
-    ) -> list[tuple[int, Instance]]:
-        """Return the instances of a draw, each with how often it was chosen before in this draw."""
-        recipe = self.place.recipe
-        chosen = choose(
-            self.instances,
-            None if recipe.grpo.curriculum == "uniform" else known,
-            count=count,
-            size=recipe.grpo.num_generations,
-            seed=derive_seed(recipe.seed, "groups", self.iteration, step, draw),
-            avoid=drawn,
-        )
-        return [(position // len(self.instances), instance) for position, instance in enumerate(chosen)]
-
-    def _led(self, step: int, draw: int, count: int, known: dict[str, PastRewards], drawn: set[str]) -> list[Instance]:
-        """Return the instances of a draw whose groups go on from the expert's first steps."""
-        recipe = self.place.recipe
-        hopeless = [instance for instance in lost(self.instances, known) if instance.key not in drawn]
-        most = min(round(recipe.grpo.expert_share * count), count - 1, len(hopeless))
-        return random.Random(derive_seed(recipe.seed, "led", self.iteration, step, draw)).sample(hopeless, most)
-
     async def _families(
         self, step: int, draw: int, chosen: Sequence[tuple[int, Instance]], led: Sequence[Instance], worlds: Worlds
     ) -> list[Family]:
         """Return the groups of a draw before any of their episodes is played."""
-        beginnings = self._beginnings(step, draw, [instance for _, instance in chosen])
+        # By instance key; groups that begin at the start are left out.
+        beginnings: dict[str, Beginning] = {}
+        if share := self.place.recipe.grpo.revision_share:
+            store, seed = self.place.store, derive_seed(self.place.recipe.seed, "revisions", self.iteration, step, draw)
+            failed = load_failures(store, self.place.iteration_id(self.iteration), until=step - 1)
+            picked = revisited([instance for _, instance in chosen], failed, share=share, seed=seed)
+            played = load_trajectories(store, list(picked.values()))
+            beginnings = {key: beginning(own, played[own], seed=seed) for key, own in picked.items()}
         shown = await in_thread(self._expert_beginnings, step, draw, led, worlds) if led else {}
         taken = {instance.key for instance in led}
         # With few instances, one may be chosen again; its episodes then differ.
@@ -473,6 +474,10 @@ class Rollouts:
         groups: list[Group] = []
         for family in families:
             if len(family.episodes) >= _LEAST:
+                shaped: tuple[float, ...] | None = None
+                if self.reward is not None:
+                    env, episodes = worlds.of(family.instance), list(family.episodes.values())
+                    shaped = tuple(self.reward.rewards(episodes, step=step, steps=config.steps, env=env))
                 groups.append(
                     Group(
                         number=first + len(groups),
@@ -483,23 +488,10 @@ class Rollouts:
                         led=family.beginning.operator == "continuation",
                         episodes=family.episodes,
                         given=family.given,
-                        shaped=self._shaped(step, list(family.episodes.values()), worlds),
+                        shaped=shaped,
                     )
                 )
         return groups, effort
-
-    def _beginnings(self, step: int, draw: int, chosen: Sequence[Instance]) -> dict[str, Beginning]:
-        """Return the beginnings of the groups of a draw, by instance key; groups that begin at the
-        start are left out.
-        """
-        share, store = self.place.recipe.grpo.revision_share, self.place.store
-        if not share:
-            return {}
-        seed = derive_seed(self.place.recipe.seed, "revisions", self.iteration, step, draw)
-        failed = load_failures(store, self.place.iteration_id(self.iteration), until=step - 1)
-        picked = revisited(chosen, failed, share=share, seed=seed)
-        played = load_trajectories(store, list(picked.values()))
-        return {key: beginning(found, played[found], seed=seed) for key, found in picked.items()}
 
     def _expert_beginnings(self, step: int, draw: int, led: Sequence[Instance], worlds: Worlds) -> dict[str, Beginning]:
         """Return beginnings of the expert's episodes, by instance key, and store these episodes.
@@ -525,12 +517,6 @@ class Rollouts:
                 found[instance.key] = beginning(key, played, seed=seed, operator="continuation")
         return found
 
-    def _shaped(self, step: int, episodes: Sequence[Trajectory], worlds: Worlds) -> tuple[float, ...] | None:
-        if self.reward is None:
-            return None
-        env, steps = worlds.of(episodes[0].instance), self.place.recipe.grpo.steps
-        return tuple(self.reward.rewards(episodes, step=step, steps=steps, env=env))
-
     def _seed(self, step: int, instance: Instance, number: int) -> int:
         return derive_seed(self.place.recipe.seed, "rollout", self.iteration, step, instance.key, number)
 
@@ -544,16 +530,6 @@ class Rollouts:
         ids = {plan.key: rollout_id(iteration_id, policy.id, plan) for _, plans in wanted for plan in plans}
         missing = set(store.missing("trajectory", list(ids.values())))
         left = tuple(plan for _, plans in wanted for plan in plans if ids[plan.key] in missing)
-        effort = await self._sample(step, policy, left, total=len(ids))
-        played = load_trajectories(store, list(ids.values()))
-        made: list[Derivation] = []
-        for family, plans in wanted:
-            own = {ids[plan.key]: plan for plan in plans}
-            made += family.take({key: (plan, played[key]) for key, plan in own.items() if key in played})
-        store.write(derivation_rows(made, iteration_id=iteration_id))
-        return effort
-
-    async def _sample(self, step: int, policy: Checkpoint, plans: tuple[EpisodePlan, ...], *, total: int) -> Effort:
         config = self.place.recipe.grpo
         shard = EpisodeShard(
             stage=STAGE,
@@ -561,15 +537,22 @@ class Rollouts:
             name=f"step {step}",
             iteration=self.iteration,
             checkpoint=policy,
-            plans=plans,
+            plans=left,
             sampling=config.sampling(temperature=1.0, max_new_tokens=config.max_new_tokens, logprobs=True),
             max_steps=config.max_steps,
             repeats=config.repeats,
             limits=config.limits,
-            done=total - len(plans),
-            total=total,
+            done=len(ids) - len(left),
+            total=len(ids),
         )
-        return await self._played(shard, step)
+        effort = await self._played(shard, step)
+        played = load_trajectories(store, list(ids.values()))
+        derivations: list[Derivation] = []
+        for family, plans in wanted:
+            own = {ids[plan.key]: plan for plan in plans}
+            derivations += family.take({key: (plan, played[key]) for key, plan in own.items() if key in played})
+        store.write(derivation_rows(derivations, iteration_id=iteration_id))
+        return effort
 
     async def _played(self, shard: EpisodeShard, step: int) -> Effort:
         """Play a shard to its end and store its episodes; return the effort that they took."""

@@ -26,7 +26,7 @@ import torch
 from agentr_core.episodes.transcript import conversations
 from agentr_core.errors import ConfigError, DataFault, TrainingFault
 from agentr_core.fingerprint import canonical, derive_seed, fingerprint
-from agentr_core.methods.grpo.rollouts import STAGE, PastRewards, Rollouts, past_rewards
+from agentr_core.methods.grpo.rollouts import STAGE, Rollouts, past_rewards
 from agentr_core.models.files import SHARED_MEMORY, adapter_base, checkpoint_folder, shared_name, weight_files
 from agentr_core.protocols import ChatModel, Reloading, Sleeping
 from agentr_core.recipes.grpo import GrpoConfig
@@ -97,19 +97,6 @@ def measures(groups: Sequence[Group], totals: Totals, grpo: GrpoConfig) -> dict[
         "trained_tokens": totals.tokens,
         **updates,
     }
-
-
-def check_answers(step: int, groups: Sequence[Group]) -> None:
-    """Raise `TrainingFault` when all replies of a step are empty: no further step would change
-    that.
-    """
-    replies = [reply for group in groups for steps in group.sampled for reply in steps]
-    if replies and not any(reply.reply.strip() for reply in replies):
-        raise TrainingFault(
-            f"all {len(replies)} replies of step {step} are empty, so the policy answers nothing and cannot be "
-            "reinforced; if it answered in earlier steps, lower training.learning_rate and begin a new run, else look "
-            "at the chat template and the weights of its directory"
-        )
 
 
 def untrained(counts: GroupCounts) -> str:
@@ -401,13 +388,29 @@ class _Training:
         fresh = not groups
         if fresh:
             groups, effort = await self._sample(step, learner, worlds)
-        check_answers(step, groups)
+        replies = [reply for group in groups for steps in group.sampled for reply in steps]
+        # No further step would change that.
+        if replies and not any(reply.reply.strip() for reply in replies):
+            raise TrainingFault(
+                f"all {len(replies)} replies of step {step} are empty, so the policy answers nothing and cannot be "
+                "reinforced; if it answered in earlier steps, lower training.learning_rate and begin a new run, else "
+                "look at the chat template and the weights of its directory"
+            )
         sampled = time.perf_counter()
         rows = [row for group in groups for row in self._rows(group, worlds)]
         await self._awake(learner)
         rate, totals = await in_thread(_update, learner, rows, job, step)
         ended = time.perf_counter()
-        self._note(step, totals, ended - started)
+        before = self.history[-1] if self.history else None
+        self.history.append(
+            TrainingStep(
+                step=step,
+                total_steps=job.objective.grpo.steps,
+                loss=totals.loss / max(1, totals.updates),
+                trained_tokens=totals.tokens + (before.trained_tokens if before else 0),
+                seconds=ended - started + (before.seconds if before else 0.0),
+            )
+        )
         measured = measures(groups, totals, job.objective.grpo) | {
             "learning_rate": rate,
             "sampling_seconds": sampled - started if fresh else None,
@@ -471,7 +474,12 @@ class _Training:
         """
         place, grpo = self.rollouts.place, self.job.objective.grpo
         policy = await self._load(step - 1, learner)
-        known = self._known(step)
+        # The past rewards of instances, by key. Variants of one instance, such as goals under other
+        # names, share theirs.
+        outcomes = load_outcomes(place.store, self.job.experience, until=step - 1)
+        past = past_rewards(((o.origin, o.episodes, o.reward) for o in outcomes), memory=grpo.memory)
+        traits = instance_traits(place.store, [instance.key for instance in self.rollouts.instances])
+        known = {key: past[traits[key].origin] for key in traits if traits[key].origin in past}
         before = self.rollouts.sampler.stats().completion_tokens
         groups, effort = await self.rollouts.play(step, policy, known, worlds)
         effort += Effort(tokens=self.rollouts.sampler.stats().completion_tokens - before)
@@ -489,18 +497,6 @@ class _Training:
             )
         )
         return groups, effort
-
-    def _known(self, step: int) -> dict[str, PastRewards]:
-        """Return the past rewards of instances before a step, by key. Variants of one instance,
-        such as goals under other names, share theirs.
-        """
-        store, instances = self.rollouts.place.store, self.rollouts.instances
-        outcomes = load_outcomes(store, self.job.experience, until=step - 1)
-        found = past_rewards(
-            ((o.origin, o.episodes, o.reward) for o in outcomes), memory=self.job.objective.grpo.memory
-        )
-        traits = instance_traits(store, [instance.key for instance in instances])
-        return {key: found[traits[key].origin] for key in traits if traits[key].origin in found}
 
     def _rows(self, group: Group, worlds: Worlds) -> Iterator[PolicyRow]:
         """Yield the rows of a group's episodes that have anything to train; none without
@@ -528,18 +524,6 @@ class _Training:
         grpo = self.job.objective.grpo
         episodes = list(group.episodes.values())
         return step_advantages(episodes, group.compared, credit=grpo.credit, scale=grpo.scale_rewards)
-
-    def _note(self, step: int, totals: Totals, seconds: float) -> None:
-        before = self.history[-1] if self.history else None
-        self.history.append(
-            TrainingStep(
-                step=step,
-                total_steps=self.job.objective.grpo.steps,
-                loss=totals.loss / max(1, totals.updates),
-                trained_tokens=totals.tokens + (before.trained_tokens if before else 0),
-                seconds=seconds + (before.seconds if before else 0.0),
-            )
-        )
 
 
 def _sleeping(model: ChatModel) -> Sleeping:

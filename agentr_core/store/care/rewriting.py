@@ -394,22 +394,17 @@ def prune(store: Store, run_ids: Collection[str], *, keep: bool = True) -> Prune
         return needed, [con.execute(sql).fetchall() for sql in (_UNNAMED, _GONE_FILES, _KEPT_IDS)]
 
     rewritten, (needed, (weights, files, kept)) = rewrite(store, fill, keep=keep)
-    found = {weights_now(store, key, path) for key, path in weights}
+    unnamed = {weights_now(store, key, path) for key, path in weights}
     root = store.path.parent
-    found |= {str(root / name) for (name,) in files if (root / name).exists()}
-    found |= {str(path) for path in _trainings(root, {key for key, _ in weights}, {key for (key,) in kept})}
-    return Pruned(rewritten, tuple((run, number) for run, number in needed), tuple(sorted(found)))
-
-
-def _trainings(root: Path, gone: Collection[str], kept: Collection[str]) -> Iterator[Path]:
-    """Yield what trainings of a workspace left whose checkpoint is gone, or whose iteration is not
-    kept. Unfinished work in which an earlier version named no iteration is left out.
-    """
+    unnamed |= {str(root / name) for (name,) in files if (root / name).exists()}
+    # What trainings left whose checkpoint is gone, or whose iteration does not stay. Unfinished
+    # work in which an earlier version named no iteration is left out.
+    gone, staying = {key for key, _ in weights}, {key for (key,) in kept}
     for key, entries in checkpoint_entries(root).items():
         origins = {origin for entry in entries if (origin := iteration_of(entry))}
-        if key not in kept and (key in gone or (origins and not origins & set(kept))):
-            yield from entries
-            yield from shared_weights(root, key)
+        if key not in staying and (key in gone or (origins and not origins & staying)):
+            unnamed |= {str(path) for path in (*entries, *shared_weights(root, key))}
+    return Pruned(rewritten, tuple((run, number) for run, number in needed), tuple(sorted(unnamed)))
 
 
 _EDGES = """

@@ -59,8 +59,8 @@ def run_rows(
                 "versions": canonical(dict(versions)),
                 "workspace": workspace,
                 "status": status,
-                "started_at": _utc(started_at or datetime.now(UTC)),
-                "finished_at": None if finished_at is None else _utc(finished_at),
+                "started_at": (started_at or datetime.now(UTC)).astimezone(UTC).replace(tzinfo=None),
+                "finished_at": None if finished_at is None else finished_at.astimezone(UTC).replace(tzinfo=None),
             }
         ]
     }
@@ -259,10 +259,6 @@ def training_step_rows(
             }
         ]
     }
-
-
-def _utc(moment: datetime) -> datetime:
-    return moment.astimezone(UTC).replace(tzinfo=None)
 
 
 # Groups of episodes, and the steps of reinforcement learning on them, to rows and back.

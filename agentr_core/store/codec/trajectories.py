@@ -545,7 +545,11 @@ def trajectory_rows(
         "generation": [
             row
             for position, step in enumerate(trajectory.steps)
-            for row in _generation_rows(trajectory_id, position, step, replies_from.get(position))
+            for row in (
+                [draw_row("step", trajectory_id, position, replies_from[position])]
+                if position in replies_from
+                else step_tokens("step", trajectory_id, position, step)
+            )
         ],
     }
     calls = call_rows("step", trajectory_id, enumerate(trajectory.steps), given=given)
@@ -649,12 +653,6 @@ def load_episodes(store: Store, evaluation_id: str) -> list[Episode]:
         )
         for key, repeat, cut, depth, origin in rows
     ]
-
-
-def _generation_rows(trajectory_id: str, position: int, step: Step, draw: Draw | None) -> Iterable[Row]:
-    if draw is None:
-        return step_tokens("step", trajectory_id, position, step)
-    return [draw_row("step", trajectory_id, position, draw)]
 
 
 _EPISODES = """

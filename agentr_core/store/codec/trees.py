@@ -548,6 +548,27 @@ def _node_rows(tree_id: str, created: Sequence[Node], changed: Sequence[Node], *
     made_of: dict[int, int] = {}
     for draw in drawn:
         made_of.setdefault(draw.node, draw.number)
+    nodes: list[Row] = []
+    for node in (*changed, *created):
+        number = made_of.get(node.index)
+        if number is None and node.step is not None and has_tokens(node.step):
+            number = TOKENS_ONLY
+        nodes.append(
+            {
+                "tree_id": tree_id,
+                "node_index": node.index,
+                "parent": node.parent,
+                "depth": node.depth,
+                **step_columns(node.step),
+                "visits": node.visits,
+                "value_sum": float(node.value_sum),
+                "terminal": node.terminal,
+                "stop": None if node.stop is None else str(node.stop),
+                "dive": node.dive,
+                "duplicates": node.duplicates,
+                "draw": number,
+            }
+        )
     steps = [(node.index, node.step) for node in created if node.step is not None]
     rows = {
         "text": text_rows(
@@ -556,7 +577,7 @@ def _node_rows(tree_id: str, created: Sequence[Node], changed: Sequence[Node], *
                 *(draw.generation.text for draw in drawn),
             ]
         ),
-        "node": [_node_row(tree_id, node, made_of.get(node.index)) for node in (*changed, *created)],
+        "node": nodes,
         "generation": [
             *(
                 draw_row(
@@ -573,26 +594,6 @@ def _node_rows(tree_id: str, created: Sequence[Node], changed: Sequence[Node], *
         ],
     }
     return merge([rows, call_rows("node", tree_id, steps)])
-
-
-def _node_row(tree_id: str, node: Node, draw: int | None) -> Row:
-    step = node.step
-    if draw is None and step is not None and has_tokens(step):
-        draw = TOKENS_ONLY
-    return {
-        "tree_id": tree_id,
-        "node_index": node.index,
-        "parent": node.parent,
-        "depth": node.depth,
-        **step_columns(step),
-        "visits": node.visits,
-        "value_sum": float(node.value_sum),
-        "terminal": node.terminal,
-        "stop": None if node.stop is None else str(node.stop),
-        "dive": node.dive,
-        "duplicates": node.duplicates,
-        "draw": draw,
-    }
 
 
 _TREES = """
