@@ -238,11 +238,11 @@ class VllmModel:
         async with self._looking:
             while not self._addresses:
                 self._check_open()
-                found = await asyncio.to_thread(self._fleet.advance)
-                if found is None or not await self._bring(found):
+                addresses = await asyncio.to_thread(self._fleet.advance)
+                if addresses is None or not await self._bring(addresses):
                     await asyncio.sleep(_POLL_SECONDS)
                 else:
-                    self._addresses = found
+                    self._addresses = addresses
             return self._addresses
 
     async def reload(self, weights: Path) -> None:
