@@ -427,7 +427,8 @@ class Desk:
         now = time.monotonic()
         seat = Seat(id=secrets.token_hex(8), run=run, offer=offer, heard=now, asked=now)
         self._seats[seat.id] = seat
-        self._put(seat)
+        self._offers.append(seat)
+        self._offered.set()
         return seat.id
 
     async def next(self, key: str, reply: Mapping[str, Any] | None, wait: float) -> dict[str, Any]:
@@ -481,7 +482,8 @@ class Desk:
         """Offer an episode to others, unless it was used: the agent that took it does not know."""
         if seat.taken and seat.id not in self._over and seat.call is None and not seat.queue:
             seat.taken = False
-            self._put(seat)
+            self._offers.append(seat)
+            self._offered.set()
 
     def ask(self, key: str, turns: Turns, *, again: bool = False) -> Call:
         """Return an agent's call, for one client more: a new one, or one of the same turns whose
@@ -553,10 +555,6 @@ class Desk:
                 return seat
             self._end(seat, Ending(f"its run did not ask about it for {_RUN_SECONDS:.0f} s"), "episode_over")
         return None
-
-    def _put(self, seat: Seat) -> None:
-        self._offers.append(seat)
-        self._offered.set()
 
     def _present(self, seat: Seat) -> Seat:
         seat.heard = self._heard = time.monotonic()

@@ -60,28 +60,28 @@ class _Presence:
         with self._lock:
             if self.name == unknown:
                 self._leave()
-                self.name = self._arrive()
+                where = f"{self._url}/run/arrive"
+                try:
+                    client = self._kept.enter_context(httpx.Client(headers=self._headers, timeout=_TIMEOUT))
+                    answer = self._kept.enter_context(client.stream("POST", where))
+                    # The answer has no end while this process lives; without its iterator it is
+                    # closed.
+                    self._lines = answer.iter_lines()
+                    name = next(self._lines, "")
+                except httpx.HTTPError as error:
+                    raise EnvironmentUnavailable(
+                        f"{where} broke the connection ({error or type(error).__name__})"
+                    ) from error
+                if answer.status_code != httpx.codes.OK:
+                    raise EnvironmentServerError(
+                        f"{where} answered {answer.status_code} ({name[:300]}): this is not a gateway of agentr of "
+                        "this version, or it wants another token; correct the address, or set AGENTR_GATEWAY_TOKEN"
+                    )
+                self.name = name
 
     def _leave(self) -> None:
         self._lines = iter(())
         self._kept.close()
-
-    def _arrive(self) -> str:
-        where = f"{self._url}/run/arrive"
-        try:
-            client = self._kept.enter_context(httpx.Client(headers=self._headers, timeout=_TIMEOUT))
-            answer = self._kept.enter_context(client.stream("POST", where))
-            # The answer has no end while this process lives; without its iterator it is closed.
-            self._lines = answer.iter_lines()
-            name = next(self._lines, "")
-        except httpx.HTTPError as error:
-            raise EnvironmentUnavailable(f"{where} broke the connection ({error or type(error).__name__})") from error
-        if answer.status_code != httpx.codes.OK:
-            raise EnvironmentServerError(
-                f"{where} answered {answer.status_code} ({name[:300]}): this is not a gateway of agentr of this "
-                "version, or it wants another token; correct the address, or set AGENTR_GATEWAY_TOKEN"
-            )
-        return name
 
 
 @cache
@@ -210,7 +210,10 @@ class Gateway(Opaque):
         drawn, self._drawn = self._drawn, {}
         event = self._next({"text": action, **drawn})
         history = (*self._history, Message(role="assistant", text=action))
-        if not event["delivered"] and not self._knows(event, history):
+        # A reply from which the next call goes on has arrived, whatever became of the connection.
+        if not event["delivered"] and not (
+            event["event"] == "call" and continues(history, [turn_of(turn) for turn in event["turns"]])
+        ):
             self._without_reply(event, "a reply was not delivered")
         self._before = history
         return self._following(event)
@@ -278,12 +281,6 @@ class Gateway(Opaque):
             self._over = True
             return Transition("", event["reward"], True, False, {"success": event["success"]})
         return Transition(self._called(event), 0.0, False, False, {"success": False})
-
-    def _knows(self, event: Mapping[str, Any], history: Sequence[Message]) -> bool:
-        """Return whether a call goes on from a reply, which has then arrived, whatever became of
-        the connection.
-        """
-        return event["event"] == "call" and continues(history, [turn_of(turn) for turn in event["turns"]])
 
     def _without_reply(self, event: Mapping[str, Any], why: str) -> NoReturn:
         said = f"episode {self._episode}: {why}, and the agent went on without a reply"

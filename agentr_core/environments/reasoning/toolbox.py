@@ -148,7 +148,9 @@ class PerProcess(Generic[T]):
 
         def forked() -> None:
             if (it := here()) is not None:
-                it._forget()
+                # Kept alive: the clean-up when it is collected is for the parent process to do.
+                it._of_parents += it._made
+                it._made, it._making = [], threading.Lock()
 
         os.register_at_fork(after_in_child=forked)
 
@@ -160,11 +162,6 @@ class PerProcess(Generic[T]):
             if not self._made:
                 self._made.append(self._make())
             return self._made[0]
-
-    def _forget(self) -> None:
-        # Kept alive: the clean-up when it is collected is for the parent process to do.
-        self._of_parents += self._made
-        self._made, self._making = [], threading.Lock()
 
 
 # The opened tools of the world: one search and one set of interpreters for all episodes of a
@@ -254,25 +251,6 @@ def open_tools(settings: ToolSettings, kept: Kept | None = None) -> OpenTools:
             invalid, the key for the web is missing, or the settings name two things to search.
         DataFileError: the corpus is missing or malformed.
     """
-    _check(settings)
-    functions: dict[str, Callable[[str], ToolCall]] = {}
-    reach: Callable[[], object] = str
-    sandbox: Callable[[], str] = str
-    if SEARCH in settings.tools:
-        outside = settings.searched == "web" or settings.search_url
-        search = _search(settings, kept if outside else None)
-        search.get()
-        functions[SEARCH] = lambda query: search.get().call(query)
-        reach = lambda: search.get().reach()  # noqa: E731
-    if PYTHON in settings.tools:
-        python = _python(settings.sandbox, settings.python_timeout_s)
-        functions[PYTHON] = lambda code: python.get().run(code)
-        sandbox = lambda: python.get().level.told()  # noqa: E731
-    toolbox = Tools(functions, blocking=bool(functions))
-    return OpenTools(toolbox=toolbox, reach=reach, sandbox=sandbox)
-
-
-def _check(settings: ToolSettings) -> None:
     if unknown := [tool for tool in settings.tools if tool not in _TOOLS]:
         raise ConfigError(f"environment.options.tools: there is no tool {unknown[0]}; there are {', '.join(_TOOLS)}")
     if settings.searched not in _SEARCHED:
@@ -300,6 +278,21 @@ def _check(settings: ToolSettings) -> None:
             f"environment.options.search_url is {settings.search_url!r} beside {other}, and one thing is searched; "
             "leave one of them out"
         )
+    functions: dict[str, Callable[[str], ToolCall]] = {}
+    reach: Callable[[], object] = str
+    sandbox: Callable[[], str] = str
+    if SEARCH in settings.tools:
+        outside = settings.searched == "web" or settings.search_url
+        search = _search(settings, kept if outside else None)
+        search.get()
+        functions[SEARCH] = lambda query: search.get().call(query)
+        reach = lambda: search.get().reach()  # noqa: E731
+    if PYTHON in settings.tools:
+        python = _python(settings.sandbox, settings.python_timeout_s)
+        functions[PYTHON] = lambda code: python.get().run(code)
+        sandbox = lambda: python.get().level.told()  # noqa: E731
+    toolbox = Tools(functions, blocking=bool(functions))
+    return OpenTools(toolbox=toolbox, reach=reach, sandbox=sandbox)
 
 
 @lru_cache(maxsize=64)

@@ -377,7 +377,16 @@ class WebShop:
         """
         following = follow(self.shop.catalogue, self._visit, action)
         if following is None:
-            return Transition(self._refusal(action), 0.0, False, False, {"success": False, "valid": False})
+            if not action:
+                observation = f"Invalid Action.\n\n{self._page()}"
+            elif not self._explain:
+                observation = self._page()
+            else:
+                can = ", ".join(buttons(self.shop.catalogue, self._visit)) or "nothing"
+                observation = (
+                    f"{action!r} cannot be done here; search[words], or click one of: {can}.\n\n{self._page()}"
+                )
+            return Transition(observation, 0.0, False, False, {"success": False, "valid": False})
         self._visit = following
         bought = following.page == "end"
         self._reward = self._earned(self._present_goal(), following) if bought else 0.0
@@ -412,14 +421,6 @@ class WebShop:
 
     def _page(self) -> str:
         return text(self.shop.catalogue, self._visit, self._present_goal().instruction, self._reward)
-
-    def _refusal(self, action: str) -> str:
-        if not action:
-            return f"Invalid Action.\n\n{self._page()}"
-        if not self._explain:
-            return self._page()
-        can = ", ".join(buttons(self.shop.catalogue, self._visit)) or "nothing"
-        return f"{action!r} cannot be done here; search[words], or click one of: {can}.\n\n{self._page()}"
 
     def _earned(self, goal: Goal, visit: Visit) -> float:
         wanted, bought = (self.shop.catalogue.product(row) for row in (goal.row, visit.row))
