@@ -196,7 +196,21 @@ async def expand(
     seen: dict[str, int] = {}
     firsts = [seen.setdefault(key(generation.text), position) for position, generation in enumerate(generations)]
     chosen = [generations[i] for i in sorted(set(firsts))]
-    outcomes = await _branch(arena, node, states, chosen, config, timer, helper, request)
+    horizon = arena.nodes[node].depth + 1 > config.depth
+    if isinstance(env, Asking):
+        outcomes = await states.ask_branch(
+            arena,
+            node,
+            chosen,
+            horizon=horizon,
+            timer=timer,
+            helper=helper,
+            seed=request.seed,
+            session=request.session,
+        )
+    else:
+        with phase("step"):
+            outcomes = await call(env, timer, lambda: states.branch(arena, node, chosen, horizon=horizon))
     outcomes = [read_through(outcome, dropped) for outcome in outcomes]
     outcomes, gradings = await grade_ends(env, arena, steps, outcomes, helper, request)
     grown = _add_children(arena, node, request.seed, generations, firsts, outcomes)
@@ -238,33 +252,6 @@ def _add_children(
             for number, (first, generation) in enumerate(zip(firsts, generations, strict=True))
         ),
     )
-
-
-async def _branch(
-    arena: Arena,
-    node: int,
-    states: NodeStates,
-    generations: Sequence[Generation],
-    config: SearchConfig,
-    timer: EpisodeTimer,
-    helper: Helper,
-    request: Request,
-) -> list[Outcome]:
-    """Return the outcomes of replies to `request` at a node, before anything is graded."""
-    horizon = arena.nodes[node].depth + 1 > config.depth
-    if isinstance(states.env, Asking):
-        return await states.ask_branch(
-            arena,
-            node,
-            generations,
-            horizon=horizon,
-            timer=timer,
-            helper=helper,
-            seed=request.seed,
-            session=request.session,
-        )
-    with phase("step"):
-        return await call(states.env, timer, lambda: states.branch(arena, node, generations, horizon=horizon))
 
 
 async def grade_ends(
@@ -436,32 +423,27 @@ async def grow_chains(
                 env, f"{arena.instance.key}: episode {number} began with another observation than the first one"
             )
         trajectory, grading = await graded(env, trajectory, helper, seed=seed)
-        growth = _add(arena, trajectory, replies, grading, dive=number // config.width)
+        if not replies:
+            growth = end_at_context_limit(arena, ROOT)
+        else:
+            first_created = node = len(arena.nodes)
+            draws = []
+            parent = ROOT
+            for position, (reply, step) in enumerate(zip(replies, trajectory.steps, strict=True), 1):
+                stop = trajectory.stop if position == len(replies) else None
+                node = arena.add(parent, step, stop, terminal=True, dive=number // config.width)
+                draws.append(Draw(parent=parent, node=node, seed=reply.seed, number=0, generation=reply.generation))
+                parent = node
+            growth = Growth(
+                first_created=first_created,
+                touched=frozenset(arena.back_up(node)),
+                draws=tuple(draws),
+                gradings=() if grading is None else ((node, grading),),
+            )
         arena.dives_done = len(arena.children[ROOT]) // config.width
         if number + 1 == total:
             arena.put(replace(arena.nodes[ROOT], terminal=True))
         yield arena.report(growth)
-
-
-def _add(
-    arena: Arena, trajectory: Trajectory, replies: Sequence[Reply], grading: Grading | None, *, dive: int
-) -> Growth:
-    if not replies:
-        return end_at_context_limit(arena, ROOT)
-    first_created = node = len(arena.nodes)
-    draws = []
-    parent = ROOT
-    for position, (reply, step) in enumerate(zip(replies, trajectory.steps, strict=True), 1):
-        stop = trajectory.stop if position == len(replies) else None
-        node = arena.add(parent, step, stop, terminal=True, dive=dive)
-        draws.append(Draw(parent=parent, node=node, seed=reply.seed, number=0, generation=reply.generation))
-        parent = node
-    return Growth(
-        first_created=first_created,
-        touched=frozenset(arena.back_up(node)),
-        draws=tuple(draws),
-        gradings=() if grading is None else ((node, grading),),
-    )
 
 
 OnExpansion = Callable[[Expansion], None]
