@@ -359,7 +359,17 @@ class Scratch:
 
     def __init__(self, name: str) -> None:
         prefix = f"agentr-{name}-"
-        _remove_forsaken(prefix)
+        # Folders of processes that were killed are removed.
+        for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+            with suppress(OSError):
+                if time.time() - folder.stat().st_mtime < _YOUNG_SECONDS:
+                    continue
+                descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+                finally:
+                    os.close(descriptor)
         self.path = tempfile.mkdtemp(prefix=prefix)
         held = os.open(self.path, os.O_RDONLY)
         fcntl.flock(held, fcntl.LOCK_SH)
@@ -375,20 +385,6 @@ def _remove(path: str, held: int, process: int) -> None:
     # Not at the exit of a process forked from this one, whose children still use the folder.
     if os.getpid() == process:
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _remove_forsaken(prefix: str) -> None:
-    """Remove the folders of processes that were killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        with suppress(OSError):
-            if time.time() - folder.stat().st_mtime < _YOUNG_SECONDS:
-                continue
-            found = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(found)
 
 
 def end_with_parent() -> None:

@@ -319,7 +319,21 @@ def parse(
     """
     merged = _plain_copy(data)
     for override in overrides:
-        _apply(merged, override)
+        key, separator, text = override.partition("=")
+        if not separator or not all(key.split(".")):
+            raise ConfigError(f"override {override!r} must look like section.field=value")
+        try:
+            # A range ends with a bracket that YAML does not accept.
+            value = text if RANGE.fullmatch(text.strip()) else read_yaml(text)
+        except ConfigError as error:
+            raise ConfigError(f"override {key!r}: the value is not YAML: {error}") from None
+        *parents, last = key.split(".")
+        target = merged
+        for parent in parents:
+            target = target.setdefault(_known_as(parent, target), {})
+            if not isinstance(target, dict):
+                raise ConfigError(f"override {override!r}: {parent} is a value, not a section")
+        target[_known_as(last, target)] = value
     if unfit := unfit_values(merged):
         raise ConfigError(visible(listed(unfit, source)))
     if "environment" in merged:
@@ -382,13 +396,10 @@ def _sentence(errors: Sequence[Any]) -> str:
             sections = [unfolded for node in inner for unfolded in _unfolded(node, schema["$defs"])]
         names = [name for section in sections for name in section.get("properties", ())]
         return f"unknown field{closest(str(path[-1]), names)}"
-    return f"{sentence(errors)}{_got(first)}"
-
-
-def _got(error: Any) -> str:
     # What stands there may be a secret, or hold one.
-    secret = "extra_body" in error["loc"] or "api_key_env" in error["loc"]
-    return "" if secret or error["type"] == "missing" else f" (got {given(error['input'])})"
+    secret = "extra_body" in first["loc"] or "api_key_env" in first["loc"]
+    got = "" if secret or first["type"] == "missing" else f" (got {given(first['input'])})"
+    return f"{sentence(errors)}{got}"
 
 
 def _inner(section: dict[str, Any], name: str) -> dict[str, Any]:
@@ -406,24 +417,6 @@ def _unfolded(node: dict[str, Any], shared: dict[str, Any]) -> Iterator[dict[str
         yield from _unfolded(alternative, shared)
     if "anyOf" not in node:
         yield node
-
-
-def _apply(data: dict[str, Any], override: str) -> None:
-    key, separator, text = override.partition("=")
-    if not separator or not all(key.split(".")):
-        raise ConfigError(f"override {override!r} must look like section.field=value")
-    try:
-        # A range ends with a bracket that YAML does not accept.
-        value = text if RANGE.fullmatch(text.strip()) else read_yaml(text)
-    except ConfigError as error:
-        raise ConfigError(f"override {key!r}: the value is not YAML: {error}") from None
-    *parents, last = key.split(".")
-    target = data
-    for parent in parents:
-        target = target.setdefault(_known_as(parent, target), {})
-        if not isinstance(target, dict):
-            raise ConfigError(f"override {override!r}: {parent} is a value, not a section")
-    target[_known_as(last, target)] = value
 
 
 def _known_as(name: str, section: dict[Any, Any]) -> Any:
