@@ -250,6 +250,9 @@ def _convert(file: Path, draft: Path, target: Path, *, dtype: str, package: str 
     check_kind(header)
     model, notes = _model(header, dtype)
     _save(model, header, draft)
+    if not load_tokenizer(draft).chat_template:
+        fits = way_out(draft).replace(str(draft), str(target))
+        notes.append(f"no chat template is in the file{fits or '; add a chat_template.jinja that fits the model'}")
     licence = header.metadata.get("general.license.name") or header.metadata.get("general.license")
     licences = [f"{licence} (the file says)"] if licence else []
     if package:
@@ -257,7 +260,7 @@ def _convert(file: Path, draft: Path, target: Path, *, dtype: str, package: str 
     imported = Imported(
         model_class=type(model).__name__,
         parameters=model.num_parameters(),
-        notes=(*notes, *_template_note(draft, target)),
+        notes=tuple(notes),
         sentence=_sentence(draft),
         licence=", ".join(licences) or "none is named in the file; ask where you have it from",
     )
@@ -383,13 +386,6 @@ def _save(model: Any, header: Header, draft: Path) -> None:
     # Its writer lets nobody else read the weights.
     for file in draft.glob("*.safetensors"):
         file.chmod((draft / "config.json").stat().st_mode)
-
-
-def _template_note(draft: Path, target: Path) -> list[str]:
-    if load_tokenizer(draft).chat_template:
-        return []
-    fits = way_out(draft).replace(str(draft), str(target))
-    return [f"no chat template is in the file{fits or '; add a chat_template.jinja that fits the model'}"]
 
 
 def _sentence(folder: Path) -> str:

@@ -514,7 +514,13 @@ class AgentGymWorld(Opaque, ABC):
             self._opened = None
             lent = self._server.spare()
             if lent is None:
-                env_id = self._create(wire.create_body(instance.index))
+                answer = self._server.post("/create", wire.create_body(instance.index), patient=True)
+                try:
+                    env_id = self.wire.read_id(answer)
+                except MalformedAnswer as error:
+                    raise EnvironmentServerError(
+                        f"this is not an AgentGym server of {self.name}: {self._server.url}/create: {error}"
+                    ) from error
                 # Refused connections that the create itself waited out came before the id.
                 lent = env_id, self._server.lend(env_id)
             self._opened = Opened(*lent)
@@ -522,15 +528,6 @@ class AgentGymWorld(Opaque, ABC):
         self._opened = self._opened._replace(begun=True)
         self.check_first(instance, first)
         return first
-
-    def _create(self, body: dict[str, Any]) -> int:
-        answer = self._server.post("/create", body, patient=True)
-        try:
-            return self.wire.read_id(answer)
-        except MalformedAnswer as error:
-            raise EnvironmentServerError(
-                f"this is not an AgentGym server of {self.name}: {self._server.url}/create: {error}"
-            ) from error
 
     def _continue(self, instance: Instance, action: str) -> Turn:
         if self._opened is None or self._opened.restarts != self._server.restarts:

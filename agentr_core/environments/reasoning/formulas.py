@@ -670,7 +670,8 @@ class _Parser:
             self._bars += 1
             value = self._sum()
             self._bars -= 1
-            self._expect("|")
+            if self._take() != "|":
+                raise Unreadable
             return _applied("abs", value)
         if token in (r"\lfloor", r"\lceil"):
             return _applied("floor" if token == r"\lfloor" else "ceil", self._until(token.replace("\\l", "\\r")))
@@ -730,12 +731,9 @@ class _Parser:
         bars, self._bars = self._bars, 0
         value = self._sum()
         self._bars = bars
-        self._expect(closing)
-        return value
-
-    def _expect(self, token: str) -> None:
-        if self._take() != token:
+        if self._take() != closing:
             raise Unreadable
+        return value
 
     @property
     def _next(self) -> str:

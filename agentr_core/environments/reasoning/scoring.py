@@ -287,7 +287,11 @@ def word_f1(prediction: str, gold: str, answers: Answers = "plain") -> float:
     forms = {"".join(published_words(text)) for text in (prediction, gold)}
     if forms & _WHOLE:
         return float(len(forms) == 1)
-    return max(_f1(said, wanted) for said, wanted in product(_words(prediction, answers), _words(gold, answers)))
+    best = 0.0
+    for given, wanted in product(_words(prediction, answers), _words(gold, answers)):
+        shared = (Counter(given) & Counter(wanted)).total()
+        best = max(best, 2 * shared / (len(given) + len(wanted)) if shared else 0.0)
+    return best
 
 
 def exact_match(prediction: str, golds: Sequence[str], answers: Answers = "plain") -> bool:
@@ -300,11 +304,6 @@ def _with_text(text: str, options: Sequence[str]) -> set[int]:
     """Return the options that have a text, to the word or else in value."""
     same = {place for place, option in enumerate(options) if exact_match(text, [option])}
     return same or {place for place, option in enumerate(options) if same_value(text, option)}
-
-
-def _f1(said: Sequence[str], wanted: Sequence[str]) -> float:
-    shared = (Counter(said) & Counter(wanted)).total()
-    return 2 * shared / (len(said) + len(wanted)) if shared else 0.0
 
 
 def _words(text: str, answers: Answers) -> list[list[str]]:

@@ -191,7 +191,7 @@ class SciWorld:
         self._listed: dict[str, Sequence[int]] = {}
         if ids_dir:
             what = "environment.options.ids_dir"
-            paths = {split: _listed_in(FilePath(ids_dir), split) for split in ("train", "test")}
+            paths = {split: FilePath(ids_dir) / f"sciworld_{split}.json" for split in ("train", "test")}
             self._listed = {split: read_ids(str(path), what) for split, path in paths.items()}
             check_apart(self._listed["train"], self._listed["test"], what)
             for index in (*self._listed["train"], *self._listed["test"]):
@@ -215,7 +215,7 @@ class SciWorld:
     def files_of(options: Mapping[str, Any]) -> tuple[str, ...]:
         """Return AgentGym's files of `ids_dir`."""
         folder = options.get("ids_dir")
-        return tuple(str(_listed_in(FilePath(folder), split)) for split in ("train", "test") if folder)
+        return tuple(str(FilePath(folder) / f"sciworld_{split}.json") for split in ("train", "test") if folder)
 
     @cached_property
     def _simulators(self) -> SharedSimulators:
@@ -369,7 +369,3 @@ class SciWorld:
         if self._episode is None:
             raise EnvironmentFault("sciworld: there is no episode; call reset first")
         return self._episode
-
-
-def _listed_in(folder: FilePath, split: str) -> FilePath:
-    return folder / f"sciworld_{split}.json"

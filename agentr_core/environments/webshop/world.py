@@ -188,7 +188,8 @@ def expert_replies(catalogue: Catalogue, goal: Goal) -> list[str] | None:
     in fewer pages.
     """
     product = catalogue.product(goal.row)
-    queries = [_query(_PRICE.sub("", goal.instruction)), _query(product.title)]
+    texts = (_PRICE.sub("", goal.instruction), product.title)
+    queries = [" ".join(_UNWANTED.sub(" ", text).lower().split()) for text in texts]
     # The page of results that the product is on, counted from 0.
     reached = {}
     for query in filter(None, queries):
@@ -219,10 +220,6 @@ def wanted_options(goal: Goal, product: Product) -> Mapping[str, str]:
         close = exact or [(name, value) for name, value in open_values if options_met([wish], [value])]
         chosen.update(close[:1])
     return chosen
-
-
-def _query(text: str) -> str:
-    return " ".join(_UNWANTED.sub(" ", text).lower().split())
 
 
 def _reply(thought: str, action: str) -> str:
@@ -298,8 +295,9 @@ class WebShop:
         cache_dir: str = "runs/cache/webshop",
     ) -> None:
         """Check the options; files are read when they are first needed. Raises `ConfigError`."""
-        _one_of("goals", goals, get_args(GoalKind))
-        _one_of("split", split, get_args(SplitRule))
+        for option, value, known in (("goals", goals, get_args(GoalKind)), ("split", split, get_args(SplitRule))):
+            if value not in known:
+                raise ConfigError(f"environment.options.{option} must be {' or '.join(known)}, not {value!r}")
         for option, number in (("limit", limit), ("price_seed", price_seed)):
             if type(number) is not int or number < 0:
                 raise ConfigError(f"environment.options.{option} must be a whole number of at least 0, not {number!r}")
@@ -430,11 +428,6 @@ class WebShop:
         if self._goal is None:
             raise EnvironmentFault("webshop: there is no episode; call reset first")
         return self._goal
-
-
-def _one_of(option: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ConfigError(f"environment.options.{option} must be {' or '.join(known)}, not {value!r}")
 
 
 def _catalogue(data_dir: str, suffix: str, goals: GoalKind) -> CatalogueFiles:

@@ -60,12 +60,13 @@ def wire_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
         answered = place + 1 < len(turns) and turns[place + 1].role == "tool"
         call = read_call(message.text) if message.role == "assistant" and answered else None
         if isinstance(call, NativeCall):
-            name = _id(place)
+            # Some servers require nine letters and digits.
+            name = f"call{place:05}"
             function = {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)}
             tool_call = {"id": name, "type": "function", "function": function}
             wire.append({"role": "assistant", "content": call.beside, "tool_calls": [tool_call]})
         elif message.role == "tool" and "tool_calls" in wire[-1]:
-            wire.append({"role": "tool", "tool_call_id": _id(place - 1), "content": message.text})
+            wire.append({"role": "tool", "tool_call_id": f"call{place - 1:05}", "content": message.text})
         else:
             wire.append({"role": "user" if message.role == "tool" else message.role, "content": message.text})
     return wire
@@ -77,13 +78,6 @@ def reply_text(content: str, calls: Iterable[ToldCall]) -> str:
     for name, arguments in told:
         text = call_text(name, arguments.strip() or "{}", beside=text)
     return text
-
-
-def _id(position: int) -> str:
-    """Return the id of the call in the message at a position; some servers require nine letters and
-    digits.
-    """
-    return f"call{position:05}"
 
 
 # A reply in a server's answer: its text, how it ended, and whether it is whole.

@@ -67,10 +67,14 @@ class Weights:
             wish = json.loads(content)
             engine = scope["app"].state.engine_client
             if wish.get("sleep"):
-                await self._sleep(engine)
+                if not self._asleep:
+                    self._version = "none, since this server sleeps"
+                    await engine.pause_generation(mode="wait", clear_cache=True)
+                    # At level 1 it would keep a copy of the weights, which are replaced anyway.
+                    await engine.sleep(level=2)
+                    self._asleep = True
             else:
-                folder = wish["folder"]
-                version = wish["version"]
+                folder, version = wish["folder"], wish["version"]
                 # Until all is done the weights are neither the old nor the new ones.
                 self._version = "none, since replacing them failed"
                 if self._asleep:
@@ -92,16 +96,6 @@ class Weights:
             # Whatever the engine raises is reported to the owner, who gives up.
             return await _answer(send, 500, {"error": {"message": f"{type(error).__name__}: {error}"}})
         await _answer(send, 200, {"version": self._version})
-
-    async def _sleep(self, engine: Any) -> None:
-        """Have the engine drop weights and cache once the replies under way are done."""
-        if self._asleep:
-            return
-        self._version = "none, since this server sleeps"
-        await engine.pause_generation(mode="wait", clear_cache=True)
-        # At level 1 it would keep a copy of the weights, which are replaced anyway.
-        await engine.sleep(level=2)
-        self._asleep = True
 
 
 class Worker:
