@@ -187,23 +187,22 @@ def parts_of(
     prompt = in_context(record, said, where)
     if not said or said[-1].role == "assistant":
         raise DataFileError(f"{where}: the prompt must end with a turn of the user")
-    chosen, rejected = (_side(record, name, where, tools=tools) for name in ("chosen", "rejected"))
-    return prompt, chosen, rejected
+    sides: list[tuple[Message, ...]] = []
+    for key in ("chosen", "rejected"):
+        values = [record[key]] if isinstance(record[key], dict) else record[key]
+        if isinstance(values, list):
+            values = flagged(record, values, f"{where}, {key}")
+        side = turns(values, f"{where}, {key}", tools=tools)
+        if not side or side[0].role != "assistant":
+            raise DataFileError(f"{where}: {key} must begin with a turn of the assistant")
+        sides.append(side)
+    return prompt, sides[0], sides[1]
 
 
 def _spared(message: Message) -> Message:
     if message.spans:
         return grown_turn([replace(span, train=False) for span in message.spans])
     return replace(message, train=False)
-
-
-def _side(record: dict[str, Any], key: str, where: str, *, tools: bool) -> tuple[Message, ...]:
-    given = [record[key]] if isinstance(record[key], dict) else record[key]
-    values = flagged(record, given, f"{where}, {key}") if isinstance(given, list) else given
-    side = turns(values, f"{where}, {key}", tools=tools)
-    if not side or side[0].role != "assistant":
-        raise DataFileError(f"{where}: {key} must begin with a turn of the assistant")
-    return side
 
 
 def fault_of(preference: Preference) -> str:

@@ -57,37 +57,6 @@ class NodeStates:
     standing: int | None = None
     snapshots: dict[int, Any] = field(default_factory=dict)
 
-    async def ask_branch(
-        self,
-        arena: Arena,
-        node: int,
-        generations: Sequence[Generation],
-        *,
-        horizon: bool,
-        timer: EpisodeTimer,
-        helper: Helper,
-        seed: int,
-        session: str,
-    ) -> list[Outcome]:
-        """Return what `branch` returns, for a world whose steps ask models of other roles."""
-        outcomes = []
-        for number, generation in enumerate(generations):
-            outcomes.append(
-                await self.follow(
-                    arena,
-                    node,
-                    generation,
-                    child=len(arena.nodes) + number,
-                    horizon=horizon,
-                    timer=timer,
-                    helper=helper,
-                    seed=derive_seed(seed, "ask", number),
-                    session=session,
-                )
-            )
-        self.snapshots.pop(node, None)
-        return outcomes
-
     async def follow(
         self,
         arena: Arena,
@@ -198,16 +167,22 @@ async def expand(
     chosen = [generations[i] for i in sorted(set(firsts))]
     horizon = arena.nodes[node].depth + 1 > config.depth
     if isinstance(env, Asking):
-        outcomes = await states.ask_branch(
-            arena,
-            node,
-            chosen,
-            horizon=horizon,
-            timer=timer,
-            helper=helper,
-            seed=request.seed,
-            session=request.session,
-        )
+        # A step of such a world asks models of other roles.
+        outcomes = [
+            await states.follow(
+                arena,
+                node,
+                generation,
+                child=len(arena.nodes) + number,
+                horizon=horizon,
+                timer=timer,
+                helper=helper,
+                seed=derive_seed(request.seed, "ask", number),
+                session=request.session,
+            )
+            for number, generation in enumerate(chosen)
+        ]
+        states.snapshots.pop(node, None)
     else:
         with phase("step"):
             outcomes = await call(env, timer, lambda: states.branch(arena, node, chosen, horizon=horizon))

@@ -119,7 +119,15 @@ def forward_passes(rows: Sequence[TokenRow], *, packing: bool, rows_per_pass: in
     """
     if not rows:
         return []
-    packed = [_join([rows[index] for index in group]) for group in bins([len(r.labels) for r in rows], packing=packing)]
+    packed: list[dict[str, list[int]]] = []
+    for group in bins([len(row.labels) for row in rows], packing=packing):
+        samples = [rows[index] for index in group]
+        joined = {
+            "input_ids": [token for sample in samples for token in sample.input_ids],
+            "labels": [label for sample in samples for label in (IGNORED, *sample.labels[1:])],
+            "position_ids": [position for sample in samples for position in range(len(sample.labels))],
+        }
+        packed.append(joined)
     packed.sort(key=lambda row: -len(row["labels"]))
     return [_stack(packed[start : start + rows_per_pass]) for start in range(0, len(packed), rows_per_pass)]
 
@@ -127,14 +135,6 @@ def forward_passes(rows: Sequence[TokenRow], *, packing: bool, rows_per_pass: in
 def idle_pass() -> dict[str, torch.Tensor]:
     """Return a pass without trained tokens, for a process that has nothing left to do in a step."""
     return _stack([{"input_ids": [0], "labels": [IGNORED], "position_ids": [0]}])
-
-
-def _join(samples: Sequence[TokenRow]) -> dict[str, list[int]]:
-    return {
-        "input_ids": [token for sample in samples for token in sample.input_ids],
-        "labels": [label for sample in samples for label in (IGNORED, *sample.labels[1:])],
-        "position_ids": [position for sample in samples for position in range(len(sample.labels))],
-    }
 
 
 def _stack(rows: Sequence[dict[str, list[int]]]) -> dict[str, torch.Tensor]:

@@ -444,7 +444,15 @@ class Desk:
         seat = self._seats[key]
         seat.asked = time.monotonic()
         if reply is not None:
-            self._answer(seat, reply)
+            if seat.overdue is not None:
+                seat.overdue.cancel()
+            if seat.call is not None and not seat.call.reply.done():
+                seat.heard = time.monotonic()
+                if (why := reply.get("refused")) is not None:
+                    _refuse(seat.call, Refused(400, why, "invalid_request"))
+                else:
+                    seat.call.reply.set_result(reply)
+                self._advance(seat)
         try:
             async with asyncio.timeout(wait):
                 event = await seat.told.get()
@@ -571,18 +579,6 @@ class Desk:
         seat.told.put_nowait({"event": "call", "turns": list(call.turns), "delivered": seat.delivered})
         seat.call = call
         seat.overdue = asyncio.get_running_loop().call_later(_REPLY_SECONDS, self._give_up, seat, _REPLY_SECONDS)
-
-    def _answer(self, seat: Seat, reply: Mapping[str, Any]) -> None:
-        if seat.overdue is not None:
-            seat.overdue.cancel()
-        if seat.call is None or seat.call.reply.done():
-            return
-        seat.heard = time.monotonic()
-        if (why := reply.get("refused")) is not None:
-            _refuse(seat.call, Refused(400, why, "invalid_request"))
-        else:
-            seat.call.reply.set_result(reply)
-        self._advance(seat)
 
     def _give_up(self, seat: Seat, seconds: float) -> None:
         if seat.call is not None and not seat.call.reply.done():

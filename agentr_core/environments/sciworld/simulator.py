@@ -109,7 +109,24 @@ class Simulator:
         # The simulator writes a file into its working directory.
         self._folder = Scratch("java")
         try:
-            self._process = _spawn(settings.command(), self._folder.path)
+            # The process ends when our end of its pipe is closed, and gets no keyboard interrupts.
+            command = settings.command()
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    encoding="utf-8",
+                    errors="replace",
+                    cwd=self._folder.path,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise ConfigError(
+                    f"Java cannot be run as {command[0]} ({error.strerror}); set environment.options.java, or "
+                    f"{_INSTALL}"
+                ) from error
         except BaseException:
             self._folder.close()
             raise
@@ -287,27 +304,6 @@ class _Output:
             self._lines.append(line.strip())
         for _ in range(2):
             self._address.put("")
-
-
-def _spawn(command: list[str], folder: str) -> subprocess.Popen[str]:
-    """Start a process that ends when our end of its pipe is closed, and gets no keyboard
-    interrupts.
-    """
-    try:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            encoding="utf-8",
-            errors="replace",
-            cwd=folder,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise ConfigError(
-            f"Java cannot be run as {command[0]} ({error.strerror}); set environment.options.java, or {_INSTALL}"
-        ) from error
 
 
 # Simulators of ScienceWorld that are started once, shared by all episodes, and brought to the

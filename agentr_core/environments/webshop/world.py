@@ -24,7 +24,6 @@ from agentr_core.environments.webshop.goals import (
     Goal,
     GoalKind,
     Nouns,
-    Product,
     SplitRule,
     find_files,
     listed_goals,
@@ -202,15 +201,6 @@ def expert_replies(catalogue: Catalogue, goal: Goal) -> list[str] | None:
     found = [_reply("I search for what is wanted.", f"search[{query}]")]
     found += [_reply("It is not on this page; the next one may have it.", f"click[{NEXT}]")] * reached[query]
     found.append(_reply(f"{product.asin} is what is wanted.", f"click[{product.asin}]"))
-    for name, value in wanted_options(goal, product).items():
-        found.append(_reply(f"The {name} must be {value}.", f"click[{value}]"))
-    return [*found, _reply("All is chosen; I buy it.", f"click[{BUY}]")]
-
-
-def wanted_options(goal: Goal, product: Product) -> Mapping[str, str]:
-    """Return the values to choose on the product's page, by option name; a wish that no value meets
-    is left out.
-    """
     chosen: dict[str, str] = {}
     for wish in goal.options:
         open_values: Sequence[tuple[str, str]] = [
@@ -219,7 +209,9 @@ def wanted_options(goal: Goal, product: Product) -> Mapping[str, str]:
         exact = [(name, value) for name, value in open_values if wish in ((name, value), ("", value))]
         close = exact or [(name, value) for name, value in open_values if options_met([wish], [value])]
         chosen.update(close[:1])
-    return chosen
+    for name, value in chosen.items():
+        found.append(_reply(f"The {name} must be {value}.", f"click[{value}]"))
+    return [*found, _reply("All is chosen; I buy it.", f"click[{BUY}]")]
 
 
 def _reply(thought: str, action: str) -> str:

@@ -466,11 +466,11 @@ class Bm25:
         """Return for each query the rows that match best; rows that share no word with it are left
         out.
         """
-        return [self._rank(query, top_k) for query in queries]
-
-    def _rank(self, query: str, top_k: int) -> Ranked:
-        tokens = [self._vocabulary[word] for word in self._words(query) if word in self._vocabulary]
-        return best(self._index.get_scores_from_ids(tokens), top_k) if tokens else []
+        ranked: list[Ranked] = []
+        for query in queries:
+            tokens = [self._vocabulary[word] for word in self._words(query) if word in self._vocabulary]
+            ranked.append(best(self._index.get_scores_from_ids(tokens), top_k) if tokens else [])
+        return ranked
 
 
 @dataclass(frozen=True, slots=True)

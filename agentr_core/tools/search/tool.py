@@ -653,7 +653,13 @@ class SearchTool:
         began = time.perf_counter()
         call = ToolCall(tool=self.name, provider=self._provider.name, key=normalised(query))
         cached = False
-        if wrong := _wrong(query):
+        if not query.strip():
+            wrong = "it is blank"
+        elif len(query) > MOST_QUERY_CHARS:
+            wrong = f"it has more than {MOST_QUERY_CHARS} characters"
+        else:
+            wrong = "it is not valid text" if lone_surrogate(query) is not None else ""
+        if wrong:
             call = replace(call, status="invalid", output=f"This query cannot be searched for: {wrong}.")
         else:
             try:
@@ -678,11 +684,3 @@ class SearchTool:
             output=text or NOTHING,
             milliseconds=(time.perf_counter() - began) * 1000,
         )
-
-
-def _wrong(query: str) -> str:
-    if not query.strip():
-        return "it is blank"
-    if len(query) > MOST_QUERY_CHARS:
-        return f"it has more than {MOST_QUERY_CHARS} characters"
-    return "it is not valid text" if lone_surrogate(query) is not None else ""
