@@ -90,6 +90,23 @@ def python_function(
 
     def called(code: str) -> ToolCall:
         ran = loop.run(runner.run(code))
+        # What a model is shown: what went wrong, then what was printed, which may be cut.
+        printed = ran.stdout.strip()
+        if ran.status == "ok":
+            output = printed
+        elif ran.status == "empty":
+            output = _NOTHING
+        else:
+            raised = ""
+            # What code that was ended wrote there before does not say why.
+            if ran.status == "exception":
+                # The end of a traceback says what happened: the frames before it are of no use to a
+                # model. Without a traceback, it is the last line.
+                _, frame, rest = f"\n{ran.stderr.rstrip()}".rpartition('\n  File "')
+                lines = rest.splitlines()[1:] if frame else ran.stderr.strip().splitlines()[-1:]
+                raised = "\n".join(dropwhile(lambda line: line.startswith("  "), lines))
+            wrong = raised or _FAILED.get(str(ran.status), "The code failed.")
+            output = "\n".join(filter(None, (wrong, ran.cause, printed and f"Before that, it printed:\n{printed}")))
         return ToolCall(
             tool=PYTHON,
             provider=provider,
@@ -97,31 +114,10 @@ def python_function(
             key=code.strip(),
             status=str(ran.status),
             milliseconds=ran.ms,
-            output=_told(ran),
+            output=output,
         )
 
     return called
-
-
-def _told(ran: RanCode) -> str:
-    """Return what a model is shown after code ran: what went wrong, then what was printed, which
-    may be cut.
-    """
-    printed = ran.stdout.strip()
-    if ran.status == "ok":
-        return printed
-    if ran.status == "empty":
-        return _NOTHING
-    raised = ""
-    # What code that was ended wrote there before does not say why.
-    if ran.status == "exception":
-        # The end of a traceback says what happened: the frames before it are of no use to a model.
-        # Without a traceback, it is the last line.
-        _, frame, rest = f"\n{ran.stderr.rstrip()}".rpartition('\n  File "')
-        lines = rest.splitlines()[1:] if frame else ran.stderr.strip().splitlines()[-1:]
-        raised = "\n".join(dropwhile(lambda line: line.startswith("  "), lines))
-    wrong = raised or _FAILED.get(str(ran.status), "The code failed.")
-    return "\n".join(filter(None, (wrong, ran.cause, printed and f"Before that, it printed:\n{printed}")))
 
 
 # Values that a forked process cannot share with its parent: threads, connections, process

@@ -454,7 +454,13 @@ class SharedSimulators:
         except BaseException:
             self._drop(standing)
             raise
-        self._give_back(standing)
+        with self._free:
+            closed = self._closed
+            if not closed:
+                self._idle.append(standing)
+                self._free.notify()
+        if closed:
+            self._drop(standing)
 
     def _take(self, path: Path | None) -> Standing:
         with self._free:
@@ -473,14 +479,6 @@ class SharedSimulators:
         except BaseException:
             self._forget()
             raise
-
-    def _give_back(self, standing: Standing) -> None:
-        with self._free:
-            if not self._closed:
-                self._idle.append(standing)
-                self._free.notify()
-                return
-        self._drop(standing)
 
     def _drop(self, standing: Standing) -> None:
         standing.simulator.close()
