@@ -187,23 +187,19 @@ def faults_of_kind(given: Any, parsed: Any, where: str = "") -> list[str]:
     elif _listed(given) and _listed(parsed) and len(given) == len(parsed):
         pairs = [(str(number), *both) for number, both in enumerate(zip(given, parsed, strict=True))]
     else:
-        fault = _fault_of_kind(given, parsed)
+        fault = ""
+        if isinstance(given, bool) and _is_number(parsed):
+            fault = f"give a number, not {str(given).lower()}"
+        elif _is_number(given) and isinstance(parsed, bool):
+            fault = f"give true or false, not {given}"
+        elif isinstance(given, int) and abs(given) > LARGEST:
+            fault = f"give a number of at most {LARGEST}, which fits into 64 bits"
         return [f"{where}: {fault}"] if fault else []
     return [
         fault
         for name, value, other in pairs
         for fault in faults_of_kind(value, other, f"{where}.{name}" if where else name)
     ]
-
-
-def _fault_of_kind(given: Any, parsed: Any) -> str | None:
-    if isinstance(given, bool) and _is_number(parsed):
-        return f"give a number, not {str(given).lower()}"
-    if _is_number(given) and isinstance(parsed, bool):
-        return f"give true or false, not {given}"
-    if isinstance(given, int) and abs(given) > LARGEST:
-        return f"give a number of at most {LARGEST}, which fits into 64 bits"
-    return None
 
 
 def _yaml_fault(error: yaml.YAMLError) -> str:

@@ -326,7 +326,10 @@ def instance_of(record: dict[str, Any], where: str, *, world: World, split: str)
 
     Raises `DataFileError` if the id has none of these forms, or names another environment.
     """
-    named = _name_of_instance(record)
+    extra = record.get("extra")
+    ids = [source.get("instance_id") for source in (record, extra if isinstance(extra, dict) else {})]
+    whole = [name for name in ids if isinstance(name, str) and name.count("/") >= 2]
+    named = whole[0] if whole else record.get("item_id", record.get("id"))
     # Split from the right: the name of a world of Gymnasium may have a slash.
     parts = str(named).rsplit("/", 2)
     if len(parts) == 1:
@@ -354,15 +357,6 @@ def number_of(record: dict[str, Any], key: str, where: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         raise DataFileError(f"{where}: {key} is {value!r}; it must be a number from 0 to 1")
     return float(value)
-
-
-def _name_of_instance(record: dict[str, Any]) -> Any:
-    extra = record.get("extra")
-    for source in (record, extra if isinstance(extra, dict) else {}):
-        whole = source.get("instance_id")
-        if isinstance(whole, str) and whole.count("/") >= 2:
-            return whole
-    return record.get("item_id", record.get("id"))
 
 
 # The fields of a record beside its texts and flags: which would change what is trained and cannot

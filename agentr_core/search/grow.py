@@ -312,8 +312,11 @@ class Lead:
             self.states.standing = None
         replies = self._replies
         shown = steps_shown(len(replies), dives_done=arena.dives_done, give_up=self.config.give_up)
+        key = same_reply(self.states.env, self.config)
         for reply in replies[: min(shown, self.config.depth)] if replies else ():
-            child = self._child(node, reply)
+            # The child of the node that stands for the reply, if there is one.
+            steps = [(index, arena.nodes[index].step) for index in arena.children[node]]
+            child = next((i for i, step in steps if step is not None and key(step.reply) == key(reply)), None)
             if child is None:
                 child = await self._add(node, reply)
                 if child is None:
@@ -327,15 +330,6 @@ class Lead:
                 opened |= frozenset(closed)
             node = child
         return node, opened
-
-    def _child(self, node: int, reply: str) -> int | None:
-        """Return the child of a node that stands for a reply."""
-        key = same_reply(self.states.env, self.config)
-        for child in self.arena.children[node]:
-            step = self.arena.nodes[child].step
-            if step is not None and key(step.reply) == key(reply):
-                return child
-        return None
 
     async def _add(self, node: int, reply: str) -> int | None:
         arena = self.arena

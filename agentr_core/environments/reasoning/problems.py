@@ -244,7 +244,13 @@ def _right_option(
 ) -> tuple[str, str]:
     """Return the letter and the text of the right option."""
     known = dict(zip(_LETTERS, options, strict=False))
-    letters = {_option_letter(gold, known) for gold in golds}
+    letters: set[str] = set()
+    for gold in golds:
+        letter = gold.strip().strip("().")
+        if letter not in known:
+            named = [letter for letter, text in known.items() if text == gold]
+            letter = named[0] if len(named) == 1 else ""
+        letters.add(letter)
     if isinstance(index := row.get("answer_index"), int):
         letters.add(_LETTERS[index] if 0 <= index < len(options) else "")
     if len(letters) != 1 or "" in letters or isinstance(row.get("answer"), bool | int | float):
@@ -254,15 +260,6 @@ def _right_option(
         )
     (letter,) = letters
     return letter, known[letter]
-
-
-def _option_letter(gold: str, known: Mapping[str, str]) -> str:
-    """Return the letter of the option that an answer names, or the empty string."""
-    letter = gold.strip().strip("().")
-    if letter in known:
-        return letter
-    named = [letter for letter, text in known.items() if text == gold]
-    return named[0] if len(named) == 1 else ""
 
 
 def _solution(moves: Any, where: str) -> tuple[Move, ...]:
