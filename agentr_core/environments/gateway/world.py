@@ -191,8 +191,16 @@ class Gateway(Opaque):
         task = self._task(instance)
         self.release()
         offer = {"environment": self.name, "split": instance.split, "index": instance.index, "task": task}
-        self._episode = self._open(offer)
-        self._over = False
+        presence = _presence(self._url, self._token, os.getpid())
+        for _ in range(_TRIES):
+            name = presence.name
+            episode = self._server.post("/run/open", {**offer, "run": name}, patient=True)["episode"]
+            if episode is not None:
+                break
+            presence.renew(name)
+        else:
+            raise EnvironmentUnavailable(f"{self._url} forgets this run; see whether the connection to it is stable")
+        self._episode, self._over = str(episode), False
         event = self._next(None)
         if event["event"] != "call":
             raise EnvironmentUnavailable(
@@ -258,17 +266,6 @@ class Gateway(Opaque):
         if instance.environment != self.name or not 0 <= instance.index < len(tasks):
             raise EnvironmentFault(f"gateway has no instance {instance.key}")
         return tasks[instance.index]
-
-    def _open(self, offer: Mapping[str, Any]) -> str:
-        """Return the id of an episode that agents are offered."""
-        presence = _presence(self._url, self._token, os.getpid())
-        for _ in range(_TRIES):
-            name = presence.name
-            episode = self._server.post("/run/open", {**offer, "run": name}, patient=True)["episode"]
-            if episode is not None:
-                return str(episode)
-            presence.renew(name)
-        raise EnvironmentUnavailable(f"{self._url} forgets this run; see whether the connection to it is stable")
 
     def _called(self, event: Mapping[str, Any]) -> str:
         """Return what a call adds to the conversation before it, as an observation."""

@@ -309,7 +309,13 @@ class ReasoningWorld:
         calling tools; see `protocols.Recalling`.
         """
         problem, answers = self.problem(instance), self._rules.answers
-        parts = [_parted(part) for part in cut_steps(text)] or [(text, "")]
+        parts: list[tuple[str, str]] = []
+        for part in cut_steps(text):
+            # The result of a step is at its end, if it has one.
+            opens = [tag.start for tag in tags(part) if tag.name == "result" and tag.opens]
+            reply = part[: opens[-1]].rstrip() if opens and part.endswith("</result>") else part
+            parts.append((reply, part[len(reply) :]))
+        parts = parts or [(text, "")]
         actions = [self.parse(reply) for reply, _ in parts]
         found = call_in(actions[-1])
         answered = found is not None and found.name == "answer"
@@ -459,15 +465,6 @@ class ReasoningWorld:
         within_both = not rules.calls or made < rules.calls + extra
         most = {PYTHON: rules.python_calls, SEARCH: rules.search_calls}
         return tool in self._toolbox.tools and state.made[tool] < most[tool] + extra and within_both
-
-
-def _parted(text: str) -> tuple[str, str]:
-    """Return the reply and the result of a step: the result is at its end, if it has one."""
-    opens = [tag.start for tag in tags(text) if tag.name == "result" and tag.opens]
-    if not opens or not text.endswith("</result>"):
-        return text, ""
-    reply = text[: opens[-1]].rstrip()
-    return reply, text[len(reply) :]
 
 
 def _made_elsewhere(action: str, observation: str) -> tuple[ToolCall, ...]:
