@@ -235,11 +235,24 @@ def training(shape: Shape, config: TrainingConfig, max_length: int) -> Training:
         weights //= config.num_processes
     if zero.endswith("offload") or (fsdp and config.launch and config.launch.fsdp_config.get("cpu_offload")):
         host, weights, states = (weights + states) * config.num_processes, 0, 0
+    # A forward pass keeps for the backward pass, with checkpointing, the inputs of all layers and
+    # the intermediate values of one.
+    width = 2 if config.bf16 else 4
+    stream = width if config.lora_r else 4
+    # Norms keep their input in 32 bits and two results, attention its four inputs and outputs, the
+    # gated MLP four.
+    norms = (4 + 2 * width) * shape.normalized
+    inside = width * (3 * shape.query_size + 3 * shape.key_size + 4 * shape.intermediate_size)
+    # An adapter reads a copy in 32 bits, and dropout makes another, with a mask.
+    copies = (4 * (width < 4) + 5 * bool(config.lora_dropout)) * shape.inputs if config.lora_r else 0
+    layer = norms + inside + copies
+    checkpointing = True if config.gradient_checkpointing is None else config.gradient_checkpointing
+    a_token = shape.layers * shape.hidden_size * stream + layer if checkpointing else shape.layers * layer
     return Training(
         trained=trained,
         weights=weights,
         states=states,
-        activations=_activations(shape, config, config.per_device_train_batch_size * max_length),
+        activations=config.per_device_train_batch_size * max_length * a_token,
         host=host,
     )
 
@@ -400,21 +413,3 @@ def process_training(shape: Shape, config: TrainingConfig, longest: int) -> Proc
         },
         fixed=_TRAINER,
     )
-
-
-def _activations(shape: Shape, config: TrainingConfig, row: int) -> int:
-    """Return the bytes that a forward pass over `row` tokens keeps for the backward pass.
-
-    With checkpointing these are the inputs of all layers and the intermediate values of one.
-    """
-    width = 2 if config.bf16 else 4
-    stream = width if config.lora_r else 4
-    # Norms keep their input in 32 bits and two results, attention its four inputs and outputs, the
-    # gated MLP four.
-    norms = (4 + 2 * width) * shape.normalized
-    inside = width * (3 * shape.query_size + 3 * shape.key_size + 4 * shape.intermediate_size)
-    # An adapter reads a copy in 32 bits, and dropout makes another, with a mask.
-    copies = (4 * (width < 4) + 5 * bool(config.lora_dropout)) * shape.inputs if config.lora_r else 0
-    layer = norms + inside + copies
-    checkpointing = True if config.gradient_checkpointing is None else config.gradient_checkpointing
-    return row * (shape.layers * shape.hidden_size * stream + layer if checkpointing else shape.layers * layer)

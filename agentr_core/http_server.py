@@ -141,20 +141,17 @@ class Locked:
         scheme, _, token = _header(scope, b"authorization").partition(" ")
         bearer = token.strip() if scheme.lower() == "bearer" else ""
         if named and self._cookie:
-            await self._entered(scope, query)(scope, receive, send)
+            # The answer sets the cookie and leads to the page, without the token.
+            rest = urlencode([(name, value) for name, value in query if name != "token"])
+            # One slash: two would lead to another host.
+            path = "/" + scope["path"].lstrip("/\\")
+            entered = RedirectResponse(f"{path}?{rest}" if rest else path, 303)
+            entered.set_cookie(self._cookie, self._token, httponly=True, samesite="lax", path="/")
+            await entered(scope, receive, send)
         elif named or self._fits(bearer) or (self._cookie and self._fits(_cookie(scope, self._cookie))):
             await self._app(scope, receive, send)
         else:
             await self._refusal(401, self._why)(scope, receive, send)
-
-    def _entered(self, scope: Scope, query: list[tuple[str, str]]) -> Response:
-        """Return the answer that sets the cookie and leads to the page, without the token."""
-        rest = urlencode([(name, value) for name, value in query if name != "token"])
-        # One slash: two would lead to another host.
-        path = "/" + scope["path"].lstrip("/\\")
-        entered = RedirectResponse(f"{path}?{rest}" if rest else path, 303)
-        entered.set_cookie(self._cookie, self._token, httponly=True, samesite="lax", path="/")
-        return entered
 
     def _fits(self, given: str) -> bool:
         return secrets.compare_digest(given.encode(), self._token.encode())

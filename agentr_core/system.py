@@ -156,7 +156,13 @@ def content_sha256(path: Path, cache: Path) -> str:
     states = {str(file.relative_to(path)): file.stat() for file in files}
     memory = cache / "hashes" / f"{fingerprint(str(path.resolve()))}.json"
     large = sum(state.st_size for state in states.values()) >= _LARGE
-    known, now = _hashes_in(memory) if large else {}, time.time_ns()
+    known: dict[str, list[Any]] = {}
+    if large:
+        # What cannot be read is made anew.
+        with suppress(OSError, ValueError):
+            held = json.loads(memory.read_bytes())
+            known = held if isinstance(held, dict) else {}
+    now = time.time_ns()
     found: dict[str, str] = {}
     new: dict[str, list[Any]] = {}
     for file, (name, state) in zip(files, states.items(), strict=True):
@@ -182,15 +188,6 @@ def _files_in(folder: Path, within: tuple[os.stat_result, ...]) -> Iterator[Path
             yield from _files_in(path, (*within, here))
         elif path.is_file():
             yield path
-
-
-def _hashes_in(memory: Path) -> dict[str, list[Any]]:
-    """Return what a file of the cache says of each file; nothing if it has to be made anew."""
-    try:
-        known = json.loads(memory.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return known if isinstance(known, dict) else {}
 
 
 def sync(path: Path) -> None:
@@ -359,7 +356,17 @@ class Scratch:
 
     def __init__(self, name: str) -> None:
         prefix = f"agentr-{name}-"
-        _remove_forsaken(prefix)
+        # Folders of processes that were killed are removed.
+        for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+            with suppress(OSError):
+                if time.time() - folder.stat().st_mtime < _YOUNG_SECONDS:
+                    continue
+                descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+                finally:
+                    os.close(descriptor)
         self.path = tempfile.mkdtemp(prefix=prefix)
         held = os.open(self.path, os.O_RDONLY)
         fcntl.flock(held, fcntl.LOCK_SH)
@@ -375,20 +382,6 @@ def _remove(path: str, held: int, process: int) -> None:
     # Not at the exit of a process forked from this one, whose children still use the folder.
     if os.getpid() == process:
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _remove_forsaken(prefix: str) -> None:
-    """Remove the folders of processes that were killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
-        with suppress(OSError):
-            if time.time() - folder.stat().st_mtime < _YOUNG_SECONDS:
-                continue
-            found = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(found)
 
 
 def end_with_parent() -> None:

@@ -81,7 +81,11 @@ class _Acting:
         texts = text_arguments(call, (ACT,)) if isinstance(call, NativeCall) else call
         if texts is None or isinstance(texts, Misread):
             return "" if texts is None else misread(texts)
-        return self._action(texts["action"]) or misread(Misread("its action has not the form that is asked for"))
+        words = texts["action"]
+        read = super().parse  # type: ignore[misc]
+        # Some worlds mark an action by other means than a label.
+        action: str = read(f"{LABEL} {words}") or read(words)
+        return action or misread(Misread("its action has not the form that is asked for"))
 
     def step(self, action: str) -> Transition:
         if not action or is_misread(action):
@@ -105,13 +109,6 @@ class _Acting:
         action: str = super().parse(reply)  # type: ignore[misc]
         thought = reply.partition(LABEL)[0] if LABEL in reply else ""
         return calling(ACT, action, beside=thought.removeprefix("Thought:").strip())
-
-    def _action(self, words: str) -> str:
-        """Return the action that words stand for, as the world's own parser reads them."""
-        read = super().parse  # type: ignore[misc]
-        # Some worlds mark an action by other means than a label.
-        found: str = read(f"{LABEL} {words}") or read(words)
-        return found
 
     def _kept(self, transition: Transition) -> Transition:
         if transition.info.get("question") is None:

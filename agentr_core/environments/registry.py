@@ -271,7 +271,12 @@ class Reads:
         """Take note of an audit event."""
         if event == "open" and isinstance(args[0], str | bytes):
             path = str(Path(os.fsdecode(args[0])).absolute())
-            (self.written if _writes(args[1], args[2]) else self.files).add(path)
+            mode, flags = args[1:3]
+            if isinstance(mode, str):
+                writes = any(letter in mode for letter in "wax")
+            else:
+                writes = flags & os.O_ACCMODE == os.O_WRONLY or bool(flags & os.O_CREAT)
+            (self.written if writes else self.files).add(path)
         elif event == "sqlite3.connect" and isinstance(args[0], str | bytes):
             self.files.add(str(Path(os.fsdecode(args[0])).absolute()))
         elif event in _PROGRAMS and args[0]:
@@ -279,12 +284,6 @@ class Reads:
         elif event == "socket.connect":
             where = args[1]
             self.addresses.add(":".join(map(str, where[:2])) if isinstance(where, tuple) else os.fsdecode(where))
-
-
-def _writes(mode: Any, flags: int) -> bool:
-    if isinstance(mode, str):
-        return any(letter in mode for letter in "wax")
-    return flags & os.O_ACCMODE == os.O_WRONLY or bool(flags & os.O_CREAT)
 
 
 _now: list[Reads] = []
@@ -322,7 +321,18 @@ def unseen(name: str, options: Mapping[str, Any], variables: Mapping[str, str], 
     """
     kind = checked(name, options)
     named = files_of(name, options, variables).values()
-    known = [Path(path).resolve() for path in (*named, *_elsewhere(kind, options))]
+    # The places whose files are not the user's.
+    places = [*_SYSTEM, tempfile.gettempdir(), *map(str, ROOTS)]
+    places += [sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), site.getusersitepackages()]
+    for module in list(sys.modules.values()):
+        # Editable packages lie where their authors work. One without __init__ may be any folder.
+        folders = getattr(module, "__path__", None)
+        if getattr(module, "__file__", None) and isinstance(folders, list):
+            places += folders
+    parameter = inspect.signature(kind).parameters.get("cache_dir")
+    if parameter is not None:
+        places.append(str(options.get("cache_dir") or parameter.default))
+    known = [Path(path).resolve() for path in (*named, *places)]
     paths = (Path(path).resolve() for path in sorted(reads.files - reads.written))
     files = [
         path
@@ -342,17 +352,3 @@ def unseen(name: str, options: Mapping[str, Any], variables: Mapping[str, str], 
             if names
         ]
     return found
-
-
-def _elsewhere(kind: Any, options: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the places whose files are not the user's."""
-    yield from (sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), site.getusersitepackages())
-    yield from (*_SYSTEM, tempfile.gettempdir(), *map(str, ROOTS))
-    for module in list(sys.modules.values()):
-        # Editable packages lie where their authors work. One without __init__ may be any folder.
-        places = getattr(module, "__path__", None)
-        if getattr(module, "__file__", None) and isinstance(places, list):
-            yield from places
-    parameter = inspect.signature(kind).parameters.get("cache_dir")
-    if parameter is not None:
-        yield str(options.get("cache_dir") or parameter.default)

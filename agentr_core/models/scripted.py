@@ -45,10 +45,29 @@ class ScriptedModel:
         """
         if self._closed:
             raise ModelFault(f"model {self.name} is closed; make a new one")
-        for request in requests:
-            if self.count_tokens(request) >= self.context_length:
-                raise PromptTooLong.counted(self.count_tokens(request), self.context_length, self.name)
-        return [[self._generation(request, number) for number in range(request.n)] for request in requests]
+        counts = [self.count_tokens(request) for request in requests]
+        for count in counts:
+            if count >= self.context_length:
+                raise PromptTooLong.counted(count, self.context_length, self.name)
+        generations: list[list[Generation]] = []
+        for request, count in zip(requests, counts, strict=True):
+            room = min(request.sampling.max_new_tokens, self.context_length - count)
+            replies = []
+            for number in range(request.n):
+                text = cut_at_stop(self._reply(request.messages, request.seed, number), request.sampling)
+                words = list(_WORD.finditer(text))
+                clipped = len(words) > room
+                reply = Generation(
+                    text=text[: words[room].start()] if clipped else text,
+                    token_ids=(),
+                    finish_reason="length" if clipped else "stop",
+                    prompt_tokens=count,
+                    completion_tokens=min(len(words), room),
+                    logprobs=() if request.sampling.logprobs else None,
+                )
+                replies.append(reply)
+            generations.append(replies)
+        return generations
 
     def count_tokens(self, request: Request) -> int:
         """Return the number of words in all messages, and one more for each message's role."""
@@ -57,21 +76,3 @@ class ScriptedModel:
     async def close(self) -> None:
         """Refuse further work."""
         self._closed = True
-
-    def _generation(self, request: Request, number: int) -> Generation:
-        prompt_tokens = self.count_tokens(request)
-        text = self._reply(request.messages, request.seed, number)
-        text = cut_at_stop(text, request.sampling)
-        room = min(request.sampling.max_new_tokens, self.context_length - prompt_tokens)
-        words = list(_WORD.finditer(text))
-        clipped = len(words) > room
-        if clipped:
-            text = text[: words[room].start()]
-        return Generation(
-            text=text,
-            token_ids=(),
-            finish_reason="length" if clipped else "stop",
-            prompt_tokens=prompt_tokens,
-            completion_tokens=min(len(words), room),
-            logprobs=() if request.sampling.logprobs else None,
-        )

@@ -187,23 +187,19 @@ def faults_of_kind(given: Any, parsed: Any, where: str = "") -> list[str]:
     elif _listed(given) and _listed(parsed) and len(given) == len(parsed):
         pairs = [(str(number), *both) for number, both in enumerate(zip(given, parsed, strict=True))]
     else:
-        fault = _fault_of_kind(given, parsed)
+        fault = ""
+        if isinstance(given, bool) and _is_number(parsed):
+            fault = f"give a number, not {str(given).lower()}"
+        elif _is_number(given) and isinstance(parsed, bool):
+            fault = f"give true or false, not {given}"
+        elif isinstance(given, int) and abs(given) > LARGEST:
+            fault = f"give a number of at most {LARGEST}, which fits into 64 bits"
         return [f"{where}: {fault}"] if fault else []
     return [
         fault
         for name, value, other in pairs
         for fault in faults_of_kind(value, other, f"{where}.{name}" if where else name)
     ]
-
-
-def _fault_of_kind(given: Any, parsed: Any) -> str | None:
-    if isinstance(given, bool) and _is_number(parsed):
-        return f"give a number, not {str(given).lower()}"
-    if _is_number(given) and isinstance(parsed, bool):
-        return f"give true or false, not {given}"
-    if isinstance(given, int) and abs(given) > LARGEST:
-        return f"give a number of at most {LARGEST}, which fits into 64 bits"
-    return None
 
 
 def _yaml_fault(error: yaml.YAMLError) -> str:
@@ -319,7 +315,21 @@ def parse(
     """
     merged = _plain_copy(data)
     for override in overrides:
-        _apply(merged, override)
+        key, separator, text = override.partition("=")
+        if not separator or not all(key.split(".")):
+            raise ConfigError(f"override {override!r} must look like section.field=value")
+        try:
+            # A range ends with a bracket that YAML does not accept.
+            value = text if RANGE.fullmatch(text.strip()) else read_yaml(text)
+        except ConfigError as error:
+            raise ConfigError(f"override {key!r}: the value is not YAML: {error}") from None
+        *parents, last = key.split(".")
+        target = merged
+        for parent in parents:
+            target = target.setdefault(_known_as(parent, target), {})
+            if not isinstance(target, dict):
+                raise ConfigError(f"override {override!r}: {parent} is a value, not a section")
+        target[_known_as(last, target)] = value
     if unfit := unfit_values(merged):
         raise ConfigError(visible(listed(unfit, source)))
     if "environment" in merged:
@@ -382,13 +392,10 @@ def _sentence(errors: Sequence[Any]) -> str:
             sections = [unfolded for node in inner for unfolded in _unfolded(node, schema["$defs"])]
         names = [name for section in sections for name in section.get("properties", ())]
         return f"unknown field{closest(str(path[-1]), names)}"
-    return f"{sentence(errors)}{_got(first)}"
-
-
-def _got(error: Any) -> str:
     # What stands there may be a secret, or hold one.
-    secret = "extra_body" in error["loc"] or "api_key_env" in error["loc"]
-    return "" if secret or error["type"] == "missing" else f" (got {given(error['input'])})"
+    secret = "extra_body" in first["loc"] or "api_key_env" in first["loc"]
+    got = "" if secret or first["type"] == "missing" else f" (got {given(first['input'])})"
+    return f"{sentence(errors)}{got}"
 
 
 def _inner(section: dict[str, Any], name: str) -> dict[str, Any]:
@@ -406,24 +413,6 @@ def _unfolded(node: dict[str, Any], shared: dict[str, Any]) -> Iterator[dict[str
         yield from _unfolded(alternative, shared)
     if "anyOf" not in node:
         yield node
-
-
-def _apply(data: dict[str, Any], override: str) -> None:
-    key, separator, text = override.partition("=")
-    if not separator or not all(key.split(".")):
-        raise ConfigError(f"override {override!r} must look like section.field=value")
-    try:
-        # A range ends with a bracket that YAML does not accept.
-        value = text if RANGE.fullmatch(text.strip()) else read_yaml(text)
-    except ConfigError as error:
-        raise ConfigError(f"override {key!r}: the value is not YAML: {error}") from None
-    *parents, last = key.split(".")
-    target = data
-    for parent in parents:
-        target = target.setdefault(_known_as(parent, target), {})
-        if not isinstance(target, dict):
-            raise ConfigError(f"override {override!r}: {parent} is a value, not a section")
-    target[_known_as(last, target)] = value
 
 
 def _known_as(name: str, section: dict[Any, Any]) -> Any:

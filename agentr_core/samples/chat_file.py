@@ -120,9 +120,34 @@ def atif_turns(record: dict[str, Any], where: str) -> list[dict[str, Any]]:
     turns: list[dict[str, Any]] = []
     unfinished = False
     for number, step in enumerate(steps, start=1):
-        turn, observed_as, texts = _read(step, f"{where}, step {number}")
-        if observed_as != "assistant":
-            turns += [turn, *({"role": observed_as, "content": text} for text in texts)]
+        at = f"{where}, step {number}"
+        if not isinstance(step, dict) or step.get("source") not in _ATIF_ROLES:
+            raise DataFileError(f"{at}: source must be one of {', '.join(_ATIF_ROLES)}")
+        if step.get("tool_calls"):
+            raise DataFileError(f"{at} calls tools, which turns of text cannot hold; write the calls into its message")
+        extra = step["extra"] if isinstance(step.get("extra"), dict) else {}
+        turn: dict[str, Any] = {"role": _ATIF_ROLES[step["source"]], "content": text_of(step.get("message"), at)}
+        # A step that was copied, or that no call of a model wrote, is not the model's.
+        calls = step.get("llm_call_count")
+        if calls is not None and (isinstance(calls, bool) or not isinstance(calls, int | float) or calls < 0):
+            raise DataFileError(f"{at}: llm_call_count must be a number from 0 on, or null")
+        copied = calls == 0 or flag(step.get("is_copied_context"), f"{at}: is_copied_context") is True
+        verdict = False if copied else flag(extra.get("train"), f"{at}: extra.train")
+        if verdict is not None:
+            turn["train"] = verdict
+        role = extra.get(OBSERVED_AS)
+        if role not in (None, *_OBSERVED) or (role == "assistant" and turn["role"] != "assistant"):
+            raise DataFileError(f"{at}: extra.{OBSERVED_AS} must be one of {', '.join(_OBSERVED)}")
+        seen = step.get("observation")
+        results = [] if seen is None else seen.get("results") if isinstance(seen, dict) else None
+        if not isinstance(results, list):
+            raise DataFileError(f"{at}: observation must have a list of results")
+        contents = [result.get("content") if isinstance(result, dict) else result for result in results]
+        texts = [text_of(content, f"{at}, observation") for content in contents]
+        if role != "assistant":
+            # Without a role of their own, the results are one turn of the user.
+            observed = texts if role or not texts else ["\n".join(texts)]
+            turns += [turn, *({"role": role or "user", "content": text} for text in observed)]
             unfinished = False
             continue
         if not unfinished:
@@ -151,41 +176,6 @@ def text_of(content: Any, where: str) -> str:
     raise DataFileError(f"{where} has content that is not text; leave the record out")
 
 
-def _read(step: Any, where: str) -> tuple[dict[str, Any], str, list[str]]:
-    """Return the turn of a step, the role of its observation, and the texts of that."""
-    if not isinstance(step, dict) or step.get("source") not in _ATIF_ROLES:
-        raise DataFileError(f"{where}: source must be one of {', '.join(_ATIF_ROLES)}")
-    if step.get("tool_calls"):
-        raise DataFileError(f"{where} calls tools, which turns of text cannot hold; write the calls into its message")
-    extra = step["extra"] if isinstance(step.get("extra"), dict) else {}
-    turn: dict[str, Any] = {"role": _ATIF_ROLES[step["source"]], "content": text_of(step.get("message"), where)}
-    verdict = False if _another_wrote(step, where) else flag(extra.get("train"), f"{where}: extra.train")
-    if verdict is not None:
-        turn["train"] = verdict
-    role = extra.get(OBSERVED_AS)
-    if role not in (None, *_OBSERVED) or (role == "assistant" and turn["role"] != "assistant"):
-        raise DataFileError(f"{where}: extra.{OBSERVED_AS} must be one of {', '.join(_OBSERVED)}")
-    texts = _observations(step.get("observation"), where)
-    return turn, role or "user", texts if role or not texts else ["\n".join(texts)]
-
-
-def _another_wrote(step: Mapping[str, Any], where: str) -> bool:
-    """Return whether a step is not what the model wrote in this trajectory."""
-    calls = step.get("llm_call_count")
-    if calls is not None and (isinstance(calls, bool) or not isinstance(calls, int | float) or calls < 0):
-        raise DataFileError(f"{where}: llm_call_count must be a number from 0 on, or null")
-    return calls == 0 or flag(step.get("is_copied_context"), f"{where}: is_copied_context") is True
-
-
-def _observations(seen: Any, where: str) -> list[str]:
-    if seen is None:
-        return []
-    results = seen.get("results") if isinstance(seen, dict) else None
-    if not isinstance(results, list):
-        raise DataFileError(f"{where}: observation must have a list of results")
-    return [text_of(one.get("content") if isinstance(one, dict) else one, f"{where}, observation") for one in results]
-
-
 # Files of records, one JSON object a line or all in one array, and the instances they name.
 
 MOST_DIGITS = 1_000
@@ -203,13 +193,6 @@ class World(NamedTuple):
     """Such as `gymnasium-Rooms-v0`."""
     recipe_name: str = ""
     """Such as `gymnasium`; empty where it is the same."""
-
-    def known_as(self, name: str) -> str:
-        """Return the name of the environment if `name` is what AgentGym or ETO calls it; else
-        `name` as it is.
-        """
-        own = {known.removeprefix("agentgym-") for known in self}
-        return self.name if name in own else name
 
 
 def records(path: Path, *, setting: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -246,7 +229,17 @@ def entries(path: Path, *, setting: str) -> Iterator[tuple[int, dict[str, Any] |
     elif start == "{" and text.strip().count("\n") and (whole := _one_object(text, path)) is not None:
         yield whole
     else:
-        yield from _of_lines(text, path)
+        # Not splitlines(): JSON strings may hold other line ends, such as U+2028, as they are.
+        for number, line in enumerate(text.split("\n"), start=1):
+            if line.strip():
+                decoder = _Decoder()
+                try:
+                    yield number, decoder.object_in(decoder.decode(line), path, number)
+                except (json.JSONDecodeError, RecursionError) as error:
+                    yield (
+                        number,
+                        DataFileError(f"{path}:{number} is not JSON ({error}); write one object on each line"),
+                    )
 
 
 class _Decoder(json.JSONDecoder):
@@ -280,17 +273,6 @@ class _Decoder(json.JSONDecoder):
             twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
             self._faults.append(f"the key {quoted(twice, 60)} twice")
         return made
-
-
-def _of_lines(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any] | DataFileError]]:
-    # Not splitlines(): JSON strings may hold other line ends, such as U+2028, as they are.
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            decoder = _Decoder()
-            try:
-                yield number, decoder.object_in(decoder.decode(line), path, number)
-            except (json.JSONDecodeError, RecursionError) as error:
-                yield number, DataFileError(f"{path}:{number} is not JSON ({error}); write one object on each line")
 
 
 def _of_array(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any] | DataFileError]]:
@@ -344,14 +326,19 @@ def instance_of(record: dict[str, Any], where: str, *, world: World, split: str)
 
     Raises `DataFileError` if the id has none of these forms, or names another environment.
     """
-    named = _name_of_instance(record)
+    extra = record.get("extra")
+    ids = [source.get("instance_id") for source in (record, extra if isinstance(extra, dict) else {})]
+    whole = [name for name in ids if isinstance(name, str) and name.count("/") >= 2]
+    named = whole[0] if whole else record.get("item_id", record.get("id"))
     # Split from the right: the name of a world of Gymnasium may have a slash.
     parts = str(named).rsplit("/", 2)
     if len(parts) == 1:
         # AgentGym and ETO write `textcraft_12`.
         name, mark, number = parts[0].rpartition("_")
-        parts = [world.known_as(name), split, number] if mark else [world.name, split, number]
-    if isinstance(named, bool) or len(parts) != 3 or not _is_index(parts[2]):
+        known = not mark or name in {own.removeprefix("agentgym-") for own in world}
+        parts = [world.name if known else name, split, number]
+    is_index = len(parts) == 3 and parts[2].isdecimal() and len(parts[2]) <= _INDEX_DIGITS
+    if isinstance(named, bool) or not is_index:
         raise DataFileError(
             f"{where}: id is {named!r}; give the index of an instance of split {split}, or environment/split/index"
         )
@@ -370,19 +357,6 @@ def number_of(record: dict[str, Any], key: str, where: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         raise DataFileError(f"{where}: {key} is {value!r}; it must be a number from 0 to 1")
     return float(value)
-
-
-def _name_of_instance(record: dict[str, Any]) -> Any:
-    extra = record.get("extra")
-    for source in (record, extra if isinstance(extra, dict) else {}):
-        whole = source.get("instance_id")
-        if isinstance(whole, str) and whole.count("/") >= 2:
-            return whole
-    return record.get("item_id", record.get("id"))
-
-
-def _is_index(text: str) -> bool:
-    return text.isdecimal() and len(text) <= _INDEX_DIGITS
 
 
 # The fields of a record beside its texts and flags: which would change what is trained and cannot
@@ -651,19 +625,15 @@ def _message(turn: Any, where: str, roles: Mapping[str, Role]) -> Message:
 
 def _grown(values: Any, role: Role, text: str, verdict: bool | None, where: str) -> Message:
     """Return the turn of the spans that `agentr export` writes beside its text."""
-    spans = [_span(value, f"{where}, span {place}") for place, value in enumerate(_list_of(values, where))]
+    if not isinstance(values, list):
+        raise DataFileError(f"{where}: spans must be a list, not {type(values).__name__}")
+    spans = [_span(value, f"{where}, span {place}") for place, value in enumerate(values)]
     turn = grown_turn(spans)
     if role != "assistant" or turn.text != text:
         raise DataFileError(f"{where}: spans must be the parts of an assistant's text, in order; leave them out")
     if verdict not in (None, turn.train):
         raise DataFileError(f"{where}: its flag and those of its spans contradict each other about training")
     return turn
-
-
-def _list_of(values: Any, where: str) -> Sequence[Any]:
-    if isinstance(values, list):
-        return values
-    raise DataFileError(f"{where}: spans must be a list, not {type(values).__name__}")
 
 
 def _span(value: Any, where: str) -> Span:

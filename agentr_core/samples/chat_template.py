@@ -54,9 +54,16 @@ class ChatTemplate:
                 f"tokenizer {tokenizer.name_or_path!r} has no chat template; add chat_template.jinja to its directory"
             )
         self._tokenizer = tokenizer
-        plain, with_tools = _sources(tokenizer)
-        self._plain = _options(tokenizer, plain, at)
-        self._with_tools = _options(tokenizer, with_tools, at)
+        named = tokenizer.chat_template
+        if not isinstance(named, Mapping):
+            named = {"default": named}
+        if "default" not in named:
+            raise ModelDirectoryError(
+                f"tokenizer {tokenizer.name_or_path!r} has the chat templates {', '.join(map(str, named))}, and none "
+                "is named default; put the one to use into its chat_template.jinja"
+            )
+        self._plain = _options(tokenizer, str(named["default"]), at)
+        self._with_tools = _options(tokenizer, str(named.get("tool_use", named["default"])), at)
 
     def text(
         self, turns: Sequence[Mapping[str, str]], *, prompt: bool, tools: Sequence[Mapping[str, Any]] | None = None
@@ -86,21 +93,6 @@ class ChatTemplate:
         except Exception as error:
             raise DataFault(f"the chat template cannot render these turns: {cause(error)}; correct it") from error
         return str(text)
-
-
-def _sources(tokenizer: Any) -> tuple[str, str]:
-    """Return the templates of a tokenizer for conversations without tools, and with tools. Raises
-    `ModelDirectoryError` if it has several, and none is named `default`.
-    """
-    named = tokenizer.chat_template
-    if not isinstance(named, Mapping):
-        return str(named), str(named)
-    if "default" not in named:
-        raise ModelDirectoryError(
-            f"tokenizer {tokenizer.name_or_path!r} has the chat templates {', '.join(map(str, named))}, and none is "
-            "named default; put the one to use into its chat_template.jinja"
-        )
-    return str(named["default"]), str(named.get("tool_use", named["default"]))
 
 
 def _options(tokenizer: Any, source: str, at: datetime | None) -> dict[str, Any]:

@@ -247,10 +247,27 @@ class _Inside:
         self.matters = False
         self.head: tuple[int, ...] = ()
         # A tokenizer without tokens for line breaks puts a space before each line.
-        if not _adds(tokenizer) or not self._plain("\n"):
+        # By its parts, a tokenizer may put a space before the texts that it is given: most do not,
+        # and need no copy.
+        if not getattr(tokenizer, "is_fast", False):
+            adds = hasattr(tokenizer, "sp_model")
+        else:
+            backend = tokenizer.backend_tokenizer
+            parts = f"{backend.normalizer} {backend.pre_tokenizer}"
+            adds = any(name in parts for name in ("Prepend", "Metaspace", "add_prefix_space=True"))
+        if not adds or not self._plain("\n"):
             return
         if tokenizer.is_fast:
-            self._parting = _parting(tokenizer.backend_tokenizer)
+            # A copy parts `_LETTER` from what is beside it, so that the tokens of a text do not
+            # depend on it.
+            copy = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+            copy.no_padding()
+            copy.no_truncation()
+            as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(_LETTER)[0][0]
+            letter = pre_tokenizers.Split(Regex(f"{_LETTER}|{re.escape(as_bytes)}"), "isolated")
+            before = [copy.pre_tokenizer] if copy.pre_tokenizer else []
+            copy.pre_tokenizer = pre_tokenizers.Sequence([*before, letter])
+            self._parting = copy
         self.head = self._whole(_LETTER, split=False)
         self.matters = any(self.encode(text) != self._plain(text) for text in _PROBES)
 
@@ -273,30 +290,6 @@ class _Inside:
 def last_of(ids: Sequence[int], before: int | None = None) -> int | None:
     """Return the last of some token ids; if there are none, the token before them."""
     return ids[-1] if ids else before
-
-
-def _adds(tokenizer: Any) -> bool:
-    """Return whether a tokenizer may put a space before the texts that it is given, by its parts:
-    most do not, and need no copy.
-    """
-    if not getattr(tokenizer, "is_fast", False):
-        return hasattr(tokenizer, "sp_model")
-    backend = tokenizer.backend_tokenizer
-    parts = f"{backend.normalizer} {backend.pre_tokenizer}"
-    return any(name in parts for name in ("Prepend", "Metaspace", "add_prefix_space=True"))
-
-
-def _parting(backend: Any) -> Any:
-    """Return a copy of a tokenizer that parts `_LETTER` from what is beside it, so that the tokens
-    of a text do not depend on it.
-    """
-    copy = Tokenizer.from_str(backend.to_str())
-    copy.no_padding()
-    copy.no_truncation()
-    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(_LETTER)[0][0]
-    letter = pre_tokenizers.Split(Regex(f"{_LETTER}|{re.escape(as_bytes)}"), "isolated")
-    copy.pre_tokenizer = pre_tokenizers.Sequence([*([copy.pre_tokenizer] if copy.pre_tokenizer else []), letter])
-    return copy
 
 
 def _separates(token: str) -> bool:
@@ -458,7 +451,16 @@ class Renderer:
                 )
         marks = self._marks(messages)
         pieces = self._pieces(messages, marks, prompt=False)
-        self._check_prefixes(messages, pieces, marks)
+        turns = [position for position, m in enumerate(messages) if m.role == "assistant"]
+        for number, position in enumerate(turns):
+            if position == 0:
+                raise DataFault("a conversation cannot begin with an assistant turn: there is no prompt for it")
+            if self._pieces(messages[:position], marks, prompt=True) != list(pieces[: number + 1]):
+                raise DataFault(
+                    f"with this chat template the prompt of turn {position} is not a prefix of the whole conversation, "
+                    "so training would not see what was sampled; put a template that renders earlier turns unchanged "
+                    "into its chat_template.jinja, such as one of data/chat_templates"
+                )
         return RenderedSample(*self._join(messages, pieces, marks))
 
     def is_cut(self, reply: Message | Span) -> bool:
@@ -598,7 +600,16 @@ class Renderer:
         if "".join(shown) != marks.uncover(segment.piece):
             # A tokenizer that changes texts does not tell where in them a token stands.
             return [TEMPLATE if token in self._encoder.special else "read" for token in segment.ids]
-        places = _places(segment.piece, segment.turns, marks)
+        # Where the texts of turns stand in what a template wrote, its marks uncovered; those that
+        # it changed are left out.
+        places, end = [], 0
+        for turn in segment.turns:
+            own = marks.cover(turn.text).strip()
+            start = segment.piece.find(own, end)
+            if start >= 0:
+                end = start + len(own)
+                first, last = (len(marks.uncover(segment.piece[:place])) for place in (start, end))
+                places.append((_turn_name(turn), first, last))
         writers = []
         at = 0
         for text in shown:
@@ -646,18 +657,6 @@ class Renderer:
     def _ended(self, ids: Sequence[int]) -> bool:
         return bool(ids and ids[-1] in self._encoder.special)
 
-    def _check_prefixes(self, messages: Sequence[Message], pieces: Sequence[str], marks: Marks) -> None:
-        turns = [position for position, m in enumerate(messages) if m.role == "assistant"]
-        for number, position in enumerate(turns):
-            if position == 0:
-                raise DataFault("a conversation cannot begin with an assistant turn: there is no prompt for it")
-            if self._pieces(messages[:position], marks, prompt=True) != list(pieces[: number + 1]):
-                raise DataFault(
-                    f"with this chat template the prompt of turn {position} is not a prefix of the whole conversation, "
-                    "so training would not see what was sampled; put a template that renders earlier turns unchanged "
-                    "into its chat_template.jinja, such as one of data/chat_templates"
-                )
-
     def _template(self, messages: Sequence[Message], marks: Marks, *, prompt: bool) -> str:
         numbers = count()
         turns = [
@@ -690,21 +689,6 @@ class Renderer:
 
 def _turn_name(turn: Message) -> str:
     return f"{turn.role}, example" if turn.example else turn.role
-
-
-def _places(piece: str, turns: Sequence[Message], marks: Marks) -> list[tuple[str, int, int]]:
-    """Return where the texts of turns stand in what a template wrote, its marks uncovered; those
-    that it changed are left out.
-    """
-    places, end = [], 0
-    for turn in turns:
-        text = marks.cover(turn.text).strip()
-        start = piece.find(text, end)
-        if start >= 0:
-            end = start + len(text)
-            first, last = (len(marks.uncover(piece[:place])) for place in (start, end))
-            places.append((_turn_name(turn), first, last))
-    return places
 
 
 def trained_tokens(labels: Sequence[int]) -> int:

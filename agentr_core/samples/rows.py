@@ -80,7 +80,18 @@ def _trained_lengths(sample: Sample, rendered: RenderedSample, renderer: Rendere
     Labels are checked against the flags independently of the renderer: template text separates any
     two turns; tokens without loss, or nothing, separate the spans of a turn.
     """
-    groups = list(_groups(sample, renderer))
+    # The trained spans of the sample, grouped where no token lies between them.
+    groups: list[list[_Trained]] = []
+    for message in sample.messages:
+        group: list[_Trained] = []
+        for position, span in enumerate(message.parts):
+            if span.train:
+                group.append(_Trained(span, ends=position == len(message.parts) - 1))
+            elif group and renderer.inner_ids(span, None):
+                groups.append(group)
+                group = []
+        if group:
+            groups.append(group)
     stretches = list(trained_stretches(rendered.labels))
     begins = [before for before, (one, two) in enumerate(pairwise(rendered.labels)) if one == IGNORED != two]
     if len(groups) != len(stretches):
@@ -105,17 +116,3 @@ def _trained_lengths(sample: Sample, rendered: RenderedSample, renderer: Rendere
             lengths.append(length)
             before, stretch = last_of(ids, before), stretch[length:]
     return lengths
-
-
-def _groups(sample: Sample, renderer: Renderer) -> Iterator[list[_Trained]]:
-    """Yield the trained spans of a sample, grouped where no token lies between them."""
-    for message in sample.messages:
-        group: list[_Trained] = []
-        for position, span in enumerate(message.parts):
-            if span.train:
-                group.append(_Trained(span, ends=position == len(message.parts) - 1))
-            elif group and renderer.inner_ids(span, None):
-                yield group
-                group = []
-        if group:
-            yield group

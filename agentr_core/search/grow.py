@@ -59,37 +59,6 @@ class NodeStates:
     standing: int | None = None
     snapshots: dict[int, Any] = field(default_factory=dict)
 
-    async def ask_branch(
-        self,
-        arena: Arena,
-        node: int,
-        generations: Sequence[Generation],
-        *,
-        horizon: bool,
-        timer: EpisodeTimer,
-        helper: Helper,
-        seed: int,
-        session: str,
-    ) -> list[Outcome]:
-        """Return what `branch` returns, for a world whose steps ask models of other roles."""
-        outcomes = []
-        for number, generation in enumerate(generations):
-            outcomes.append(
-                await self.follow(
-                    arena,
-                    node,
-                    generation,
-                    child=len(arena.nodes) + number,
-                    horizon=horizon,
-                    timer=timer,
-                    helper=helper,
-                    seed=derive_seed(seed, "ask", number),
-                    session=session,
-                )
-            )
-        self.snapshots.pop(node, None)
-        return outcomes
-
     async def follow(
         self,
         arena: Arena,
@@ -198,7 +167,27 @@ async def expand(
     seen: dict[str, int] = {}
     firsts = [seen.setdefault(key(generation.text), position) for position, generation in enumerate(generations)]
     chosen = [generations[i] for i in sorted(set(firsts))]
-    outcomes = await _branch(arena, node, states, chosen, config, timer, helper, request)
+    horizon = arena.nodes[node].depth + 1 > config.depth
+    if isinstance(env, Asking):
+        # A step of such a world asks models of other roles.
+        outcomes = [
+            await states.follow(
+                arena,
+                node,
+                generation,
+                child=len(arena.nodes) + number,
+                horizon=horizon,
+                timer=timer,
+                helper=helper,
+                seed=derive_seed(request.seed, "ask", number),
+                session=request.session,
+            )
+            for number, generation in enumerate(chosen)
+        ]
+        states.snapshots.pop(node, None)
+    else:
+        with phase("step"):
+            outcomes = await call(env, timer, lambda: states.branch(arena, node, chosen, horizon=horizon))
     outcomes = [read_through(outcome, dropped) for outcome in outcomes]
     outcomes, gradings = await grade_ends(env, arena, steps, outcomes, helper, request)
     grown = _add_children(arena, node, request.seed, generations, firsts, outcomes)
@@ -240,33 +229,6 @@ def _add_children(
             for number, (first, generation) in enumerate(zip(firsts, generations, strict=True))
         ),
     )
-
-
-async def _branch(
-    arena: Arena,
-    node: int,
-    states: NodeStates,
-    generations: Sequence[Generation],
-    config: SearchConfig,
-    timer: EpisodeTimer,
-    helper: Helper,
-    request: Request,
-) -> list[Outcome]:
-    """Return the outcomes of replies to `request` at a node, before anything is graded."""
-    horizon = arena.nodes[node].depth + 1 > config.depth
-    if isinstance(states.env, Asking):
-        return await states.ask_branch(
-            arena,
-            node,
-            generations,
-            horizon=horizon,
-            timer=timer,
-            helper=helper,
-            seed=request.seed,
-            session=request.session,
-        )
-    with phase("step"):
-        return await call(states.env, timer, lambda: states.branch(arena, node, generations, horizon=horizon))
 
 
 async def grade_ends(
@@ -352,8 +314,11 @@ class Lead:
             self.states.standing = None
         replies = self._replies
         shown = steps_shown(len(replies), dives_done=arena.dives_done, give_up=self.config.give_up)
+        key = same_reply(self.states.env, self.config)
         for reply in replies[: min(shown, self.config.depth)] if replies else ():
-            child = self._child(node, reply)
+            # The child of the node that stands for the reply, if there is one.
+            steps = [(index, arena.nodes[index].step) for index in arena.children[node]]
+            child = next((i for i, step in steps if step is not None and key(step.reply) == key(reply)), None)
             if child is None:
                 child = await self._add(node, reply)
                 if child is None:
@@ -367,15 +332,6 @@ class Lead:
                 opened |= frozenset(closed)
             node = child
         return node, opened
-
-    def _child(self, node: int, reply: str) -> int | None:
-        """Return the child of a node that stands for a reply."""
-        key = same_reply(self.states.env, self.config)
-        for child in self.arena.children[node]:
-            step = self.arena.nodes[child].step
-            if step is not None and key(step.reply) == key(reply):
-                return child
-        return None
 
     async def _add(self, node: int, reply: str) -> int | None:
         arena = self.arena
@@ -438,32 +394,27 @@ async def grow_chains(
                 env, f"{arena.instance.key}: episode {number} began with another observation than the first one"
             )
         trajectory, grading = await graded(env, trajectory, helper, seed=seed)
-        growth = _add(arena, trajectory, replies, grading, dive=number // config.width)
+        if not replies:
+            growth = end_at_context_limit(arena, ROOT)
+        else:
+            first_created = node = len(arena.nodes)
+            draws = []
+            parent = ROOT
+            for position, (reply, step) in enumerate(zip(replies, trajectory.steps, strict=True), 1):
+                stop = trajectory.stop if position == len(replies) else None
+                node = arena.add(parent, step, stop, terminal=True, dive=number // config.width)
+                draws.append(Draw(parent=parent, node=node, seed=reply.seed, number=0, generation=reply.generation))
+                parent = node
+            growth = Growth(
+                first_created=first_created,
+                touched=frozenset(arena.back_up(node)),
+                draws=tuple(draws),
+                gradings=() if grading is None else ((node, grading),),
+            )
         arena.dives_done = len(arena.children[ROOT]) // config.width
         if number + 1 == total:
             arena.put(replace(arena.nodes[ROOT], terminal=True))
         yield arena.report(growth)
-
-
-def _add(
-    arena: Arena, trajectory: Trajectory, replies: Sequence[Reply], grading: Grading | None, *, dive: int
-) -> Growth:
-    if not replies:
-        return end_at_context_limit(arena, ROOT)
-    first_created = node = len(arena.nodes)
-    draws = []
-    parent = ROOT
-    for position, (reply, step) in enumerate(zip(replies, trajectory.steps, strict=True), 1):
-        stop = trajectory.stop if position == len(replies) else None
-        node = arena.add(parent, step, stop, terminal=True, dive=dive)
-        draws.append(Draw(parent=parent, node=node, seed=reply.seed, number=0, generation=reply.generation))
-        parent = node
-    return Growth(
-        first_created=first_created,
-        touched=frozenset(arena.back_up(node)),
-        draws=tuple(draws),
-        gradings=() if grading is None else ((node, grading),),
-    )
 
 
 OnExpansion = Callable[[Expansion], None]

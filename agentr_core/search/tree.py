@@ -44,14 +44,12 @@ def close(nodes: Sequence[Node], children: Sequence[Sequence[int]], start: int) 
     """
     changed: dict[int, Node] = {}
     index = start
-    while index >= 0 and not nodes[index].terminal and _exhausted(nodes, children[index], changed):
+    while index >= 0 and not nodes[index].terminal and children[index]:
+        if not all(child in changed or nodes[child].terminal for child in children[index]):
+            break
         changed[index] = replace(nodes[index], terminal=True)
         index = nodes[index].parent
     return changed
-
-
-def _exhausted(nodes: Sequence[Node], children: Sequence[int], changed: Mapping[int, Node]) -> bool:
-    return bool(children) and all(index in changed or nodes[index].terminal for index in children)
 
 
 # The selection of a child: UCT over children that are not terminal, as pure functions over nodes.

@@ -119,7 +119,15 @@ def forward_passes(rows: Sequence[TokenRow], *, packing: bool, rows_per_pass: in
     """
     if not rows:
         return []
-    packed = [_join([rows[index] for index in group]) for group in bins([len(r.labels) for r in rows], packing=packing)]
+    packed: list[dict[str, list[int]]] = []
+    for group in bins([len(row.labels) for row in rows], packing=packing):
+        samples = [rows[index] for index in group]
+        joined = {
+            "input_ids": [token for sample in samples for token in sample.input_ids],
+            "labels": [label for sample in samples for label in (IGNORED, *sample.labels[1:])],
+            "position_ids": [position for sample in samples for position in range(len(sample.labels))],
+        }
+        packed.append(joined)
     packed.sort(key=lambda row: -len(row["labels"]))
     return [_stack(packed[start : start + rows_per_pass]) for start in range(0, len(packed), rows_per_pass)]
 
@@ -127,14 +135,6 @@ def forward_passes(rows: Sequence[TokenRow], *, packing: bool, rows_per_pass: in
 def idle_pass() -> dict[str, torch.Tensor]:
     """Return a pass without trained tokens, for a process that has nothing left to do in a step."""
     return _stack([{"input_ids": [0], "labels": [IGNORED], "position_ids": [0]}])
-
-
-def _join(samples: Sequence[TokenRow]) -> dict[str, list[int]]:
-    return {
-        "input_ids": [token for sample in samples for token in sample.input_ids],
-        "labels": [label for sample in samples for label in (IGNORED, *sample.labels[1:])],
-        "position_ids": [position for sample in samples for position in range(len(sample.labels))],
-    }
 
 
 def _stack(rows: Sequence[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
@@ -201,37 +201,25 @@ def plan(
         raise DataFault("the dataset has no rows; loosen the filters or collect more")
     if min(tokens) < 1:
         raise DataFault(f"row {tokens.index(min(tokens))} of the dataset has no trained token; leave it out")
-    order = tuple(_samples(tokens, epochs=epochs, max_tokens=max_tokens, seed=seed))
-    if step_tokens:
-        steps = tuple(_filled(order, lengths, step_tokens))
-    else:
-        steps = tuple(order[start : start + per_step] for start in range(0, len(order), per_step))
-    seen = accumulate(sum(tokens[row] for row in step) for step in steps)
-    return Plan(steps=steps, trained_tokens=tuple(seen), epochs=len(order) / len(tokens))
-
-
-def _filled(order: Sequence[int], lengths: Sequence[int], most: int) -> Iterator[tuple[int, ...]]:
-    step: list[int] = []
-    held = 0
-    for row in order:
-        if step and held + lengths[row] > most:
-            yield tuple(step)
-            step, held = [], 0
-        step.append(row)
-        held += lengths[row]
-    yield tuple(step)
-
-
-def _samples(tokens: Sequence[int], *, epochs: float, max_tokens: int, seed: int) -> Iterator[int]:
     stream = _endless(len(tokens), seed)
-    if not max_tokens:
-        yield from islice(stream, max(1, round(epochs * len(tokens))))
-        return
-    seen = 0
-    while seen < max_tokens:
-        row = next(stream)
-        seen += tokens[row]
-        yield row
+    order = [] if max_tokens else list(islice(stream, max(1, round(epochs * len(tokens)))))
+    trained = 0
+    while trained < max_tokens:
+        order.append(next(stream))
+        trained += tokens[order[-1]]
+    if step_tokens:
+        steps: list[list[int]] = [[]]
+        room = step_tokens
+        for row in order:
+            if steps[-1] and lengths[row] > room:
+                steps.append([])
+                room = step_tokens
+            steps[-1].append(row)
+            room -= lengths[row]
+    else:
+        steps = [order[start : start + per_step] for start in range(0, len(order), per_step)]
+    seen = accumulate(sum(tokens[row] for row in step) for step in steps)
+    return Plan(steps=tuple(map(tuple, steps)), trained_tokens=tuple(seen), epochs=len(order) / len(tokens))
 
 
 def _endless(rows: int, seed: int) -> Iterator[int]:

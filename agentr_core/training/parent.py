@@ -417,7 +417,20 @@ def write_result(
         shutil.rmtree(staging)
     staging.mkdir()
     if job.config.lora_r:
-        _write_adapted(job, model, weights, dtype)
+        base = adapter_base(job.model_dir) or job.model_dir
+        alone = job.config.publish == "adapter"
+        folder = staging if alone else staging / ADAPTER
+        for config in model.peft_config.values():
+            config.base_model_name_or_path = str(from_here(base.resolve()))
+        # Preference training may hold a second adapter, its reference.
+        model.save_pretrained(folder, state_dict=weights, selected_adapters=["default"])
+        if not alone and weights is not None:
+            # The model is read again to be merged, by this process alone and therefore completely.
+            from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+            unset_hf_deepspeed_config()
+        if not alone:
+            merged(base, folder, dtype).save_pretrained(staging)
     elif weights is None:
         model.to(dtype).save_pretrained(staging)
     else:
@@ -438,24 +451,6 @@ def write_result(
         ):
             shutil.copyfile(file, staging / file.name)
     (staging / HISTORY).write_bytes(b"".join(STEP.dump_json(step) + b"\n" for step in history))
-
-
-def _write_adapted(job: Job, model: Any, weights: dict[str, torch.Tensor] | None, dtype: torch.dtype) -> None:
-    base = adapter_base(job.model_dir) or job.model_dir
-    alone = job.config.publish == "adapter"
-    folder = job.work.staging if alone else job.work.staging / ADAPTER
-    for config in model.peft_config.values():
-        config.base_model_name_or_path = str(from_here(base.resolve()))
-    # Preference training may hold a second adapter, its reference.
-    model.save_pretrained(folder, state_dict=weights, selected_adapters=["default"])
-    if alone:
-        return
-    if weights is not None:
-        # The model is read again to be merged, by this process alone and therefore completely.
-        from transformers.integrations.deepspeed import unset_hf_deepspeed_config
-
-        unset_hf_deepspeed_config()
-    merged(base, folder, dtype).save_pretrained(job.work.staging)
 
 
 # Whether the samples that share a row are kept apart by the model that is trained.

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pydantic import ValidationError
 
@@ -139,7 +139,9 @@ def environment(job: TrainingJob, outer: Mapping[str, str], *, gpus: bool) -> di
     if launch.deepspeed and job.config.num_processes == 1:
         # DeepSpeed always needs a process group, and Accelerate makes none for a single process.
         inner |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-        inner |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            inner |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
     return inner
 
 
@@ -160,12 +162,6 @@ def start_launcher(
         env=environment(job, os.environ, gpus=torch.cuda.is_available()),
         pass_fds=() if keep is None else (keep,),
     )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 POLL = 0.2
@@ -214,7 +210,24 @@ class TrainerProcess(Generic[Step]):
         earlier = log.stat().st_size if log.exists() else 0
         exit_status, fault = await self._follow(on_progress)
         if exit_status:
-            raise self._translate(exit_status, fault, log.read_bytes()[earlier:])
+            lines = log.read_bytes()[earlier:].decode("utf-8", errors="replace").splitlines()[-TAIL:]
+            if fault is not None:
+                kind, message = KINDS[fault.kind], fault.message
+            # A launcher reports this only in its log.
+            elif exit_status == -signal.SIGKILL or any("SIGKILL" in line for line in lines):
+                kind = OutOfMemory
+                message = (
+                    "the trainer was killed by the system, probably because memory ran out; "
+                    f"{self.less_memory}, or give the machine more memory"
+                )
+            elif exit_status < 0:
+                kind, message = TrainingFault, f"the trainer was ended by signal {signal.Signals(-exit_status).name}"
+            else:
+                kind, message = TrainingFault, f"the trainer ended with exit status {exit_status} and gave no reason"
+            resumable = any(self.work.checkpoints.glob("checkpoint-*"))
+            note = "; its last intermediate checkpoint is kept" if resumable else ""
+            end = [f"{message}{note}. End of {self.work.log_file}:", *(f"    {line}" for line in lines)]
+            raise kind("\n".join(end))
 
     async def _follow(self, on_progress: Callable[[Step], None]) -> tuple[int, Fault | None]:
         """Return the exit status of the process (negative: the signal that ended it) and the fault
@@ -230,7 +243,22 @@ class TrainerProcess(Generic[Step]):
             # A new file for each attempt: the events of earlier ones have been reported already.
             tempfile.NamedTemporaryFile(dir=self.work.root, prefix="events-", suffix=".jsonl") as events,
         ):
-            process = await self._started(events.name, log)
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                self.module,
+                str(self.work.job_file),
+                events.name,
+                # Never written to: the trainer sees this pipe end when this process dies, however
+                # that happens.
+                stdin=asyncio.subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env={**self.environment, "PYTHONPATH": python_path()},
+                # An interrupt at the terminal is for this process, which then shuts the trainer
+                # down.
+                start_new_session=True,
+            )
             exited = asyncio.ensure_future(process.wait())
             rest = b""
             try:
@@ -255,24 +283,6 @@ class TrainerProcess(Generic[Step]):
             finally:
                 await self._end(process, exited)
 
-    async def _started(self, events: str, log: BinaryIO) -> asyncio.subprocess.Process:
-        """Return the process, which writes what happens to the file `events`."""
-        return await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            self.module,
-            str(self.work.job_file),
-            events,
-            # Never written to: the trainer sees this pipe end when this process dies, however that
-            # happens.
-            stdin=asyncio.subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            env={**self.environment, "PYTHONPATH": python_path()},
-            # An interrupt at the terminal is for this process, which then shuts the trainer down.
-            start_new_session=True,
-        )
-
     async def _end(self, process: asyncio.subprocess.Process, exited: asyncio.Future[int]) -> None:
         if exited.done():
             return
@@ -283,27 +293,6 @@ class TrainerProcess(Generic[Step]):
             if not exited.done():
                 _signal(process, signal.SIGKILL)
                 await asyncio.wait({exited})
-
-    def _translate(self, exit_status: int, fault: Fault | None, log: bytes) -> AgentrError:
-        """Return the error of a process that failed; `log` is what it wrote, without earlier
-        attempts.
-        """
-        lines = log.decode("utf-8", errors="replace").splitlines()[-TAIL:]
-        if fault is not None:
-            kind, message = KINDS[fault.kind], fault.message
-        # A launcher reports this only in its log.
-        elif exit_status == -signal.SIGKILL or any("SIGKILL" in line for line in lines):
-            kind = OutOfMemory
-            message = (
-                "the trainer was killed by the system, probably because memory ran out; "
-                f"{self.less_memory}, or give the machine more memory"
-            )
-        elif exit_status < 0:
-            kind, message = TrainingFault, f"the trainer was ended by signal {signal.Signals(-exit_status).name}"
-        else:
-            kind, message = TrainingFault, f"the trainer ended with exit status {exit_status} and gave no reason"
-        kept = "; its last intermediate checkpoint is kept" if any(self.work.checkpoints.glob("checkpoint-*")) else ""
-        return kind("\n".join([f"{message}{kept}. End of {self.work.log_file}:", *(f"    {line}" for line in lines)]))
 
 
 def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:

@@ -352,7 +352,19 @@ class AgentGymWorld(Opaque, ABC):
         retries: int = 2,
         answer_mib: int = 16,
     ) -> None:
-        self._server = self._connect(url, timeout_s, patience_s, answer_mib)
+        variable = self.variables["url"]
+        if not url:
+            raise ConfigError(
+                f"{self.name} needs the address of a server: set the option url, or the variable {variable}; "
+                f"{self.start_hint()}"
+            )
+        if fault := url_fault(url, example="http://127.0.0.1:36001"):
+            raise ConfigError(f"{self.name}: option url: {fault}")
+        if timeout_s <= 0 or patience_s < 0:
+            raise ConfigError(f"{self.name}: timeout_s must be above 0, and patience_s at least 0")
+        if answer_mib < 1:
+            raise ConfigError(f"{self.name}: answer_mib must be at least 1")
+        self._server = connection(url.rstrip("/") + self.wire.prefix, float(timeout_s), float(patience_s), answer_mib)
         self._ids: dict[str, Sequence[int]] = {"train": (), "test": ()} | dict(self.published_ids())
         self._ids |= {
             split: read_ids(given, f"{self.name}: option {split}")
@@ -363,7 +375,13 @@ class AgentGymWorld(Opaque, ABC):
             raise ConfigError(
                 f"{self.name} needs the options train and test: instances such as 0-99,120, or a data file of AgentGym"
             )
-        self._check_playable()
+        playable = self.playable
+        for split, ids in self._ids.items():
+            if playable is not None and (beyond := [number for number in ids if number not in playable]):
+                raise ConfigError(
+                    f"{self.name}: option {split} has the number {beyond[0]}, which the server cannot begin; "
+                    f"{playable[0]} to {playable[-1]} can be played"
+                )
         check_apart(self._ids["train"], self._ids["test"], self.name)
         self._retries = retries
         self._opened: Opened | None = None
@@ -496,7 +514,13 @@ class AgentGymWorld(Opaque, ABC):
             self._opened = None
             lent = self._server.spare()
             if lent is None:
-                env_id = self._create(wire.create_body(instance.index))
+                answer = self._server.post("/create", wire.create_body(instance.index), patient=True)
+                try:
+                    env_id = self.wire.read_id(answer)
+                except MalformedAnswer as error:
+                    raise EnvironmentServerError(
+                        f"this is not an AgentGym server of {self.name}: {self._server.url}/create: {error}"
+                    ) from error
                 # Refused connections that the create itself waited out came before the id.
                 lent = env_id, self._server.lend(env_id)
             self._opened = Opened(*lent)
@@ -505,34 +529,22 @@ class AgentGymWorld(Opaque, ABC):
         self.check_first(instance, first)
         return first
 
-    def _create(self, body: dict[str, Any]) -> int:
-        answer = self._server.post("/create", body, patient=True)
-        try:
-            return self.wire.read_id(answer)
-        except MalformedAnswer as error:
-            raise EnvironmentServerError(
-                f"this is not an AgentGym server of {self.name}: {self._server.url}/create: {error}"
-            ) from error
-
     def _continue(self, instance: Instance, action: str) -> Turn:
         if self._opened is None or self._opened.restarts != self._server.restarts:
-            self._replay(instance)
-        return self._act(action)
-
-    def _replay(self, instance: Instance) -> None:
-        promise = self.repeatability
-        kind = ReplayDiverged if promise is Repeatability.EXACT else ReplayDrifted
-        if not repeats(first := self._begin(instance), self._first, promise):
-            raise kind(
-                f"{instance.key} began with {shown(self._first)}, and in a fresh environment with {shown(first)}"
-            )
-        for position, (action, turn) in enumerate(self._steps):
-            again = self._act(action)
-            if again[1:] != turn[1:] or not repeats(again.observation, turn.observation, promise):
+            promise = self.repeatability
+            kind = ReplayDiverged if promise is Repeatability.EXACT else ReplayDrifted
+            if not repeats(first := self._begin(instance), self._first, promise):
                 raise kind(
-                    f"{instance.key}: step {position}, {action!r}, gave {shown(turn)}, and in a fresh environment "
-                    f"{shown(again)}"
+                    f"{instance.key} began with {shown(self._first)}, and in a fresh environment with {shown(first)}"
                 )
+            for position, (earlier, turn) in enumerate(self._steps):
+                again = self._act(earlier)
+                if again[1:] != turn[1:] or not repeats(again.observation, turn.observation, promise):
+                    raise kind(
+                        f"{instance.key}: step {position}, {earlier!r}, gave {shown(turn)}, and in a fresh environment "
+                        f"{shown(again)}"
+                    )
+        return self._act(action)
 
     def _act(self, action: str) -> Turn:
         if self._opened is None:
@@ -574,35 +586,10 @@ class AgentGymWorld(Opaque, ABC):
         elif self._server.end(opened.env_id, opened.restarts):
             self._server.close("/close", {self.wire.id_key: opened.env_id})
 
-    def _check_playable(self) -> None:
-        if self.playable is None:
-            return
-        for split, ids in self._ids.items():
-            if beyond := [number for number in ids if number not in self.playable]:
-                raise ConfigError(
-                    f"{self.name}: option {split} has the number {beyond[0]}, which the server cannot begin; "
-                    f"{self.playable[0]} to {self.playable[-1]} can be played"
-                )
-
     @property
     def url(self) -> str:
         """The address of the server, with the prefix of the world."""
         return self._server.url
-
-    def _connect(self, url: str, timeout_s: float, patience_s: float, answer_mib: int) -> Connection:
-        variable = self.variables["url"]
-        if not url:
-            raise ConfigError(
-                f"{self.name} needs the address of a server: set the option url, or the variable {variable}; "
-                f"{self.start_hint()}"
-            )
-        if fault := url_fault(url, example="http://127.0.0.1:36001"):
-            raise ConfigError(f"{self.name}: option url: {fault}")
-        if timeout_s <= 0 or patience_s < 0:
-            raise ConfigError(f"{self.name}: timeout_s must be above 0, and patience_s at least 0")
-        if answer_mib < 1:
-            raise ConfigError(f"{self.name}: answer_mib must be at least 1")
-        return connection(url.rstrip("/") + self.wire.prefix, float(timeout_s), float(patience_s), answer_mib)
 
     def start_hint(self) -> str:
         """Return a hint on how to start a server of this world."""

@@ -93,7 +93,14 @@ class Seats:
         """Open an environment and return the answer. Raises `EnvironmentUnavailable` when too many
         are open.
         """
-        self._close_idle()
+        limit = time.monotonic() - self._idle_s
+        with self._lock:
+            idle = [env_id for env_id, seat in self._seats.items() if seat.used < limit and not seat.lock.locked()]
+            seats = [self._seats.pop(env_id) for env_id in idle]
+        for seat in seats:
+            with seat.lock:
+                seat.closed = True
+                seat.env.close()
         with self._lock:
             if len(self._seats) + self._opening >= self._most:
                 raise EnvironmentUnavailable(
@@ -104,7 +111,14 @@ class Seats:
             self._next += 1
         try:
             number = body.get(self._wire.item) if self._wire.item_at_create else None
-            seat, answer = self._open(env_id, number or 0)
+            seat = Seat(self._make(), number=number or 0)
+            answer = self._wire.write_id(env_id)
+            if self._wire.created_ready:
+                try:
+                    answer = self._reset(env_id, seat, self._order[env_id % len(self._order)])
+                except BaseException:
+                    seat.env.close()
+                    raise
             with self._lock:
                 self._seats[env_id] = seat
             return answer
@@ -156,22 +170,11 @@ class Seats:
         for env_id in self.ids():
             self.close({self._wire.id_key: env_id})
 
-    def _open(self, env_id: int, number: int) -> tuple[Seat, Any]:
-        seat = Seat(self._make(), number=number)
-        answer = self._wire.write_id(env_id)
-        if self._wire.created_ready:
-            try:
-                answer = self._reset(env_id, seat, self._order[env_id % len(self._order)])
-            except BaseException:
-                seat.env.close()
-                raise
-        return seat, answer
-
     def _seat(self, env_id: int) -> Seat:
         with self._lock:
             seat = self._seats.get(env_id)
         if seat is None:
-            raise _unknown(env_id)
+            raise EnvironmentRefusal(f"The id {env_id} is not valid.")
         seat.used = time.monotonic()
         return seat
 
@@ -183,7 +186,7 @@ class Seats:
         seat = self._seat(env_id)
         with seat.lock:
             if seat.closed:
-                raise _unknown(env_id)
+                raise EnvironmentRefusal(f"The id {env_id} is not valid.")
             yield seat
 
     def _reset(self, env_id: int, seat: Seat, number: int) -> Any:
@@ -193,16 +196,6 @@ class Seats:
         seat.observation, seat.reward = answers.reset(seat.env, instance), 0.0
         seat.latest = self._wire.write_first(env_id, seat.observation)
         return seat.latest
-
-    def _close_idle(self) -> None:
-        limit = time.monotonic() - self._idle_s
-        with self._lock:
-            idle = [env_id for env_id, seat in self._seats.items() if seat.used < limit and not seat.lock.locked()]
-            seats = [self._seats.pop(env_id) for env_id in idle]
-        for seat in seats:
-            with seat.lock:
-                seat.closed = True
-                seat.env.close()
 
 
 def numbered(env: Environment, splits: Sequence[str]) -> dict[int, Instance]:
@@ -307,7 +300,3 @@ async def _answer(wire: Wire, act: Callable[[], Any]) -> Response:
         if wire.id_key == "id":
             return JSONResponse({"error": str(error)})
         return PlainTextResponse(f"Internal Server Error: {error}", 500)
-
-
-def _unknown(env_id: int) -> EnvironmentRefusal:
-    return EnvironmentRefusal(f"The id {env_id} is not valid.")

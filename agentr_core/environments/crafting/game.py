@@ -388,17 +388,15 @@ class CraftingGame:
         if match := _CRAFT.match(action):
             return self._craft(match[1], match[2])
         if match := _GET.match(action):
-            return self._get(match[2], int(match[1]))
+            count, name = int(match[1]), match[2]
+            item = identifier(name)
+            if item in self._world.by_item or item in self._world.tags or item not in self._world.items:
+                return f"Could not find {name}", ""
+            self._add(item, count)
+            return f"Got {count} {name}", item
         if action.startswith("inventory"):
             return inventory(self._entries), ""
         return f"Could not execute {action}", ""
-
-    def _get(self, name: str, count: int) -> tuple[str, str]:
-        item = identifier(name)
-        if item in self._world.by_item or item in self._world.tags or item not in self._world.items:
-            return f"Could not find {name}", ""
-        self._add(item, count)
-        return f"Got {count} {name}", item
 
     def _craft(self, wanted: str, using: str) -> tuple[str, str]:
         world = self._world

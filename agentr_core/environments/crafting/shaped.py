@@ -300,12 +300,10 @@ class _Draft:
             self.rng.shuffle(inputs)
         self.recipes.append(Recipe(output=name, count=makes, output_tag=None, inputs=tuple(inputs)))
         if depth == 1 and self.rng.random() < rates.several_recipes:
-            self.recipes += [self._other_way(name) for _ in range(self._pick(_OTHER_RECIPES))]
+            for _ in range(self._pick(_OTHER_RECIPES)):
+                other = (_ingredient(next(self.names), self._pick(_RAW_COUNT)),)
+                self.recipes.append(Recipe(output=name, count=self._pick(_PART_MAKES), output_tag=None, inputs=other))
         return name
-
-    def _other_way(self, name: str) -> Recipe:
-        inputs = (_ingredient(next(self.names), self._pick(_RAW_COUNT)),)
-        return Recipe(output=name, count=self._pick(_PART_MAKES), output_tag=None, inputs=inputs)
 
     def _bring_in_planks(self, *, in_plan: bool) -> None:
         """List all planks; a part of depth 1 becomes planks, or can also be made of them."""

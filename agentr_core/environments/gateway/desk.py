@@ -427,7 +427,8 @@ class Desk:
         now = time.monotonic()
         seat = Seat(id=secrets.token_hex(8), run=run, offer=offer, heard=now, asked=now)
         self._seats[seat.id] = seat
-        self._put(seat)
+        self._offers.append(seat)
+        self._offered.set()
         return seat.id
 
     async def next(self, key: str, reply: Mapping[str, Any] | None, wait: float) -> dict[str, Any]:
@@ -443,7 +444,15 @@ class Desk:
         seat = self._seats[key]
         seat.asked = time.monotonic()
         if reply is not None:
-            self._answer(seat, reply)
+            if seat.overdue is not None:
+                seat.overdue.cancel()
+            if seat.call is not None and not seat.call.reply.done():
+                seat.heard = time.monotonic()
+                if (why := reply.get("refused")) is not None:
+                    _refuse(seat.call, Refused(400, why, "invalid_request"))
+                else:
+                    seat.call.reply.set_result(reply)
+                self._advance(seat)
         try:
             async with asyncio.timeout(wait):
                 event = await seat.told.get()
@@ -481,7 +490,8 @@ class Desk:
         """Offer an episode to others, unless it was used: the agent that took it does not know."""
         if seat.taken and seat.id not in self._over and seat.call is None and not seat.queue:
             seat.taken = False
-            self._put(seat)
+            self._offers.append(seat)
+            self._offered.set()
 
     def ask(self, key: str, turns: Turns, *, again: bool = False) -> Call:
         """Return an agent's call, for one client more: a new one, or one of the same turns whose
@@ -554,10 +564,6 @@ class Desk:
             self._end(seat, Ending(f"its run did not ask about it for {_RUN_SECONDS:.0f} s"), "episode_over")
         return None
 
-    def _put(self, seat: Seat) -> None:
-        self._offers.append(seat)
-        self._offered.set()
-
     def _present(self, seat: Seat) -> Seat:
         seat.heard = self._heard = time.monotonic()
         return seat
@@ -573,18 +579,6 @@ class Desk:
         seat.told.put_nowait({"event": "call", "turns": list(call.turns), "delivered": seat.delivered})
         seat.call = call
         seat.overdue = asyncio.get_running_loop().call_later(_REPLY_SECONDS, self._give_up, seat, _REPLY_SECONDS)
-
-    def _answer(self, seat: Seat, reply: Mapping[str, Any]) -> None:
-        if seat.overdue is not None:
-            seat.overdue.cancel()
-        if seat.call is None or seat.call.reply.done():
-            return
-        seat.heard = time.monotonic()
-        if (why := reply.get("refused")) is not None:
-            _refuse(seat.call, Refused(400, why, "invalid_request"))
-        else:
-            seat.call.reply.set_result(reply)
-        self._advance(seat)
 
     def _give_up(self, seat: Seat, seconds: float) -> None:
         if seat.call is not None and not seat.call.reply.done():

@@ -196,16 +196,6 @@ def _for_agents(desk: Desk) -> list[Route]:
         desk.failed(request.path_params["key"], (await _read(request, Failed)).reason)
         return JSONResponse({})
 
-    return [
-        _post("/episodes", _taking(desk)),
-        _post("/episodes/{key}/v1/chat/completions", chat),
-        *_models(desk),
-        _post("/episodes/{key}/reward", reward),
-        _post("/episodes/{key}/failed", failed),
-    ]
-
-
-def _models(desk: Desk) -> list[Route]:
     async def listed(request: Request) -> Response:
         desk.seat(request.path_params["key"])
         return JSONResponse({"object": "list", "data": [model()]})
@@ -215,7 +205,14 @@ def _models(desk: Desk) -> list[Route]:
         _check_model(request.path_params["model"])
         return JSONResponse(model())
 
-    return [Route("/episodes/{key}/v1/models", listed), Route("/episodes/{key}/v1/models/{model}", described)]
+    return [
+        _post("/episodes", _taking(desk)),
+        _post("/episodes/{key}/v1/chat/completions", chat),
+        Route("/episodes/{key}/v1/models", listed),
+        Route("/episodes/{key}/v1/models/{model}", described),
+        _post("/episodes/{key}/reward", reward),
+        _post("/episodes/{key}/failed", failed),
+    ]
 
 
 def _taking(desk: Desk) -> Callable[[Request], Awaitable[Response]]:

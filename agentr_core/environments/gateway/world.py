@@ -60,28 +60,28 @@ class _Presence:
         with self._lock:
             if self.name == unknown:
                 self._leave()
-                self.name = self._arrive()
+                where = f"{self._url}/run/arrive"
+                try:
+                    client = self._kept.enter_context(httpx.Client(headers=self._headers, timeout=_TIMEOUT))
+                    answer = self._kept.enter_context(client.stream("POST", where))
+                    # The answer has no end while this process lives; without its iterator it is
+                    # closed.
+                    self._lines = answer.iter_lines()
+                    name = next(self._lines, "")
+                except httpx.HTTPError as error:
+                    raise EnvironmentUnavailable(
+                        f"{where} broke the connection ({error or type(error).__name__})"
+                    ) from error
+                if answer.status_code != httpx.codes.OK:
+                    raise EnvironmentServerError(
+                        f"{where} answered {answer.status_code} ({name[:300]}): this is not a gateway of agentr of "
+                        "this version, or it wants another token; correct the address, or set AGENTR_GATEWAY_TOKEN"
+                    )
+                self.name = name
 
     def _leave(self) -> None:
         self._lines = iter(())
         self._kept.close()
-
-    def _arrive(self) -> str:
-        where = f"{self._url}/run/arrive"
-        try:
-            client = self._kept.enter_context(httpx.Client(headers=self._headers, timeout=_TIMEOUT))
-            answer = self._kept.enter_context(client.stream("POST", where))
-            # The answer has no end while this process lives; without its iterator it is closed.
-            self._lines = answer.iter_lines()
-            name = next(self._lines, "")
-        except httpx.HTTPError as error:
-            raise EnvironmentUnavailable(f"{where} broke the connection ({error or type(error).__name__})") from error
-        if answer.status_code != httpx.codes.OK:
-            raise EnvironmentServerError(
-                f"{where} answered {answer.status_code} ({name[:300]}): this is not a gateway of agentr of this "
-                "version, or it wants another token; correct the address, or set AGENTR_GATEWAY_TOKEN"
-            )
-        return name
 
 
 @cache
@@ -191,8 +191,16 @@ class Gateway(Opaque):
         task = self._task(instance)
         self.release()
         offer = {"environment": self.name, "split": instance.split, "index": instance.index, "task": task}
-        self._episode = self._open(offer)
-        self._over = False
+        presence = _presence(self._url, self._token, os.getpid())
+        for _ in range(_TRIES):
+            name = presence.name
+            episode = self._server.post("/run/open", {**offer, "run": name}, patient=True)["episode"]
+            if episode is not None:
+                break
+            presence.renew(name)
+        else:
+            raise EnvironmentUnavailable(f"{self._url} forgets this run; see whether the connection to it is stable")
+        self._episode, self._over = str(episode), False
         event = self._next(None)
         if event["event"] != "call":
             raise EnvironmentUnavailable(
@@ -210,7 +218,10 @@ class Gateway(Opaque):
         drawn, self._drawn = self._drawn, {}
         event = self._next({"text": action, **drawn})
         history = (*self._history, Message(role="assistant", text=action))
-        if not event["delivered"] and not self._knows(event, history):
+        # A reply from which the next call goes on has arrived, whatever became of the connection.
+        if not event["delivered"] and not (
+            event["event"] == "call" and continues(history, [turn_of(turn) for turn in event["turns"]])
+        ):
             self._without_reply(event, "a reply was not delivered")
         self._before = history
         return self._following(event)
@@ -256,17 +267,6 @@ class Gateway(Opaque):
             raise EnvironmentFault(f"gateway has no instance {instance.key}")
         return tasks[instance.index]
 
-    def _open(self, offer: Mapping[str, Any]) -> str:
-        """Return the id of an episode that agents are offered."""
-        presence = _presence(self._url, self._token, os.getpid())
-        for _ in range(_TRIES):
-            name = presence.name
-            episode = self._server.post("/run/open", {**offer, "run": name}, patient=True)["episode"]
-            if episode is not None:
-                return str(episode)
-            presence.renew(name)
-        raise EnvironmentUnavailable(f"{self._url} forgets this run; see whether the connection to it is stable")
-
     def _called(self, event: Mapping[str, Any]) -> str:
         """Return what a call adds to the conversation before it, as an observation."""
         self._history = tuple(turn_of(turn) for turn in event["turns"])
@@ -278,12 +278,6 @@ class Gateway(Opaque):
             self._over = True
             return Transition("", event["reward"], True, False, {"success": event["success"]})
         return Transition(self._called(event), 0.0, False, False, {"success": False})
-
-    def _knows(self, event: Mapping[str, Any], history: Sequence[Message]) -> bool:
-        """Return whether a call goes on from a reply, which has then arrived, whatever became of
-        the connection.
-        """
-        return event["event"] == "call" and continues(history, [turn_of(turn) for turn in event["turns"]])
 
     def _without_reply(self, event: Mapping[str, Any], why: str) -> NoReturn:
         said = f"episode {self._episode}: {why}, and the agent went on without a reply"

@@ -140,7 +140,20 @@ def _unit_at_the_end(text: str) -> tuple[str, str]:
             rest = rest[:-1].rstrip()
     if not words or not re.search(r"\d|\\pi|\\sqrt|\\frac", rest) or words[0] == "/":
         return "", text
-    return _joined(words), rest
+    # Square feet is ft^2, miles per hour is mi/h.
+    unit: list[str] = []
+    power = 0
+    for word in words:
+        if word in _POWERS and word.endswith("d") and unit:
+            unit[-1] = f"{unit[-1]}^{_POWERS[word]}"
+        elif word in _POWERS:
+            power = _POWERS[word]
+        elif word in ("per", "/"):
+            unit.append("/")
+        else:
+            unit.append(f"{word}^{power}" if power else word)
+            power = 0
+    return {"mi/h": "mph", "km/h": "kph"}.get("".join(unit), " ".join(unit).replace(" / ", "/")), rest
 
 
 def _is_unit(word: str, before: str) -> bool:
@@ -162,23 +175,6 @@ def _normal(word: str) -> str:
             if name in _NORMAL:
                 return _NORMAL[name]
     return word.lower().removesuffix("s")
-
-
-def _joined(words: list[str]) -> str:
-    """Return a unit of several words: square feet is ft^2, miles per hour is mi/h."""
-    found: list[str] = []
-    power = 0
-    for word in words:
-        if word in _POWERS and word.endswith("d") and found:
-            found[-1] = f"{found[-1]}^{_POWERS[word]}"
-        elif word in _POWERS:
-            power = _POWERS[word]
-        elif word in ("per", "/"):
-            found.append("/")
-        else:
-            found.append(f"{word}^{power}" if power else word)
-            power = 0
-    return {"mi/h": "mph", "km/h": "kph"}.get("".join(found), " ".join(found).replace(" / ", "/"))
 
 
 _MOST_PARTS = 40

@@ -342,19 +342,34 @@ def is_printed(parts: Sequence[str]) -> bool:
 
 def values(parts: Sequence[str]) -> list[Value | None]:
     """Return the value of a formula at each point, None where it has none. Raises `Unreadable`."""
-    single = _single([token.strip() for token in parts])
+    parts = [token.strip() for token in parts]
+    if _is_word(parts):
+        raise Unreadable
+    # Letters are read one by one, a letter and what is below it as one.
+    letters: list[str] = []
+    for token in parts:
+        letters += [token] if token in _NAMES or not token.isalpha() else list(token)
+    single: list[str] = []
+    position = 0
+    while position < len(letters):
+        token = letters[position]
+        position += 1
+        if position < len(letters) and letters[position] == "_" and _is_variable(token):
+            below, position = _below(letters, position + 1)
+            token = f"{token}_{below}"
+        single.append(token)
     if _DATE.fullmatch("".join(single)):
         raise Unreadable
     constant = not any(_is_variable(token) for token in single)
-    found: list[Value | None] = []
+    results: list[Value | None] = []
     for place in range(1 if constant else PLACES):
         try:
-            found.append(_Parser(single, place).whole())
+            results.append(_Parser(single, place).whole())
         except (_Undefined, ZeroDivisionError):
-            found.append(None)
+            results.append(None)
         except (OverflowError, ValueError, TypeError, RecursionError, mpmath.libmp.NoConvergence) as error:
             raise Unreadable from error
-    return found * (PLACES if constant else 1)
+    return results * (PLACES if constant else 1)
 
 
 def equal(one: Sequence[Value | None], other: Sequence[Value | None], *, printed: bool) -> bool:
@@ -533,27 +548,6 @@ def _binomial(top: Value, bottom: Value) -> Value:
     return Fraction(comb(int(top), int(bottom)))
 
 
-def _single(parts: Sequence[str]) -> list[str]:
-    """Return tokens with letters one by one, and a letter and what is below it as one. Raises
-    `Unreadable` for a word.
-    """
-    if _is_word(parts):
-        raise Unreadable
-    found: list[str] = []
-    for token in parts:
-        found += [token] if token in _NAMES or not token.isalpha() else list(token)
-    joined: list[str] = []
-    position = 0
-    while position < len(found):
-        token = found[position]
-        position += 1
-        if position < len(found) and found[position] == "_" and _is_variable(token):
-            below, position = _below(found, position + 1)
-            token = f"{token}_{below}"
-        joined.append(token)
-    return joined
-
-
 def _below(found: Sequence[str], position: int) -> tuple[str, int]:
     """Return what stands below a letter, and the position after it."""
     if position >= len(found):
@@ -648,7 +642,7 @@ class _Parser:
     def _raised(self) -> Value:
         base = self._atom()
         while self._next in ("!", r"\deg"):
-            base = _factorial(base) if self._take() == "!" else _times(base, self._context_pi() / 180)
+            base = _factorial(base) if self._take() == "!" else _times(base, +_context().pi / 180)
         if self._next not in ("^", "**"):
             return base
         self._take()
@@ -662,14 +656,22 @@ class _Parser:
         token = self._take()
         name = token.removeprefix("\\")
         if token[0] in "0123456789.":
-            return self._number(token)
+            _, _, exponent = token.lower().partition("e")
+            if exponent and abs(int(exponent)) > _MOST_FACTORIAL:
+                raise Unreadable
+            if len(token) > 1 and token.isdigit() and token[0] == "0" and len(self._tokens) > 2:
+                # 2024-01-05 is a date.
+                raise Unreadable
+            number = _checked(Fraction(token.rstrip(".")))
+            return _sum(number, self._atom()) if self._is_mixed(token) else number
         if token in ("(", "[", "{"):
             return self._until(_CLOSING[token])
         if token == "|":
             self._bars += 1
             value = self._sum()
             self._bars -= 1
-            self._expect("|")
+            if self._take() != "|":
+                raise Unreadable
             return _applied("abs", value)
         if token in (r"\lfloor", r"\lceil"):
             return _applied("floor" if token == r"\lfloor" else "ceil", self._until(token.replace("\\l", "\\r")))
@@ -681,7 +683,7 @@ class _Parser:
             degree = self._until("]") if self._next == "[" and self._take() else Fraction(2)
             return _root(self._argument(), degree)
         if name == "pi":
-            return self._context_pi()
+            return +_context().pi
         if _function(token):
             return self._of_function(name)
         if token == "e":
@@ -691,16 +693,6 @@ class _Parser:
         if _is_variable(token):
             return _at(token, self._place)
         raise Unreadable
-
-    def _number(self, token: str) -> Value:
-        _, _, exponent = token.lower().partition("e")
-        if exponent and abs(int(exponent)) > _MOST_FACTORIAL:
-            raise Unreadable
-        if len(token) > 1 and token.isdigit() and token[0] == "0" and len(self._tokens) > 2:
-            # 2024-01-05 is a date.
-            raise Unreadable
-        number = _checked(Fraction(token.rstrip(".")))
-        return _sum(number, self._atom()) if self._is_mixed(token) else number
 
     def _of_function(self, name: str) -> Value:
         base = power = None
@@ -739,15 +731,9 @@ class _Parser:
         bars, self._bars = self._bars, 0
         value = self._sum()
         self._bars = bars
-        self._expect(closing)
-        return value
-
-    def _context_pi(self) -> Value:
-        return +_context().pi
-
-    def _expect(self, token: str) -> None:
-        if self._take() != token:
+        if self._take() != closing:
             raise Unreadable
+        return value
 
     @property
     def _next(self) -> str:

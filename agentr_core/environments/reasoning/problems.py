@@ -94,7 +94,26 @@ def problem_of(
     Raises `DataFileError` for a row that does not fit the module's description, and for a source
     whose domain nothing says.
     """
-    row = _plain_row(row, where)
+    row = {key: value for key, value in row.items() if value is not None}
+    rewarded = row.get("reward_model")
+    if isinstance(rewarded, Mapping) and "prompt" in row:
+        extra = row.get("extra_info")
+        extra = {key: value for key, value in extra.items() if value is not None} if isinstance(extra, Mapping) else {}
+        # A prompt is a text, or turns, of which the last one of the user is the question.
+        prompt = row["prompt"]
+        if isinstance(prompt, list) and all(isinstance(turn, Mapping) for turn in prompt):
+            prompt = next((turn.get("content") for turn in reversed(prompt) if turn.get("role") == "user"), None)
+        gold = rewarded.get("ground_truth")
+        domain = _ABILITIES.get(str(row.get("ability")).lower())
+        columns = {
+            "question": extra.get("question") or prompt,
+            "answer": gold.get("target") if isinstance(gold, Mapping) else gold,
+            "source": row.get("source", row.get("data_source")),
+            "domain": row.get("domain") or (None if source_key(str(row.get("data_source"))) in _KNOWN else domain),
+            "id": row.get("id", extra.get("index")),
+            "depth": row.get("depth"),
+        }
+        row = {key: value for key, value in columns.items() if value is not None}
     if not source and row.get("source") is None:
         raise DataFileError(
             f"{where}: the row has no source; name that of its file in the recipe, as in "
@@ -132,31 +151,6 @@ def source_key(source: str) -> str:
 
 
 _KNOWN: Final = {source_key(name): domain for domain, names in SOURCES.items() for name in names}
-
-
-def _plain_row(row: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """Return a row without nulls, with the columns of the module's description."""
-    row = {key: value for key, value in row.items() if value is not None}
-    rewarded = row.get("reward_model")
-    if not isinstance(rewarded, Mapping) or "prompt" not in row:
-        return row
-    extra = row.get("extra_info")
-    extra = {key: value for key, value in extra.items() if value is not None} if isinstance(extra, Mapping) else {}
-    # A prompt is a text, or turns, of which the last one of the user is the question.
-    prompt = row["prompt"]
-    if isinstance(prompt, list) and all(isinstance(turn, Mapping) for turn in prompt):
-        prompt = next((turn.get("content") for turn in reversed(prompt) if turn.get("role") == "user"), None)
-    gold = rewarded.get("ground_truth")
-    domain = _ABILITIES.get(str(row.get("ability")).lower())
-    found = {
-        "question": extra.get("question") or prompt,
-        "answer": gold.get("target") if isinstance(gold, Mapping) else gold,
-        "source": row.get("source", row.get("data_source")),
-        "domain": row.get("domain") or (None if source_key(str(row.get("data_source"))) in _KNOWN else domain),
-        "id": row.get("id", extra.get("index")),
-        "depth": row.get("depth"),
-    }
-    return {key: value for key, value in found.items() if value is not None}
 
 
 def _id(row: Mapping[str, Any], where: str) -> str:
@@ -250,7 +244,13 @@ def _right_option(
 ) -> tuple[str, str]:
     """Return the letter and the text of the right option."""
     known = dict(zip(_LETTERS, options, strict=False))
-    letters = {_option_letter(gold, known) for gold in golds}
+    letters: set[str] = set()
+    for gold in golds:
+        letter = gold.strip().strip("().")
+        if letter not in known:
+            named = [letter for letter, text in known.items() if text == gold]
+            letter = named[0] if len(named) == 1 else ""
+        letters.add(letter)
     if isinstance(index := row.get("answer_index"), int):
         letters.add(_LETTERS[index] if 0 <= index < len(options) else "")
     if len(letters) != 1 or "" in letters or isinstance(row.get("answer"), bool | int | float):
@@ -260,15 +260,6 @@ def _right_option(
         )
     (letter,) = letters
     return letter, known[letter]
-
-
-def _option_letter(gold: str, known: Mapping[str, str]) -> str:
-    """Return the letter of the option that an answer names, or the empty string."""
-    letter = gold.strip().strip("().")
-    if letter in known:
-        return letter
-    named = [letter for letter, text in known.items() if text == gold]
-    return named[0] if len(named) == 1 else ""
 
 
 def _solution(moves: Any, where: str) -> tuple[Move, ...]:

@@ -189,22 +189,22 @@ def words(text: str) -> list[list[str]]:
     Words are without case, without the accents of Latin letters, without articles, except at the
     end (hepatitis A), and without signs that mean nothing. A text that has nothing else keeps them.
     """
-    plain = _plain(text)
-    found = [_without_signs(plain, between).casefold().split() or text.casefold().split() for between in (" ", "")]
-    return [_without_articles(each) for each in found]
-
-
-def _plain(text: str) -> str:
-    """Return a text with one character for each meaning, and names for signs that have one."""
-    text = _SUPERSCRIPT.sub(lambda found: f"^{found[0]}", _VULGAR.sub(" ", text)).translate(_PLAIN)
-    text = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", text)).translate(_PLAIN)
-    text = unicodedata.normalize("NFC", _ACCENT.sub("", text)).translate(_LATIN)
-    text = _EMPHASIS.sub(r"\2", text)
-    text = _INITIALS.sub(lambda found: re.sub(r"[.\s]", "", found[0]) + " ", text)
-    text = _GROUPED.sub(lambda found: found[0].replace(",", ""), text)
+    # One character for each meaning, and names for signs that have one.
+    plain = _SUPERSCRIPT.sub(lambda found: f"^{found[0]}", _VULGAR.sub(" ", text)).translate(_PLAIN)
+    plain = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", plain)).translate(_PLAIN)
+    plain = unicodedata.normalize("NFC", _ACCENT.sub("", plain)).translate(_LATIN)
+    plain = _EMPHASIS.sub(r"\2", plain)
+    plain = _INITIALS.sub(lambda found: re.sub(r"[.\s]", "", found[0]) + " ", plain)
+    plain = _GROUPED.sub(lambda found: found[0].replace(",", ""), plain)
     for sign, name in _NAMED:
-        text = sign.sub(name, text)
-    return text
+        plain = sign.sub(name, plain)
+    forms = [_without_signs(plain, between).casefold().split() or text.casefold().split() for between in (" ", "")]
+    return [
+        [word for place, word in enumerate(form) if word not in _ARTICLES or place == len(form) - 1]
+        if any(word not in _ARTICLES for word in form)
+        else form
+        for form in forms
+    ]
 
 
 def _without_signs(text: str, between: str) -> str:
@@ -222,12 +222,6 @@ def _without_signs(text: str, between: str) -> str:
         return " " if digits else between
 
     return _SIGN.sub(sign, text)
-
-
-def _without_articles(found: Sequence[str]) -> list[str]:
-    if all(word in _ARTICLES for word in found):
-        return list(found)
-    return [word for place, word in enumerate(found) if word not in _ARTICLES or place == len(found) - 1]
 
 
 Domain = Literal["math", "knowledge"]
@@ -256,7 +250,19 @@ def choice(prediction: str, options: Sequence[str], right: int) -> float:
     """Return 1 if an answer names the right one of several options, by its letter, its text or
     both, and no other one; otherwise 0.
     """
-    named = _named_options(prediction.strip(), options)
+    prediction = prediction.strip()
+    letters = {chr(ord("A") + place): place for place in range(len(options))}
+    same = {place for place, option in enumerate(options) if option.strip() == prediction}
+    if prediction not in letters and same:
+        named = same
+    else:
+        lettered = _LETTERED.fullmatch(prediction)
+        letter = letters.get(lettered[1].upper()) if lettered else None
+        rest = lettered[2] if lettered else ""
+        named = {letter} if letter is not None and not rest else _with_text(prediction, options)
+        if not named and letter is not None:
+            texts = _with_text(rest, options)
+            named = {letter} if letter in texts or not texts else set()
     return float(right in named and all(options[each] == options[right] for each in named))
 
 
@@ -281,7 +287,11 @@ def word_f1(prediction: str, gold: str, answers: Answers = "plain") -> float:
     forms = {"".join(published_words(text)) for text in (prediction, gold)}
     if forms & _WHOLE:
         return float(len(forms) == 1)
-    return max(_f1(said, wanted) for said, wanted in product(_words(prediction, answers), _words(gold, answers)))
+    best = 0.0
+    for given, wanted in product(_words(prediction, answers), _words(gold, answers)):
+        shared = (Counter(given) & Counter(wanted)).total()
+        best = max(best, 2 * shared / (len(given) + len(wanted)) if shared else 0.0)
+    return best
 
 
 def exact_match(prediction: str, golds: Sequence[str], answers: Answers = "plain") -> bool:
@@ -290,33 +300,10 @@ def exact_match(prediction: str, golds: Sequence[str], answers: Answers = "plain
     return any(each in _words(gold, answers) for each in said for gold in golds)
 
 
-def _named_options(prediction: str, options: Sequence[str]) -> set[int]:
-    letters = {chr(ord("A") + place): place for place in range(len(options))}
-    same = {place for place, option in enumerate(options) if option.strip() == prediction}
-    if prediction not in letters and same:
-        return same
-    found = _LETTERED.fullmatch(prediction)
-    letter = letters.get(found[1].upper()) if found else None
-    rest = found[2] if found else ""
-    if letter is not None and not rest:
-        return {letter}
-    if named := _with_text(prediction, options):
-        return named
-    if letter is None:
-        return set()
-    named = _with_text(rest, options)
-    return {letter} if letter in named or not named else set()
-
-
 def _with_text(text: str, options: Sequence[str]) -> set[int]:
     """Return the options that have a text, to the word or else in value."""
     same = {place for place, option in enumerate(options) if exact_match(text, [option])}
     return same or {place for place, option in enumerate(options) if same_value(text, option)}
-
-
-def _f1(said: Sequence[str], wanted: Sequence[str]) -> float:
-    shared = (Counter(said) & Counter(wanted)).total()
-    return 2 * shared / (len(said) + len(wanted)) if shared else 0.0
 
 
 def _words(text: str, answers: Answers) -> list[list[str]]:

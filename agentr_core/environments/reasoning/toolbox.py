@@ -90,6 +90,23 @@ def python_function(
 
     def called(code: str) -> ToolCall:
         ran = loop.run(runner.run(code))
+        # What a model is shown: what went wrong, then what was printed, which may be cut.
+        printed = ran.stdout.strip()
+        if ran.status == "ok":
+            output = printed
+        elif ran.status == "empty":
+            output = _NOTHING
+        else:
+            raised = ""
+            # What code that was ended wrote there before does not say why.
+            if ran.status == "exception":
+                # The end of a traceback says what happened: the frames before it are of no use to a
+                # model. Without a traceback, it is the last line.
+                _, frame, rest = f"\n{ran.stderr.rstrip()}".rpartition('\n  File "')
+                lines = rest.splitlines()[1:] if frame else ran.stderr.strip().splitlines()[-1:]
+                raised = "\n".join(dropwhile(lambda line: line.startswith("  "), lines))
+            wrong = raised or _FAILED.get(str(ran.status), "The code failed.")
+            output = "\n".join(filter(None, (wrong, ran.cause, printed and f"Before that, it printed:\n{printed}")))
         return ToolCall(
             tool=PYTHON,
             provider=provider,
@@ -97,31 +114,10 @@ def python_function(
             key=code.strip(),
             status=str(ran.status),
             milliseconds=ran.ms,
-            output=_told(ran),
+            output=output,
         )
 
     return called
-
-
-def _told(ran: RanCode) -> str:
-    """Return what a model is shown after code ran: what went wrong, then what was printed, which
-    may be cut.
-    """
-    printed = ran.stdout.strip()
-    if ran.status == "ok":
-        return printed
-    if ran.status == "empty":
-        return _NOTHING
-    raised = ""
-    # What code that was ended wrote there before does not say why.
-    if ran.status == "exception":
-        # The end of a traceback says what happened: the frames before it are of no use to a model.
-        # Without a traceback, it is the last line.
-        _, frame, rest = f"\n{ran.stderr.rstrip()}".rpartition('\n  File "')
-        lines = rest.splitlines()[1:] if frame else ran.stderr.strip().splitlines()[-1:]
-        raised = "\n".join(dropwhile(lambda line: line.startswith("  "), lines))
-    wrong = raised or _FAILED.get(str(ran.status), "The code failed.")
-    return "\n".join(filter(None, (wrong, ran.cause, printed and f"Before that, it printed:\n{printed}")))
 
 
 # Values that a forked process cannot share with its parent: threads, connections, process
@@ -148,7 +144,9 @@ class PerProcess(Generic[T]):
 
         def forked() -> None:
             if (it := here()) is not None:
-                it._forget()
+                # Kept alive: the clean-up when it is collected is for the parent process to do.
+                it._of_parents += it._made
+                it._made, it._making = [], threading.Lock()
 
         os.register_at_fork(after_in_child=forked)
 
@@ -160,11 +158,6 @@ class PerProcess(Generic[T]):
             if not self._made:
                 self._made.append(self._make())
             return self._made[0]
-
-    def _forget(self) -> None:
-        # Kept alive: the clean-up when it is collected is for the parent process to do.
-        self._of_parents += self._made
-        self._made, self._making = [], threading.Lock()
 
 
 # The opened tools of the world: one search and one set of interpreters for all episodes of a
@@ -254,25 +247,6 @@ def open_tools(settings: ToolSettings, kept: Kept | None = None) -> OpenTools:
             invalid, the key for the web is missing, or the settings name two things to search.
         DataFileError: the corpus is missing or malformed.
     """
-    _check(settings)
-    functions: dict[str, Callable[[str], ToolCall]] = {}
-    reach: Callable[[], object] = str
-    sandbox: Callable[[], str] = str
-    if SEARCH in settings.tools:
-        outside = settings.searched == "web" or settings.search_url
-        search = _search(settings, kept if outside else None)
-        search.get()
-        functions[SEARCH] = lambda query: search.get().call(query)
-        reach = lambda: search.get().reach()  # noqa: E731
-    if PYTHON in settings.tools:
-        python = _python(settings.sandbox, settings.python_timeout_s)
-        functions[PYTHON] = lambda code: python.get().run(code)
-        sandbox = lambda: python.get().level.told()  # noqa: E731
-    toolbox = Tools(functions, blocking=bool(functions))
-    return OpenTools(toolbox=toolbox, reach=reach, sandbox=sandbox)
-
-
-def _check(settings: ToolSettings) -> None:
     if unknown := [tool for tool in settings.tools if tool not in _TOOLS]:
         raise ConfigError(f"environment.options.tools: there is no tool {unknown[0]}; there are {', '.join(_TOOLS)}")
     if settings.searched not in _SEARCHED:
@@ -300,6 +274,21 @@ def _check(settings: ToolSettings) -> None:
             f"environment.options.search_url is {settings.search_url!r} beside {other}, and one thing is searched; "
             "leave one of them out"
         )
+    functions: dict[str, Callable[[str], ToolCall]] = {}
+    reach: Callable[[], object] = str
+    sandbox: Callable[[], str] = str
+    if SEARCH in settings.tools:
+        outside = settings.searched == "web" or settings.search_url
+        search = _search(settings, kept if outside else None)
+        search.get()
+        functions[SEARCH] = lambda query: search.get().call(query)
+        reach = lambda: search.get().reach()  # noqa: E731
+    if PYTHON in settings.tools:
+        python = _python(settings.sandbox, settings.python_timeout_s)
+        functions[PYTHON] = lambda code: python.get().run(code)
+        sandbox = lambda: python.get().level.told()  # noqa: E731
+    toolbox = Tools(functions, blocking=bool(functions))
+    return OpenTools(toolbox=toolbox, reach=reach, sandbox=sandbox)
 
 
 @lru_cache(maxsize=64)

@@ -59,11 +59,6 @@ _IN_CALLS = (
 )
 
 
-def native_instruction() -> str:
-    """Return the instruction for a model that is told about its tools separately."""
-    return "\n".join(_IN_CALLS)
-
-
 def instruction(tools: Sequence[str]) -> str:
     """Return the instruction for a model that has the given tools, which may be none."""
     parts = [_OPENING, *(_TOOLS[tool] for tool in tools), *([_RESULTS] if tools else []), _ANSWER]
@@ -136,7 +131,7 @@ class InCalls:
         return [*calls, f"{last.thought}\nIt is \\boxed{{{problem.golds[0]}}}."]
 
     def _instruction(self, tools: Sequence[str]) -> str:
-        return native_instruction()
+        return "\n".join(_IN_CALLS)
 
     def _shown(self, output: str, limit: int) -> str:
         return output.strip() if len(output) <= limit else f"{output[:limit].strip()}..."
@@ -189,14 +184,6 @@ class Rules:
             raise ConfigError(f"environment.options.judged is {self.judged!r}; it is none, math or all")
         if self.answers not in ("plain", "published"):
             raise ConfigError(f"environment.options.answers is {self.answers!r}; it is plain or published")
-
-    def most_calls(self, tool: str) -> int:
-        """Return the number of calls of a tool that a fresh episode may make."""
-        return {PYTHON: self.python_calls, SEARCH: self.search_calls}[tool]
-
-    def shown_chars(self, tool: str) -> int:
-        """Return the number of characters of a tool's output that are shown."""
-        return {PYTHON: self.python_chars, SEARCH: self.search_chars}[tool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,7 +309,13 @@ class ReasoningWorld:
         calling tools; see `protocols.Recalling`.
         """
         problem, answers = self.problem(instance), self._rules.answers
-        parts = [_parted(part) for part in cut_steps(text)] or [(text, "")]
+        parts: list[tuple[str, str]] = []
+        for part in cut_steps(text):
+            # The result of a step is at its end, if it has one.
+            opens = [tag.start for tag in tags(part) if tag.name == "result" and tag.opens]
+            reply = part[: opens[-1]].rstrip() if opens and part.endswith("</result>") else part
+            parts.append((reply, part[len(reply) :]))
+        parts = parts or [(text, "")]
         actions = [self.parse(reply) for reply, _ in parts]
         found = call_in(actions[-1])
         answered = found is not None and found.name == "answer"
@@ -422,13 +415,22 @@ class ReasoningWorld:
     def _taken(self, action: str) -> Transition:
         found = call_in(action)
         if found is not None and found.name == "answer":
-            return self._answered(action)
+            problem = self._now.problem
+            answers = self._rules.answers
+            reward = problem.correctness(final_answer(action, answers), answers)
+            success = reward > self._rules.success_from
+            return Transition("", reward, True, False, {"success": success, "valid": True})
         if found is not None and self._left(found.name):
-            call = self._call(found)
+            toolbox = self._by_source.get(source_key(self._now.problem.source), self._toolbox)
+            content = found.content
+            call = toolbox.call(found.name, content) if content else ToolCall(tool=found.name, status="empty")
             self._count(found, made=True)
             if self._rules.summarised and call.tool == SEARCH and call.status == "ok":
                 self._state = replace(self._now, summarised=call)
-                question = tool.question(found.content, call.output, self._reasoning())
+                # What was written and found since the question, an entry a step.
+                state = self._now
+                reasoning = [f"The question: {state.problem.question}", *state.texts, state.written]
+                question = tool.question(found.content, call.output, reasoning)
                 return Transition("", 0.0, False, False, {"success": False, "question": question})
             return self._result(call, call.output)
         self._count(found, made=False)
@@ -443,27 +445,9 @@ class ReasoningWorld:
             self._state = replace(state, texts=(*state.texts, state.written + transition.observation), written="")
         return transition
 
-    def _reasoning(self) -> list[str]:
-        """Return the question, and what was written and found since, an entry a step."""
-        state = self._now
-        return [f"The question: {state.problem.question}", *state.texts, state.written]
-
-    def _answered(self, action: str) -> Transition:
-        problem = self._now.problem
-        answers = self._rules.answers
-        reward = problem.correctness(final_answer(action, answers), answers)
-        success = reward > self._rules.success_from
-        return Transition("", reward, True, False, {"success": success, "valid": True})
-
     def _result(self, call: ToolCall, output: str) -> Transition:
-        shown = self._shown(output, self._rules.shown_chars(call.tool))
+        shown = self._shown(output, {PYTHON: self._rules.python_chars, SEARCH: self._rules.search_chars}[call.tool])
         return Transition(shown, 0.0, False, False, {"success": False, "valid": True, "tool_calls": (call,)})
-
-    def _call(self, call: Call) -> ToolCall:
-        if not call.content:
-            return ToolCall(tool=call.name, status="empty")
-        toolbox = self._by_source.get(source_key(self._now.problem.source), self._toolbox)
-        return toolbox.call(call.name, call.content)
 
     def _count(self, found: Call | None, *, made: bool) -> None:
         """Count a reply that is not an answer: as a call, or as a spare reply."""
@@ -479,16 +463,8 @@ class ReasoningWorld:
         extra = rules.extra_calls if state.resumed else 0
         made = sum(state.made.values())
         within_both = not rules.calls or made < rules.calls + extra
-        return tool in self._toolbox.tools and state.made[tool] < rules.most_calls(tool) + extra and within_both
-
-
-def _parted(text: str) -> tuple[str, str]:
-    """Return the reply and the result of a step: the result is at its end, if it has one."""
-    opens = [tag.start for tag in tags(text) if tag.name == "result" and tag.opens]
-    if not opens or not text.endswith("</result>"):
-        return text, ""
-    reply = text[: opens[-1]].rstrip()
-    return reply, text[len(reply) :]
+        most = {PYTHON: rules.python_calls, SEARCH: rules.search_calls}
+        return tool in self._toolbox.tools and state.made[tool] < most[tool] + extra and within_both
 
 
 def _made_elsewhere(action: str, observation: str) -> tuple[ToolCall, ...]:

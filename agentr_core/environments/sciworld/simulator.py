@@ -109,15 +109,48 @@ class Simulator:
         # The simulator writes a file into its working directory.
         self._folder = Scratch("java")
         try:
-            self._process = _spawn(settings.command(), self._folder.path)
+            # The process ends when our end of its pipe is closed, and gets no keyboard interrupts.
+            command = settings.command()
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    encoding="utf-8",
+                    errors="replace",
+                    cwd=self._folder.path,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise ConfigError(
+                    f"Java cannot be run as {command[0]} ({error.strerror}); set environment.options.java, or "
+                    f"{_INSTALL}"
+                ) from error
         except BaseException:
             self._folder.close()
             raise
         self._output = _Output(self._process)
         self._client: Any = None
         try:
-            self._java = self._connect()
-            self._check_version()
+            from py4j.java_gateway import GatewayParameters, JavaGateway
+
+            from agentr_core.environments.sciworld.client import Client
+
+            port, token = self._output.address(self._timeout_s)
+            parameters = GatewayParameters(port=port, auth_token=token, read_timeout=self._timeout_s)
+            self._client = Client(parameters)
+            self._gateway = JavaGateway(gateway_parameters=parameters)
+            self._gateway.set_gateway_client(self._client)
+            self._java = self._ask("start", lambda: self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface())
+            for task, count in VARIATIONS.items():
+                if (own := self._ask(task, partial(self._java.getTaskMaxVariations, task))) != count:
+                    from scienceworld import __version__
+
+                    raise ConfigError(
+                        f"scienceworld {__version__} has {own} variations of {task} and should have {count}, or "
+                        "numbers would mean other problems: pip install scienceworld==1.2.3"
+                    )
         except BaseException:
             self.close()
             raise
@@ -197,29 +230,6 @@ class Simulator:
         joined = self._ask(what, lambda: self._gateway.jvm.java.lang.String.join("\n", method()))
         return tuple(joined.split("\n")) if joined else ()
 
-    def _connect(self) -> Any:
-        """Return the simulator's interface in Java."""
-        from py4j.java_gateway import GatewayParameters, JavaGateway
-
-        from agentr_core.environments.sciworld.client import Client
-
-        port, token = self._output.address(self._timeout_s)
-        parameters = GatewayParameters(port=port, auth_token=token, read_timeout=self._timeout_s)
-        self._client = Client(parameters)
-        self._gateway = JavaGateway(gateway_parameters=parameters)
-        self._gateway.set_gateway_client(self._client)
-        return self._ask("start", lambda: self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface())
-
-    def _check_version(self) -> None:
-        for task, count in VARIATIONS.items():
-            if (found := self._ask(task, partial(self._java.getTaskMaxVariations, task))) != count:
-                from scienceworld import __version__
-
-                raise ConfigError(
-                    f"scienceworld {__version__} has {found} variations of {task} and should have {count}, or numbers "
-                    "would mean other problems: pip install scienceworld==1.2.3"
-                )
-
     def _ask(self, what: str, call: Callable[[], T]) -> T:
         """Return the result of a call to Java; `what` names the call in an error."""
         from py4j.protocol import Py4JError, Py4JJavaError
@@ -232,14 +242,12 @@ class Simulator:
             name = lines[1] if len(lines) > 1 else lines[0]
             raise EnvironmentFault(f"ScienceWorld's simulator broke at {what!r}: {name}") from error
         except Py4JError as error:
-            raise EnvironmentUnavailable(self._loss(what)) from error
-
-    def _loss(self, what: str) -> str:
-        try:
-            code = self._process.wait(timeout=1.0)
-        except subprocess.TimeoutExpired:
-            return f"ScienceWorld's simulator gave no answer to {what!r} within {self._timeout_s:g} seconds"
-        return f"ScienceWorld's simulator ended at {what!r} with code {code}: {self._output.last() or 'no output'}"
+            try:
+                code = self._process.wait(timeout=1.0)
+                loss = f"ended at {what!r} with code {code}: {self._output.last() or 'no output'}"
+            except subprocess.TimeoutExpired:
+                loss = f"gave no answer to {what!r} within {self._timeout_s:g} seconds"
+            raise EnvironmentUnavailable(f"ScienceWorld's simulator {loss}") from error
 
 
 class _Output:
@@ -296,27 +304,6 @@ class _Output:
             self._lines.append(line.strip())
         for _ in range(2):
             self._address.put("")
-
-
-def _spawn(command: list[str], folder: str) -> subprocess.Popen[str]:
-    """Start a process that ends when our end of its pipe is closed, and gets no keyboard
-    interrupts.
-    """
-    try:
-        return subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            encoding="utf-8",
-            errors="replace",
-            cwd=folder,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise ConfigError(
-            f"Java cannot be run as {command[0]} ({error.strerror}); set environment.options.java, or {_INSTALL}"
-        ) from error
 
 
 # Simulators of ScienceWorld that are started once, shared by all episodes, and brought to the
@@ -467,7 +454,13 @@ class SharedSimulators:
         except BaseException:
             self._drop(standing)
             raise
-        self._give_back(standing)
+        with self._free:
+            closed = self._closed
+            if not closed:
+                self._idle.append(standing)
+                self._free.notify()
+        if closed:
+            self._drop(standing)
 
     def _take(self, path: Path | None) -> Standing:
         with self._free:
@@ -486,14 +479,6 @@ class SharedSimulators:
         except BaseException:
             self._forget()
             raise
-
-    def _give_back(self, standing: Standing) -> None:
-        with self._free:
-            if not self._closed:
-                self._idle.append(standing)
-                self._free.notify()
-                return
-        self._drop(standing)
 
     def _drop(self, standing: Standing) -> None:
         standing.simulator.close()

@@ -16,7 +16,6 @@ from typing import Any, Literal, get_args
 from agentr_core.environments.agentgym.wire import SCIWORLD, check_apart, read_ids
 from agentr_core.environments.replies import Instances, line_after_label
 from agentr_core.environments.sciworld.simulator import (
-    Answer,
     JavaSettings,
     Path,
     SharedSimulators,
@@ -189,7 +188,15 @@ class SciWorld:
         self._setting = setting
         self._rules = RULES[setting]
         self._numbering: Numbering = numbering or self._rules.numbering
-        self._listed = _read_lists(FilePath(ids_dir), self._numbering) if ids_dir else None
+        self._listed: dict[str, Sequence[int]] = {}
+        if ids_dir:
+            what = "environment.options.ids_dir"
+            paths = {split: FilePath(ids_dir) / f"sciworld_{split}.json" for split in ("train", "test")}
+            self._listed = {split: read_ids(str(path), what) for split, path in paths.items()}
+            check_apart(self._listed["train"], self._listed["test"], what)
+            for index in (*self._listed["train"], *self._listed["test"]):
+                if locate(self._numbering, index) is None:
+                    raise ConfigError(f"{what}: the numbering {self._numbering} has no variation {index}")
         self._match = match
         self._java = JavaSettings(program=java, memory_mb=memory_mb, timeout_s=float(timeout_s))
         self._limit = simulators
@@ -208,7 +215,7 @@ class SciWorld:
     def files_of(options: Mapping[str, Any]) -> tuple[str, ...]:
         """Return AgentGym's files of `ids_dir`."""
         folder = options.get("ids_dir")
-        return tuple(str(_listed_in(FilePath(folder), split)) for split in ("train", "test") if folder)
+        return tuple(str(FilePath(folder) / f"sciworld_{split}.json") for split in ("train", "test") if folder)
 
     @cached_property
     def _simulators(self) -> SharedSimulators:
@@ -286,9 +293,15 @@ class SciWorld:
                 executed = match(action, standing.simulator.valid_actions(), standing.simulator.surroundings())
             answer = standing.act(executed)
         path = episode.path.then(executed, answer.observation)
-        reward, best = self._reward(answer, episode.best)
+        share = answer.share if self._setting == "eto" else answer.score / 100
+        share = -1.0 if share < 0 else min(share, 1.0)
+        best = share if episode.best is None else max(episode.best, share)
+        reward = best if self._setting == "eto" else share
         terminated = answer.completed or answer.score < 0
-        truncated = not terminated and self._cut(path, answer)
+        # An episode is cut by the simulator's clock, or by ETO's number of steps.
+        limit = ETO_STEP_LIMITS.get(path.variation.task) if self._setting == "eto" else None
+        late = answer.moves > self._rules.max_moves or (limit is not None and len(path.deeds) >= limit)
+        truncated = not terminated and late
         self._episode = Episode(path=path, best=best, over=terminated or truncated)
         info: dict[str, Any] = {
             "success": reward == 1.0,
@@ -341,22 +354,6 @@ class SciWorld:
         if "_simulators" in self.__dict__:
             self._simulators.release(self)
 
-    def _reward(self, answer: Answer, best: float | None) -> tuple[float, float]:
-        """Return the reward of an answer by the setting, and the best one so far."""
-        standing = answer.share if self._setting == "eto" else answer.score / 100
-        standing = -1.0 if standing < 0 else min(standing, 1.0)
-        best = standing if best is None else max(best, standing)
-        return (best if self._setting == "eto" else standing), best
-
-    def _cut(self, path: Path, answer: Answer) -> bool:
-        """Return whether an episode is cut: by the simulator's clock, or by ETO's number of
-        steps.
-        """
-        if answer.moves > self._rules.max_moves:
-            return True
-        limit = ETO_STEP_LIMITS.get(path.variation.task) if self._setting == "eto" else None
-        return limit is not None and len(path.deeds) >= limit
-
     def _needed(self, instance: Instance, actions: Sequence[str]) -> int | None:
         """Return how many of the actions it takes to solve an instance, or None if they do not
         solve it.
@@ -372,22 +369,3 @@ class SciWorld:
         if self._episode is None:
             raise EnvironmentFault("sciworld: there is no episode; call reset first")
         return self._episode
-
-
-def _listed_in(folder: FilePath, split: str) -> FilePath:
-    return folder / f"sciworld_{split}.json"
-
-
-def _read_lists(folder: FilePath, numbering: Numbering) -> dict[str, Sequence[int]]:
-    """Return the numbers in AgentGym's files.
-
-    Raises `DataFileError`, and `ConfigError` if the two files overlap or have a number that the
-    numbering lacks.
-    """
-    what = "environment.options.ids_dir"
-    found = {split: read_ids(str(_listed_in(folder, split)), what) for split in ("train", "test")}
-    check_apart(found["train"], found["test"], what)
-    for number in (*found["train"], *found["test"]):
-        if locate(numbering, number) is None:
-            raise ConfigError(f"{what}: the numbering {numbering} has no variation {number}")
-    return found

@@ -459,7 +459,17 @@ def listed_goals(goals: Sequence[Goal], folder: Path) -> Mapping[str, tuple[int,
 
     Raises `DataFileError` when a file is missing or malformed, or lists a goal that does not exist.
     """
-    listed = {name: _listed(listed_in(folder, name)) for name in LISTED}
+    listed: dict[str, list[int]] = {}
+    for name in LISTED:
+        path = listed_in(folder, name)
+        try:
+            with path.open("rb") as stream:
+                listed[name] = [int(item.removeprefix("webshop_")) for item in ijson.items(stream, "item.item_id")]
+        except (OSError, ijson.JSONError, ValueError, AttributeError) as error:
+            raise DataFileError(
+                f"{path} is not a list of AgentGym items ({' '.join(str(error).split())}); set "
+                "environment.options.ids_dir to the folder of webshop_train.json and webshop_test.json"
+            ) from error
     for name, indices in listed.items():
         beyond = [index for index in indices if not 0 <= index < len(goals)]
         if beyond:
@@ -468,17 +478,6 @@ def listed_goals(goals: Sequence[Goal], folder: Path) -> Mapping[str, tuple[int,
                 "its ids are for the synthetic goals of the first 1000 products (suffix _1000)"
             )
     return _without_twins(goals, listed)
-
-
-def _listed(path: Path) -> list[int]:
-    try:
-        with path.open("rb") as stream:
-            return [int(item.removeprefix("webshop_")) for item in ijson.items(stream, "item.item_id")]
-    except (OSError, ijson.JSONError, ValueError, AttributeError) as error:
-        raise DataFileError(
-            f"{path} is not a list of AgentGym items ({' '.join(str(error).split())}); set "
-            "environment.options.ids_dir to the folder of webshop_train.json and webshop_test.json"
-        ) from error
 
 
 def _without_twins(goals: Sequence[Goal], splits: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:

@@ -24,7 +24,6 @@ from agentr_core.environments.webshop.goals import (
     Goal,
     GoalKind,
     Nouns,
-    Product,
     SplitRule,
     find_files,
     listed_goals,
@@ -188,7 +187,8 @@ def expert_replies(catalogue: Catalogue, goal: Goal) -> list[str] | None:
     in fewer pages.
     """
     product = catalogue.product(goal.row)
-    queries = [_query(_PRICE.sub("", goal.instruction)), _query(product.title)]
+    texts = (_PRICE.sub("", goal.instruction), product.title)
+    queries = [" ".join(_UNWANTED.sub(" ", text).lower().split()) for text in texts]
     # The page of results that the product is on, counted from 0.
     reached = {}
     for query in filter(None, queries):
@@ -201,15 +201,6 @@ def expert_replies(catalogue: Catalogue, goal: Goal) -> list[str] | None:
     found = [_reply("I search for what is wanted.", f"search[{query}]")]
     found += [_reply("It is not on this page; the next one may have it.", f"click[{NEXT}]")] * reached[query]
     found.append(_reply(f"{product.asin} is what is wanted.", f"click[{product.asin}]"))
-    for name, value in wanted_options(goal, product).items():
-        found.append(_reply(f"The {name} must be {value}.", f"click[{value}]"))
-    return [*found, _reply("All is chosen; I buy it.", f"click[{BUY}]")]
-
-
-def wanted_options(goal: Goal, product: Product) -> Mapping[str, str]:
-    """Return the values to choose on the product's page, by option name; a wish that no value meets
-    is left out.
-    """
     chosen: dict[str, str] = {}
     for wish in goal.options:
         open_values: Sequence[tuple[str, str]] = [
@@ -218,11 +209,9 @@ def wanted_options(goal: Goal, product: Product) -> Mapping[str, str]:
         exact = [(name, value) for name, value in open_values if wish in ((name, value), ("", value))]
         close = exact or [(name, value) for name, value in open_values if options_met([wish], [value])]
         chosen.update(close[:1])
-    return chosen
-
-
-def _query(text: str) -> str:
-    return " ".join(_UNWANTED.sub(" ", text).lower().split())
+    for name, value in chosen.items():
+        found.append(_reply(f"The {name} must be {value}.", f"click[{value}]"))
+    return [*found, _reply("All is chosen; I buy it.", f"click[{BUY}]")]
 
 
 def _reply(thought: str, action: str) -> str:
@@ -298,8 +287,9 @@ class WebShop:
         cache_dir: str = "runs/cache/webshop",
     ) -> None:
         """Check the options; files are read when they are first needed. Raises `ConfigError`."""
-        _one_of("goals", goals, get_args(GoalKind))
-        _one_of("split", split, get_args(SplitRule))
+        for option, value, known in (("goals", goals, get_args(GoalKind)), ("split", split, get_args(SplitRule))):
+            if value not in known:
+                raise ConfigError(f"environment.options.{option} must be {' or '.join(known)}, not {value!r}")
         for option, number in (("limit", limit), ("price_seed", price_seed)):
             if type(number) is not int or number < 0:
                 raise ConfigError(f"environment.options.{option} must be a whole number of at least 0, not {number!r}")
@@ -377,7 +367,16 @@ class WebShop:
         """
         following = follow(self.shop.catalogue, self._visit, action)
         if following is None:
-            return Transition(self._refusal(action), 0.0, False, False, {"success": False, "valid": False})
+            if not action:
+                observation = f"Invalid Action.\n\n{self._page()}"
+            elif not self._explain:
+                observation = self._page()
+            else:
+                can = ", ".join(buttons(self.shop.catalogue, self._visit)) or "nothing"
+                observation = (
+                    f"{action!r} cannot be done here; search[words], or click one of: {can}.\n\n{self._page()}"
+                )
+            return Transition(observation, 0.0, False, False, {"success": False, "valid": False})
         self._visit = following
         bought = following.page == "end"
         self._reward = self._earned(self._present_goal(), following) if bought else 0.0
@@ -413,14 +412,6 @@ class WebShop:
     def _page(self) -> str:
         return text(self.shop.catalogue, self._visit, self._present_goal().instruction, self._reward)
 
-    def _refusal(self, action: str) -> str:
-        if not action:
-            return f"Invalid Action.\n\n{self._page()}"
-        if not self._explain:
-            return self._page()
-        can = ", ".join(buttons(self.shop.catalogue, self._visit)) or "nothing"
-        return f"{action!r} cannot be done here; search[words], or click one of: {can}.\n\n{self._page()}"
-
     def _earned(self, goal: Goal, visit: Visit) -> float:
         wanted, bought = (self.shop.catalogue.product(row) for row in (goal.row, visit.row))
         return reward(goal, wanted, bought, dict(visit.chosen), price(bought, self._price_seed), self._nouns)
@@ -429,11 +420,6 @@ class WebShop:
         if self._goal is None:
             raise EnvironmentFault("webshop: there is no episode; call reset first")
         return self._goal
-
-
-def _one_of(option: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ConfigError(f"environment.options.{option} must be {' or '.join(known)}, not {value!r}")
 
 
 def _catalogue(data_dir: str, suffix: str, goals: GoalKind) -> CatalogueFiles:

@@ -532,7 +532,15 @@ class Prefill:
         waiting = [_Filling(row, head, block_names(head, BLOCK)) for row, head in enumerate(heads)]
         self.prompt_tokens += sum(map(len, heads))
         while waiting:
-            now, waiting = self._without_twins(waiting)
+            # A row waits for a block that one of the others computes.
+            now: list[_Filling] = []
+            later: list[_Filling] = []
+            promised: set[bytes] = set()
+            for filling in waiting:
+                missing = [name for name in filling.names if name not in self._prefixes]
+                (later if missing and missing[0] in promised else now).append(filling)
+                promised.update(missing)
+            waiting = later
             for filling in now:
                 # The cached blocks at the beginning of a row.
                 blocks: list[Block] = []
@@ -545,33 +553,18 @@ class Prefill:
                     buffer.write(filling.row, blocks)
                     filling.start = BLOCK * len(blocks)
                     self.cached_tokens += filling.start
-            self._compute(buffer, [filling for filling in now if filling.left])
-
-    def _without_twins(self, waiting: Sequence[_Filling]) -> tuple[list[_Filling], list[_Filling]]:
-        """Return the rows to fill now, and those that wait for a block that one of the first
-        computes.
-        """
-        now: list[_Filling] = []
-        later: list[_Filling] = []
-        promised: set[bytes] = set()
-        for filling in waiting:
-            missing = [name for name in filling.names if name not in self._prefixes]
-            (later if missing and missing[0] in promised else now).append(filling)
-            promised.update(missing)
-        return now, later
-
-    def _compute(self, buffer: LayeredKV, fillings: Sequence[_Filling]) -> None:
-        """Compute the rest of each row, and cache its whole blocks."""
-        first = {filling.row: filling.start for filling in fillings}
-        left = list(fillings)
-        while left:
-            for length, chunk in _chunks(left, self._sizes):
-                self._pass(buffer, chunk, length)
-            left = [filling for filling in left if filling.left]
-        for filling in fillings:
-            for number in range(first[filling.row] // BLOCK, len(filling.names)):
-                block = buffer.read(filling.row, number * BLOCK, (number + 1) * BLOCK)
-                self._prefixes.put(filling.names[number], block)
+            # The rest of each row is computed, and its whole blocks are cached.
+            fillings = [filling for filling in now if filling.left]
+            first = {filling.row: filling.start for filling in fillings}
+            left = list(fillings)
+            while left:
+                for length, chunk in _chunks(left, self._sizes):
+                    self._pass(buffer, chunk, length)
+                left = [filling for filling in left if filling.left]
+            for filling in fillings:
+                for number in range(first[filling.row] // BLOCK, len(filling.names)):
+                    block = buffer.read(filling.row, number * BLOCK, (number + 1) * BLOCK)
+                    self._prefixes.put(filling.names[number], block)
 
     def _pass(self, buffer: LayeredKV, chunk: Sequence[_Filling], length: int) -> None:
         """Compute up to `length` tokens of each row of a chunk."""
@@ -586,10 +579,13 @@ class Prefill:
         end = max(filling.start for filling in chunk) + length
         visible = min(padded_columns(end), buffer.columns)
         far, near = buffer.spread([filling.row for filling in chunk], positions, visible)
+        mask, within = causal_mask(far, positions, buffer.shape.dtype), None
+        if self._attention.window is not None:
+            within = self._attention.within(causal_mask(near, positions, buffer.shape.dtype), near, positions)
         # The model without its output layer: a prompt's logits are never read.
         self._model.base_model(
             input_ids=torch.from_numpy(tokens).to(device),
-            attention_mask=self._masks(far, near, positions, buffer.shape.dtype),
+            attention_mask=self._attention.masks(mask, within),
             # Padding may lie beyond the last position; its output is never read.
             position_ids=positions.clamp(max=self._last_position),
             use_cache=True,
@@ -597,16 +593,6 @@ class Prefill:
         )
         for filling in chunk:
             filling.start = min(filling.start + length, len(filling.head))
-
-    def _masks(self, far: Tensor, near: Tensor, positions: Tensor, dtype: torch.dtype) -> MaskInput:
-        """Return the masks [rows, 1, length, columns] of a pass over `positions`, whose layers see
-        the positions `far` and `near`.
-        """
-        everything = causal_mask(far, positions, dtype)
-        if self._attention.window is None:
-            return self._attention.masks(everything, None)
-        within = self._attention.within(causal_mask(near, positions, dtype), near, positions)
-        return self._attention.masks(everything, within)
 
 
 def causal_mask(seen: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:

@@ -34,7 +34,6 @@ from agentr_core.models.local.cache import (
     Attention,
     KVShape,
     LayeredKV,
-    MaskInput,
     Prefill,
     PrefixCache,
     View,
@@ -137,7 +136,13 @@ class Grid:
             tokens[place] = prompt[-1]
             positions[place] = len(prompt) - 1
             self.far.mask[place, :, :, : len(prompt) - 1] = 0
-        self.near = None if window is None else self._settle(buffer, positions[:, 0].tolist(), base, window)
+        self.near: View | None = None
+        if window is not None:
+            # Near layers keep only the last tokens of each prompt.
+            near = buffer.settle(positions[:, 0].tolist(), base, window)
+            self.near = self._view(buffer, shift=buffer.shift)
+            self.near.positions[:, : near.shape[1]] = near
+            self.near.mask[..., : near.shape[1]].masked_fill_((near >= 0)[:, None, None, :], 0)
         self.tokens = torch.from_numpy(tokens).to(self._device)
         self.positions = torch.from_numpy(positions).to(self._device)
         self._draws = {
@@ -146,7 +151,16 @@ class Grid:
             for number in row.replies
             if replies[number].temperature > 0
         }
-        self._seen, self._seen_places = self._read(wave, prompts, vocabulary)
+        # Which tokens occur in the prompts of replies with a penalty, one line per reply, and the
+        # line of each; all other replies share the last line.
+        numbers = [n for row in wave.rows for n in row.replies if replies[n].repetition_penalty != 1]
+        self._seen: Tensor | None = None
+        self._seen_places = {number: line for line, number in enumerate(numbers)}
+        if numbers:
+            self._seen = torch.zeros((len(numbers) + 1, vocabulary), dtype=torch.bool, device=self._device)
+            for line, number in enumerate(numbers):
+                ids = torch.tensor(prompts[replies[number].prompt], device=self._device)
+                self._seen[line, ids[ids < vocabulary]] = True
         self._refresh()
 
     def live_rows(self) -> list[int]:
@@ -199,24 +213,20 @@ class Grid:
             for reply, logprob in zip(self.live, logprobs, strict=True):
                 reply.token_logprobs.append(logprob)
         grown = [
-            self._grown(place, slot, reply)
-            for (place, slot), reply in zip(self._slots, self.live, strict=True)
+            Grown(
+                row=row,
+                tokens=[*self._prompts[reply.prompt], *reply.tokens[:-1]],
+                filled=len(self._prompts[reply.prompt]) - 1,
+                base=self._base,
+                fed=self._base + slot,
+                width=self.width,
+            )
+            for (row, slot), reply in zip(self._slots, self.live, strict=True)
             if reply.finished
         ]
         if grown:
             self._refresh()
         return grown
-
-    def _grown(self, row: int, slot: int, reply: Reply) -> Grown:
-        prompt = self._prompts[reply.prompt]
-        return Grown(
-            row=row,
-            tokens=[*prompt, *reply.tokens[:-1]],
-            filled=len(prompt) - 1,
-            base=self._base,
-            fed=self._base + slot,
-            width=self.width,
-        )
 
     def widen(self, more: int) -> None:
         """Add `more` columns, as the buffer did."""
@@ -243,36 +253,11 @@ class Grid:
     def _views(self) -> list[View]:
         return [view for view in (self.far, self.near) if view is not None]
 
-    def _read(
-        self, wave: Wave, prompts: Sequence[Sequence[int]], vocabulary: int
-    ) -> tuple[Tensor | None, dict[int, int]]:
-        """Return which tokens occur in the prompts of replies with a penalty, one line per reply,
-        and the line of each; all other replies share the last line.
-        """
-        numbers = [n for row in wave.rows for n in row.replies if self._replies[n].repetition_penalty != 1]
-        if not numbers:
-            return None, {}
-        seen = torch.zeros((len(numbers) + 1, vocabulary), dtype=torch.bool, device=self._device)
-        for line, number in enumerate(numbers):
-            ids = torch.tensor(prompts[self._replies[number].prompt], device=self._device)
-            seen[line, ids[ids < vocabulary]] = True
-        return seen, {number: line for line, number in enumerate(numbers)}
-
     def _view(self, buffer: LayeredKV, *, shift: int) -> View:
         """Return a view in which no slot sees anything."""
         rows, columns, dtype = buffer.rows, buffer.columns, buffer.shape.dtype
         mask = torch.full((rows, 1, self.width, columns), -torch.inf, dtype=dtype, device=self._device)
         return View(mask, torch.zeros((rows, columns), dtype=torch.long, device=self._device), shift)
-
-    def _settle(self, buffer: LayeredKV, prompts: Sequence[int], base: int, window: int) -> View:
-        """Keep only the last tokens of each prompt in near layers, and return the slots' view of
-        them.
-        """
-        kept = buffer.settle(prompts, base, window)
-        view = self._view(buffer, shift=buffer.shift)
-        view.positions[:, : kept.shape[1]] = kept
-        view.mask[..., : kept.shape[1]].masked_fill_((kept >= 0)[:, None, None, :], 0)
-        return view
 
     def _refresh(self) -> None:
         self._slots = [
@@ -371,7 +356,7 @@ class Decoder:
         # The buffer of a wave that fails is dropped: a NaN in it would reach the next wave through
         # the mask.
         buffer, self._spare = self._spare or LayeredKV(self._shape, self._attention.near, self._attention.window), None
-        buffer.reset(padded_rows(len(wave.rows), wave.width), base + _ahead(wave.width))
+        buffer.reset(padded_rows(len(wave.rows), wave.width), base + max(_COLUMNS_AHEAD, _STEPS_AHEAD * wave.width))
         self.prefill.fill(buffer, heads)
         self._prefixes.trim()
         self._generate(buffer, Grid(wave, prompts, replies, buffer, base, self._attention.window, self._vocabulary))
@@ -388,15 +373,20 @@ class Decoder:
             self._begin()
             start = grid.column
             if start + grid.width > buffer.columns:
-                more = _ahead(grid.width)
+                more = max(_COLUMNS_AHEAD, _STEPS_AHEAD * grid.width)
                 buffer.grow(buffer.columns + more)
                 grid.widen(more)
             first, last = self._attention.span(start - buffer.shift + grid.width, grid.width)
             buffer.far.window(start, buffer.columns)
             buffer.near.window(start - buffer.shift, last, first)
+            grid.open()
+            within = None
+            if grid.near is not None:
+                mask, columns = grid.near.mask[..., first:last], grid.near.positions[:, first:last]
+                within = self._attention.within(mask, columns, grid.positions)
             output = self._model(
                 input_ids=grid.tokens,
-                attention_mask=self._masks(grid, slice(first, last)),
+                attention_mask=self._attention.masks(grid.far.mask, within),
                 # Slots whose reply has ended keep advancing their position; their output is not
                 # read, but must stay computable.
                 position_ids=grid.positions.clamp(max=self._last_position),
@@ -447,19 +437,6 @@ class Decoder:
             tokens += chosen.tolist()
             logprobs += log_probabilities(model, chosen).tolist() if wanted else []
         return tokens, logprobs
-
-    def _masks(self, grid: Grid, near: slice) -> MaskInput:
-        """Return the masks of a step: [rows, 1, width, columns] for far layers."""
-        grid.open()
-        far = grid.far.mask
-        if grid.near is None:
-            return self._attention.masks(far, None)
-        within = self._attention.within(grid.near.mask[..., near], grid.near.positions[:, near], grid.positions)
-        return self._attention.masks(far, within)
-
-
-def _ahead(width: int) -> int:
-    return max(_COLUMNS_AHEAD, _STEPS_AHEAD * width)
 
 
 def _shape(weights: Mapping[str, Tensor], name: str) -> tuple[int, ...] | None:
@@ -523,14 +500,10 @@ def grouped_attention(
     mask = attention_mask.repeat(1, 1, groups, 1)
     # A decode step; Transformers' own masks, of truth values, belong to plain forward passes.
     if queries <= MAX_WIDTH and mask.is_floating_point() and query.device.type == "cpu":
-        output = _plain(folded, key, value, mask, size**-0.5 if scaling is None else scaling)
+        # In bfloat16, softmax of 16-bit scores would lose what the fused kernel keeps.
+        scores = torch.matmul(folded, key.transpose(-1, -2)).float()
+        weights = scores.mul_(size**-0.5 if scaling is None else scaling).add_(mask).softmax(dim=-1)
+        output = torch.matmul(weights.to(value.dtype), value)
     else:
         output = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
     return output.reshape(rows, heads, queries, value.shape[3]).transpose(1, 2).contiguous(), None
-
-
-def _plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float) -> Tensor:
-    # In bfloat16, softmax of 16-bit scores would lose what the fused kernel keeps.
-    scores = torch.matmul(query, key.transpose(-1, -2)).float()
-    weights = scores.mul_(scaling).add_(mask).softmax(dim=-1)
-    return torch.matmul(weights.to(value.dtype), value)

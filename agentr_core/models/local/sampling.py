@@ -176,28 +176,24 @@ def filtered(scaled: Tensor, top_p: Tensor, top_k: Tensor | None = None, min_p: 
         edge = scaled.topk(most, dim=-1).values.gather(1, numbers.clamp(max=most)[:, None] - 1)
         scaled = torch.where(limited[:, None] & (scaled < edge), -torch.inf, scaled)
     probabilities = scaled.softmax(dim=-1)
-    if bool((top_p < 1).any()):
-        probabilities = _nucleus(probabilities, top_p)
+    limited = top_p < 1
+    if bool(limited.any()):
+        # All but the fewest likeliest tokens that reach `top_p` are set to zero; of equal ones the
+        # first stays. A row with `top_p` 1 keeps all, whatever the other rows have.
+        # To sort a whole vocabulary takes longer than to compute its logits, and few tokens
+        # suffice.
+        most = min(_LIKELY, probabilities.shape[-1])
+        ordered = probabilities.topk(most, dim=-1).values
+        within = (ordered.cumsum(dim=-1) - ordered < top_p[:, None]).sum(dim=-1, keepdim=True)
+        if most < probabilities.shape[-1] and bool((limited & (within[:, 0] == most)).any()):
+            ordered = probabilities.sort(dim=-1, descending=True).values
+            within = (ordered.cumsum(dim=-1) - ordered < top_p[:, None]).sum(dim=-1, keepdim=True)
+        least = ordered.gather(1, within - 1)
+        equal = probabilities == least
+        wanted = within - (ordered > least).sum(dim=-1, keepdim=True)
+        nucleus = (probabilities > least) | (equal & (equal.cumsum(dim=-1) <= wanted)) | ~limited[:, None]
+        probabilities = torch.where(nucleus, probabilities, 0.0)
     if min_p is not None:
         least = min_p[:, None] * probabilities.amax(dim=-1, keepdim=True)
         probabilities = torch.where(probabilities < least, 0.0, probabilities)
     return probabilities
-
-
-def _nucleus(probabilities: Tensor, top_p: Tensor) -> Tensor:
-    """Return the probabilities with all but the fewest likeliest tokens that reach `top_p` set to
-    zero; of equal ones the first. A row with `top_p` 1 keeps all, whatever the other rows have.
-    """
-    limited = top_p < 1
-    # To sort a whole vocabulary takes longer than to compute its logits, and few tokens suffice.
-    most = min(_LIKELY, probabilities.shape[-1])
-    ordered = probabilities.topk(most, dim=-1).values
-    within = (ordered.cumsum(dim=-1) - ordered < top_p[:, None]).sum(dim=-1, keepdim=True)
-    if most < probabilities.shape[-1] and bool((limited & (within[:, 0] == most)).any()):
-        ordered = probabilities.sort(dim=-1, descending=True).values
-        within = (ordered.cumsum(dim=-1) - ordered < top_p[:, None]).sum(dim=-1, keepdim=True)
-    least = ordered.gather(1, within - 1)
-    equal = probabilities == least
-    wanted = within - (ordered > least).sum(dim=-1, keepdim=True)
-    kept = (probabilities > least) | (equal & (equal.cumsum(dim=-1) <= wanted)) | ~limited[:, None]
-    return torch.where(kept, probabilities, 0.0)

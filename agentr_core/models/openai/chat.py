@@ -426,18 +426,19 @@ class OpenAIModel:
                     return read(payload)
                 except (OpenAIError, ModelFault, TimeoutError, LargeAnswer, GarbledAnswer) as error:
                     failures += 1
-                    fault, told = fault_of(error, self._where, self._server), retry_after(error)
+                    fault, asked = fault_of(error, self._where, self._server), retry_after(error)
                 wait = wait_before_retry(
                     self._policy,
                     failures=failures,
                     elapsed=time.monotonic() - started,
                     uniform=random.random(),
-                    retry_after=told,
+                    retry_after=asked,
                 )
                 if not isinstance(fault, Transient):
                     raise fault
                 if wait is None:
-                    raise type(fault)(f"{fault}; {_tries(failures)} in {time.monotonic() - started:.0f} s, given up")
+                    tries = "1 try" if failures == 1 else f"{failures} tries"
+                    raise type(fault)(f"{fault}; {tries} in {time.monotonic() - started:.0f} s, given up")
                 await asyncio.sleep(wait)
 
     def _prompt_uncached(self, messages: tuple[Message, ...]) -> _Prompt:
@@ -454,7 +455,3 @@ class OpenAIModel:
             ]
         )
         return _Prompt(len(ids), self._renderer.opens_thought(ids))
-
-
-def _tries(failures: int) -> str:
-    return "1 try" if failures == 1 else f"{failures} tries"

@@ -60,12 +60,13 @@ def wire_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
         answered = place + 1 < len(turns) and turns[place + 1].role == "tool"
         call = read_call(message.text) if message.role == "assistant" and answered else None
         if isinstance(call, NativeCall):
-            name = _id(place)
+            # Some servers require nine letters and digits.
+            name = f"call{place:05}"
             function = {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)}
             tool_call = {"id": name, "type": "function", "function": function}
             wire.append({"role": "assistant", "content": call.beside, "tool_calls": [tool_call]})
         elif message.role == "tool" and "tool_calls" in wire[-1]:
-            wire.append({"role": "tool", "tool_call_id": _id(place - 1), "content": message.text})
+            wire.append({"role": "tool", "tool_call_id": f"call{place - 1:05}", "content": message.text})
         else:
             wire.append({"role": "user" if message.role == "tool" else message.role, "content": message.text})
     return wire
@@ -77,13 +78,6 @@ def reply_text(content: str, calls: Iterable[ToldCall]) -> str:
     for name, arguments in told:
         text = call_text(name, arguments.strip() or "{}", beside=text)
     return text
-
-
-def _id(position: int) -> str:
-    """Return the id of the call in the message at a position; some servers require nine letters and
-    digits.
-    """
-    return f"call{position:05}"
 
 
 # A reply in a server's answer: its text, how it ended, and whether it is whole.
@@ -236,7 +230,15 @@ class Choice(Strict):
         if strange := sorted({part.type for part in message.parts} - {*_TEXT_PARTS, *_THOUGHT_PARTS, "refusal"}):
             raise MalformedReply(f"reply {self.index} has parts that are not text: {', '.join(strange)}")
         if self.ending is None:
-            raise MalformedReply(f"reply {self.index} {self._unknown_ending()}")
+            if not self.finish_reason:
+                raise MalformedReply(
+                    f"reply {self.index} has no finish reason: the server does not say that it is whole"
+                )
+            whole = ", ".join(reason for reason, ending in ENDINGS.items() if ending != "content_filter")
+            raise MalformedReply(
+                f"reply {self.index} has the finish reason {self.finish_reason!r}, which does not say that it is "
+                f"whole; these do: {whole}"
+            )
         if self.ending == "tool_calls" or message.tool_calls:
             calls = ", ".join(call.function.name for call in self.message.tool_calls or ())
             if not tools:
@@ -249,25 +251,12 @@ class Choice(Strict):
                     f"reply {self.index} has the finish reason {self.finish_reason!r} and no call in it; offered were "
                     f"the tools {', '.join(tools)}; start the server with the tool-call parser for this model"
                 )
-        else:
-            self._check_words(total, helper=helper)
-
-    def _unknown_ending(self) -> str:
-        if not self.finish_reason:
-            return "has no finish reason: the server does not say that it is whole"
-        return (
-            f"has the finish reason {self.finish_reason!r}, which does not say that it is whole; these do: "
-            f"{', '.join(reason for reason, ending in ENDINGS.items() if ending != 'content_filter')}"
-        )
-
-    def _check_words(self, total: int, *, helper: bool) -> None:
-        count = len(self.token_ids or ()) or total
-        if self.is_cut and self.message.thinks and not self.message.text.strip():
-            if helper:
-                return
-            raise MalformedReply(f"reply {self.index} is a thought that was cut after {count} tokens; {_THINKS}")
-        if not self.message.text and not self.token_ids:
-            hint = _THINKS if self.is_cut else _PARSED if self.message.thinks else _PROVES
+        elif self.is_cut and message.thinks and not message.text.strip():
+            if not helper:
+                count = len(self.token_ids or ()) or total
+                raise MalformedReply(f"reply {self.index} is a thought that was cut after {count} tokens; {_THINKS}")
+        elif not message.text and not self.token_ids:
+            hint = _THINKS if self.is_cut else _PARSED if message.thinks else _PROVES
             raise MalformedReply(f"reply {self.index} is empty after {total} tokens; {hint}")
 
 
@@ -325,7 +314,17 @@ def bodies(request: Request, server: ServerConfig, limit: int) -> list[dict[str,
         "top_p": sampling.top_p,
         server.max_tokens_field: limit,
     }
-    body |= _beyond_protocol(sampling, server)
+    # The settings beyond the protocol that the server supports, including those of no effect.
+    beyond = {"top_k": sampling.top_k, "min_p": sampling.min_p, "repetition_penalty": sampling.repetition_penalty}
+    plain = Sampling()
+    if strange := [n for n in beyond if getattr(sampling, n) != getattr(plain, n) and n not in server.sampling_fields]:
+        raise ConfigError(
+            f"OpenAI's protocol does not know {', '.join(strange)}; leave it out or, if the server of {server.model} "
+            "has a field of this name as vLLM does, name it in server.sampling_fields"
+        )
+    # All servers accept -1 for no limit, but some do not accept 0.
+    beyond["top_k"] = sampling.top_k or -1
+    body |= {name: value for name, value in beyond.items() if name in server.sampling_fields}
     if sampling.stop:
         body["stop"] = list(sampling.stop)
     if sampling.include_stop:
@@ -337,27 +336,11 @@ def bodies(request: Request, server: ServerConfig, limit: int) -> list[dict[str,
     if server.token_ids:
         body["return_token_ids"] = True
     most = server.n_per_request or request.n
-    made = []
+    parts = []
     for first in range(0, request.n, most):
         seed = derive_seed(request.seed, first) if first else request.seed
-        made.append({**body, "n": min(most, request.n - first)} | ({"seed": seed} if server.send_seed else {}))
-    return made
-
-
-def _beyond_protocol(sampling: Sampling, server: ServerConfig) -> dict[str, float]:
-    """Return the settings beyond the protocol that the server supports, including those of no
-    effect.
-    """
-    told = {"top_k": sampling.top_k, "min_p": sampling.min_p, "repetition_penalty": sampling.repetition_penalty}
-    plain = Sampling()
-    if strange := [n for n in told if getattr(sampling, n) != getattr(plain, n) and n not in server.sampling_fields]:
-        raise ConfigError(
-            f"OpenAI's protocol does not know {', '.join(strange)}; leave it out or, if the server of {server.model} "
-            "has a field of this name as vLLM does, name it in server.sampling_fields"
-        )
-    # All servers accept -1 for no limit, but some do not accept 0.
-    told["top_k"] = sampling.top_k or -1
-    return {name: value for name, value in told.items() if name in server.sampling_fields}
+        parts.append({**body, "n": min(most, request.n - first)} | ({"seed": seed} if server.send_seed else {}))
+    return parts
 
 
 def read_completion(payload: bytes, request: Request, *, n: int, limit: int) -> list[Generation]:
@@ -430,26 +413,24 @@ def _generation(choice: Choice, sampling: Sampling, *, prompt: int, count: int) 
     shortened = bool(sampling.until) and text != choice.text
     # Whose tokens a server reports beyond a text that was cut, nobody here can tell.
     beyond = shortened or (bool(sampling.until) and choice.stop_reason is not None)
+    logprobs = None
+    if sampling.logprobs and not beyond:
+        logprobs = tuple(token.logprob for token in (choice.logprobs.content if choice.logprobs else None) or ())
+        if choice.token_ids is not None and len(logprobs) != len(choice.token_ids):
+            raise MalformedReply(
+                f"reply {choice.index} has {len(choice.token_ids)} token ids and {len(logprobs)} log-probabilities"
+            )
+        if not logprobs:
+            raise ModelFault("the server gives no log-probabilities; do not ask for them, or use one that does")
     return Generation(
         text=text,
         token_ids=() if beyond else tuple(choice.token_ids or ()),
         finish_reason="length" if choice.is_cut and not shortened else "stop",
         prompt_tokens=prompt,
         completion_tokens=count,
-        logprobs=_logprobs(choice) if sampling.logprobs and not beyond else None,
+        logprobs=logprobs,
         thinks=choice.message.thinks,
     )
-
-
-def _logprobs(choice: Choice) -> tuple[float, ...]:
-    given = tuple(token.logprob for token in (choice.logprobs.content if choice.logprobs else None) or ())
-    if choice.token_ids is not None and len(given) != len(choice.token_ids):
-        raise MalformedReply(
-            f"reply {choice.index} has {len(choice.token_ids)} token ids and {len(given)} log-probabilities"
-        )
-    if not given:
-        raise ModelFault("the server gives no log-probabilities; do not ask for them, or use one that does")
-    return given
 
 
 def _completion_tokens(choices: Sequence[Choice], total: int, limit: int) -> list[int]:

@@ -127,21 +127,6 @@ def open_door(keeper: Keeper, port: int) -> Iterator[str]:
     """Answer requests at a port of this machine during the block, and yield the address. Raises
     `ConfigError`.
     """
-    try:
-        server = ThreadingHTTPServer((HOST, port), _handler(keeper))
-    except OSError as error:
-        raise ConfigError(f"port {port} cannot be used ({error.strerror}); choose another with --port") from None
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://{HOST}:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-def _handler(keeper: Keeper) -> type[BaseHTTPRequestHandler]:
-    """Return the class that handles the requests of a door."""
 
     class Handler(BaseHTTPRequestHandler):
         # For a connection that falls silent: it would keep a thread for ever.
@@ -179,7 +164,17 @@ def _handler(keeper: Keeper) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             self.wfile.write(content)
 
-    return Handler
+    try:
+        server = ThreadingHTTPServer((HOST, port), Handler)
+    except OSError as error:
+        raise ConfigError(f"port {port} cannot be used ({error.strerror}); choose another with --port") from None
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://{HOST}:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 def _foreign(headers: Message) -> tuple[int, str] | None:

@@ -237,11 +237,11 @@ class VllmModel:
         async with self._looking:
             while not self._addresses:
                 self._check_open()
-                found = await asyncio.to_thread(self._fleet.advance)
-                if found is None or not await self._bring(found):
+                addresses = await asyncio.to_thread(self._fleet.advance)
+                if addresses is None or not await self._bring(addresses):
                     await asyncio.sleep(_POLL_SECONDS)
                 else:
-                    self._addresses = found
+                    self._addresses = addresses
             return self._addresses
 
     async def reload(self, weights: Path) -> None:
@@ -324,30 +324,29 @@ class VllmModel:
             stop_ids=self._end_ids,
             seeds=self._launch.settings.seeds,
         )
-        payload = await self._post(address, asked)
-        return [self._generation(choice, request, prompt) for choice in read_choices(payload, request)]
-
-    async def _post(self, address: str, asked: dict[str, Any]) -> bytes:
         from openai import APIConnectionError, APIStatusError
 
         options: Any = {"headers": {VERSION: self._version}} if self._launch.key else {}
         try:
-            return await self._client.post(f"{address}/v1/completions", cast_to=bytes, body=asked, options=options)
+            payload = await self._client.post(f"{address}/v1/completions", cast_to=bytes, body=asked, options=options)
         except LargeAnswer as error:
             raise ModelFault(
                 f"the vLLM replica at {address} gives too large an answer: {error}; raise model.vllm.answer_mib"
             ) from error
         except APIConnectionError as error:
-            self._suspect(address)
+            self._fleet.suspect(address)
+            self._addresses = ()
             why = " ".join(str(error.__cause__ or error).split()) or type(error.__cause__ or error).__name__
             raise ModelUnavailable(f"the vLLM replica at {address} does not answer ({why})") from error
         except APIStatusError as error:
             said = f"the vLLM replica at {address} answered {error.status_code}: {error.message[:500]}"
             # 404, 409: it serves other weights now.
             if error.status_code >= 500 or error.status_code in (404, 408, OTHER_WEIGHTS, 429):
-                self._suspect(address)
+                self._fleet.suspect(address)
+                self._addresses = ()
                 raise ModelUnavailable(said) from error
             raise ModelFault(said) from error
+        return [self._generation(choice, request, prompt) for choice in read_choices(payload, request)]
 
     def _check_open(self) -> None:
         if self._closed:
@@ -390,10 +389,6 @@ class VllmModel:
             self._fleet.suspect(address)
         except APIStatusError as error:
             raise ModelFault(f"the vLLM replica at {address} does not sleep: {error.message[:500]}") from error
-
-    def _suspect(self, address: str) -> None:
-        self._fleet.suspect(address)
-        self._addresses = ()
 
     def _generation(self, choice: Choice, request: Request, prompt: tuple[int, ...]) -> Generation:
         ids = choice.token_ids

@@ -119,25 +119,22 @@ class Encoder:
         return self._encode([self.encoding.passage_prefix + text for text in texts], self.encoding.passage_tokens)
 
     def _encode(self, texts: Sequence[str], most_tokens: int) -> Vectors:
+        import torch
+
         rows = np.zeros((len(texts), self.size), dtype=np.float32)
         # Texts of similar length go together, so that there is little padding.
         order = sorted(range(len(texts)), key=lambda number: len(texts[number]))
         for start in range(0, len(order), _BATCH):
             batch = order[start : start + _BATCH]
-            rows[batch] = self._encode_batch([texts[number] for number in batch], most_tokens)
+            options: dict[str, Any] = {"padding": True, "truncation": True, "max_length": most_tokens}
+            with self._turn, torch.inference_mode():
+                inputs = self._tokenizer([texts[number] for number in batch], return_tensors="pt", **options)
+                inputs = inputs.to(self._device)
+                hidden = self._model(**inputs).last_hidden_state
+                mask = inputs["attention_mask"].unsqueeze(-1).to(hidden.dtype)
+                mean = (hidden * mask).sum(1) / mask.sum(1)
+                rows[batch] = torch.nn.functional.normalize(mean, dim=-1).cpu().numpy()
         return rows
-
-    def _encode_batch(self, texts: list[str], most_tokens: int) -> Vectors:
-        import torch
-
-        with self._turn, torch.inference_mode():
-            inputs = self._tokenizer(texts, padding=True, truncation=True, max_length=most_tokens, return_tensors="pt")
-            inputs = inputs.to(self._device)
-            hidden = self._model(**inputs).last_hidden_state
-            mask = inputs["attention_mask"].unsqueeze(-1).to(hidden.dtype)
-            mean = (hidden * mask).sum(1) / mask.sum(1)
-            vectors: Vectors = torch.nn.functional.normalize(mean, dim=-1).cpu().numpy()
-        return vectors
 
 
 # Rankings of the rows of a corpus by how well they match a query.
@@ -469,11 +466,11 @@ class Bm25:
         """Return for each query the rows that match best; rows that share no word with it are left
         out.
         """
-        return [self._rank(query, top_k) for query in queries]
-
-    def _rank(self, query: str, top_k: int) -> Ranked:
-        tokens = [self._vocabulary[word] for word in self._words(query) if word in self._vocabulary]
-        return best(self._index.get_scores_from_ids(tokens), top_k) if tokens else []
+        ranked: list[Ranked] = []
+        for query in queries:
+            tokens = [self._vocabulary[word] for word in self._words(query) if word in self._vocabulary]
+            ranked.append(best(self._index.get_scores_from_ids(tokens), top_k) if tokens else [])
+        return ranked
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,23 @@ class Connection:
         while True:
             told: float | None = None
             try:
-                response = self._send(method, path, body)
+                where = f"{self.url}{path}"
+                try:
+                    response = self._loop.run(self._answer(method, where, body))
+                except LargeAnswer as error:
+                    raise EnvironmentFault(
+                        f"{where} gives too large an answer: {error}; raise environment.options.search_answer_mib"
+                    ) from None
+                except GarbledAnswer as error:
+                    raise MalformedAnswer(f"{where} gives an answer that cannot be read: {error}") from None
+                except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+                    raise EnvironmentUnavailable(
+                        f"{where} cannot be reached ({self._redacted(error)}); start the server, or correct its address"
+                    ) from None
+                except (httpx2.TimeoutException, TimeoutError):
+                    raise EnvironmentTimeout(f"{where} gave no answer within {self._timeout_s:g} s") from None
+                except httpx2.HTTPError as error:
+                    raise EnvironmentUnavailable(f"{where} broke the connection ({self._redacted(error)})") from None
                 told = seconds_told(response.headers.get("retry-after", ""), now=time.time())
                 return self._read(path, response)
             except EnvironmentFault as error:
@@ -132,25 +148,6 @@ class Connection:
                     raise
                 _log.info("%s; try %d follows in %.1f s", error, failures + 1, wait)
                 time.sleep(wait)
-
-    def _send(self, method: str, path: str, body: Mapping[str, Any] | None) -> httpx2.Response:
-        where = f"{self.url}{path}"
-        try:
-            return self._loop.run(self._answer(method, where, body))
-        except LargeAnswer as error:
-            raise EnvironmentFault(
-                f"{where} gives too large an answer: {error}; raise environment.options.search_answer_mib"
-            ) from None
-        except GarbledAnswer as error:
-            raise MalformedAnswer(f"{where} gives an answer that cannot be read: {error}") from None
-        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-            raise EnvironmentUnavailable(
-                f"{where} cannot be reached ({self._redacted(error)}); start the server, or correct its address"
-            ) from None
-        except (httpx2.TimeoutException, TimeoutError):
-            raise EnvironmentTimeout(f"{where} gave no answer within {self._timeout_s:g} s") from None
-        except httpx2.HTTPError as error:
-            raise EnvironmentUnavailable(f"{where} broke the connection ({self._redacted(error)})") from None
 
     async def _answer(self, method: str, where: str, body: Mapping[str, Any] | None) -> httpx2.Response:
         async with asyncio.timeout(self._timeout_s):
@@ -289,29 +286,25 @@ class Once:
         if other is not None:
             return other.result(), True
         try:
-            answered, known = self._find(call, ask)
+            there = self._kept is not None and call.identity in self._known(self._kept)
+            found = self._found.through(call) if there else None
+            answered = ask(call) if found is None else found
+            if answered.status in ANSWERED:
+                if self._kept is not None and found is None:
+                    self._stored.through(answered)
+                with self._lock:
+                    self._held[call.identity] = answered
+                    while len(self._held) > self._most:
+                        self._held.popitem(last=False)
         except BaseException as error:
             mine.set_exception(error)
             raise
         else:
             mine.set_result(answered)
-            return answered, known
+            return answered, found is not None
         finally:
             with self._lock:
                 del self._under_way[identity]
-
-    def _find(self, call: ToolCall, ask: Callable[[ToolCall], ToolCall]) -> tuple[ToolCall, bool]:
-        there = self._kept is not None and call.identity in self._known(self._kept)
-        found = self._found.through(call) if there else None
-        answered = ask(call) if found is None else found
-        if answered.status in ANSWERED:
-            if self._kept is not None and found is None:
-                self._stored.through(answered)
-            with self._lock:
-                self._held[call.identity] = answered
-                while len(self._held) > self._most:
-                    self._held.popitem(last=False)
-        return answered, found is not None
 
     def _known(self, kept: Kept) -> Collection[str]:
         """Return the identities that were kept at the first call of this method."""
@@ -660,7 +653,13 @@ class SearchTool:
         began = time.perf_counter()
         call = ToolCall(tool=self.name, provider=self._provider.name, key=normalised(query))
         cached = False
-        if wrong := _wrong(query):
+        if not query.strip():
+            wrong = "it is blank"
+        elif len(query) > MOST_QUERY_CHARS:
+            wrong = f"it has more than {MOST_QUERY_CHARS} characters"
+        else:
+            wrong = "it is not valid text" if lone_surrogate(query) is not None else ""
+        if wrong:
             call = replace(call, status="invalid", output=f"This query cannot be searched for: {wrong}.")
         else:
             try:
@@ -685,11 +684,3 @@ class SearchTool:
             output=text or NOTHING,
             milliseconds=(time.perf_counter() - began) * 1000,
         )
-
-
-def _wrong(query: str) -> str:
-    if not query.strip():
-        return "it is blank"
-    if len(query) > MOST_QUERY_CHARS:
-        return f"it has more than {MOST_QUERY_CHARS} characters"
-    return "it is not valid text" if lone_surrogate(query) is not None else ""

@@ -45,27 +45,23 @@ def step_advantages(
     lead to an episode's end sum to its reward minus the mean of the group.
     """
     if credit == "episode" or not has_contrast(rewards):
-        worth = advantages(rewards, scale=scale)
-        return [[one] * len(episode.steps) for episode, one in zip(episodes, worth, strict=True)]
+        of_episodes = advantages(rewards, scale=scale)
+        return [[own] * len(episode.steps) for episode, own in zip(episodes, of_episodes, strict=True)]
     unit = _unit(rewards, scale)
-    return [[worth / unit for worth in found] for found in _against_siblings(episodes, rewards)]
-
-
-def _against_siblings(episodes: Sequence[Trajectory], rewards: Sequence[float]) -> list[list[float]]:
     through: defaultdict[tuple[object, ...], list[float]] = defaultdict(list)
     for episode, reward in zip(episodes, rewards, strict=True):
         for state, choice in _path(episode):
             through[state].append(reward)
             through[choice].append(reward)
-    found = []
+    by_episode: list[list[float]] = []
     for episode in episodes:
         worth, of_steps = 0.0, []
         for state, choice in _path(episode):
             if len(through[choice]) < len(through[state]):
                 worth = fmean(through[choice]) - fmean(through[state])
             of_steps.append(worth)
-        found.append(of_steps)
-    return found
+        by_episode.append(of_steps)
+    return [[advantage / unit for advantage in of_steps] for of_steps in by_episode]
 
 
 def _path(episode: Trajectory) -> list[tuple[tuple[object, ...], tuple[object, ...]]]:

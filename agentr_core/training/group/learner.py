@@ -61,9 +61,16 @@ def reporting(job: OnlineJob, model: Any) -> Iterator[Tell]:
         disable_tqdm=True,
         seed=job.seed,
     )
-    with _set(_TENSORBOARD, str(job.reports)):
+    before = os.environ.get(_TENSORBOARD)
+    os.environ[_TENSORBOARD] = str(job.reports)
+    try:
         loggers = get_reporting_integration_callbacks(list(config.report_to))
         handler = CallbackHandler([DefaultFlowCallback, *loggers], model, None, None, None)
+    finally:
+        if before is None:
+            del os.environ[_TENSORBOARD]
+        else:
+            os.environ[_TENSORBOARD] = before
     state, control = TrainerState(max_steps=steps, logging_steps=1), TrainerControl()
 
     def tell(step: int, numbers: Mapping[str, float | None]) -> None:
@@ -75,20 +82,6 @@ def reporting(job: OnlineJob, model: Any) -> Iterator[Tell]:
     yield tell
     # To loggers this means success, so it is left out when a training fails.
     handler.on_train_end(arguments, state, control)
-
-
-@contextmanager
-def _set(name: str, value: str) -> Iterator[None]:
-    """Set an environment variable for the block."""
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 # The saved state of a training that samples, written completely or not at all.

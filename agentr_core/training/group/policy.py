@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
@@ -62,7 +62,14 @@ def policy_row(
     conversation does not contain the sampled tokens.
     """
     rendered = renderer.render_sample(messages)
-    replies = list(_replies(messages))
+    # In a growing turn, replies and observations alternate.
+    replies: list[tuple[Span, bool]] = []
+    for message in messages:
+        if message.spans:
+            last = len(message.spans) - 1
+            replies += [(span, place == last) for place, span in enumerate(message.spans) if place % 2 == 0]
+        elif message.train:
+            replies.append((message.parts[0], True))
     if len(replies) != len(steps):
         raise DataFault(f"an episode of {len(steps)} replies has a conversation of {len(replies)}")
     trained = [position for position, label in enumerate(rendered.labels) if label != IGNORED]
@@ -92,18 +99,6 @@ def policy_row(
     if trained:
         raise DataFault(f"an episode of {len(steps)} replies is rendered with loss on {len(trained)} further tokens")
     return PolicyRow(tuple(rendered.input_ids), tuple(positions), tuple(logprobs), tuple(worth), len(positions))
-
-
-def _replies(messages: Sequence[Message]) -> Iterator[tuple[Span, bool]]:
-    """Yield the replies of a whole episode's conversation, each with a flag that says whether it
-    ends its turn. In a growing turn, replies and observations alternate.
-    """
-    for message in messages:
-        if message.spans:
-            last = len(message.spans) - 1
-            yield from ((span, place == last) for place, span in enumerate(message.spans) if place % 2 == 0)
-        elif message.train:
-            yield message.parts[0], True
 
 
 def numbered(rows: Sequence[PolicyRow]) -> list[TokenRow]:

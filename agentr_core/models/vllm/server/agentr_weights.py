@@ -67,43 +67,35 @@ class Weights:
             wish = json.loads(content)
             engine = scope["app"].state.engine_client
             if wish.get("sleep"):
-                await self._sleep(engine)
+                if not self._asleep:
+                    self._version = "none, since this server sleeps"
+                    await engine.pause_generation(mode="wait", clear_cache=True)
+                    # At level 1 it would keep a copy of the weights, which are replaced anyway.
+                    await engine.sleep(level=2)
+                    self._asleep = True
             else:
-                await self._load(engine, wish["folder"], wish["version"])
+                folder, version = wish["folder"], wish["version"]
+                # Until all is done the weights are neither the old nor the new ones.
+                self._version = "none, since replacing them failed"
+                if self._asleep:
+                    await engine.wake_up(tags=["weights"])
+                else:
+                    await engine.pause_generation(mode="wait", clear_cache=True)
+                await engine.collective_rpc(Worker.take_weights.__name__, kwargs={"folder": folder})
+                if self._asleep:
+                    # Only now, so that the new weights had its room to be read into.
+                    await engine.wake_up(tags=["kv_cache"])
+                    self._asleep = False
+                # The cache has keys and values that the old weights computed.
+                if not await engine.reset_prefix_cache():
+                    raise RuntimeError("the prefix cache could not be emptied")
+                await engine.update_weight_version(version)
+                self._version = await engine.get_weight_version()
+                await engine.resume_generation()
         except Exception as error:
             # Whatever the engine raises is reported to the owner, who gives up.
             return await _answer(send, 500, {"error": {"message": f"{type(error).__name__}: {error}"}})
         await _answer(send, 200, {"version": self._version})
-
-    async def _load(self, engine: Any, folder: str, version: str) -> None:
-        """Have the engine take over the weights in a folder once the replies under way are done."""
-        # Until all is done the weights are neither the old nor the new ones.
-        self._version = "none, since replacing them failed"
-        if self._asleep:
-            await engine.wake_up(tags=["weights"])
-        else:
-            await engine.pause_generation(mode="wait", clear_cache=True)
-        await engine.collective_rpc(Worker.take_weights.__name__, kwargs={"folder": folder})
-        if self._asleep:
-            # Only now, so that the new weights had its room to be read into.
-            await engine.wake_up(tags=["kv_cache"])
-            self._asleep = False
-        # The cache has keys and values that the old weights computed.
-        if not await engine.reset_prefix_cache():
-            raise RuntimeError("the prefix cache could not be emptied")
-        await engine.update_weight_version(version)
-        self._version = await engine.get_weight_version()
-        await engine.resume_generation()
-
-    async def _sleep(self, engine: Any) -> None:
-        """Have the engine drop weights and cache once the replies under way are done."""
-        if self._asleep:
-            return
-        self._version = "none, since this server sleeps"
-        await engine.pause_generation(mode="wait", clear_cache=True)
-        # At level 1 it would keep a copy of the weights, which are replaced anyway.
-        await engine.sleep(level=2)
-        self._asleep = True
 
 
 class Worker:
