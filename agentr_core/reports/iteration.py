@@ -44,9 +44,6 @@ from agentr_core.reports.document import (
 
 # Tables that compare the models of a run: records in, plain tables out.
 
-# Evaluations that are not finished, as rows and sentences of a report: how far they are, and no
-# score.
-
 
 def unfinished_rows(columns: Sequence[Column], pending: Sequence[Unfinished]) -> tuple[Row, ...]:
     """Return a row for each evaluation that is not finished, in a table of scores."""
@@ -405,9 +402,6 @@ def _meter(estimate: Estimate | None) -> Cell:
     return Meter(wording.percent(estimate.value), wording.interval(estimate), estimate.value)
 
 
-# The order of a report: an `IterationReport` in, sections out. A part that was not measured says
-# so in one line.
-
 # Tables about data construction, judge, cost and errors: records in, plain tables out.
 
 
@@ -471,17 +465,8 @@ def tokens(counts: TokenCounts) -> Table:
     return Table((Column("Tokens", "text"), Column("Count"), Column("Of trained %")), tuple(rows))
 
 
-def cut_replies(found: Mapping[str, tuple[int, int]]) -> Table:
-    """Return how many replies were cut by their token limit, by purpose."""
-    return _cuts(found, "Replies", "Cut by the limit")
-
-
-def unreadable_replies(found: Mapping[str, tuple[int, int]]) -> Table:
-    """Return how many replies of helpers were cut within a thought, by role."""
-    return _cuts(found, "Replies of", "Cut within a thought")
-
-
-def _cuts(found: Mapping[str, tuple[int, int]], whole: str, part: str) -> Table:
+def cut_replies(found: Mapping[str, tuple[int, int]], whole: str, part: str) -> Table:
+    """Return how many replies were cut, of all, by purpose or role; `whole` and `part` name both."""
     rows = (
         Row(
             (
@@ -761,13 +746,13 @@ def _tokens(report: IterationReport) -> Section:
         return not_measured("tokens", title, "the backend of the model counted no tokens")
     blocks: list[Block] = [tokens(report.tokens)]
     if report.tokens.cut:
-        blocks.append(cut_replies(report.tokens.cut))
+        blocks.append(cut_replies(report.tokens.cut, "Replies", "Cut by the limit"))
     else:
         blocks.append(
             Paragraph("Not measured: replies that their token limit cut; none was drawn, or no backend told.")
         )
     if any(count for _, count in report.tokens.unreadable.values()):
-        blocks.append(unreadable_replies(report.tokens.unreadable))
+        blocks.append(cut_replies(report.tokens.unreadable, "Replies of", "Cut within a thought"))
     if report.tokens.bills:
         blocks.append(bills(report.tokens.bills))
     return Section("tokens", title, tuple(blocks))
