@@ -466,7 +466,7 @@ def tokens(counts: TokenCounts) -> Table:
 
 
 def cut_replies(found: Mapping[str, tuple[int, int]], whole: str, part: str) -> Table:
-    """Return how many replies were cut, of all, by purpose or role; `whole` and `part` name both."""
+    """Return how many of all replies were cut, by purpose or role; `whole` and `part` name both."""
     rows = (
         Row(
             (
