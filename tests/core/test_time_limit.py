@@ -18,7 +18,7 @@ from agentr_core.types import Instance, Sampling, Trajectory, Transition
 class Stuck(Line):
     """The line, whose first object never gets beyond its first step until `over`."""
 
-    time_limit = 0.05
+    time_limit = 0.5
     made = 0
 
     def __init__(self, over: threading.Event) -> None:
@@ -61,7 +61,7 @@ async def test_a_call_beyond_its_limit_is_given_up_and_the_episode_tried_with_an
     )
     assert [trajectory.success for trajectory in played.values()] == [True]
     assert [(error.kind, error.phase, error.final) for error in errors] == [("EnvironmentTimeout", "step", False)]
-    assert errors[0].message == "line gave no answer within 0.05 seconds, its time_limit"
+    assert errors[0].message == "line gave no answer within 0.5 seconds, its time_limit"
     assert all(thread.daemon for thread in threading.enumerate() if thread.name == "line"), "the process may end"
 
 
