@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import partial
 from uuid import UUID
 
@@ -18,7 +19,12 @@ from prefect import get_run_logger
 from prefect.artifacts import acreate_progress_artifact, aupdate_progress_artifact
 from prefect.context import FlowRunContext, TaskRunContext
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, Task, TextColumn
+from rich.table import Column
+from rich.text import Text
+
+from agentr_core.runtime.remaining import Remaining
 
 Update = Callable[[int, int, str], None]
 """Called with (done, total, note) by a stage as it progresses."""
@@ -28,6 +34,8 @@ console: ContextVar[Console | None] = ContextVar("agentr_console", default=None)
 
 _LINE_EVERY_S = 10.0
 _ARTIFACT_EVERY_S = 5.0
+_WIDE = 120
+"""Columns of a terminal from which on a bar is long."""
 _SILENCE_S = 60.0
 """After so long without a report, a line says so: a log shows whether a run waits or has hung."""
 
@@ -56,18 +64,21 @@ class Warnings(logging.Handler):
 
 
 @asynccontextmanager
-async def stage_progress(stage: str, iteration: int) -> AsyncIterator[Update]:
+async def stage_progress(stage: str, iteration: int, expected: Remaining) -> AsyncIterator[Update]:
     """Yield a function that reports the progress of one stage, from any thread; the last report is
     always shown.
+
+    Args:
+        expected: what the stage and the rest of the run are expected to take.
     """
     name = f"iteration {iteration}  {stage}" if iteration else f"base model   {stage}"
     target = console.get()
     artifact = _Artifact(f"{stage}-{iteration}")
     if target is not None and target.is_terminal:
-        shown = _bar(target, name)
+        shown = _bar(target, name, expected)
     else:
         say = _logger() if target is None else partial(target.print, highlight=False, soft_wrap=True)
-        shown = _lines(say, name)
+        shown = _lines(say, name, expected)
     async with shown as show:
 
         def report(done: int, total: int, note: str) -> None:
@@ -78,14 +89,52 @@ async def stage_progress(stage: str, iteration: int) -> AsyncIterator[Update]:
     await artifact.finish()
 
 
+@dataclass(slots=True)
+class _Pace:
+    """The time that is left of a stage and of its run, told as text."""
+
+    expected: Remaining
+    started: float = field(default_factory=time.monotonic)
+    begun_with: int | None = None
+    """The units that were done already when the stage first reported: a stage that goes on."""
+
+    def elapsed(self) -> float:
+        """Return the seconds since the stage began in this process."""
+        return time.monotonic() - self.started
+
+    def left(self, done: int, total: int) -> tuple[str, str]:
+        """Return the time that is left of the stage and of the run, empty where it is not known."""
+        self.begun_with = done if self.begun_with is None else min(self.begun_with, done)
+        stage, run = self.expected.left(self.elapsed(), done - self.begun_with, total - self.begun_with)
+        return "" if stage is None else _clock(stage), "" if run is None else _clock(run)
+
+
 @asynccontextmanager
-async def _bar(target: Console, name: str) -> AsyncIterator[Update]:
-    """Yield a function that draws a bar on a terminal."""
+async def _bar(target: Console, name: str, expected: Remaining) -> AsyncIterator[Update]:
+    """Yield a function that draws a bar on a terminal. Where the line is too narrow, the note is
+    cut: name, count and times are always whole.
+    """
+    pace = _Pace(expected)
+
+    def times(task: Task) -> str:
+        stage, run = pace.left(int(task.completed), int(task.total or 0))
+        over = task.finished or not stage
+        return f"{_clock(pace.elapsed())}{'' if over else f'<{stage}'}{f' run<{run}' if run else ''}"
+
+    def count(task: Task) -> str:
+        return "" if task.total is None else f"{int(task.completed)}/{int(task.total)}"
+
+    def note(task: Task) -> str:
+        return escape(str(task.fields["note"]))
+
     columns = (
-        TextColumn("{task.description:<24}"), BarColumn(bar_width=20), MofNCompleteColumn(), TimeElapsedColumn(),
-        TextColumn("{task.fields[note]}"),
-    )  # fmt: skip
-    with Progress(*columns, console=target) as bars:
+        _Text(lambda task: escape(task.description)),
+        BarColumn(bar_width=20 if target.width >= _WIDE else 8),
+        _Text(count),
+        _Text(times),
+        _Text(note, Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+    )
+    with Progress(*columns, console=target, expand=True) as bars:
         bar = bars.add_task(name, total=None, note="")
 
         def draw(done: int, total: int, note: str) -> None:
@@ -94,18 +143,32 @@ async def _bar(target: Console, name: str) -> AsyncIterator[Update]:
         yield draw
 
 
+class _Text(TextColumn):
+    """A column of a text that follows from the task."""
+
+    def __init__(self, text: Callable[[Task], str], column: Column | None = None) -> None:
+        super().__init__("", table_column=column or Column(no_wrap=True))
+        self._text = text
+
+    def render(self, task: Task) -> Text:
+        """Return the text of a task now."""
+        return Text.from_markup(self._text(task))
+
+
 @asynccontextmanager
-async def _lines(say: Callable[[str], object], name: str) -> AsyncIterator[Update]:
+async def _lines(say: Callable[[str], object], name: str, expected: Remaining) -> AsyncIterator[Update]:
     """Yield a function that writes a line every few seconds; a silence is told, too."""
-    started = time.monotonic()
-    last, said_at, heard_at = name, started, started
+    pace = _Pace(expected)
+    last, said_at, heard_at = name, pace.started, pace.started
 
     def line(done: int, total: int, note: str) -> None:
         nonlocal last, said_at, heard_at
         last, heard_at = f"{name}: {done}/{total} {note}".rstrip(), time.monotonic()
+        stage, run = pace.left(done, total)
         if heard_at - said_at >= _LINE_EVERY_S:
             said_at = heard_at
-            say(last)
+            told = [*([f"{stage} left"] if stage and done < total else []), *([f"{run} of the run"] if run else [])]
+            say("; ".join([last, *([", ".join(told)] if told else [])]))
 
     async def remind() -> None:
         while True:
@@ -118,7 +181,14 @@ async def _lines(say: Callable[[str], object], name: str) -> AsyncIterator[Updat
         yield line
     finally:
         reminder.cancel()
-    say(f"{last} in {time.monotonic() - started:.1f} s")
+    say(f"{last} in {pace.elapsed():.1f} s")
+
+
+def _clock(seconds: float) -> str:
+    """Return a time as minutes and seconds, or as hours, minutes and seconds."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 class _Artifact:

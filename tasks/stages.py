@@ -22,6 +22,7 @@ from agentr_core.runtime import start as starting
 from agentr_core.runtime.instances import has_begun, settled
 from agentr_core.runtime.machine import formats
 from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.remaining import remaining
 from agentr_core.runtime.start import check_run
 from agentr_core.stages import headroom as sampled
 from agentr_core.stages.headroom import Found
@@ -112,7 +113,7 @@ async def perform(run: RunRef, iteration: int, name: str, *, limit: int | None =
 @asynccontextmanager
 async def _workplace(run: RunRef, stage: str, iteration: int) -> AsyncIterator[Workplace]:
     """Yield the workplace of a stage, with its progress shown."""
-    async with stage_progress(stage, iteration) as update:
+    async with stage_progress(stage, iteration, remaining(quiet_workplace(run), stage, iteration)) as update:
         yield quiet_workplace(run, progress=update)
 
 

@@ -14,6 +14,7 @@ from agentr_core.recipes.grpo import on_one_machine
 from agentr_core.recipes.models import ModelConfig, ModelRole
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.recipes.training import TrainingConfig
+from agentr_core.reports.wording import duration
 from agentr_core.runtime import machine
 from agentr_core.training.job import GroupRelative
 
@@ -33,6 +34,18 @@ class WorldCounts:
     lengths: estimates.Lengths | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Earlier:
+    """What earlier runs in a workspace took: one of the same recipe in all its stages, and sampling
+    with the same model.
+    """
+
+    run_id: str | None = None
+    seconds: float = 0.0
+    """Of the run; 0 without one."""
+    tokens_per_second: float | None = None
+
+
 def needs(
     recipe: Recipe,
     shapes: Mapping[ModelRole, estimates.Shape],
@@ -40,15 +53,17 @@ def needs(
     *,
     gpu: float | None,
     longest: int,
+    earlier: Earlier,
 ) -> list[str]:
-    """Return the needs of a run as lines: tokens, at most and likely, and memory.
+    """Return the needs of a run as lines: tokens, at most and likely, time, and memory.
 
     Args:
         counts: what is known of each world, by name.
         gpu: the memory of a GPU of another machine, in bytes; None: this machine's memory counts.
         longest: the tokens of the longest row that is trained on, as far as is known.
+        earlier: what the workspace knows of this machine's speed.
     """
-    lines = [*_of_tokens(recipe, counts), ""]
+    lines = [*_of_tokens(recipe, counts, earlier), ""]
     here = machine.memory() if gpu is None else None
     if here is not None and not here.gpu:
         return [*lines, *_of_main_memory(recipe, shapes, here, longest)]
@@ -66,8 +81,10 @@ def needs(
     return lines
 
 
-def _of_tokens(recipe: Recipe, counts: Mapping[str, WorldCounts]) -> list[str]:
-    """Return the tokens of an iteration as a table, and where the likely ones are from."""
+def _of_tokens(recipe: Recipe, counts: Mapping[str, WorldCounts], earlier: Earlier) -> list[str]:
+    """Return the tokens of an iteration as a table, where the likely ones are from, and the time
+    that the run takes.
+    """
     rows: list[tuple[str, int, int, int]] = []
     sources: list[str] = []
     for name, world in recipe.worlds().items():
@@ -89,7 +106,15 @@ def _of_tokens(recipe: Recipe, counts: Mapping[str, WorldCounts]) -> list[str]:
         for name, replies, most, likely in rows
     ]
     unknown = "  likely: not known without a stored episode, or an expert and the model here"
-    return [head, *told, *(sources or [unknown])]
+    likely = rows[-1][3]
+    if earlier.run_id:
+        time = f"{duration(earlier.seconds)}, as run {earlier.run_id} of this recipe took"
+    elif earlier.tokens_per_second and likely:
+        sampling = duration(likely * recipe.iterations / earlier.tokens_per_second)
+        time = f"{sampling} to sample at this model's {earlier.tokens_per_second:,.0f} tokens/s here, and training"
+    else:
+        time = "not known before a run of this recipe or model in this workspace"
+    return [head, *told, *(sources or [unknown]), f"  time: {time}"]
 
 
 def _of_main_memory(

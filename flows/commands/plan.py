@@ -23,9 +23,16 @@ from agentr_core.runtime.equipment import Worlds
 from agentr_core.runtime.instances import episode_count, state_count, training_instances
 from agentr_core.runtime.place import Method, Stage
 from agentr_core.samples.rendering import load_renderer
-from agentr_core.store.queries.runs import count_finished_iterations, count_finished_runs, longest_sample
+from agentr_core.store.queries.runs import (
+    count_finished_iterations,
+    count_finished_runs,
+    last_finished,
+    longest_sample,
+    sampling_rate,
+    stage_seconds,
+)
 from agentr_core.texts import counted
-from flows.commands.needs import WorldCounts, needs
+from flows.commands.needs import Earlier, WorldCounts, needs
 from flows.preflight.checks import faults_of
 from flows.preflight.requirements import weights_missing
 from tasks.wiring import load_recipe, make_environment, reference
@@ -57,8 +64,8 @@ class _Described:
 
 
 def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float | None = None, form: str = "text") -> str:
-    """Return the plan of a recipe as text or `json`: the fields that its run reads, the stages with
-    the sections that each reads, and a summary with what it needs.
+    """Return the plan of a recipe as text or `json`: a summary with what its run needs, the fields
+    that it reads, and the stages with the sections that each reads.
 
     A model's directory may still be missing if the shape of a model of its name is shipped: the
     recipe is then planned for another machine, and the plan says what this one lacks. Raises
@@ -75,7 +82,7 @@ def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float | None = No
     idle = [field for field in field_values(recipe) if not field.usual and field.name not in names]
     if form == "json":
         return json.dumps({"recipe": shown(recipe), "stages": found.stages, "summary": found.summary}, indent=2)
-    return "\n".join([*_of_fields(fields, idle), *_of_stages(found.stages), "", *found.summary])
+    return "\n".join([*found.summary, "", *_of_fields(fields, idle), *_of_stages(found.stages)])
 
 
 def _described(recipe: Recipe, method: Method, gpu_gib: float | None) -> _Described:
@@ -110,6 +117,7 @@ def _described(recipe: Recipe, method: Method, gpu_gib: float | None) -> _Descri
             counts,
             gpu=None if gpu_gib is None else gpu_gib * GIB,
             longest=_longest(recipe, counts),
+            earlier=_earlier(recipe),
         ),
     ]
     before = [replace(stage, name=f"{stage.name} base") for stage in method.before]
@@ -135,6 +143,20 @@ def _counts(recipe: Recipe) -> dict[str, WorldCounts]:
             test, states = episode_count(world, env), state_count(world, env)
             found[name] = WorldCounts(train=len(instances), test=test, states=states, lengths=lengths)
     return found
+
+
+def _earlier(recipe: Recipe) -> Earlier:
+    """Return what earlier runs in the workspace tell of this machine's speed."""
+    store = open_store(Path(recipe.workspace))
+    if not store.path.exists():
+        return Earlier()
+    run_id = last_finished(store, recipe=recipe.name, method=recipe.method, iterations=recipe.iterations)
+    taken = stage_seconds(store, run_id) if run_id else {}
+    return Earlier(
+        run_id=run_id,
+        seconds=sum(seconds for (iteration, _), seconds in taken.items() if iteration <= recipe.iterations),
+        tokens_per_second=sampling_rate(store, recipe.model.path),
+    )
 
 
 def _longest(recipe: Recipe, counts: Mapping[str, WorldCounts]) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from finished import finish
 
 from agentr_core import estimates
 from agentr_core.errors import UserError
@@ -120,7 +122,25 @@ def test_a_program_reads_the_same_plan_in_one_tree(monkeypatch: pytest.MonkeyPat
     told = json.loads(plan.describe(file, changes, form="json"))
     assert told["recipe"]["search"]["dives"] == 5
     assert told["stages"]["splice"] == ["environment", "splice"]
-    assert plan.describe(file, changes).endswith("\n".join(told["summary"]))
+    assert plan.describe(file, changes).startswith("\n".join(told["summary"]))
+
+
+def test_the_time_of_a_run_is_that_of_an_earlier_one_or_of_its_sampling(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(RECIPES.parents[1])
+    file, changes = RECIPES / "textcraft-tiny.yaml", ["name=toy-agent-r", "iterations=1", f"workspace={tmp_path}"]
+
+    def time() -> str:
+        return next(line for line in plan.describe(file, changes).splitlines() if line.startswith("  time: "))
+
+    assert time() == "  time: not known before a run of this recipe or model in this workspace"
+    model = {"path": load_recipe(file, changes).model.path}
+    finish(tmp_path, "a", [set()], episodes=0, method="eto", iterations=1, model=model)
+    assert re.fullmatch(r"  time: \d+ h \d\d min to sample at this model's 1 tokens/s here, and training", time())
+    finish(tmp_path, "b", [set(), set()], episodes=0, iterations=1, model=model)
+    # Two collections of 95 seconds.
+    assert time() == "  time: 3 min 10 s, as run b of this recipe took"
 
 
 def general(folder: Path, **fields: Any) -> list[str]:

@@ -93,6 +93,48 @@ def seconds_by_part(store: Store, iteration_id: str) -> dict[str, float]:
     return dict(store.rows("select part, sum(seconds) from timing where iteration_id = ? group by part", iteration_id))
 
 
+def stage_seconds(store: Store, run_id: str) -> dict[tuple[int, str], float]:
+    """Return the seconds that each stage of a run took, by iteration and name; those of several
+    workers are summed. Parts of a stage count for it.
+    """
+    rows = store.rows(
+        "select iteration, split_part(stage, ' ', 1), sum(seconds) from timing join iteration using (iteration_id) "
+        "where run_id = ? group by all",
+        run_id,
+    )
+    return {(int(iteration), str(stage)): float(seconds) for iteration, stage, seconds in rows}
+
+
+def last_finished(store: Store, *, recipe: str, method: str, iterations: int, beside: str = "") -> str | None:
+    """Return the id of the last finished run of a recipe of this name, with at least so many
+    iterations; None if there is none.
+
+    Args:
+        beside: a run that does not count.
+    """
+    rows = store.rows(
+        "select run_id from run where recipe = ? and method = ? and run_id <> ? and status = 'finished' "
+        "and (config->>'$.iterations')::bigint >= ? order by finished_at desc, run_id limit 1",
+        recipe,
+        method,
+        beside,
+        iterations,
+    )
+    return str(rows[0][0]) if rows else None
+
+
+def sampling_rate(store: Store, model_path: str) -> float | None:
+    """Return the tokens a second that were generated in all runs that began with a model; None if
+    there are none.
+    """
+    ((tokens, seconds),) = store.rows(
+        "select sum(tokens), sum(seconds) from timing join iteration using (iteration_id) join run using (run_id) "
+        "where part = 'generate' and tokens > 0 and (config->>'$.model.path') = ?",
+        model_path,
+    )
+    return float(tokens) / float(seconds) if tokens and seconds else None
+
+
 def token_use(store: Store, iteration_id: str) -> TokenUse:
     """Return the tokens of all replies that an iteration asked for; copies of another run's replies
     count for that run.

@@ -1,0 +1,81 @@
+"""The time that a run still needs, from what its stages took before on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from agentr_core.runtime.place import Workplace
+from agentr_core.store.queries.runs import last_finished, stage_seconds
+
+_LEAST_COMPARED = 20.0
+"""Seconds of finished stages below which this run is taken to be as fast as the earlier one."""
+_LEAST_LEFT = 0.02
+"""Of a stage that takes longer than expected, this share of what is expected is always left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remaining:
+    """What is expected of a run at the beginning of one of its stages, in seconds."""
+
+    stage: float | None = None
+    """The whole stage; None where it is not known."""
+    spent: float = 0.0
+    """What the stage took before it was interrupted."""
+    after: float | None = None
+    """All that comes after the stage; None where part of it is not known."""
+
+    def left(self, elapsed: float, done: int, total: int) -> tuple[float | None, float | None]:
+        """Return the seconds that are left of the stage and of the run, None where not known.
+
+        Without an earlier measurement, what is left of the stage follows from the part of it that
+        is done.
+
+        Args:
+            elapsed: seconds since the stage began or went on in this process.
+            done, total: units of the stage that were done since then, and that there are to do.
+        """
+        if self.stage is not None:
+            stage: float | None = max(_LEAST_LEFT * self.stage, self.stage - self.spent - elapsed)
+        else:
+            stage = elapsed * (total - done) / done if 0 < done <= total else None
+        return stage, None if stage is None or self.after is None else stage + self.after
+
+
+def remaining(place: Workplace, stage: str, iteration: int) -> Remaining:
+    """Return what is expected of a run as a stage begins.
+
+    A stage takes as long as in the last finished run of the same recipe in the workspace, times the
+    ratio of the two runs so far. Without such a run it takes as long as in this run's last
+    iteration that had it; the first evaluation stands for later ones.
+    """
+    here = stage_seconds(place.store, place.run_id)
+    recipe = place.recipe
+    earlier = last_finished(
+        place.store, recipe=recipe.name, method=recipe.method, iterations=recipe.iterations, beside=place.run_id
+    )
+    there = stage_seconds(place.store, earlier) if earlier else {}
+    order = [
+        (number, each)
+        for number in range(recipe.iterations + 1)
+        for each in place.method.plan_of(recipe, number).stages
+    ]
+    now = next((at for at, (number, each) in enumerate(order) if (number, each.name) == (iteration, stage)), None)
+    if now is None:
+        return Remaining()
+    both = [key for number, each in order[:now] if (key := (number, each.name)) in here and key in there]
+    compared = sum(there[key] for key in both)
+    ratio = sum(here[key] for key in both) / compared if compared >= _LEAST_COMPARED else 1.0
+
+    def expected(number: int, name: str) -> float | None:
+        if (number, name) in there:
+            return ratio * there[number, name]
+        return next((here[before, name] for before in range(number - 1, -1, -1) if (before, name) in here), None)
+
+    after = 0.0
+    for number, each in order[now + 1 :]:
+        seconds = expected(number, each.name)
+        # What needs neither a model nor a world takes seconds.
+        if seconds is None and each.needs:
+            return Remaining(stage=expected(iteration, stage), spent=here.get((iteration, stage), 0.0))
+        after += seconds or 0.0
+    return Remaining(stage=expected(iteration, stage), spent=here.get((iteration, stage), 0.0), after=after)

@@ -1,0 +1,84 @@
+"""What a run still needs, as its stored stages and those of an earlier run tell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from finished import finish
+
+from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.remaining import Remaining, remaining
+from agentr_core.store.codec.ledger import timing_rows
+
+
+def run(workspace: Path, run_id: str, *, iterations: int = 2) -> Workplace:
+    """Return the workplace of a run that has stored nothing but its rows."""
+    return finish(workspace, run_id, [set() for _ in range(iterations + 1)], episodes=0, iterations=iterations)
+
+
+def took(place: Workplace, iteration: int, **seconds: float) -> None:
+    """Store how long stages took, beside the 95 seconds that `finish` says of each collection."""
+    for stage, value in seconds.items():
+        name = "evaluate test" if stage == "evaluate" else stage
+        place.store.write(timing_rows(place.iteration_id(iteration), name, {"other": value}))
+
+
+def test_an_earlier_run_of_the_recipe_tells_all_that_is_to_come(tmp_path: Path) -> None:
+    earlier = run(tmp_path, "a")
+    took(earlier, 0, evaluate=10)
+    for iteration in (1, 2):
+        took(earlier, iteration, critique=20, splice=5, dataset=1, train=60, evaluate=10)
+    now = remaining(run(tmp_path, "b"), "critique", 1)
+    # What is left after the critique of the first iteration, and a whole second one.
+    assert (now.stage, now.after) == (20.0, (5 + 1 + 60 + 10) + (95 + 20 + 5 + 1 + 60 + 10))
+
+
+def test_a_run_that_is_slower_so_far_is_taken_to_stay_so(tmp_path: Path) -> None:
+    earlier, place = run(tmp_path, "a", iterations=1), run(tmp_path, "b", iterations=1)
+    took(earlier, 0, evaluate=100)
+    took(earlier, 1, critique=20, splice=5, train=40, evaluate=50)
+    took(place, 0, evaluate=300)
+    now = remaining(place, "critique", 1)
+    # Both collected for 95 seconds.
+    ratio = (300 + 95) / (100 + 95)
+    assert now.stage == pytest.approx(20 * ratio)
+    assert now.after == pytest.approx((5 + 40 + 50) * ratio)
+
+
+def test_a_first_run_knows_what_it_has_done_before(tmp_path: Path) -> None:
+    place = run(tmp_path, "a", iterations=2)
+    took(place, 0, evaluate=30)
+    took(place, 1, critique=20, splice=5, train=40, evaluate=30)
+    assert remaining(place, "collect", 2) == Remaining(stage=95.0, spent=95.0, after=20 + 5 + 40 + 30)
+
+
+def test_nothing_is_told_of_what_nobody_has_measured(tmp_path: Path) -> None:
+    place = run(tmp_path, "a", iterations=1)
+    assert remaining(place, "critique", 1).after is None
+    assert remaining(place, "no such stage", 1) == Remaining()
+
+
+def test_shorter_and_unfinished_runs_and_those_of_other_recipes_tell_nothing(tmp_path: Path) -> None:
+    took(run(tmp_path, "a", iterations=1), 1, evaluate=10)
+    other = finish(tmp_path, "c", [set(), set(), set()], episodes=0, iterations=2, method="eto")
+    took(other, 1, evaluate=10)
+    assert remaining(run(tmp_path, "b", iterations=2), "critique", 1).after is None
+
+
+@pytest.mark.parametrize(
+    ("expected", "elapsed", "done", "total", "left"),
+    [
+        (Remaining(stage=100, after=50), 30.0, 0, 0, (70.0, 120.0)),
+        (Remaining(stage=100, spent=60, after=50), 30.0, 3, 10, (10.0, 60.0)),
+        # A stage that is over its time has a little left until it ends.
+        (Remaining(stage=100, after=50), 200.0, 3, 10, (2.0, 52.0)),
+        (Remaining(after=50), 30.0, 3, 9, (60.0, 110.0)),
+        (Remaining(after=50), 30.0, 0, 9, (None, None)),
+        (Remaining(stage=100), 30.0, 3, 9, (70.0, None)),
+    ],
+)
+def test_what_is_left_follows_from_time_or_from_what_is_done(
+    expected: Remaining, elapsed: float, done: int, total: int, left: tuple[float | None, float | None]
+) -> None:
+    assert expected.left(elapsed, done, total) == left
