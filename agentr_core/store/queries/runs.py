@@ -127,11 +127,12 @@ def sampling_rate(store: Store, model_path: str) -> float | None:
     """Return the tokens a second that were generated in all runs that began with a model; None if
     there are none.
     """
-    ((tokens, seconds),) = store.rows(
+    (row,) = store.rows(
         "select sum(tokens), sum(seconds) from timing join iteration using (iteration_id) join run using (run_id) "
         "where part = 'generate' and tokens > 0 and (config->>'$.model.path') = ?",
         model_path,
-    )
+    ) or [(None, None)]
+    tokens, seconds = row
     return float(tokens) / float(seconds) if tokens and seconds else None
 
 
