@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import wraps
+from itertools import takewhile
 from typing import Any, ClassVar, NoReturn, Protocol, runtime_checkable
 
 from agentr_core.errors import AgentrError, ConfigError, EnvironmentFault, EnvironmentUnavailable, IllTypedAnswer
@@ -190,7 +191,9 @@ class Environment(ABC):
         others = [kind for kind in cls.__mro__ if kind not in (Environment, ABC, object)]
         if not any("name" in vars(kind) for kind in others):
             cls.name = cls.__name__.lower()
-        if "snapshot" in vars(cls) and "can_snapshot" not in vars(cls):
+        # The class itself and the mixins that come before the world that it derives from.
+        own = list(takewhile(lambda kind: kind is cls or not issubclass(kind, Environment), cls.__mro__))
+        if any("snapshot" in vars(kind) for kind in own) and not any("can_snapshot" in vars(kind) for kind in own):
             cls.can_snapshot = True
         if not any("labels" in vars(kind) for kind in others):
             cls.labels = None if cls.has(Environment.parse) else "lenient"
@@ -201,7 +204,6 @@ class Environment(ABC):
         """Return whether a class has its own version of a method of this one, as in
         `world.has(Environment.oracle)`.
         """
-        # mypy: any method has a name.
         own: Any = getattr(cls, method.__name__)
         return getattr(own, "__func__", own) is not getattr(method, "__func__", method)
 

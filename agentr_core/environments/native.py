@@ -56,8 +56,8 @@ def native(kind: type[Environment]) -> type[Any]:
 
 # Worlds of one run are of one class.
 @lru_cache(maxsize=64)
-def _made(kind: type[object], before: tuple[type[Any], ...]) -> type[Any]:
-    return type(f"Native{kind.__name__}", (*before, kind), {"__doc__": kind.__doc__})
+def _made(kind: type[Environment], before: tuple[type[Any], ...]) -> type[Any]:
+    return type(f"Native{kind.__name__}", (*before, kind), {"__doc__": kind.__doc__, "can_snapshot": kind.can_snapshot})
 
 
 class _Acting:

@@ -108,7 +108,7 @@ def example_text(turns: Sequence[Message]) -> str:
 
 
 def _opening_of(env: Any) -> Opening:
-    opening: Opening = getattr(env, ATTRIBUTE) or Opening()
+    opening: Opening = env.opening or Opening()
     return opening
 
 
