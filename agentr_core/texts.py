@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 # Characters that have no width, change the reading direction, move a terminal's cursor, or cannot
 # be encoded. Tabs and line feeds are left alone; so are format characters that are drawn, such as
@@ -152,3 +153,13 @@ def placed(path: Path) -> str:
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, such as `1 record` or `1,200 records`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def shown(value: Any, limit: int = 120) -> str:
+    """Return a value as text, cut to a length that fits into an error message."""
+    try:
+        seen = repr(value)
+    except ValueError:
+        # Python refuses to write out an integer of thousands of digits.
+        seen = f"a very long {type(value).__name__}"
+    return seen if len(seen) <= limit else seen[: limit - 1] + "…"

@@ -186,7 +186,7 @@ class Answer:
     """A model's answer to a `Question`.
 
     `model` is the model's fingerprint, `prompt_hash` the hash of the messages, `seed` that of the
-    request. `thinks` is that of the `Generation`. What of the text counts says `answers.readable`.
+    request. `thinks` is that of the `Generation`. What of the text counts says `replies.readable`.
     """
 
     role: str
@@ -268,7 +268,7 @@ class Transition(NamedTuple):
     an environment that reports whether it accepted the action; and "matched" (str) from one that
     replaces the agent's action with a possible one. "tool_calls" are `ToolCall`s that the step
     made. "question" is a `Question` that a model has to answer before the step is done; see
-    `protocols.Asking`. `info` may have further keys for the log.
+    `environment.Environment.step`. `info` may have further keys for the log.
     """
 
     observation: str

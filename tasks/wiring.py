@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from agentr_core.environment import Environment
 from agentr_core.environments import registry
 from agentr_core.episodes.transcript import open_with
 from agentr_core.errors import ConfigError
@@ -24,9 +25,10 @@ from agentr_core.models.local.workers import load_local
 from agentr_core.models.openai.chat import OpenAIModel, endpoint
 from agentr_core.models.vllm.door import RemoteFleet
 from agentr_core.models.vllm.replicas import make_launch, start
-from agentr_core.protocols import ChatModel, Environment, Keeping, Labels, Take
+from agentr_core.protocols import ChatModel
 from agentr_core.recipes.models import ModelConfig, ModelRole
 from agentr_core.recipes.recipe import Recipe, replace
+from agentr_core.replies import Labels, Take
 from agentr_core.reports.document import page_of
 from agentr_core.runtime.equipment import Equipment
 from agentr_core.runtime.machine import settled
@@ -149,7 +151,7 @@ def make_environment(recipe: Recipe, store: Store | None = None) -> Environment:
     opening = opening_of(recipe)
     if opening is not None:
         open_with(env, opening)
-    if store is not None and isinstance(env, Keeping):
+    if store is not None:
         env.keep_answers(AnsweredCalls(store))
     return env
 

@@ -6,10 +6,9 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from agentr_core import answers
+from agentr_core.environment import Environment, Repeatability, repeats
 from agentr_core.episodes.transcript import AlternatingTurns, transcript_of
 from agentr_core.errors import AgentrError, ConfigError, IllTypedAnswer
-from agentr_core.protocols import Environment, Graded, Limited, Repeatability, repeatability_of, repeats
 from agentr_core.texts import cause
 from agentr_core.types import Instance, Transition
 
@@ -50,23 +49,20 @@ def check(make: Callable[[], Environment], *, instances_per_split: int | None = 
 
 
 def _violations(one: Environment, other: Environment, per_split: int | None) -> Iterator[Violation]:
-    if not isinstance(one, Environment):
-        yield Violation(rule="protocol", detail=f"{type(one).__name__} lacks members of Environment")
-        return
     turns = isinstance(transcript_of(one), AlternatingTurns)
     for field in ("name", "instruction", *(("acknowledgement",) if turns else ())):
-        if not getattr(one, field):
+        if not getattr(one, field, ""):
             yield Violation(rule="texts", detail=f"{field} is empty")
     if not isinstance(one.step_limit, int) or one.step_limit < 1:
         yield Violation(rule="step-limit", detail=f"step_limit is {one.step_limit!r}")
-    if isinstance(one, Limited) and not (isinstance(one.time_limit, int | float) and one.time_limit > 0):
+    if one.time_limit is not None and not (isinstance(one.time_limit, int | float) and one.time_limit > 0):
         yield Violation(rule="time-limit", detail=f"time_limit is {one.time_limit!r}, not a number of seconds above 0")
     if not {"train", "test"} <= set(one.splits()):
         yield Violation(rule="splits", detail=f"train and test are needed, there are {', '.join(one.splits())}")
     seen: dict[str, Instance] = {}
     for split in one.splits():
         try:
-            instances = answers.instances(one, split)
+            instances = one.instances(split)
         except ConfigError as fault:
             yield Violation(rule="splits", detail=str(fault))
             continue
@@ -77,7 +73,7 @@ def _violations(one: Environment, other: Environment, per_split: int | None) -> 
             yield Violation(rule="instances", detail=f"split {split} has an instance twice")
         for instance in _spread(instances, per_split or (1 if one.blocking else 3)):
             try:
-                known = answers.identity(one, instance)
+                known = one.identity(instance)
                 if known in seen and seen[known].split != split:
                     yield Violation(rule="leakage", detail=f"{instance.key} and {seen[known].key} are alike")
                 seen[known] = instance
@@ -91,15 +87,15 @@ def _violations(one: Environment, other: Environment, per_split: int | None) -> 
 
 
 def _episode(one: Environment, other: Environment, instance: Instance) -> Iterator[Violation]:
-    answers.depth(one, instance)
+    one.depth(instance)
     for reply in ("", NONSENSE):
-        answers.action_in(one, reply)
-    replies = answers.expert(one, instance)
-    actions = [NONSENSE, ""] if replies is None else [answers.action_in(one, reply) for reply in replies]
+        one.parse(reply)
+    replies = one.expert(instance)
+    actions = [NONSENSE, ""] if replies is None else [one.parse(reply) for reply in replies]
     if replies is not None and not all(actions):
         yield Violation(rule="parse", detail=f"{instance.key}: an expert reply has no action")
-    promise = repeatability_of(one)
-    firsts = answers.reset(one, instance), answers.reset(other, instance)
+    promise = Repeatability(one.repeatability)
+    firsts = one.reset(instance), other.reset(instance)
     if promise is not Repeatability.NEVER and not repeats(*firsts, promise):
         yield Violation(rule="determinism", detail=f"{instance.key}: two objects begin differently")
     nonsense = _step(one, NONSENSE)
@@ -125,7 +121,7 @@ def _episode(one: Environment, other: Environment, instance: Instance) -> Iterat
         if last.terminated or last.truncated:
             break
     # In a graded world, the grader decides about success.
-    judged = replies is not None and len(actions) <= MAX_STEPS and not isinstance(one, Graded)
+    judged = replies is not None and len(actions) <= MAX_STEPS and one.grader is None
     if judged and not (last and last.info.get("success")):
         yield Violation(rule="expert", detail=f"{instance.key}: the expert does not succeed")
 
@@ -140,9 +136,9 @@ def _step(env: Environment, action: str) -> Transition:
     """Return the transition after an action; a question that the step asks a model always gets the
     same answer.
     """
-    transition = answers.begun(env, action)
-    while (question := transition.info.get("question")) is not None:
-        transition = answers.resumed(env, question, ANSWER)
+    transition = env.step(action)
+    while transition.info.get("question") is not None:
+        transition = env.answer(ANSWER)
     return transition
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agentr_core import answers
-from agentr_core.environments.replies import Instances, Opaque, line_after_label
+from agentr_core.environment import Environment, Instances, checked_number, checked_text
+from agentr_core.episodes.rollout import take_step
 from agentr_core.errors import ConfigError, EnvironmentFault
-from agentr_core.protocols import Environment, Labels
 from agentr_core.types import Instance, Transition
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ Thought: why this action
 Action: the action"""
 
 
-class GymnasiumText(Opaque):
+class GymnasiumText(Environment):
     """A registered Gymnasium environment whose observation and action spaces are `Text`.
 
     An instance is a seed of its reset. The reward of an episode is its return so far, scaled from
@@ -40,10 +39,6 @@ class GymnasiumText(Opaque):
         files: the files and folders that the environment reads; their contents are part of a run's
             id.
     """
-
-    acknowledgement = "Ok."
-    blocking = False
-    labels: Labels = "lenient"
 
     def __init__(
         self,
@@ -116,7 +111,7 @@ class GymnasiumText(Opaque):
         if instance.environment != self.name or instance.index not in self._seeds.get(instance.split, ()):
             raise EnvironmentFault(f"{self.name} has no instance {instance.key}")
         self._return = 0.0
-        return answers.text(self._env.reset(seed=instance.index)[0], f"{self.name}: the first observation")
+        return checked_text(self._env.reset(seed=instance.index)[0], f"{self.name}: the first observation")
 
     def step(self, action: str) -> Transition:
         """Carry out an action and return the transition; its `info` includes that of the
@@ -125,14 +120,10 @@ class GymnasiumText(Opaque):
         observation, reward, terminated, truncated, info = self._env.step(action)
         # Checked before it is added: the bounds of the scale would hide that the reward is
         # infinite.
-        self._return += answers.number(reward, f"{self.name}: the reward of {action!r}")
+        self._return += checked_number(reward, f"{self.name}: the reward of {action!r}")
         standing = min(max((self._return - self._low) / (self._high - self._low), 0.0), 1.0)
         success = info.get("success", bool(terminated) and standing == 1.0)
         return Transition(observation, standing, terminated, truncated, {**info, "success": success})
-
-    def parse(self, reply: str) -> str:
-        """Return the line after the last "Action:" of a reply."""
-        return line_after_label(reply, self.labels)
 
     def close(self) -> None:
         """Close the environment."""
@@ -168,7 +159,7 @@ class TrlEpisode:
     def reset(self, *, environment_name: str, split: str, index: int, **columns: Any) -> str:
         """Return the first observation of a row's instance; TRL appends it to the prompt."""
         self._steps, self._reward, self._over, self._fault = 0, 0.0, False, None
-        return answers.reset(self._env, Instance(environment=environment_name, split=split, index=index))
+        return self._env.reset(Instance(environment=environment_name, split=split, index=index))
 
     def act(self, action: str) -> str:
         """Act in the world and see what it leads to.
@@ -182,8 +173,8 @@ class TrlEpisode:
         if self._over:
             return "The episode is over."
         try:
-            found = answers.action_in(self._env, f"Action: {action}")
-            observation, reward, terminated, truncated, _ = answers.step(self._env, found)
+            found = self._env.parse(f"Action: {action}")
+            observation, reward, terminated, truncated, _ = take_step(self._env, found)
         except EnvironmentFault as fault:
             # TRL would report the fault to the model as the model's own mistake; `get_reward`
             # raises it instead.

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from agentr_core.environments.replies import LABEL
+from agentr_core.environment import Environment
 from agentr_core.episodes.native_calls import Misread, NativeCall, NativeTurns, Tool, calling, read_call, text_arguments
+from agentr_core.replies import LABEL
 from agentr_core.types import Instance, Step, Transition
 
 ACT = Tool(name="act", description="Do one thing in the world.", arguments=(("action", "The action."),))
@@ -39,7 +40,7 @@ def told(action: str) -> str:
     return f"The call could not be read: {action.removeprefix(MISREAD)}." if action else NO_CALL
 
 
-def native(kind: type[object]) -> type[Any]:
+def native(kind: type[Environment]) -> type[Any]:
     """Return a subclass of a world's class that acts by native tool calls. A world with its own
     tools names a mixin for it in its attribute `native`; any other world gets the tool `act`.
     """
@@ -48,16 +49,15 @@ def native(kind: type[object]) -> type[Any]:
     if own:
         mixins = (own,)
     else:
-        further = (("answer", _Answering), ("resume", _Resumed))
-        mixins = (*(mixin for member, mixin in further if hasattr(kind, member)), _Acting)
-    # mypy mistakes the hash of a class for that of its objects.
-    return _made(kind, mixins)  # type: ignore[arg-type]
+        further = ((Environment.answer, _Answering), (Environment.resume, _Resumed))
+        mixins = (*(mixin for method, mixin in further if kind.has(method)), _Acting)
+    return _made(kind, mixins)
 
 
 # Worlds of one run are of one class.
 @lru_cache(maxsize=64)
-def _made(kind: type[object], before: tuple[type[Any], ...]) -> type[Any]:
-    return type(f"Native{kind.__name__}", (*before, kind), {"__doc__": kind.__doc__})
+def _made(kind: type[Environment], before: tuple[type[Any], ...]) -> type[Any]:
+    return type(f"Native{kind.__name__}", (*before, kind), {"__doc__": kind.__doc__, "can_snapshot": kind.can_snapshot})
 
 
 class _Acting:
@@ -105,7 +105,7 @@ class _Acting:
         return None if replies is None else [self.called(reply) for reply in replies]
 
     def called(self, reply: str) -> str:
-        """Return a reply with a labelled action as one with a call; see `protocols.Calling`."""
+        """Return a reply with a labelled action as one with a call; see `Environment.called`."""
         action: str = super().parse(reply)  # type: ignore[misc]
         thought = reply.partition(LABEL)[0] if LABEL in reply else ""
         return calling(ACT, action, beside=thought.removeprefix("Thought:").strip())
@@ -117,7 +117,7 @@ class _Acting:
 
 
 class _Answering:
-    """A mixin for worlds whose steps ask models; see `protocols.Asking`."""
+    """A mixin for worlds whose steps ask models; see `Environment.answer`."""
 
     def answer(self, reply: str) -> Transition:
         kept: Transition = self._kept(super().answer(reply))  # type: ignore[misc,attr-defined]
@@ -125,7 +125,7 @@ class _Answering:
 
 
 class _Resumed:
-    """A mixin for worlds that go on from recorded steps; see `protocols.Resuming`."""
+    """A mixin for worlds that go on from recorded steps; see `Environment.resume`."""
 
     def resume(self, instance: Instance, steps: Sequence[Step]) -> str:
         first: str = super().resume(instance, steps)  # type: ignore[misc]

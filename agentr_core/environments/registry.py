@@ -1,13 +1,12 @@
 """Environments by name: the shipped ones and those that other packages add.
 
-A package adds one with an entry point in the group `agentr.environments` that names a class; the
-class takes the recipe's `environment.options` as keyword arguments, each with a value of the type
-of its annotation. If a class has `variables`, a mapping of options to environment variables, an
-option that the recipe leaves out comes from its variable; a static method `variables_of` instead
-gives this mapping for some options. If it has a static method `version_of`, that method gives the
-version of the environment's texts for some options, which is part of a run's id. If it has a static
-method `files_of`, so are the contents of the files and folders that it names for some options;
-options that come from variables are among these.
+A package adds one with an entry point in the group `agentr.environments` that names a class derived
+from `agentr_core.environment.Environment`, or a function that returns such an environment. It takes
+the recipe's `environment.options` as keyword arguments, each with a value of the type of its
+annotation. An option that the recipe leaves out comes from the environment variable that
+`variables` or `variables_of` of the class names for it. What `version_of` and `files_of` return for
+some options, the contents of the files included, is part of a run's id; options that come from
+variables are among these.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from typing import Any, Literal, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUndefinedAnnotation
 
+from agentr_core.environment import Environment
 from agentr_core.environments.native import native
-from agentr_core.environments.replies import FIRST_LINE, OBSERVATION
 from agentr_core.episodes.transcript import Until, transcript_of
 from agentr_core.errors import AgentrError, ConfigError, EnvironmentFault
-from agentr_core.protocols import Environment, Labelled, Labels, Take
 from agentr_core.recipes.parsing import given, sentence
+from agentr_core.replies import FIRST_LINE, Labels, Take
 from agentr_core.system import ROOTS
 from agentr_core.texts import cause, closest, listed
 from agentr_core.types import Sampling
@@ -105,7 +104,8 @@ def make(
         ConfigError: there is no environment with that name, it has no such option, an option has a
             value of another type, or it reads no labels and they are to be read in another way, or
             to end a reply.
-        EnvironmentFault: its class cannot be imported or instantiated, for a reason of its own.
+        EnvironmentFault: its class cannot be imported or instantiated, for a reason of its own, or
+            what comes of it is no `Environment`.
     """
     kind = checked(name, options)
     kept: dict[str, str] = {}
@@ -114,36 +114,43 @@ def make(
         kept["cache_dir"] = str(cache / Path(usual.default).name)
     with _told(name):
         chosen = native(kind) if transcript == "native" else kind
-        environment: Environment = chosen(**{**kept, **_told_options(kind, options, variables), **options})
+        environment = chosen(**{**kept, **_told_options(kind, options, variables), **options})
+    if not isinstance(environment, Environment):
+        raise _outdated(name, f"the class {type(environment).__name__} does not derive from Environment")
+    if not hasattr(type(environment), "instruction") and "instruction" not in vars(environment):
+        environment.close()
+        raise EnvironmentFault(f"environment {name} has no instruction; give its class one, the first user turn")
     if labels != "lenient":
-        if not isinstance(environment, Labelled):
+        if environment.labels is None:
             environment.close()
             raise ConfigError(f"environment.action.labels: {name} reads no labels; leave it out")
         environment.labels = labels
     # A reply within a grown turn always ends with the first closing tag.
     if take == "first" and not transcript_of(environment).sampling(Sampling()).include_stop:
-        pattern = getattr(environment, "first_action", FIRST_LINE if isinstance(environment, Labelled) else "")
+        pattern = environment.first_action or ("" if environment.labels is None else FIRST_LINE)
         if not pattern:
             environment.close()
             raise ConfigError(
                 f"environment.action.take: {name} reads no labels, so nothing tells where the first action of a reply "
                 "ends; say last"
             )
-        until = Until(pattern=pattern, stop=tuple(getattr(environment, "stops", (OBSERVATION,))))
-        environment.until = until  # type: ignore[attr-defined]
+        environment.until = Until(pattern=pattern, stop=tuple(environment.stops))
     return environment
 
 
 def checked(name: str, options: Mapping[str, Any]) -> Any:
     """Return the class of an environment, whose constructor has these options.
 
-    Raises `ConfigError` as `make` does, and `EnvironmentFault` if the class cannot be imported.
+    Raises `ConfigError` as `make` does, and `EnvironmentFault` if the class cannot be imported or
+    does not derive from `Environment`.
     """
     kind = _kind(name)
     if kind is None:
         raise ConfigError(
             f"there is no environment {name!r}{closest(name, names())}; installed are {', '.join(names())}"
         )
+    if inspect.isclass(kind) and not issubclass(kind, Environment):
+        raise _outdated(name, f"the class {kind.__name__} does not derive from Environment")
     known = inspect.signature(kind).parameters
     if unknown := sorted(options.keys() - known.keys()):
         wrong = ", ".join(f"{option}{closest(option, known)}" for option in unknown)
@@ -155,9 +162,7 @@ def checked(name: str, options: Mapping[str, Any]) -> Any:
 
 def _variables_of(kind: Any, options: Mapping[str, Any]) -> Mapping[str, str]:
     """Return the environment variables that stand in for options of a class, by option."""
-    told = getattr(kind, "variables_of", None)
-    named: Mapping[str, str] = told(options) if told else getattr(kind, "variables", {})
-    return named
+    return _world(kind).variables_of(options)
 
 
 def _told_options(kind: Any, options: Mapping[str, Any], variables: Mapping[str, str] | None) -> dict[str, str]:
@@ -174,8 +179,7 @@ def version_of(name: str, options: Mapping[str, Any]) -> int:
     The version grows when stored episodes would no longer replay, so that a run with the new texts
     is a different run.
     """
-    told = getattr(_kind(name), "version_of", None)
-    return int(told(options)) if told else 1
+    return int(_world(_kind(name)).version_of(options))
 
 
 def files_of(name: str, options: Mapping[str, Any], variables: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -186,13 +190,10 @@ def files_of(name: str, options: Mapping[str, Any], variables: Mapping[str, str]
     variable names, are named by their place in that folder, since it may lie elsewhere tomorrow.
     """
     kind = _kind(name)
-    named = getattr(kind, "files_of", None)
-    if not named:
-        return {}
     told, known = _told_options(kind, options, variables), _variables_of(kind, options)
     places = {path: f"${known[option]}" for option, path in told.items()}
     places |= {str(root): "data" for root in ROOTS}
-    return {_named_in(places, path): path for path in map(str, named({**told, **options}))}
+    return {_named_in(places, path): path for path in map(str, _world(kind).files_of({**told, **options}))}
 
 
 def _named_in(places: Mapping[str, str], path: str) -> str:
@@ -207,13 +208,13 @@ def _named_in(places: Mapping[str, str], path: str) -> str:
 
 def asks_models(name: str) -> bool:
     """Return whether an environment has a grader, or steps that ask models of other roles."""
-    kind = _kind(name)
-    return any(hasattr(kind, attribute) for attribute in ("grader", "answer"))
+    world = _world(_kind(name))
+    return world.grader is not None or world.has(Environment.answer)
 
 
 def runs_code(name: str) -> bool:
     """Return whether an environment may run code of a model, in a sandbox."""
-    return hasattr(_kind(name), "sandbox")
+    return _world(_kind(name)).has(Environment.sandbox)
 
 
 _KINDS: dict[str, Any] = {}
@@ -225,7 +226,12 @@ def _kind(name: str) -> Any:
     # are opened at once.
     if name not in _KINDS and (found := entry_points(group=GROUP, name=name)):
         with _told(name):
-            kind = next(iter(found)).load()
+            try:
+                kind = next(iter(found)).load()
+            except ImportError as error:
+                if not (error.name or "").startswith("agentr_core."):
+                    raise
+                raise _outdated(name, cause(error)) from error
         if not callable(kind):
             raise EnvironmentFault(
                 f"environment {name} cannot be made: its entry point {next(iter(found)).value} names a "
@@ -233,6 +239,23 @@ def _kind(name: str) -> Any:
             )
         _KINDS[name] = kind
     return _KINDS.get(name)
+
+
+def _world(kind: Any) -> type[Environment]:
+    """Return the class that says what is known of an environment before it is made: the base class
+    where a function makes it, or none has its name.
+    """
+    return kind if inspect.isclass(kind) and issubclass(kind, Environment) else Environment
+
+
+def _outdated(name: str, why: str) -> EnvironmentFault:
+    """Return the error of an environment that is written for an earlier version."""
+    return EnvironmentFault(
+        f"environment {name} is written for an earlier version of agentr ({why}): derive its class from "
+        "agentr_core.environment.Environment, where Instances and Repeatability are too, take Labels and "
+        "line_after_label from agentr_core.replies, and leave out the members whose defaults will do, which are all "
+        "but instruction, splits, instances, reset and step"
+    )
 
 
 @contextmanager
@@ -345,7 +368,7 @@ def unseen(name: str, options: Mapping[str, Any], variables: Mapping[str, str], 
         found.append(
             f"it read {files[0]}{more}, which files_of does not name: with another content there, a run would go on"
         )
-    if not hasattr(kind, "files_of"):
+    if not _world(kind).has(Environment.files_of):
         found += [
             f"it {what} {', '.join(sorted(names))}, and what is read there cannot be seen"
             for what, names in (("started", reads.programs), ("asked", reads.addresses))

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from agentr_core.environments.replies import Instances, line_after_label
+from agentr_core.environment import Environment, Instances
 from agentr_core.errors import ConfigError, EnvironmentFault
-from agentr_core.protocols import Labels
 from agentr_core.types import Instance, Transition
 
 _MAX_TRIES = 8
@@ -23,16 +22,12 @@ Action: try DIGIT DIGIT DIGIT
 For each dial you are told whether it is right, too low or too high. After eight tries the lock jams."""
 
 
-class CombinationLock:
+class CombinationLock(Environment):
     """A thousand locks, one for each combination; `train` and `test` have none in common."""
 
     name = "combination-lock"
     instruction = _INSTRUCTION
-    acknowledgement = "Ok."
     step_limit = _MAX_TRIES
-    can_snapshot = True
-    blocking = False
-    labels: Labels = "lenient"
 
     def __init__(self) -> None:
         self._secret: tuple[int, ...] = (0, 0, 0)
@@ -54,10 +49,6 @@ class CombinationLock:
         self._tries = 0
         return f"Lock number {instance.index} is closed."
 
-    def parse(self, reply: str) -> str:
-        """Return the action in a reply, or the empty string."""
-        return line_after_label(reply, self.labels)
-
     def step(self, action: str) -> Transition:
         """Carry out an action and return the transition: observation, reward in [0, 1], terminated,
         truncated, and the success flag.
@@ -74,9 +65,7 @@ class CombinationLock:
         return Transition(observation, float(success), over, False, {"success": success, "valid": True})
 
     def snapshot(self) -> Any:
-        """Return a copy of the state. Without one, set `can_snapshot` to False: states are then
-        restored by replay.
-        """
+        """Return a copy of the state. A world without this method restores states by replay."""
         return self._secret, self._tries
 
     def restore(self, snapshot: Any) -> None:
@@ -105,9 +94,6 @@ class CombinationLock:
                 _narrow(low, high, dial, right) for (low, high), dial, right in zip(bounds, guess, secret, strict=True)
             ]
         return replies
-
-    def close(self) -> None:
-        """Release what an episode holds: here, nothing."""
 
 
 def _secret(instance: Instance) -> tuple[int, ...]:

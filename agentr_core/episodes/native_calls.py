@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from agentr_core.environment import Environment
 from agentr_core.episodes.transcript import Turns, instruction_of, with_system
 from agentr_core.errors import ConfigError
-from agentr_core.protocols import Environment
 from agentr_core.texts import json_end, lone_surrogate, outside_thoughts
 from agentr_core.types import Message, Step
 

@@ -11,7 +11,16 @@ from functools import partial
 from time import perf_counter
 from typing import Protocol, TypeVar
 
-from agentr_core import answers
+from agentr_core.environment import (
+    Environment,
+    Repeatability,
+    Undelivered,
+    checked_flag,
+    checked_number,
+    checked_text,
+    checked_transition,
+    repeats,
+)
 from agentr_core.episodes.transcript import Fits, TokensOf, ask_next, droppable, fewest_dropped, transcript_of, windowed
 from agentr_core.episodes.units import phase
 from agentr_core.errors import (
@@ -25,23 +34,10 @@ from agentr_core.errors import (
     ReplayDrifted,
 )
 from agentr_core.fingerprint import derive_seed
-from agentr_core.protocols import (
-    Asking,
-    Environment,
-    Graded,
-    Grader,
-    Limited,
-    Listening,
-    Relaying,
-    Repeatability,
-    Resuming,
-    Stateful,
-    Undelivered,
-    repeatability_of,
-    repeats,
-)
+from agentr_core.protocols import Grader
+from agentr_core.replies import readable
 from agentr_core.system import started
-from agentr_core.texts import cause, quoted
+from agentr_core.texts import cause, quoted, shown
 from agentr_core.types import (
     NO_LIMITS,
     OUT_OF_ROOM,
@@ -86,11 +82,10 @@ class SharedEnvironments:
         try:
             yield env
         except BaseException as error:
-            if isinstance(env, Relaying):
-                env.release(f"its run had a fault: {cause(error)}" if isinstance(error, Exception) else "its run ended")
+            env.release(f"its run had a fault: {cause(error)}" if isinstance(error, Exception) else "its run ended")
             env.close()
             raise
-        if isinstance(env, Relaying):
+        if env.has(Environment.relay):
             await asyncio.to_thread(env.release)
         idle.append(env)
 
@@ -118,7 +113,7 @@ def steps_ask(env: Environment) -> bool:
 
     An environment that asks only with some options says so in an attribute `asks_in_steps`.
     """
-    return isinstance(env, Asking) and bool(getattr(env, "asks_in_steps", True))
+    return env.has(Environment.answer) and bool(env.asks_in_steps)
 
 
 async def no_helper(question: Question, *, seed: int, session: str) -> Answer:
@@ -134,11 +129,10 @@ async def graded(
     The episode stays as it is, without a grade, if there is no grader, or no end to grade: no step,
     a disaster, or a limit that cut it off. Raises as `grade` does.
     """
-    grader = env.grader if isinstance(env, Graded) else None
     endless = trajectory.stop in (*OUT_OF_ROOM, StopReason.DISASTER)
-    if grader is None or endless or not trajectory.steps:
+    if env.grader is None or endless or not trajectory.steps:
         return trajectory, None
-    grading = await grade(grader, trajectory, ask, seed=seed, session=session)
+    grading = await grade(env.grader, trajectory, ask, seed=seed, session=session)
     # If the environment ended the episode, its stop reason becomes that of the grade.
     reward, success = grading.grade.reward, grading.grade.success
     stop = trajectory.stop
@@ -163,14 +157,14 @@ async def grade(grader: Grader, trajectory: Trajectory, ask: Helper, *, seed: in
         answer = await ask(grader.question(trajectory), seed=derive_seed(seed, "grade"), session=session)
         if answer.finish_reason == "length":
             raise ModelFault(
-                f"{trajectory.instance.key}: {answers.shown(answer.text)} was cut at the token limit, so it is no "
+                f"{trajectory.instance.key}: {shown(answer.text)} was cut at the token limit, so it is no "
                 f"grade; name another model of role {answer.role}, one that answers in a word"
             )
-        said = answers.readable(answer)
+        said = readable(answer)
         read = None if said is None else grader.read(trajectory, said)
         if read is None:
             raise ModelFault(
-                f"{trajectory.instance.key}: no grade can be read from {answers.shown(answer.text)}; "
+                f"{trajectory.instance.key}: no grade can be read from {shown(answer.text)}; "
                 f"make the question clearer, or name another model of role {answer.role}"
             )
         return Grading(grade=_checked(read, trajectory), before=before, answer=answer)
@@ -179,11 +173,11 @@ async def grade(grader: Grader, trajectory: Trajectory, ask: Helper, *, seed: in
 def _checked(grade: Grade, trajectory: Trajectory) -> Grade:
     what = f"the grade of {trajectory.instance.key}"
     if not isinstance(grade, Grade):
-        raise IllTypedAnswer(f"{what} is {answers.shown(grade)}; it must be a types.Grade")
-    reward = answers.number(grade.reward, f"{what}: the reward")
+        raise IllTypedAnswer(f"{what} is {shown(grade)}; it must be a types.Grade")
+    reward = checked_number(grade.reward, f"{what}: the reward")
     if not 0 <= reward <= 1:
         raise IllTypedAnswer(f"{what}: the reward is {reward!r}; a grader scales its rewards to [0, 1]")
-    return Grade(reward=reward, success=answers.flag(grade.success, f"{what}: success"))
+    return Grade(reward=reward, success=checked_flag(grade.success, f"{what}: success"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,14 +233,34 @@ def act(env: Environment, reply: str, *, generation: Generation | None = None, s
     `ConfigError` if the step asks for more.
     """
     action = _action_in(env, reply)
-    return _outcome(reply, action, answers.step(env, action, said), generation, said)
+    return _outcome(reply, action, take_step(env, action, said), generation, said)
+
+
+def take_step(env: Environment, action: str, said: Sequence[Answer] = ()) -> Transition:
+    """Return the transition that an action leads to; `said` are recorded answers to what the step
+    asks of models. Raises `ConfigError` when it asks for more, since no model can be asked here.
+    """
+    transition = repeat_step(env, action, said)
+    if transition.info.get("question") is not None:
+        raise ConfigError(f"environment {env.name} asks a model in its steps, but no model can be asked here")
+    return transition
+
+
+def repeat_step(env: Environment, action: str, said: Sequence[Answer]) -> Transition:
+    """Return the transition that an action leads to after recorded answers of models; it is a
+    question if they do not suffice.
+    """
+    transition = env.step(action)
+    for answer in said:
+        if transition.info.get("question") is not None:
+            transition = env.answer(readable(answer) or "")
+    return transition
 
 
 def _action_in(env: Environment, reply: str) -> str:
-    """Return the action in a reply, after the environment has heard the reply if it listens."""
-    action = answers.action_in(env, reply)
-    if isinstance(env, Listening):
-        env.hear(reply)
+    """Return the action in a reply, after the environment has heard the reply."""
+    action = env.parse(reply)
+    env.hear(reply)
     return action
 
 
@@ -274,7 +288,7 @@ def _outcome(
         logprobs=generation.logprobs if generation else None,
         finish_reason=generation.finish_reason if generation else None,
         tokenizer=generation.tokenizer if generation else None,
-        tool_calls=info["tool_calls"],
+        tool_calls=info.get("tool_calls", ()),
         answers=tuple(said),
     )
     stop: StopReason | None
@@ -290,7 +304,7 @@ def _outcome(
 def led_elsewhere(reply: Reply, lost: Undelivered) -> Reply:
     """Return a reply with where it led to after all, since the one after it was not delivered."""
     step = reply.outcome.step
-    transition = answers.transition(lost.instead, "what an agent did without a reply")
+    transition = checked_transition(lost.instead, "what an agent did without a reply")
     return replace(reply, outcome=_outcome(step.reply, step.action, transition, reply.generation, step.answers))
 
 
@@ -313,15 +327,13 @@ async def step_with(
     reply, drawn = (generation, None) if isinstance(generation, str) else (generation.text, generation)
     with phase("step"):
         action = _action_in(env, reply)
-        if drawn is not None and isinstance(env, Relaying):
+        if drawn is not None:
             env.relay(drawn)
-        transition = await call(env, timer, partial(answers.begun, env, action))
+        transition = await call(env, timer, partial(env.step, action))
         while (question := transition.info.get("question")) is not None:
             with phase("ask"), timer.sampling():
                 said.append(await helper(question, seed=derive_seed(seed, "ask", len(said)), session=session))
-            transition = await call(
-                env, timer, partial(answers.resumed, env, question, answers.readable(said[-1]) or "")
-            )
+            transition = await call(env, timer, partial(env.answer, readable(said[-1]) or ""))
         return _outcome(reply, action, transition, drawn, said)
 
 
@@ -341,7 +353,7 @@ async def call(env: Environment, timer: EpisodeTimer, function: Callable[[], T])
 
     if not env.blocking:
         return timed()
-    limit = env.time_limit if isinstance(env, Limited) else None
+    limit = env.time_limit
     try:
         async with asyncio.timeout(limit) as waiting:
             # Without a limit the end of the process waits for the call: an environment that is
@@ -420,7 +432,7 @@ def play(
     replies, which are those of `recorded` steps, models that the world asks give the recorded
     answers; raises `ConfigError` when it asks in others.
     """
-    first_observation = answers.reset(env, instance)
+    first_observation = env.reset(instance)
     outcomes: list[Outcome] = []
     for position, reply in enumerate(replies):
         said = recorded[position].answers if position < len(recorded) else ()
@@ -437,17 +449,17 @@ def restore(env: Environment, instance: Instance, steps: Sequence[Step], *, firs
     Observations are compared as strictly as the environment promises to repeat itself. If one
     differs, or the episode ends on the way, this raises `ReplayDiverged` or, for an environment
     that does not promise to repeat itself to the letter, `ReplayDrifted`, which is transient. An
-    empty `first_observation` is not compared. An environment that is `Resuming` is given the steps,
-    and nothing is replayed.
+    empty `first_observation` is not compared. An environment with its own `resume` is given the
+    steps, and nothing is replayed.
     """
-    promise = repeatability_of(env)
-    replayed = () if isinstance(env, Resuming) else steps
-    seen = answers.resume(env, instance, steps) if isinstance(env, Resuming) else answers.reset(env, instance)
+    promise = Repeatability(env.repeatability)
+    resumes = env.has(Environment.resume)
+    seen = env.resume(instance, steps) if resumes else env.reset(instance)
     if first_observation and not repeats(seen, first_observation, promise):
         raise diverged(env, f"{instance.key}: first observation {_differ(seen, first_observation)}")
-    for position, step in enumerate(replayed):
+    for position, step in enumerate(() if resumes else steps):
         # With the recorded answers of models.
-        transition = answers.repeated(env, step.action, step.answers)
+        transition = repeat_step(env, step.action, step.answers)
         if transition.info.get("question") is not None:
             raise diverged(env, f"{step.action!r} asks a model more often than when it was recorded")
         observation, _, terminated, truncated, _ = transition
@@ -466,7 +478,7 @@ def diverged(env: Environment, what: str) -> ReplayDiverged:
     """Return the error of a replay that led elsewhere; it is transient unless the environment
     promises to repeat itself to the letter.
     """
-    if repeatability_of(env) is Repeatability.EXACT:
+    if Repeatability(env.repeatability) is Repeatability.EXACT:
         return ReplayDiverged(
             f"{what}; the environment is not deterministic, or its data or version changed since the recording"
         )
@@ -504,7 +516,7 @@ async def episode(
     Args:
         max_steps: the most replies of the model; those of the prefix are not counted.
         repeats: end the episode once the model has given one reply in one state this many times; 0
-            never does. Any other number needs a `Stateful` environment.
+            never does. Any other number needs an environment with a `state`.
         seed: reply number i of the model is drawn with seed `derive_seed(seed, "step", len(prefix)
             + i)`.
         prefix: recorded steps to replay first; raises `ReplayDiverged` if they lead elsewhere.
@@ -601,8 +613,7 @@ class _CutOff(Exception):
 
     def tell(self, env: Environment) -> StopReason:
         """Return the reason, after an agent outside was told."""
-        if isinstance(env, Relaying):
-            env.refuse(str(self))
+        env.refuse(str(self))
         return self.stop
 
 
@@ -614,9 +625,9 @@ class _Bounds:
     """
 
     def __init__(self, env: Environment, limits: EpisodeLimits, tokens_of: TokensOf | None, fits: Fits | None) -> None:
-        if isinstance(env, Relaying) and fits is not None:
+        if env.has(Environment.relay) and fits is not None:
             raise ConfigError("context: an agent outside sends the history that it wants read; leave window out")
-        if isinstance(env, Relaying) and limits.tokens:
+        if env.has(Environment.relay) and limits.tokens:
             raise ConfigError("max_episode_tokens: an agent outside has conversations of its own; leave it out")
         self.fits = fits
         self._env, self._limits, self._tokens_of = env, limits, tokens_of
@@ -701,7 +712,7 @@ async def _reply(
     except PromptTooLong as error:
         raise _CutOff(StopReason.CONTEXT_LIMIT, str(error)) from None
     except DataFault as error:
-        if not isinstance(env, Relaying):
+        if not env.has(Environment.relay):
             raise
         # The conversation is the agent's own: it is told, and may go on with another.
         await call(env, timer, partial(env.decline, str(error)))
@@ -713,13 +724,13 @@ def state_of(env: Environment) -> str:
     """Return the current state of an environment as a text. Raises `ConfigError` if the environment
     does not report it.
     """
-    return answers.text(stateful(env).state(), f"{env.name}: its state")
+    require_state(env)
+    return checked_text(env.state(), f"{env.name}: its state")
 
 
-def stateful(env: Environment, setting: str = "repeats") -> Stateful:
-    """Return an environment that tells its state. Raises `ConfigError`, which names the setting
-    that needs it, if this one does not.
+def require_state(env: Environment, setting: str = "repeats") -> None:
+    """Raise `ConfigError`, which names the setting that needs it, if an environment does not tell
+    its state.
     """
-    if not isinstance(env, Stateful):
+    if not env.has(Environment.state):
         raise ConfigError(f"environment {env.name} does not tell its state; leave {setting} out")
-    return env

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from agentr_core.environment import Dividing, Environment, Transcript
 from agentr_core.errors import ConfigError
-from agentr_core.protocols import Dividing, Environment, Transcript
 from agentr_core.types import Message, Request, Sampling, Span, Step, Trajectory, grown_turn
 
 # What a recipe puts before the first observation: a system turn, another instruction, examples.
@@ -108,8 +108,8 @@ def example_text(turns: Sequence[Message]) -> str:
 
 
 def _opening_of(env: Any) -> Opening:
-    found: Opening = getattr(env, ATTRIBUTE, None) or Opening()
-    return found
+    opening: Opening = env.opening or Opening()
+    return opening
 
 
 OPENING = 3
@@ -244,10 +244,9 @@ class Continuation:
 _ALTERNATING = AlternatingTurns()
 
 
-def transcript_of(env: Any) -> Transcript:
+def transcript_of(env: Environment) -> Transcript:
     """Return the transcript of a world: its attribute `transcript`, or else alternating turns."""
-    found: Transcript = getattr(env, "transcript", _ALTERNATING)
-    return found
+    return env.transcript or _ALTERNATING
 
 
 def transcript(
@@ -277,7 +276,7 @@ class Until:
 
 def _up_to_action(env: Any, sampling: Sampling) -> Sampling:
     """Return the settings for a reply to an environment, which may end at its first action."""
-    until: Until | None = getattr(env, "until", None)
+    until: Until | None = env.until
     if until is None:
         return sampling
     return replace(sampling, stop=tuple(dict.fromkeys((*sampling.stop, *until.stop))), until=until.pattern)

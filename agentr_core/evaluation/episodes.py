@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from agentr_core import answers
 from agentr_core.episodes.rollout import (
     Ask,
     EpisodeTimer,
@@ -127,7 +126,7 @@ class Player:
                     plan=plan,
                     trajectory=trajectory,
                     replies=tuple(replies),
-                    depth=answers.depth(env, plan.instance),
+                    depth=env.depth(plan.instance),
                     invalid_actions=count_invalid(replies),
                     environment_seconds=timer.environment_seconds,
                     sampling_seconds=timer.sampling_seconds,

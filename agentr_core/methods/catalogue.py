@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from agentr_core.environment import Environment
 from agentr_core.errors import ConfigError
 from agentr_core.methods.table import method_of
-from agentr_core.protocols import Environment
 from agentr_core.recipes.agent_r import SpliceConfig
 from agentr_core.recipes.eto import EtoConfig
 from agentr_core.recipes.fields import in_iteration

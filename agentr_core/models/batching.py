@@ -15,9 +15,8 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from agentr_core.answers import checked_generations
 from agentr_core.errors import ModelFault, PromptTooLong, Transient
-from agentr_core.protocols import ChatModel
+from agentr_core.protocols import ChatModel, checked_generations
 from agentr_core.types import Generation, Request
 
 _QUIET_TURNS = 3

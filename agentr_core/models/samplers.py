@@ -8,11 +8,10 @@ import asyncio
 import time
 from dataclasses import replace
 
-from agentr_core.answers import checked_generations
 from agentr_core.errors import ModelFault, PromptTooLong
 from agentr_core.models.batching import Batcher, BatchStats
 from agentr_core.models.local.workers import Workers
-from agentr_core.protocols import ChatModel, Estimating
+from agentr_core.protocols import ChatModel, Estimating, checked_generations
 from agentr_core.recipes.models import ModelConfig
 from agentr_core.types import Generation, Request
 

@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from agentr_core.fingerprint import later
-from agentr_core.protocols import Labels, Take
 from agentr_core.recipes.fields import (
     Count,
     EpisodeFields,
@@ -24,6 +23,7 @@ from agentr_core.recipes.fields import (
     Unit,
     record,
 )
+from agentr_core.replies import Labels, Take
 
 # The section of a recipe that says how a model is measured.
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from agentr_core.answers import is_unreadable
+from agentr_core.environment import Environment
 from agentr_core.episodes.rollout import Ask
 from agentr_core.episodes.transcript import Fits, TokensOf
 from agentr_core.episodes.units import UnitError
@@ -18,9 +18,10 @@ from agentr_core.errors import ConfigError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.models.files import weights_sha256
 from agentr_core.models.samplers import Sampler, sampler_of
-from agentr_core.protocols import Abandoning, Caching, ChatModel, Counting, Environment, Starting
+from agentr_core.protocols import Abandoning, Caching, ChatModel, Counting, Starting
 from agentr_core.recipes.models import ModelConfig, ModelRole
 from agentr_core.recipes.recipe import Recipe
+from agentr_core.replies import is_unreadable
 from agentr_core.store.codec.ledger import event_rows
 from agentr_core.store.tables import Rows
 from agentr_core.system import in_thread

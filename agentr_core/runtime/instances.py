@@ -8,10 +8,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from agentr_core import answers
+from agentr_core.environment import Environment
 from agentr_core.errors import ConfigError, DataFault, EnvironmentFault, IllTypedAnswer, Transient
 from agentr_core.fingerprint import derive_seed
-from agentr_core.protocols import Deriving, Environment
 from agentr_core.recipes.environments import TEST, EvaluationSetConfig, InstancesConfig
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.place import Product, Stage, Workplace
@@ -50,7 +49,7 @@ def training_instances(recipe: Recipe, env: Environment, iteration: int) -> tupl
     chosen: list[Instance] = []
     for split, limit in config.training_splits.items():
         part = replace(config, train=split, train_limit=limit)
-        listed = _named(answers.instances(env, split), part)
+        listed = _named(env.instances(split), part)
         if part.depths or part.expert_steps:
             chosen += _suitable(listed, part, env, rng)
         elif not limit or limit >= len(listed):
@@ -90,11 +89,11 @@ def _suitable(
     for position in rng.sample(range(len(listed)), looked_at):
         if not any(lacking.values()):
             break
-        depth = answers.depth(env, listed[position]) if config.depths else None
+        depth = env.depth(listed[position]) if config.depths else None
         if not lacking.get(depth):
             continue
         if config.expert_steps is not None:
-            replies, (fewest, most) = answers.expert(env, listed[position]), config.expert_steps
+            replies, (fewest, most) = env.expert(listed[position]), config.expert_steps
             if replies is None or not fewest <= len(replies) <= most:
                 continue
         lacking[depth] -= 1
@@ -139,13 +138,13 @@ def test_instances(recipe: Recipe, env: Environment) -> tuple[Instance, ...]:
     over it. Raises `ConfigError` for a whole split that is too large.
     """
     config = recipe.instances
-    listed = answers.instances(env, config.test)
+    listed = env.instances(config.test)
     return _distinct(_some(listed, config.test, config.test_limit, "instances.test_limit", spread=True))
 
 
 def set_instances(chosen: EvaluationSetConfig, env: Environment) -> tuple[Instance, ...]:
     """Return the instances of a further evaluation set. Raises as `test_instances`."""
-    listed = answers.instances(env, chosen.split)
+    listed = env.instances(chosen.split)
     return _distinct(_some(listed, chosen.split, chosen.limit, "limit of the set", spread=chosen.spread))
 
 
@@ -202,9 +201,7 @@ def state_count(recipe: Recipe, env: Environment) -> int:
 
 def stored_rows(env: Environment, instances: Iterable[Instance]) -> list[Row]:
     """Return the rows of instances with what their environment says about them."""
-    return [
-        instance_row(i, answers.depth(env, i), env.origin(i) if isinstance(env, Deriving) else None) for i in instances
-    ]
+    return [instance_row(i, env.depth(i), env.origin(i)) for i in instances]
 
 
 def _whole(listed: Sequence[Instance], split: str, field: str) -> tuple[Instance, ...]:
@@ -295,11 +292,11 @@ def check_separate(
 
 def _names(env: Environment, instance: Instance, begins: bool) -> tuple[str, ...]:
     """Return the texts that no training and held-out instance may share."""
-    names = [f"origin {(env.origin(instance) if isinstance(env, Deriving) else instance).key}"]
+    names = [f"origin {env.origin(instance).key}"]
     if not begins:
         return tuple(names)
     try:
-        names.append(answers.identity(env, instance))
+        names.append(env.identity(instance))
     except EnvironmentFault as fault:
         if isinstance(fault, Transient):
             raise

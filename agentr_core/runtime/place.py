@@ -32,8 +32,8 @@ from agentr_core.training.job import Objective
 from agentr_core.types import NO_LIMITS, Answer, EpisodeLimits, Question, Request, Sampling
 
 if TYPE_CHECKING:
+    from agentr_core.environment import Environment
     from agentr_core.evaluation.metrics import Estimate, Headroom, Judge, Prospect
-    from agentr_core.protocols import Environment
     from agentr_core.reports.document import FunnelStage, Section
     from agentr_core.store.codec.trajectories import Episode
     from agentr_core.types import Instance, Sample

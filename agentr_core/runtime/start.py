@@ -20,7 +20,6 @@ from agentr_core.episodes.transcript import Opening, example_text
 from agentr_core.errors import ConfigError, DataFileError, ModelDirectoryError, StoreError
 from agentr_core.fingerprint import file_sha256, fingerprint
 from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory, prints_date
-from agentr_core.protocols import Sandboxed
 from agentr_core.recipes.environments import PromptConfig
 from agentr_core.recipes.models import ModelRole
 from agentr_core.recipes.recipe import Recipe, identifying, replace, resolved
@@ -560,7 +559,7 @@ def _sandboxes(place: Workplace) -> dict[str, str]:
     for name, world in place.recipe.worlds().items():
         if registry.runs_code(world.environment.name):
             with closing(place.make_environment(name)) as env:
-                if isinstance(env, Sandboxed) and (level := env.sandbox()):
+                if level := env.sandbox():
                     found[f"sandbox of {env.name}"] = level
     return found
 

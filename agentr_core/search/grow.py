@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from agentr_core import answers
+from agentr_core.environment import Environment, Repeatability, repeats
 from agentr_core.episodes.rollout import (
     Ask,
     EpisodeTimer,
@@ -37,7 +37,6 @@ from agentr_core.episodes.units import phase
 from agentr_core.errors import DataFault, PromptTooLong
 from agentr_core.fingerprint import derive_seed
 from agentr_core.models.batching import all_or_none
-from agentr_core.protocols import Asking, Environment, repeatability_of, repeats
 from agentr_core.recipes.agent_r import SearchConfig
 from agentr_core.recipes.fields import sampling_of
 from agentr_core.search.tree import ROOT, Arena, Draw, Expansion, Growth, descend, steps_to, way_to
@@ -168,7 +167,7 @@ async def expand(
     firsts = [seen.setdefault(key(generation.text), position) for position, generation in enumerate(generations)]
     chosen = [generations[i] for i in sorted(set(firsts))]
     horizon = arena.nodes[node].depth + 1 > config.depth
-    if isinstance(env, Asking):
+    if env.has(Environment.answer):
         # A step of such a world asks models of other roles.
         outcomes = [
             await states.follow(
@@ -309,7 +308,7 @@ class Lead:
         arena, node, opened = self.arena, ROOT, frozenset[int]()
         if self._replies is None:
             env, instance = self.states.env, self.arena.instance
-            self._replies = await call(env, self.timer, partial(answers.expert, env, instance)) or ()
+            self._replies = await call(env, self.timer, lambda: tuple(env.expert(instance) or ()))
             # An expert may have played in the environment to know its replies.
             self.states.standing = None
         replies = self._replies
@@ -389,7 +388,7 @@ async def grow_chains(
             timer=timer,
             helper=helper,
         )
-        if not repeats(trajectory.first_observation, arena.first_observation, repeatability_of(env)):
+        if not repeats(trajectory.first_observation, arena.first_observation, Repeatability(env.repeatability)):
             raise diverged(
                 env, f"{arena.instance.key}: episode {number} began with another observation than the first one"
             )
@@ -451,7 +450,7 @@ async def grow(
     timer = timer or EpisodeTimer()
     if tree is None:
         with phase("reset"):
-            first_observation = await call(env, timer, lambda: answers.reset(env, instance))
+            first_observation = await call(env, timer, lambda: env.reset(instance))
         arena = Arena(instance=instance, first_observation=first_observation, seed=seed)
     elif tree.instance != instance or tree.seed != seed:
         raise DataFault(

@@ -14,11 +14,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from agentr_core.environment import Environment
 from agentr_core.episodes.transcript import conversations
 from agentr_core.errors import ConfigError, DataFault, StoreError
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.models.checkpoint_dir import own_context_length
-from agentr_core.protocols import Environment
 from agentr_core.recipes.data import DataConfig
 from agentr_core.runtime.instances import held_out
 from agentr_core.runtime.place import Workplace

@@ -12,9 +12,7 @@ from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agentr_core import answers
-from agentr_core.answers import readable
-from agentr_core.environments.replies import LABEL
+from agentr_core.environment import Environment
 from agentr_core.episodes.rollout import EpisodeTimer, play
 from agentr_core.episodes.transcript import AlternatingTurns, transcript_of, whole_episode
 from agentr_core.episodes.units import allowed_losses, run_all
@@ -22,10 +20,10 @@ from agentr_core.errors import ConfigError, DataFileError, EnvironmentFault, Ill
 from agentr_core.exchange.imports import Demonstration, read_demonstrations
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.models.samplers import Sampler
-from agentr_core.protocols import Calling, Environment
 from agentr_core.recipes.eto import ThoughtsConfig
 from agentr_core.recipes.fields import sampling_of
 from agentr_core.recipes.recipe import Recipe
+from agentr_core.replies import LABEL, readable
 from agentr_core.runtime.equipment import Readings, Worlds, following, in_flight, speed
 from agentr_core.runtime.instances import separate_instances
 from agentr_core.runtime.place import Method, Workplace, answer
@@ -377,7 +375,7 @@ def expert_trajectory(env: Environment, instance: Instance) -> Trajectory | None
 
     Raises `EnvironmentFault` when the expert fails its own replay.
     """
-    replies = answers.expert(env, instance)
+    replies = env.expert(instance)
     if replies is None:
         return None
     trajectory = played_live(env, instance, replies)
@@ -427,7 +425,7 @@ def check_expert(recipe: Recipe, env: Environment, instances: Sequence[Instance]
     one, or thoughts are wanted in a world that has no place for them.
     """
     config = recipe.eto.expert
-    in_text = isinstance(transcript_of(env), AlternatingTurns) and not isinstance(env, Calling)
+    in_text = isinstance(transcript_of(env), AlternatingTurns) and not env.has(Environment.called)
     if config.thoughts.enabled and not in_text:
         raise ConfigError(
             f"eto.expert.thoughts: replies in {env.name} are not a thought and an action after a label; leave it out, "

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agentr_core import answers
 from agentr_core.errors import ConfigError, DataFault
 from agentr_core.evaluation.episodes import episode_plans
 from agentr_core.evaluation.metrics import Headroom, Judge, Prospect, Tried, pass_rates
@@ -145,7 +144,7 @@ def _choose(place: Workplace, chosen: Sequence[Instance], number: int) -> tuple[
         for some in (chosen, held_out(place)[EVERY_TEST])
     )
     with place.worlds() as worlds:
-        return train, test, bool(train) and answers.expert(worlds.of(train[0]), train[0]) is not None
+        return train, test, bool(train) and worlds.of(train[0]).expert(train[0]) is not None
 
 
 def _series(

@@ -16,13 +16,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from agentr_core.environment import Environment
 from agentr_core.episodes.transcript import Continuation, transcript_of
 from agentr_core.errors import ConfigError, DataFileError, EnvironmentFault, ModelDirectoryError, StoreError
 from agentr_core.exchange import verl
 from agentr_core.exchange.verl import Rollout
 from agentr_core.fingerprint import canonical, file_sha256, fingerprint
 from agentr_core.models.files import ADAPTER_CONFIG, adapter_base, checkpoint_folder, weight_files, weights_sha256
-from agentr_core.protocols import Environment, Recalling
 from agentr_core.reports.document import Column, Row, Section, Table
 from agentr_core.runtime.equipment import Checkpoint
 from agentr_core.runtime.instances import held_out
@@ -273,7 +273,7 @@ def _played(place: Workplace, iteration: int, training: Training, renderer: Rend
         for number, rollout in enumerate(training.rollouts):
             instance = known.of(rollout)
             env = worlds.of(instance)
-            assert isinstance(env, Recalling)
+            assert env.has(Environment.recall)
             # A score outside [0, 1] is no reward but has a penalty or a bonus: where the dump tells
             # nothing else, the world's rule decides.
             scores = (rollout.correctness, rollout.score)
@@ -290,7 +290,7 @@ def _played(place: Workplace, iteration: int, training: Training, renderer: Rend
 
 
 def _check_world(env: Environment, training: Training) -> None:
-    if not isinstance(env, Recalling) or not isinstance(transcript_of(env), Continuation):
+    if not env.has(Environment.recall) or not isinstance(transcript_of(env), Continuation):
         raise DataFileError(
             f"{training.rollouts[0].where}: episodes of {env.name} are turns, which a dump has as one text that cannot "
             "be parted; move the rollouts out of the folder to import its checkpoint alone"

@@ -12,8 +12,8 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import Field, TypeAdapter
 
+from agentr_core.environment import Environment
 from agentr_core.fingerprint import absent, fingerprint, later
-from agentr_core.protocols import Environment
 from agentr_core.recipes.grpo import GrpoConfig
 from agentr_core.recipes.training import TrainingConfig
 from agentr_core.types import Trajectory

@@ -12,13 +12,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from agentr_core import answers
+from agentr_core.environment import Environment, Repeatability
 from agentr_core.environments import registry
 from agentr_core.environments.contract import Violation, check
 from agentr_core.environments.registry import Reads, listening, unseen
+from agentr_core.episodes.rollout import take_step
 from agentr_core.episodes.transcript import whole_episode
 from agentr_core.errors import AgentrError, ConfigError, EnvironmentUnavailable, UserError
-from agentr_core.protocols import Environment, Repeatability, repeatability_of
 from agentr_core.recipes.parsing import read_yaml, unfit_values
 from agentr_core.stages.demonstrate import expert_trajectory
 from agentr_core.system import token_for, write_text
@@ -91,19 +91,19 @@ def play(
     """
     env = named_environment(name, options)
     try:
-        instances = answers.instances(env, split)
+        instances = env.instances(split)
         named = Instance(environment=env.name, split=split, index=index) if index is not None else None
         wanted = instances[:1] if named is None else [named] if named in instances else []
         if not wanted:
             first = ", ".join(str(one.index) for one in instances[:3])
             raise ConfigError(f"{name} has no instance {index} in split {split}; its first ones are {first}")
-        write(visible(f"{env.instruction}\n\n{answers.reset(env, wanted[0])}\n"))
+        write(visible(f"{env.instruction}\n\n{env.reset(wanted[0])}\n"))
         reward = 0.0
         while action := read().strip():
             # Some worlds mark an action otherwise than with a label; there the action is typed with
             # its marks.
-            found = answers.action_in(env, f"Action: {action}") or answers.action_in(env, action)
-            observation, reward, terminated, truncated, info = answers.step(env, found)
+            found = env.parse(f"Action: {action}") or env.parse(action)
+            observation, reward, terminated, truncated, info = take_step(env, found)
             write(visible(observation))
             if terminated or truncated:
                 write(f"The episode is over: reward {reward:g}, {'success' if info['success'] else 'no success'}.")
@@ -124,7 +124,7 @@ def examples(name: str, options: Mapping[str, Any], split: str, count: int, file
         raise ConfigError(f"{file} exists already; name a new file")
     env = named_environment(name, options)
     try:
-        played = (expert_trajectory(env, instance) for instance in answers.instances(env, split)[:_LOOKED_AT])
+        played = (expert_trajectory(env, instance) for instance in env.instances(split)[:_LOOKED_AT])
         several = (one for one in played if one and one.success and len(one.steps) > 1)
         won = sorted(islice(several, _CHOICE * count), key=lambda one: len(one.steps))
         if len(won) < count:
@@ -221,7 +221,7 @@ def _diagnose(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
     def make() -> Environment:
         env = named_environment(name, options)
-        promises.append(repeatability_of(env))
+        promises.append(Repeatability(env.repeatability))
         return env
 
     reads = Reads()

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from agentr_core.environment import Environment
 from agentr_core.environments.reasoning.world import ReasoningWorld
 from agentr_core.episodes.transcript import transcript_of
 from agentr_core.errors import ConfigError
@@ -15,7 +16,6 @@ from agentr_core.exchange.formats import FORMATS, export
 from agentr_core.exchange.training_set import Launch, Origin, PairRow, Question, SampleRow, TrainingSet
 from agentr_core.exchange.verl import ABILITIES, SOURCES
 from agentr_core.methods.et_agent.curriculum import EfficiencyReward
-from agentr_core.protocols import Environment
 from agentr_core.runtime.place import Workplace
 from agentr_core.samples.identity import sample_id
 from agentr_core.stages.dataset import stored_tokens

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agentr_core import answers
 from agentr_core.errors import ConfigError, DataFileError
 from agentr_core.exchange.imports import (
     EXPERT,
@@ -96,7 +95,7 @@ def _place(environment: str, options: Mapping[str, Any], split: str) -> Place:
         raise ConfigError("instances are of an environment; name it with --environment")
     env = named_environment(environment, options)
     try:
-        instances = answers.instances(env, split)
+        instances = env.instances(split)
         known = frozenset(instances) if len(instances) <= MAX_SERVED else None
         return Place(world=World(env.name, environment), split=split, known=known)
     finally:

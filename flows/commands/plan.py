@@ -13,11 +13,11 @@ from itertools import groupby
 from pathlib import Path
 
 from agentr_core import estimates
+from agentr_core.environment import Environment
 from agentr_core.environments import registry
 from agentr_core.estimates import GIB
 from agentr_core.methods.comparison.arms import arms_of, makers_of_samples
 from agentr_core.methods.table import method_of, plan_of, plans_of
-from agentr_core.protocols import Served
 from agentr_core.recipes.recipe import OF_ONE_WORLD, OPTIONAL, FieldValue, Recipe, field_values, shown
 from agentr_core.runtime.equipment import Worlds
 from agentr_core.runtime.instances import episode_count, state_count, training_instances
@@ -138,7 +138,7 @@ def _counts(recipe: Recipe) -> dict[str, WorldCounts]:
             instances = training_instances(world, env, 1)
             lengths = estimates.stored_lengths(store, recipe, env.name)
             # A plan asks no server, and this one may be down.
-            if lengths is None and renderer is not None and not isinstance(env, Served):
+            if lengths is None and renderer is not None and not env.has(Environment.reach):
                 lengths = estimates.expert_lengths(env, instances, renderer)
             test, states = episode_count(world, env), state_count(world, env)
             found[name] = WorldCounts(train=len(instances), test=test, states=states, lengths=lengths)

@@ -7,12 +7,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from agentr_core import answers
-from agentr_core.episodes.rollout import stateful
+from agentr_core.environment import Environment, checked_text
+from agentr_core.episodes.rollout import require_state
 from agentr_core.episodes.transcript import Opening, instruction_of, transcript_of
 from agentr_core.errors import ConfigError, DataFault, SandboxError, StoreError
 from agentr_core.methods.table import plans_of
-from agentr_core.protocols import Environment, Graded, Sandboxed, Served
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.instances import check_separate, held_out_instances, training_instances
 from agentr_core.runtime.start import example_ids, opening_of
@@ -84,12 +83,12 @@ def _check_environment(recipe: Recipe, faults: Faults, *, trains: bool, asks: bo
     """
     env = make_environment(recipe)
     try:
-        answers.text(env.instruction, f"{env.name}: its instruction")
+        checked_text(env.instruction, f"{env.name}: its instruction")
         _check_sandbox(env, faults)
-        if asks and isinstance(env, Served):
+        if asks and env.has(Environment.reach):
             env.reach()
         if recipe.evaluation.repeats:
-            stateful(env, "evaluation.repeats")
+            require_state(env, "evaluation.repeats")
         if trains:
             _check_judge(env, recipe)
         if crowded := crowded_gpus(recipe, env, trains=trains):
@@ -123,8 +122,6 @@ def _check_sandbox(env: Environment, faults: Faults) -> None:
     """Note the level at which an environment runs code of the model, or collect, as a fault of this
     machine, that it would not hold.
     """
-    if not isinstance(env, Sandboxed):
-        return
     try:
         if level := env.sandbox():
             faults.notes.append(f"{env.name}: code of the model runs at sandbox level {level}")
@@ -134,7 +131,7 @@ def _check_sandbox(env: Environment, faults: Faults) -> None:
 
 def _check_judge(env: Environment, recipe: Recipe) -> None:
     """Raise `ConfigError` when the policy's own answers would be judged by the policy."""
-    if isinstance(env, Graded) and env.grader.asks == "judge" and recipe.models.judge is None:
+    if env.grader is not None and env.grader.asks == "judge" and recipe.models.judge is None:
         raise ConfigError(
             f"models.judge: environment {env.name} asks it whether answers are right, and without one the policy would "
             "judge its own; name a model, which may be the one that the run begins with"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
+from agentr_core.environment import Environment
 from agentr_core.episodes.rollout import steps_ask
 from agentr_core.methods.table import plans_of
 from agentr_core.models.vllm.replicas import device_of
-from agentr_core.protocols import Environment, Graded
 from agentr_core.recipes.models import ModelConfig, ModelRole
 from agentr_core.recipes.recipe import Recipe
 
@@ -36,7 +36,7 @@ def crowded_gpus(recipe: Recipe, env: Environment, *, trains: bool) -> list[str]
 
 def _beside(recipe: Recipe, env: Environment, *, trains: bool) -> Iterator[ModelRole]:
     """Yield the roles whose models may be asked while another one plays."""
-    grader = env.grader.asks if isinstance(env, Graded) else None
+    grader = env.grader.asks if env.grader is not None else None
     stages = [stage for plan in plans_of(recipe) for stage in plan.stages] if trains else []
     together = {role for stage in stages if "actor" in stage.roles for role in stage.roles}
     for role in recipe.own_models():

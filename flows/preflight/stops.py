@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
+from agentr_core.environment import Environment
 from agentr_core.episodes.transcript import transcript_of
 from agentr_core.models.checkpoint_dir import end_ids
-from agentr_core.protocols import Environment
 from agentr_core.recipes.models import ModelConfig
 from agentr_core.recipes.recipe import Recipe, sampling_sections
 from agentr_core.samples.rendering import Renderer, load_tokenizer

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from agentr_core.environment import Repeatability
 from agentr_core.environments import registry
 from agentr_core.environments.contract import check
 from agentr_core.environments.crafting.textcraft import TextCraft
 from agentr_core.errors import ConfigError
-from agentr_core.protocols import Repeatability
 from agentr_core.types import Instance, Transition
 
 # The others need an address, games or the name of an environment, or take long; they have tests of

@@ -136,7 +136,7 @@ def test_instances_and_texts_are_had_without_the_engine(root: Path, tmp_path: Pa
     assert [instance.key for instance in env.instances("seen")] == ["alfworld/seen/0", "alfworld/seen/1"]
     assert [env.depth(instance) for instance in env.instances("test")] == [1, 6]
     assert "\nput THING in/on PLACE\n" in env.instruction
-    assert env.expert(env.instances("train")[0]) == ["Thought: I look closer.\nAction: look"]
+    assert env.expert(env.instances("train")[0]) == ("Thought: I look closer.\nAction: look",)
     env.close()
 
 

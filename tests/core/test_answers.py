@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from toy import Line, Policy, generation, instance
 
-from agentr_core import answers
 from agentr_core.environments.agentgym.wire import WIRES
 from agentr_core.environments.contract import check
 from agentr_core.episodes.rollout import SharedEnvironments, act
@@ -174,7 +173,7 @@ def test_a_depth_is_a_whole_number(given: Any) -> None:
             return given
 
     with pytest.raises(IllTypedAnswer, match="the depth of line/train/0"):
-        answers.depth(Deep(), instance(0))
+        Deep().depth(instance(0))
 
 
 @pytest.mark.parametrize("given", ["Action: right", [None], 3])
@@ -184,7 +183,7 @@ def test_an_expert_speaks_in_texts(given: Any) -> None:
             return given
 
     with pytest.raises(IllTypedAnswer, match="the expert's replies to line/train/0"):
-        answers.expert(Strange(), instance(0))
+        Strange().expert(instance(0))
 
 
 # ---- models

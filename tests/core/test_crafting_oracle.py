@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import pytest
 
+from agentr_core.environment import Environment
 from agentr_core.environments.crafting.game import CraftingProblem, verdicts
 from agentr_core.environments.crafting.recipes import Ingredient, Recipe, build_book
 from agentr_core.environments.crafting.textcraft import TextCraft
-from agentr_core.protocols import Oracle
 from agentr_core.types import Verdict
 
 GOOD, BAD, UNCERTAIN = Verdict.GOOD, Verdict.BAD, Verdict.UNCERTAIN
@@ -102,7 +102,7 @@ def test_nothing_is_clear_where_the_goal_is_out_of_reach() -> None:
 )
 def test_the_environment_is_an_oracle_and_finds_its_experts_good(style: str, allowed: set[Verdict]) -> None:
     env = TextCraft(expert=style)  # type: ignore[arg-type]
-    assert isinstance(env, Oracle)
+    assert env.has(Environment.oracle)
     splits = ("test", "train", "rest", "procedural", "renamed")
     for instance in [instance for split in splits for instance in env.instances(split)[:60:2]]:
         replies = env.expert(instance)

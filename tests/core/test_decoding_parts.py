@@ -21,10 +21,10 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from agentr_core.environments.replies import FIRST_BLOCK, FIRST_LINE
 from agentr_core.models.local.cache import KVBuffer, KVShape, PrefixCache, block_names
 from agentr_core.models.local.sampling import Logits, choose, filtered, log_probabilities, penalised, uniforms
 from agentr_core.models.local.waves import StopWatch, cut_at_stop, ids_within, padded_rows, plan
+from agentr_core.replies import FIRST_BLOCK, FIRST_LINE
 from agentr_core.types import Sampling
 
 # ---- waves

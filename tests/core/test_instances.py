@@ -12,7 +12,7 @@ import pytest
 from asked import asked_for
 from toy import Line
 
-from agentr_core.environments.replies import Instances
+from agentr_core.environment import Instances
 from agentr_core.errors import ConfigError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.faults import parse

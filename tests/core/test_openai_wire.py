@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentr_core.answers import is_unreadable
 from agentr_core.environments.gateway.desk import ChatCall
 from agentr_core.errors import ConfigError, MalformedReply, ModelFault, Transient
 from agentr_core.models.openai.chat import Endpoint, fault_of
 from agentr_core.models.openai.wire import bodies, read_completion, read_models
 from agentr_core.recipes.models import ServerConfig
+from agentr_core.replies import is_unreadable
 from agentr_core.types import Message, Request, Sampling, Span, grown_turn
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from agentr_core import answers
 from agentr_core.environments import registry
 from agentr_core.environments.contract import check
 from agentr_core.environments.template import CombinationLock
@@ -124,11 +123,11 @@ def test_an_instance_of_another_name_is_told() -> None:
 
 def test_exceptions_of_a_world_say_where_they_were_raised() -> None:
     with pytest.raises(EnvironmentFault, match=r"the beginning of .*/train/3 \(KeyError: 'room', test_own_worlds.py l"):
-        answers.identity(Brittle(), lock("train", 3))
+        Brittle().identity(lock("train", 3))
     with pytest.raises(
         EnvironmentFault, match=r"the depth of .*/train/3 \(RuntimeError, test_own_worlds.py line \d+\)"
     ):
-        answers.depth(Brittle(), lock("train", 3))
+        Brittle().depth(lock("train", 3))
 
 
 def test_an_entry_point_that_names_no_class(monkeypatch: pytest.MonkeyPatch) -> None:

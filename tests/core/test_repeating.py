@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from toy import ACTIONS, Line, Policy, Script, instance
 
+from agentr_core.environment import Repeatability, repeats
 from agentr_core.episodes.rollout import SharedEnvironments, play, restore
 from agentr_core.episodes.units import UnitError
 from agentr_core.errors import EnvironmentUnavailable, ReplayDiverged, ReplayDrifted, Transient
@@ -19,7 +20,6 @@ from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.agent_r.collect import MAX_RESTARTS, TreeShard, TreeWork, latest_restarts, restarted
 from agentr_core.methods.faults import parse
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.protocols import Repeatability, repeatability_of, repeats
 from agentr_core.recipes.agent_r import SearchConfig
 from agentr_core.recipes.recipe import ErrorsConfig
 from agentr_core.runtime.equipment import Checkpoint, Equipment
@@ -83,8 +83,8 @@ class Exact(Forgetful):
 
 
 def test_what_is_promised_is_what_is_compared() -> None:
-    assert repeatability_of(Line()) is Repeatability.EXACT
-    assert repeatability_of(Shuffled()) is Repeatability.UNORDERED
+    assert Repeatability(Line().repeatability) is Repeatability.EXACT
+    assert Repeatability(Shuffled().repeatability) is Repeatability.UNORDERED
     assert repeats("a, b", "a, b", Repeatability.EXACT)
     assert not repeats("a, b", "b, a", Repeatability.EXACT)
     assert repeats("You see:\n\ta mug\n\tan axe", "You see:\n\tan axe\n\ta mug", Repeatability.UNORDERED)

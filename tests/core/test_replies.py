@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentr_core.environments import gymnasium_text, registry, replies
+from agentr_core import replies
+from agentr_core.environments import gymnasium_text, registry
 from agentr_core.environments.agentgym import worlds
 from agentr_core.environments.alfworld.world import AlfWorld
 from agentr_core.environments.crafting.textcraft import TextCraft
@@ -227,7 +228,7 @@ def test_worlds_on_servers(world: str, reply: str, action: str) -> None:
 def test_worlds_in_process(world: str, reply: str, action: str) -> None:
     # A parser is pure: it needs no episode, and here not even an environment.
     kind = NATIVE[world]
-    assert kind.parse(object.__new__(kind), reply) == action  # type: ignore[attr-defined]
+    assert kind.parse(object.__new__(kind), reply) == action  # type: ignore[arg-type,attr-defined]
 
 
 @pytest.mark.parametrize(("reply", "action"), LINE.items())

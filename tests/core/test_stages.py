@@ -19,6 +19,7 @@ import pytest
 from asked import run_id_of
 from door import Door
 
+from agentr_core.environment import Repeatability
 from agentr_core.errors import (
     ConfigError,
     DataFault,
@@ -36,7 +37,6 @@ from agentr_core.methods.agent_r.splice import keep_good_paths, splice_pairs
 from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.protocols import Repeatability
 from agentr_core.recipes.environments import REVISION, TEST
 from agentr_core.reports.document import Counts
 from agentr_core.reports.markdown import render_markdown

@@ -14,6 +14,7 @@ from door import Door
 from served import answer
 from worlds import World, served_world
 
+from agentr_core.environment import Environment
 from agentr_core.environments.agentgym import worlds
 from agentr_core.environments.agentgym.server import numbered
 from agentr_core.environments.agentgym.wire import WIRES
@@ -22,7 +23,6 @@ from agentr_core.methods.agent_r.collect import collect, finished_trees
 from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.protocols import Environment
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, start
 from agentr_core.stages.evaluate import evaluate

@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 import pytest
 
-from agentr_core.answers import after_thoughts, is_unreadable, readable
 from agentr_core.environments.crafting.textcraft import TextCraft
 from agentr_core.methods.agent_r.critique import critique_of, judge_paths, parse_verdict, scans_of
 from agentr_core.methods.et_agent.evaluate import read_vote
 from agentr_core.methods.et_agent.operators import redundant_step, step_number, thoughts
 from agentr_core.recipes.agent_r import CritiqueConfig
+from agentr_core.replies import after_thoughts, is_unreadable, readable
 from agentr_core.stages.demonstrate import labelled, thought_in, with_thought
 from agentr_core.tools.search import tool
 from agentr_core.types import (

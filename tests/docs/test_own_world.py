@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import subprocess
 import sys
@@ -12,14 +11,16 @@ from pathlib import Path
 import pytest
 import yaml
 from click.testing import CliRunner
+from door import register
+from readme import BLOCK, MANUAL, ROOT
 
 from agentr_core.methods.faults import parse
 from flows.cli import cli
 from flows.cli.environments import env_serve
 
-ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "agentr_core" / "environments" / "README.md").read_text(encoding="utf-8")
-BLOCKS: list[tuple[str, str]] = re.findall(r"^```(\w*)\n(.*?)^```", TEXT, re.M | re.S)
+BLOCKS: list[tuple[str, str]] = BLOCK.findall(TEXT)
+IN_THE_MANUAL: list[tuple[str, str]] = BLOCK.findall((MANUAL / "worlds.md").read_text(encoding="utf-8"))
 
 
 def blocks(language: str) -> list[str]:
@@ -75,3 +76,14 @@ def test_the_program_runs() -> None:
     told: dict[str, object] = {}
     exec(program, told)
     assert len(told["dataset"]) == 374  # type: ignore[arg-type]
+
+
+def test_the_world_of_the_manual_is_short_and_sound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (program,), (points,) = ([text for kind, text in IN_THE_MANUAL if kind == wanted] for wanted in ("python", "toml"))
+    assert len(program.splitlines()) <= 30
+    (tmp_path / "dial.py").write_text(program, encoding="utf-8")
+    ((name, target),) = tomllib.loads(points)["project"]["entry-points"]["agentr.environments"].items()
+    monkeypatch.syspath_prepend(str(register(tmp_path, "dial", f"[agentr.environments]\n{name} = {target}\n")))
+    checked = CliRunner().invoke(cli, ["env", "doctor", name], catch_exceptions=False)
+    sys.modules.pop("dial", None)
+    assert (checked.exit_code, checked.output) == (0, "dial: ok - keeps the contract\n")

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agentr_core.environment import Environment
 from agentr_core.errors import ConfigError, EnvironmentFault
 from agentr_core.types import Instance, Transition
 
 TRIES = 4
 
 
-class Door:
+class Door(Environment):
     """Say something; one in four replies opens the door. After four wrong ones it is locked for
     good.
 
@@ -32,9 +33,7 @@ class Door:
 
     name = "door"
     instruction = "You stand before a door. Say the word."
-    acknowledgement = "Ok."
     step_limit = 6
-    can_snapshot = True
 
     def __init__(self, pause: float = 0.0, knows: bool = False) -> None:
         self._knows = knows
@@ -86,9 +85,6 @@ class Door:
         words = [str(number) for number in range(99)]
         wanted = ("wrong", "open") if self._knows else ()
         return [next(word for word in words if self.parse(word) == said) for said in wanted] or None
-
-    def close(self) -> None:
-        pass
 
 
 def install(folder: Path) -> Path:

@@ -17,13 +17,13 @@ from typing import Any
 from asked import run_id_of
 from toolboxes import Bench
 
+from agentr_core.environment import Environment
 from agentr_core.environments.reasoning.problems import Problem
 from agentr_core.environments.reasoning.world import ReasoningWorld, Rules
 from agentr_core.methods.et_agent.evolve import evolve
 from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
-from agentr_core.protocols import Environment
 from agentr_core.recipes.models import ModelRole
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, start

@@ -17,10 +17,10 @@ from asked import run_id_of
 from door import Door
 from planned import perform
 
-from agentr_core.environments.replies import after_label
 from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
+from agentr_core.replies import after_label
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, start
 from agentr_core.store.database import Store

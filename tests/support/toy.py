@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from agentr_core.environment import Environment
 from agentr_core.errors import EnvironmentFault, PromptTooLong
 from agentr_core.fingerprint import derive_seed
 from agentr_core.search.tree import Expansion
@@ -17,14 +18,13 @@ from agentr_core.types import Generation, Instance, Node, Request, Transition, T
 ACTIONS = ("right", "left", "look", "stop", "jump")
 
 
-class Line:
+class Line(Environment):
     """Walk right to the goal, 2 + index steps away. `stop` ends with a part of the reward, `jump`
     is a disaster.
     """
 
     name = "line"
     instruction = "Walk right to the goal."
-    acknowledgement = "Ok."
     step_limit = 10
 
     def __init__(self, *, can_snapshot: bool = True, blocking: bool = False, drift: bool = False) -> None:

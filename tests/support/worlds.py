@@ -17,9 +17,9 @@ import uvicorn
 from served import Fault
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from agentr_core.environment import Environment
 from agentr_core.environments.agentgym.server import app
 from agentr_core.environments.agentgym.wire import Wire
-from agentr_core.protocols import Environment
 from agentr_core.types import Instance
 
 

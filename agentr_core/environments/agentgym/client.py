@@ -9,7 +9,6 @@ import random
 import threading
 import time
 import weakref
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -17,9 +16,8 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import httpx
 
-from agentr_core.answers import shown
+from agentr_core.environment import Environment, Instances, Repeatability, repeats
 from agentr_core.environments.agentgym.wire import WIRES, Turn, Wire, check_apart, names_file, read_ids
-from agentr_core.environments.replies import Instances, Opaque
 from agentr_core.errors import (
     ConfigError,
     EnvironmentFault,
@@ -31,9 +29,10 @@ from agentr_core.errors import (
     ReplayDrifted,
 )
 from agentr_core.models.connections import MIB, GarbledAnswer, LargeAnswer, LateAnswer, reading_now
-from agentr_core.protocols import Repeatability, repeats
 from agentr_core.recipes.models import url_fault
+from agentr_core.replies import Labels
 from agentr_core.system import RetryPolicy, wait_before_retry
+from agentr_core.texts import shown
 from agentr_core.types import Instance, Transition
 
 # One AgentGym server as this process sees it: requests over shared connections, its errors as
@@ -302,7 +301,7 @@ class Opened(NamedTuple):
     begun: bool = False
 
 
-class AgentGymWorld(Opaque, ABC):
+class AgentGymWorld(Environment):
     """A world on an AgentGym server, which must be running at `url`. A subclass with `world="x"` is
     the environment `agentgym-x`.
 
@@ -323,16 +322,11 @@ class AgentGymWorld(Opaque, ABC):
         answer_mib: the most MiB of an answer of the server, unpacked.
     """
 
-    name: ClassVar[str]
     wire: ClassVar[Wire]
-    instruction: ClassVar[str]
-    acknowledgement: ClassVar[str] = "Ok."
-    step_limit: ClassVar[int]
-    variables: ClassVar[Mapping[str, str]]
-    repeatability: ClassVar[Repeatability] = Repeatability.EXACT
     playable: ClassVar[range | None] = None
     """The numbers of the instances that the server can begin; None if any number may be one."""
-    blocking: ClassVar[bool] = True
+    blocking = True
+    labels: Labels | None = None
 
     def __init_subclass__(cls, *, world: str = "") -> None:
         super().__init_subclass__()
@@ -460,10 +454,6 @@ class AgentGymWorld(Opaque, ABC):
             turn = self._insist(lambda: self._continue(instance, action))
             self._steps.append((action, turn))
         return Transition(turn.observation, turn.reward, turn.terminated, turn.truncated, {"success": turn.success})
-
-    @abstractmethod
-    def parse(self, reply: str) -> str:
-        """Return the action in a reply; each world defines its form."""
 
     def close(self) -> None:
         """Release the environment on the server for good; if a call is under way in a thread, do so

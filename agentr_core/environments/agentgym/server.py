@@ -18,11 +18,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from agentr_core import answers
+from agentr_core.environment import Environment
 from agentr_core.environments.agentgym.wire import Wire
+from agentr_core.episodes.rollout import take_step
 from agentr_core.errors import AgentrError, EnvironmentRefusal, EnvironmentUnavailable
 from agentr_core.http_server import Guard
-from agentr_core.protocols import Environment
 from agentr_core.types import Instance
 
 Number = Annotated[int, Field(ge=-(2**63), lt=2**63)]
@@ -141,7 +141,7 @@ class Seats:
         with self._held(env_id) as seat:
             if seat.latest is None:
                 raise EnvironmentRefusal(f"The id {env_id} was never reset.")
-            transition = answers.step(seat.env, self._wire.unwrap(body["action"]))
+            transition = take_step(seat.env, self._wire.unwrap(body["action"]))
             seat.latest = self._wire.write_step(transition, before=seat.reward)
             seat.observation, seat.reward = transition.observation, transition.reward
             return seat.latest
@@ -193,7 +193,7 @@ class Seats:
         instance = self._numbers.get(number)
         if instance is None:
             raise EnvironmentRefusal(f"The {self._wire.item} {number} is not served.")
-        seat.observation, seat.reward = answers.reset(seat.env, instance), 0.0
+        seat.observation, seat.reward = seat.env.reset(instance), 0.0
         seat.latest = self._wire.write_first(env_id, seat.observation)
         return seat.latest
 

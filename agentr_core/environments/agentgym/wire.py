@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from agentr_core.answers import shown
 from agentr_core.errors import ConfigError, DataFileError, MalformedAnswer
-from agentr_core.texts import placed
+from agentr_core.texts import placed, shown
 from agentr_core.types import Transition
 
 # The instances of a split, from ranges or from an AgentGym data file.

@@ -12,14 +12,15 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from agentr_core.environments import replies
+from agentr_core import replies
+from agentr_core.environment import Repeatability
 from agentr_core.environments.agentgym import wire
 from agentr_core.environments.agentgym.client import AgentGymWorld
 from agentr_core.environments.crafting import textcraft
 from agentr_core.environments.crafting.game import INSTRUCTION, goal_line
 from agentr_core.environments.crafting.recipes import load_split
 from agentr_core.errors import ConfigError, EnvironmentServerError
-from agentr_core.protocols import Labels, Repeatability
+from agentr_core.replies import Labels
 from agentr_core.texts import outside_thoughts
 from agentr_core.types import Instance
 
@@ -107,17 +108,7 @@ def _local(instance: Instance) -> Instance:
     return Instance(environment=textcraft.TextCraft.name, split=instance.split, index=instance.index)
 
 
-class _LineWorld(_LabelledWorld):
-    """A world whose actions are one line."""
-
-    def parse(self, reply: str) -> str:
-        """Return the line after the last "Action:" of a reply; the label may stand on a line of its
-        own.
-        """
-        return replies.line_after_label(reply, self.labels)
-
-
-class SciWorld(_LineWorld, world="sciworld"):
+class SciWorld(_LabelledWorld, world="sciworld"):
     """ScienceWorld without simplifications; the reward is the score so far, and a wrong focus is a
     disaster.
     """
@@ -147,7 +138,7 @@ class WebShop(_LabelledWorld, world="webshop"):
 _ALFWORLD_IDS = {"train": range(2420), "test": range(2420, 2620)}
 
 
-class AlfWorld(_LineWorld, world="alfworld"):
+class AlfWorld(_LabelledWorld, world="alfworld"):
     """ALFWorld as text; the test games come from seen rooms."""
 
     instruction = wire.ALFWORLD

@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from agentr_core.environments.replies import Instances, line_after_label
+from agentr_core.environment import Environment, Instances
 from agentr_core.errors import ConfigError, DataFileError, EnvironmentFault
 from agentr_core.fingerprint import fingerprint
-from agentr_core.protocols import Labels
 from agentr_core.system import content_sha256
 from agentr_core.texts import placed
 from agentr_core.types import Instance, Transition
@@ -246,7 +245,7 @@ class Snapshot:
     mark: Mark
 
 
-class AlfWorld:
+class AlfWorld(Environment):
     """Household tasks of six kinds in rooms of text, from a folder that `alfworld-download` filled.
 
     Splits: `train`, `seen` (the benchmark's `valid_seen`: other tasks in rooms of `train`) and
@@ -264,12 +263,8 @@ class AlfWorld:
     """
 
     name = "alfworld"
-    acknowledgement = "Ok."
     step_limit = 30
-    can_snapshot = True
-    blocking = False
-    labels: Labels = "lenient"
-    variables: Mapping[str, str] = {"data_dir": "ALFWORLD_DATA"}
+    variables: ClassVar[Mapping[str, str]] = {"data_dir": "ALFWORLD_DATA"}
 
     def __init__(
         self,
@@ -318,7 +313,7 @@ class AlfWorld:
         return tuple(map(str, (*splits, *(_listed_in(ids, split) for split in folders if ids))))
 
     @cached_property
-    def instruction(self) -> str:
+    def instruction(self) -> str:  # type: ignore[override]
         """The first user turn. Older games say `put ... in/on ...` for what newer ones call `move
         ... to ...`.
         """
@@ -349,12 +344,6 @@ class AlfWorld:
             self._game.go_back(self._start)
         self._actions = ()
         return self._shown(self._first)
-
-    def parse(self, reply: str) -> str:
-        """Return the line after the last "Action:" of a reply; the label may be on a line of its
-        own.
-        """
-        return line_after_label(reply, self.labels)
 
     def step(self, action: str) -> Transition:
         """Carry out an action and return the transition; completing the task gives reward 1 and

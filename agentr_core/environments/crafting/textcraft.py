@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from agentr_core.environment import Environment, Instances
 from agentr_core.environments.crafting import game
 from agentr_core.environments.crafting.game import (
     INSTRUCTION,
@@ -37,10 +38,9 @@ from agentr_core.environments.crafting.recipes import (
     load_split,
 )
 from agentr_core.environments.crafting.shaped import ProceduralWorlds, ShapedWorlds, free_names, rename
-from agentr_core.environments.replies import Instances, words_after_label
 from agentr_core.errors import ConfigError, EnvironmentFault
 from agentr_core.fingerprint import canonical, derive_seed
-from agentr_core.protocols import Labels
+from agentr_core.replies import Labels, words_after_label
 from agentr_core.system import data_path
 from agentr_core.types import Instance, Transition, Verdict
 
@@ -134,7 +134,7 @@ book.
 """
 
 
-class TextCraft:
+class TextCraft(Environment):
     """Crafting goals over the recipes of Minecraft 1.16, or over procedural worlds.
 
     Splits: `train` (374 instances) and `test` (100) are the published ones, and `rest` (70) has the
@@ -155,10 +155,6 @@ class TextCraft:
 
     name = "textcraft"
     instruction = INSTRUCTION
-    acknowledgement = "Ok."
-    step_limit = 20
-    can_snapshot = True
-    blocking = False
     labels: Labels = "lenient"
 
     def __init__(
@@ -285,9 +281,6 @@ class TextCraft:
     def oracle(self, instance: Instance, actions: Sequence[str]) -> tuple[Verdict, ...]:
         """Return the true verdict on each action of an episode, played from its start."""
         return game.verdicts(*self._open(instance), actions)
-
-    def close(self) -> None:
-        """Do nothing: an episode holds no resources."""
 
     def _invented(self, split: str) -> ProceduralWorlds | ShapedWorlds:
         """Return the worlds of an invented split; they are set up when one is first needed, which

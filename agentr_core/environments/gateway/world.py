@@ -15,9 +15,9 @@ from typing import Any, ClassVar, NoReturn
 
 import httpx
 
+from agentr_core.environment import Environment, Instances, Repeatability, Undelivered
 from agentr_core.environments.agentgym.client import connection
 from agentr_core.environments.gateway.desk import OutsideTurns, continues, observed, turn_of
-from agentr_core.environments.replies import Instances, Opaque
 from agentr_core.errors import (
     ConfigError,
     EnvironmentFault,
@@ -26,7 +26,6 @@ from agentr_core.errors import (
     EnvironmentUnavailable,
 )
 from agentr_core.fingerprint import canonical
-from agentr_core.protocols import Repeatability, Undelivered
 from agentr_core.recipes.models import url_fault
 from agentr_core.samples.chat_file import records
 from agentr_core.types import Generation, Instance, Message, Transition
@@ -90,7 +89,7 @@ def _presence(url: str, token: str, process: int) -> _Presence:
     return _Presence(url, token)
 
 
-class Gateway(Opaque):
+class Gateway(Environment):
     """Episodes played by outside agents, which connect to a gateway (`agentr gateway`) at `url`.
 
     A reset offers an episode, which begins with the agent's first call. The agent's world is its
@@ -111,12 +110,12 @@ class Gateway(Opaque):
             unordered or never. Search replays episodes, and compares them accordingly.
     """
 
-    name: ClassVar[str] = "gateway"
-    instruction: ClassVar[str] = "The conversation is that of an agent outside."
-    acknowledgement: ClassVar[str] = ""
-    step_limit: ClassVar[int] = 40
+    name = "gateway"
+    instruction = "The conversation is that of an agent outside."
+    acknowledgement = ""
+    step_limit = 40
     variables: ClassVar[Mapping[str, str]] = {"url": "AGENTR_GATEWAY", "token": "AGENTR_GATEWAY_TOKEN"}
-    blocking: ClassVar[bool] = True
+    blocking = True
     transcript = OutsideTurns()
 
     def __init__(
@@ -228,12 +227,12 @@ class Gateway(Opaque):
 
     def decline(self, why: str) -> NoReturn:
         """Tell the agent why its call gets no reply, and raise `Undelivered` with what it does
-        next; see `protocols.Relaying`.
+        next; see `Environment`.
         """
         self._without_reply(self._next({"refused": why}), f"a call was refused ({why})")
 
     def relay(self, generation: Generation) -> None:
-        """Record how the next reply was drawn, to tell the agent; see `protocols.Relaying`."""
+        """Record how the next reply was drawn, to tell the agent; see `Environment`."""
         self._drawn = {
             "finish_reason": generation.finish_reason,
             "prompt_tokens": generation.prompt_tokens,
@@ -241,11 +240,11 @@ class Gateway(Opaque):
         }
 
     def refuse(self, why: str) -> None:
-        """Record why there is no reply, to tell the agent; see `protocols.Relaying`."""
+        """Record why there is no reply, to tell the agent; see `Environment`."""
         self._refused = why, "context_length_exceeded"
 
     def release(self, why: str = "it has had all its steps, or its run was ended") -> None:
-        """End the episode, if there is one, and tell the agent why; see `protocols.Relaying`."""
+        """End the episode, if there is one, and tell the agent why; see `Environment`."""
         episode, self._episode = self._episode, ""
         why, code = self._refused or (why, "episode_over")
         self._refused, self._drawn, self._over = None, {}, True

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
-from agentr_core.answers import after_thoughts
 from agentr_core.environments.reasoning.grammar import CALLS, Answers, last_box, prediction_of
 from agentr_core.environments.reasoning.scoring import Domain, choice, correctness, verdict
 from agentr_core.errors import DataFileError
+from agentr_core.replies import after_thoughts
 from agentr_core.texts import lone_surrogate
 from agentr_core.types import Grade, Instance, Message, Question, Sampling, Trajectory
 

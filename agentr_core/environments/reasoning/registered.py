@@ -138,7 +138,7 @@ class Reasoning(ReasoningWorld):
         return (*sets, *dict.fromkeys(corpus for corpus in corpora if corpus))
 
     def keep_answers(self, kept: Kept) -> None:
-        """Keep the answers of search servers; see `protocols.Keeping`."""
+        """Keep the answers of search servers."""
         self._toolbox, self._by_source = _toolboxes(_opened(self._settings, kept))
 
     def reach(self) -> None:
@@ -149,7 +149,7 @@ class Reasoning(ReasoningWorld):
             opened.reach()
 
     def sandbox(self) -> str:
-        """Return the level at which code of the model runs here; see `protocols.Sandboxed`."""
+        """Return the level at which code of the model runs here."""
         return next(iter(self._opened.values())).sandbox()
 
 

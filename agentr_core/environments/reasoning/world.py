@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from agentr_core.environment import Environment, Instances
 from agentr_core.environments.native import misread, told
 from agentr_core.environments.reasoning.grammar import (
     CALLS,
@@ -24,11 +25,10 @@ from agentr_core.environments.reasoning.grammar import (
 from agentr_core.environments.reasoning.grammar import steps as cut_steps
 from agentr_core.environments.reasoning.problems import AnswerGrader, Judged, Move, Problem, source_key
 from agentr_core.environments.reasoning.question_sets import QuestionSet
-from agentr_core.environments.replies import Instances
 from agentr_core.episodes.native_calls import Misread, NativeTurns, Tool, calling, read_call, text_arguments
 from agentr_core.episodes.transcript import Continuation
 from agentr_core.errors import ConfigError, EnvironmentFault
-from agentr_core.protocols import Toolbox, Transcript
+from agentr_core.protocols import Toolbox
 from agentr_core.texts import outside_thoughts
 from agentr_core.tools.search import tool
 from agentr_core.types import Instance, Step, StopReason, ToolCall, Trajectory, Transition
@@ -209,7 +209,7 @@ def replies(solution: Sequence[Move], answer: str) -> list[str]:
     return [*calls, f"<think>{last.thought}</think>\n<answer>It is \\boxed{{{answer}}}.</answer>"]
 
 
-class ReasoningWorld:
+class ReasoningWorld(Environment):
     """Questions with tools. The reward is the correctness of the answer, by rule; see `scoring`.
 
     `by_source` has other toolboxes for the questions of some sources, by `problems.source_key`;
@@ -221,9 +221,8 @@ class ReasoningWorld:
 
     name = "reasoning"
     acknowledgement = ""
-    transcript: Transcript = Continuation(stop=STOPS)
+    transcript = Continuation(stop=STOPS)
     native = InCalls
-    can_snapshot = True
 
     def __init__(
         self,
@@ -252,7 +251,7 @@ class ReasoningWorld:
         return self._rules.answers
 
     @property
-    def grader(self) -> AnswerGrader:
+    def grader(self) -> AnswerGrader:  # type: ignore[override]
         """The grader of answers: by rule, and by a model if the rules say so."""
         return self._graded_by
 
@@ -262,7 +261,7 @@ class ReasoningWorld:
         return tuple(tool for tool in CALLS if tool in self._toolbox.tools)
 
     @property
-    def asks_in_steps(self) -> bool:
+    def asks_in_steps(self) -> bool:  # type: ignore[override]
         """Whether steps ask a model: a summariser of what a search found."""
         return self._rules.summarised and SEARCH in self._toolbox.tools
 
@@ -306,7 +305,7 @@ class ReasoningWorld:
 
     def recall(self, instance: Instance, text: str, reward: float | None = None) -> Trajectory:
         """Return the episode with the steps of a text, which is cut after every result, without
-        calling tools; see `protocols.Recalling`.
+        calling tools; see `Environment.recall`.
         """
         problem, answers = self.problem(instance), self._rules.answers
         parts: list[tuple[str, str]] = []
@@ -348,7 +347,7 @@ class ReasoningWorld:
 
     def hear(self, reply: str) -> None:
         """Take note of a whole reply, whose thoughts a summariser is told; see
-        `protocols.Listening`.
+        `Environment.hear`.
         """
         self._heard = reply
 
@@ -362,7 +361,7 @@ class ReasoningWorld:
 
     def answer(self, reply: str) -> Transition:
         """Return the result of the search whose documents the reply summarises; see
-        `protocols.Asking`.
+        `Environment.answer`.
         """
         call = self._now.summarised
         if call is None:
@@ -391,9 +390,6 @@ class ReasoningWorld:
         if not problem.solution or not tools <= set(self._toolbox.tools):
             return None
         return replies(problem.solution, problem.golds[0])
-
-    def close(self) -> None:
-        """Release what the episode holds: here, nothing. The tools belong to the process."""
 
     def _instruction(self, tools: Sequence[str]) -> str:
         return instruction(tools)

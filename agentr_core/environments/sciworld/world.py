@@ -13,8 +13,8 @@ from functools import cached_property
 from pathlib import Path as FilePath
 from typing import Any, Literal, get_args
 
+from agentr_core.environment import Environment, Instances
 from agentr_core.environments.agentgym.wire import SCIWORLD, check_apart, read_ids
-from agentr_core.environments.replies import Instances, line_after_label
 from agentr_core.environments.sciworld.simulator import (
     JavaSettings,
     Path,
@@ -24,7 +24,6 @@ from agentr_core.environments.sciworld.simulator import (
 )
 from agentr_core.environments.sciworld.tasks import ETO_STEP_LIMITS, Numbering, Variation, first_numbers, locate, tasks
 from agentr_core.errors import ConfigError, EnvironmentFault
-from agentr_core.protocols import Labels
 from agentr_core.types import Instance, Transition
 
 # Agent-R's matching of what an agent wrote to the nearest action that is possible.
@@ -122,7 +121,7 @@ class Episode:
     over: bool = False
 
 
-class SciWorld:
+class SciWorld(Environment):
     """ScienceWorld. An instance's index is the number of its variation in an enumeration
     (`tasks.tasks`).
 
@@ -151,10 +150,7 @@ class SciWorld:
     """
 
     name = "sciworld"
-    acknowledgement = "Ok."
-    can_snapshot = True
     blocking = True
-    labels: Labels = "lenient"
 
     def __init__(
         self,
@@ -265,12 +261,6 @@ class SciWorld:
         task, _, _ = first.partition("\n")
         return f"Task Description:\n{task}" if self._setting == "eto" else first
 
-    def parse(self, reply: str) -> str:
-        """Return the line after the last "Action:" of a reply; the label may be on a line of its
-        own.
-        """
-        return line_after_label(reply, self.labels)
-
     def step(self, action: str) -> Transition:
         """Carry out an action and return the transition.
 
@@ -330,10 +320,6 @@ class SciWorld:
         checked.
         """
         self._episode = snapshot
-
-    def depth(self, instance: Instance) -> int | None:
-        """Return None: tasks have no difficulty class."""
-        return None
 
     def expert(self, instance: Instance) -> Sequence[str] | None:
         """Return the simulator's own solution as replies; None if it takes too long or does not

@@ -16,7 +16,8 @@ from typing import Any, Literal, get_args
 
 from jinja2.utils import htmlsafe_json_dumps
 
-from agentr_core.environments import replies
+from agentr_core import replies
+from agentr_core.environment import Environment
 from agentr_core.environments.webshop.goals import (
     LISTED,
     Catalogue,
@@ -38,7 +39,7 @@ from agentr_core.environments.webshop.goals import (
     word_nouns,
 )
 from agentr_core.errors import ConfigError, EnvironmentFault
-from agentr_core.protocols import Labels
+from agentr_core.replies import Labels
 from agentr_core.system import data_path
 from agentr_core.types import Instance, Transition
 
@@ -240,7 +241,7 @@ class Shop:
     splits: Mapping[str, tuple[int, ...]]
 
 
-class WebShop:
+class WebShop(Environment):
     """A shop over the shipped catalogue of invented products, or over one in WebShop's files.
 
     An instance's index is that of its goal. Splits are `train`, `dev` and `test`, or `train` and
@@ -266,10 +267,7 @@ class WebShop:
 
     name = "webshop"
     instruction = INSTRUCTION
-    acknowledgement = "Ok."
     step_limit = 10
-    can_snapshot = True
-    blocking = False
     labels: Labels = "lenient"
 
     def __init__(
@@ -405,9 +403,6 @@ class WebShop:
         for reply in spoken or ():
             visit = visit and follow(self.shop.catalogue, visit, replies.shopping_action(reply))
         return spoken if visit and visit.page == "end" and self._earned(goal, visit) == 1.0 else None
-
-    def close(self) -> None:
-        """Do nothing: an episode holds no resources."""
 
     def _page(self) -> str:
         return text(self.shop.catalogue, self._visit, self._present_goal().instruction, self._reward)

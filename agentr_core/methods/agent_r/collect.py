@@ -11,13 +11,12 @@ from itertools import count
 from typing import Any
 from uuid import uuid4
 
-from agentr_core import answers
+from agentr_core.environment import Environment, Repeatability, repeats
 from agentr_core.episodes.rollout import EpisodeTimer, Helper, SharedEnvironments, call, diverged
 from agentr_core.episodes.units import UnitError, phase, phase_of, run_all
 from agentr_core.errors import DataFault, ReplayDiverged, ReplayDrifted
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.models.samplers import Sampler
-from agentr_core.protocols import Environment, repeatability_of, repeats
 from agentr_core.recipes.fields import sampling_of
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.equipment import Checkpoint, Equipment, Sink, following, held_back, in_flight, speed, window
@@ -241,10 +240,10 @@ class _Trees:
             return stored.first_observation
         # A tree that is only a root is grown from the environment's current state.
         with phase("reset"):
-            first = await call(env, timer, lambda: answers.reset(env, work.instance))
+            first = await call(env, timer, lambda: env.reset(work.instance))
         if stored is None:
             return first
-        if not repeats(first, stored.first_observation, repeatability_of(env)):
+        if not repeats(first, stored.first_observation, Repeatability(env.repeatability)):
             raise diverged(
                 env,
                 f"{work.instance.key} began with {stored.first_observation!r} when its tree was stored, and now with "

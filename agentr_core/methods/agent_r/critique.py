@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from agentr_core.answers import after_thoughts, is_unreadable, readable
+from agentr_core.environment import Environment
 from agentr_core.episodes.rollout import Ask
 from agentr_core.episodes.units import run_all
 from agentr_core.errors import ModelFault, PromptTooLong
@@ -23,10 +23,10 @@ from agentr_core.methods.agent_r.pairs import pair_id, pairs_of_tree
 from agentr_core.methods.table import plans_of
 from agentr_core.models.batching import all_or_none
 from agentr_core.models.samplers import Sampler
-from agentr_core.protocols import Oracle
 from agentr_core.recipes.agent_r import CritiqueConfig
 from agentr_core.recipes.fields import sampling_of
 from agentr_core.recipes.models import ModelRole
+from agentr_core.replies import after_thoughts, is_unreadable, readable
 from agentr_core.runtime.equipment import Readings, following, held_back, in_flight, speed
 from agentr_core.runtime.place import Workplace
 from agentr_core.search.tree import leaf_paths
@@ -509,7 +509,7 @@ async def trial(place: Workplace, lost: Sequence[Episode], others: Sequence[path
     with place.worlds() as worlds:
         for episode in lost:
             env = worlds.of(episode.instance)
-            if isinstance(env, Oracle):
+            if env.has(Environment.oracle):
                 actions = [step.action for step in episode.trajectory.steps]
                 truth[episode.trajectory_id] = tuple(env.oracle(episode.instance, actions))
     own = place.recipe.models.judge

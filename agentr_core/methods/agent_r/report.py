@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median_low
 
+from agentr_core.environment import Environment
 from agentr_core.episodes.transcript import OPENING, opening_length
 from agentr_core.evaluation.metrics import success_rate
 from agentr_core.fingerprint import derive_seed
-from agentr_core.protocols import Oracle
 from agentr_core.reports import iteration, plots, wording
 from agentr_core.reports.document import (
     Block,
@@ -232,13 +232,13 @@ def _truth_of_pairs(place: Workplace, verdicts: Iterable[PairVerdict]) -> Truth:
         return truth
     asked: dict[str, dict[int, Verdict]] = {}
     with place.worlds() as worlds:
-        if not any(isinstance(env, Oracle) for _, env in worlds):
+        if not any(env.has(Environment.oracle) for _, env in worlds):
             return truth
         trees = load_trees(place.store, sorted({tree_id for tree_id, _ in missing}))
         for tree_id, leaf in missing:
             tree = trees[tree_id]
             env = worlds.of(tree.instance)
-            if isinstance(env, Oracle):
+            if env.has(Environment.oracle):
                 said = env.oracle(tree.instance, [step.action for step in steps_to(tree.nodes, leaf)])
                 asked.setdefault(tree_id, {}).update(zip(way_to(tree.nodes, leaf), said, strict=True))
     place.store.write(merge(oracle_rows(tree_id, said) for tree_id, said in asked.items()))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
+from agentr_core.environment import Environment
 from agentr_core.episodes.rollout import steps_ask
 from agentr_core.episodes.transcript import Fits
 from agentr_core.errors import ConfigError
@@ -28,7 +29,6 @@ from agentr_core.methods.agent_r.splicing import (
     unplayable,
 )
 from agentr_core.models.checkpoint_dir import context_length_of
-from agentr_core.protocols import Environment, Graded
 from agentr_core.recipes.fields import sampling_of
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.episode_shard import play_rollouts, rollout_id
@@ -144,7 +144,7 @@ def check_models(recipe: Recipe, env: Environment, instances: Sequence[Instance]
             f"splice.mode: steps of {env.name} ask a model, and none is asked when splices are played; set it to "
             "continued or blind"
         )
-    if isinstance(env, Graded) and env.grader.asks is not None:
+    if env.grader is not None and env.grader.asks is not None:
         raise ConfigError(
             f"splice.mode: in {env.name} a model of role {env.grader.asks} grades episodes, and it is not asked when "
             "splices are played; set it to continued or blind"

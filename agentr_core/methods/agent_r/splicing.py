@@ -21,12 +21,12 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
+from agentr_core.environment import Environment, Repeatability, repeats
 from agentr_core.episodes.rollout import Outcome, diverged, play
 from agentr_core.episodes.transcript import transcript
 from agentr_core.errors import EnvironmentFault, IllTypedAnswer, ReplayDrifted
 from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.agent_r.pairs import pair_id
-from agentr_core.protocols import Calling, Environment, Repeatability, repeatability_of, repeats
 from agentr_core.recipes.agent_r import SpliceConfig
 from agentr_core.recipes.fields import AlphaRule, clears
 from agentr_core.texts import quoted
@@ -115,7 +115,7 @@ def check_replay(env: Environment, pair: PathPair, first_observation: str, outco
     """Raise `ReplayDiverged` if the kept steps of a bad path no longer give the recorded
     observations, compared as strictly as the environment promises to repeat itself.
     """
-    promise = repeatability_of(env)
+    promise = Repeatability(env.repeatability)
     bad = pair.bad.trajectory
     seen = [first_observation, *(outcome.step.observation for outcome in outcomes)]
     known = [bad.first_observation, *(step.observation for step in bad.steps)]
@@ -486,7 +486,7 @@ def _failed(
 def _pause(pair: PathPair, env: Environment, config: SpliceConfig, seed: int) -> Step:
     """Return the revision turn as a step that was not played."""
     reply = revision_text(derive_seed(seed, "reflection", pair_stream(pair)), config.action, config.reflections)
-    reply = env.called(reply) if isinstance(env, Calling) else reply
+    reply = env.called(reply)
     return Step(reply=reply, action=config.action, observation=ACKNOWLEDGEMENT, reward=0.0)
 
 

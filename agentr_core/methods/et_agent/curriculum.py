@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from agentr_core.environment import Environment
 from agentr_core.environments.reasoning.grammar import is_answered, last_box, reasoning_tokens, text_of
 from agentr_core.environments.reasoning.world import ReasoningWorld
 from agentr_core.errors import DataFault
 from agentr_core.fingerprint import later
 from agentr_core.methods.catalogue import EVALUATE, REINFORCE, arguments_for, reinforcing_faults, sampled_groups
 from agentr_core.methods.et_agent.evaluate import weighed_cost, well_formed
-from agentr_core.protocols import Environment
 from agentr_core.recipes.et_agent import Counts, CurriculumConfig, curriculum_faults
 from agentr_core.recipes.fields import in_iteration, spare_numbers
 from agentr_core.recipes.grpo import SCHEDULE, GrpoConfig

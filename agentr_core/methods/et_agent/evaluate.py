@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from agentr_core.answers import after_thoughts, readable
+from agentr_core.environment import Environment
 from agentr_core.environments.native import is_misread
 from agentr_core.environments.reasoning.grammar import (
     CALLS,
@@ -31,11 +31,11 @@ from agentr_core.evaluation.episodes import EpisodePlan
 from agentr_core.evaluation.metrics import NOTHING, Estimate, clustered_mean, clustered_share, within
 from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.et_agent.operators import HINTS, manner_of
-from agentr_core.protocols import Environment
 from agentr_core.recipes.environments import TEST
 from agentr_core.recipes.et_agent import Counts
 from agentr_core.recipes.fields import sampling_of
 from agentr_core.recipes.recipe import Recipe
+from agentr_core.replies import after_thoughts, readable
 from agentr_core.runtime.equipment import following, in_flight, speed
 from agentr_core.runtime.place import Workplace, answer
 from agentr_core.stages.evaluate import (

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any, NamedTuple
 
+from agentr_core.environment import Environment
 from agentr_core.episodes.rollout import (
     Ask,
     EpisodeTimer,
@@ -40,7 +41,6 @@ from agentr_core.methods.et_agent.operators import (
     version,
 )
 from agentr_core.models.samplers import Sampler
-from agentr_core.protocols import Environment
 from agentr_core.recipes.et_agent import FlywheelConfig
 from agentr_core.recipes.fields import sampling_of
 from agentr_core.recipes.recipe import Recipe

@@ -26,14 +26,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol
 
-from agentr_core.answers import after_thoughts, is_unreadable, readable
+from agentr_core.environment import Environment
 from agentr_core.environments.reasoning.grammar import CALLS, PYTHON, RESULT_OPENS, SEARCH, STOPS, call_in, tags
 from agentr_core.environments.reasoning.world import ReasoningWorld
 from agentr_core.episodes.transcript import Continuation, transcript_of
 from agentr_core.fingerprint import fingerprint
-from agentr_core.protocols import Environment
 from agentr_core.recipes.et_agent import FlywheelConfig
 from agentr_core.recipes.fields import DrawingConfig, sampling_of
+from agentr_core.replies import after_thoughts, is_unreadable, readable
 from agentr_core.types import Answer, Instance, Message, Question, Span, Step, Trajectory, grown_turn
 
 # Every text that the flywheel shows a model: prompts for editor and reflector, and hints.

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from agentr_core.environment import Environment
 from agentr_core.environments.native import is_misread
 from agentr_core.environments.reasoning.grammar import strict_fault, text_of
 from agentr_core.environments.reasoning.world import ReasoningWorld
@@ -32,7 +33,6 @@ from agentr_core.evaluation.episodes import EpisodePlan
 from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.catalogue import acting_in_groups
 from agentr_core.methods.et_agent.operators import Tagged, manner_of
-from agentr_core.protocols import Environment
 from agentr_core.recipes.et_agent import CurriculumConfig
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.episode_shard import plan_rollouts, play_rollouts, rollout_id

@@ -16,14 +16,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from agentr_core.episodes.rollout import stateful
+from agentr_core.environment import Environment
+from agentr_core.episodes.rollout import require_state
 from agentr_core.episodes.transcript import of_another_run, transcript
 from agentr_core.errors import ConfigError
 from agentr_core.evaluation.episodes import EpisodePlan
 from agentr_core.exchange.imports import read_pairs
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.methods.eto import acting
-from agentr_core.protocols import Environment
 from agentr_core.recipes.eto import PreferencesConfig
 from agentr_core.recipes.fields import exceeds
 from agentr_core.recipes.recipe import Recipe
@@ -67,7 +67,7 @@ def check_state(recipe: Recipe, env: Environment, instances: Sequence[Instance])
     not tell its state.
     """
     if recipe.eto.explore.repeats:
-        stateful(env, "eto.explore.repeats")
+        require_state(env, "eto.explore.repeats")
 
 
 def exploration(place: Workplace, iteration: int, instances: Sequence[Instance]) -> dict[str, EpisodePlan]:

@@ -11,12 +11,12 @@ from typing import Literal
 
 import numpy as np
 
-from agentr_core.episodes.rollout import Helper, stateful
+from agentr_core.environment import Environment
+from agentr_core.episodes.rollout import Helper, require_state
 from agentr_core.errors import DataFault, EnvironmentFault, Transient
 from agentr_core.evaluation.episodes import EpisodePlan, episode_plans
 from agentr_core.fingerprint import derive_seed
 from agentr_core.models.samplers import Sampler
-from agentr_core.protocols import Environment
 from agentr_core.recipes.grpo import BranchingConfig, GrpoConfig
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.episode_shard import EpisodeShard, rollout_id, with_ungraded
@@ -339,7 +339,7 @@ def check_world(recipe: Recipe, env: Environment, instances: Sequence[Instance])
     expert, or should end where they repeat themselves and the world does not tell its state.
     """
     if recipe.grpo.repeats:
-        stateful(env, "grpo.repeats")
+        require_state(env, "grpo.repeats")
     if recipe.grpo.expert_share:
         need_expert(env, instances, "grpo.expert_share")
 

@@ -11,11 +11,11 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from agentr_core.answers import HIGHEST_LOGPROB, MOST_TOKENS
 from agentr_core.episodes.native_calls import NativeCall, call_text, read_call
 from agentr_core.errors import ConfigError, MalformedReply, ModelFault
 from agentr_core.fingerprint import derive_seed
 from agentr_core.models.local.waves import cut_at_stop
+from agentr_core.protocols import HIGHEST_LOGPROB, MOST_TOKENS
 from agentr_core.recipes.models import ServerConfig
 from agentr_core.types import Generation, Message, Request, Sampling
 

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 
-from agentr_core.answers import HIGHEST_LOGPROB, MOST_TOKENS
 from agentr_core.errors import ConfigError, MalformedReply, ModelFault, ModelUnavailable, PromptTooLong
 from agentr_core.fingerprint import derive_seed
 from agentr_core.models.batching import all_or_none, replica_of
@@ -22,6 +21,7 @@ from agentr_core.models.files import read_json, weight_files
 from agentr_core.models.local.waves import cut_at_stop, ids_within
 from agentr_core.models.vllm.replicas import Fleet, Launch
 from agentr_core.models.vllm.server.agentr_weights import OTHER_WEIGHTS, PATH, VERSION
+from agentr_core.protocols import HIGHEST_LOGPROB, MOST_TOKENS
 from agentr_core.samples.rendering import Renderer, load_tokenizer
 from agentr_core.types import Generation, Message, Request
 

@@ -10,8 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agentr_core.answers import is_unreadable
 from agentr_core.recipes.models import ModelRole
+from agentr_core.replies import is_unreadable
 from agentr_core.store.codec.ledger import Status, in_utc
 from agentr_core.store.database import Store
 from agentr_core.store.weights import weights_now

@@ -20,7 +20,6 @@ from typing import Annotated, Any, Final, Protocol, TypeVar
 import httpx2
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from agentr_core.answers import after_thoughts
 from agentr_core.errors import (
     ConfigError,
     EnvironmentFault,
@@ -34,6 +33,7 @@ from agentr_core.errors import (
 from agentr_core.models.connections import MIB, GarbledAnswer, LargeAnswer, limits, reading
 from agentr_core.protocols import Kept
 from agentr_core.recipes.models import MASK, url_fault
+from agentr_core.replies import after_thoughts
 from agentr_core.system import LoopThread, RetryPolicy, seconds_told, wait_before_retry
 from agentr_core.texts import lone_surrogate
 from agentr_core.tools.search.retriever import Document, Retriever, cut, normalised, shown

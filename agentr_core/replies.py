@@ -1,4 +1,4 @@
-"""The action in a model's reply: what follows its label.
+"""What of a model's reply counts: the action after its label, or the text after its thoughts.
 
 Each world's parser is one of these functions, sometimes with an additional rule of its own. A
 recipe says how labels are read (`environment.action.labels`). Either way the last label counts, as
@@ -26,66 +26,16 @@ or brackets of their own.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from typing import Literal
 
-from agentr_core.errors import EnvironmentFault
-from agentr_core.protocols import Labels
 from agentr_core.texts import outside_thoughts
-from agentr_core.types import Instance
+from agentr_core.types import Answer, Generation
 
-# The instances of a split, made when they are asked for: a split may hold billions.
-
-
-class Instances(Sequence[Instance]):
-    """The instances of one split of an environment, in the order of `indices`."""
-
-    def __init__(self, environment: str, split: str, indices: Sequence[int]) -> None:
-        self._environment = environment
-        self._split = split
-        self._indices = indices
-
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def __contains__(self, one: object) -> bool:
-        return (
-            isinstance(one, Instance)
-            and (one.environment, one.split) == (self._environment, self._split)
-            and one.index in self._indices
-        )
-
-    def __getitem__(self, position: Any) -> Any:
-        if isinstance(position, slice):
-            return Instances(self._environment, self._split, self._indices[position])
-        return Instance(environment=self._environment, split=self._split, index=self._indices[position])
-
-
-# What worlds have in common that are played elsewhere: on a server, in another library, by an
-# agent outside.
-
-
-class Opaque:
-    """A world whose state cannot be copied, and which has no depths and no expert."""
-
-    can_snapshot: ClassVar[bool] = False
-
-    def snapshot(self) -> Any:
-        """Raise `EnvironmentFault`."""
-        raise EnvironmentFault(f"{type(self).__name__} has no snapshots; a state is restored by replay")
-
-    def restore(self, snapshot: Any) -> None:
-        """Raise `EnvironmentFault`."""
-        self.snapshot()
-
-    def depth(self, instance: Instance) -> int | None:
-        """Return None: nobody tells how hard an instance is."""
-        return None
-
-    def expert(self, instance: Instance) -> Sequence[str] | None:
-        """Return None: there is no expert."""
-        return None
-
+Labels = Literal["lenient", "published"]
+"""How the label of an action is read."""
+Take = Literal["first", "last"]
+"""Whether a reply ends at its first action, or the last one in it counts."""
 
 LABEL = "Action:"
 
@@ -255,3 +205,56 @@ def _closes_at_end(text: str, opening: str, closing: str) -> bool:
         if depth == 0:
             return position == len(text) - 1
     return False
+
+
+# The part of a helper's reply that counts: the text after its thoughts.
+
+_THOUGHT_ENDS = "</think>"
+# A tag within a sentence is quoted: it opens no thought.
+_THOUGHT_OPENS = re.compile(r"(?:^|[.!?:])\s*<think>", re.MULTILINE)
+_TAG = re.compile(r"</?think>")
+
+
+def readable(answer: Answer | Generation, *, tags: bool = False) -> str | None:
+    """Return the part of a helper's reply that counts, which is the text after its thoughts; None
+    if nothing of it does.
+
+    `tags` says that the reply may itself have thoughts in tags, as a step that an editor writes
+    has: then only the thought that comes before the reply is left out.
+    """
+    return None if is_unreadable(answer) else after_thoughts(answer.text, tags=tags)
+
+
+def is_unreadable(answer: Answer | Generation) -> bool:
+    """Return whether a helper's reply was cut at its token limit before its thought had an end.
+
+    That is certain of a reply that opened a thought itself, and of one without `</think>` whose
+    model `thinks`. In any other cut reply, what is whole counts.
+    """
+    if answer.finish_reason != "length":
+        return False
+    _, closed, rest = answer.text.rpartition(_THOUGHT_ENDS)
+    return (answer.thinks and not closed) or _THOUGHT_OPENS.search(rest) is not None
+
+
+def after_thoughts(reply: str, *, tags: bool = False) -> str | None:
+    """Return the text of a reply after its last `</think>`; None if it ends within a thought.
+
+    `tags` is as in `readable`.
+    """
+    if not tags:
+        rest = reply.rpartition(_THOUGHT_ENDS)[2]
+        return None if _THOUGHT_OPENS.search(rest) else rest
+    # The thought that a reply begins with ends where the fewest tags are open for the first time:
+    # pairs in it are quotes, and pairs after it belong to the reply.
+    level = lowest = end = 0
+    begins = reply.lstrip().startswith("<think>")
+    for tag in _TAG.finditer(reply):
+        closes = tag[0] == _THOUGHT_ENDS
+        level += -1 if closes else 1
+        if closes and (not end or level < lowest):
+            lowest, end = level, tag.end()
+    if begins and not end:
+        return None
+    # Where the prompt opened the thought, more tags are closed than opened.
+    return reply[end:] if begins or lowest < 0 else reply

@@ -1,0 +1,621 @@
+"""Worlds: the one base class of them, what it checks of their answers, and how an episode of them
+becomes a conversation.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import numbers
+import re
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from functools import wraps
+from itertools import takewhile
+from typing import Any, ClassVar, NoReturn, Protocol, runtime_checkable
+
+from agentr_core.errors import AgentrError, ConfigError, EnvironmentFault, EnvironmentUnavailable, IllTypedAnswer
+from agentr_core.protocols import MOST_TOKENS, Grader, Kept
+from agentr_core.replies import OBSERVATION, Labels, line_after_label
+from agentr_core.texts import cause, lone_surrogate, shown
+from agentr_core.types import (
+    Generation,
+    Instance,
+    Message,
+    Question,
+    Sampling,
+    Step,
+    ToolCall,
+    Trajectory,
+    Transition,
+    Verdict,
+)
+
+# An environment's promise to repeat itself, and the comparison of its texts with recorded ones
+# under that promise.
+
+_WORD = re.compile(r"\w+")
+
+
+class Repeatability(StrEnum):
+    """The degree to which equal instances and actions give equal texts; the attribute
+    `repeatability` of an environment.
+    """
+
+    EXACT = "exact"
+    """To the letter. The promise of an environment without the attribute."""
+    UNORDERED = "unordered"
+    """Up to the order in which things are listed."""
+    NEVER = "never"
+    """Not at all: an instance may begin with a different text after a restart of its server, or at
+    any reset.
+    """
+
+
+def repeats(seen: str, recorded: str, promise: Repeatability) -> bool:
+    """Return whether a text repeats the recorded one: to the letter if that is promised, else in
+    its words, in any order.
+    """
+    if seen == recorded or promise is Repeatability.EXACT:
+        return seen == recorded
+    return Counter(_WORD.findall(seen)) == Counter(_WORD.findall(recorded))
+
+
+# How steps become a conversation.
+
+
+class Transcript(Protocol):
+    """The way the steps of an episode become a conversation. Pure, and the same for all episodes of
+    a world.
+
+    The prompt of each reply, rendered as token ids, must be a prefix of the sample: token for token
+    the model is trained on what it read.
+    """
+
+    def prompt(self, env: Environment, first_observation: str, steps: Sequence[Step]) -> tuple[Message, ...]:
+        """Return the conversation that the reply after the given steps continues; no part of it
+        carries loss.
+        """
+        ...
+
+    def sample(
+        self, env: Environment, first_observation: str, steps: Sequence[Step], train: Sequence[bool]
+    ) -> tuple[Message, ...]:
+        """Return the conversation up to the last reply. A reply carries loss if its flag is set; an
+        observation never does.
+        """
+        ...
+
+    def sampling(self, sampling: Sampling) -> Sampling:
+        """Return the settings for drawing a reply: those given, with the transcript's stop
+        strings.
+        """
+        ...
+
+
+@runtime_checkable
+class Dividing(Protocol):
+    """An optional ability of a transcript: several conversations in one episode, of which `prompt`
+    and `sample` give the last.
+    """
+
+    def begins(self, steps: Sequence[Step]) -> tuple[int, ...]:
+        """Return the positions of the steps at which conversations begin, 0 first."""
+        ...
+
+
+# The base class.
+
+
+class Undelivered(EnvironmentUnavailable):
+    """A reply did not reach the agent outside that had asked for it, so it was no step.
+
+    `instead` is where the step before it led to, given what the agent did next.
+    """
+
+    def __init__(self, message: str, instead: Transition) -> None:
+        super().__init__(message, instead)
+        self.instead = instead
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class Environment(ABC):
+    """A world in which an agent acts by text: the base class of every world. One object holds one
+    episode at a time.
+
+    The words are Gymnasium's. A world needs `instruction`, `splits`, `instances`, `reset` and
+    `step`; all else has a default, and `has` tells whether a class has its own version of a method.
+    What a world returns is checked whenever one of its methods is called, also by itself: a wrong
+    type raises `IllTypedAnswer`. `agentr_core.environments.contract.check` tests any world.
+    """
+
+    name: str = ""
+    """The name under which it is registered; by default that of the class in lower case."""
+    instruction: str
+    """The first user turn: what the world is, which actions there are, how to reply."""
+    acknowledgement: str = "Ok."
+    """The assistant's turn after the instruction; never trained. A growing turn has none."""
+    step_limit: int = 20
+    """The number of steps after which an episode is usually cut; a recipe may say otherwise."""
+    can_snapshot: bool = False
+    """Whether `snapshot` and `restore` work; true for a class with its own `snapshot`, unless it
+    says otherwise. Without them a state is restored by exact replay.
+    """
+    blocking: bool = False
+    """Whether calls wait for something outside the process, and so belong in a thread."""
+    time_limit: float | None = None
+    """The seconds that one call of a world that blocks, such as a reset or a step, may take.
+
+    A call that takes longer is given up. The episode is tried again with another environment, and
+    this one is closed while the call may still be at work.
+    """
+    repeatability: Repeatability = Repeatability.EXACT
+    """How exactly equal instances and actions give equal texts."""
+    labels: Labels | None = "lenient"
+    """How the label of an action is read, which a recipe may set; None if actions have none, which
+    is the default of a class with its own `parse`.
+    """
+    first_action: str = ""
+    """The regular expression at whose first match a reply ends that a recipe ends at its first
+    action; needed where actions are no lines after a label.
+    """
+    stops: Sequence[str] = (OBSERVATION,)
+    """The texts that end such a reply, too."""
+    grader: Grader | None = None
+    """The source of rewards that replace those of the steps once an episode has ended.
+
+    The class itself has the attribute, which may be a property: a grader's questions determine
+    which runs share their work.
+    """
+    asks_in_steps: bool = True
+    """Whether a world with an own `answer` asks models as its options stand."""
+    transcript: Transcript | None = None
+    """How steps become a conversation; None for alternating turns."""
+    until: Any = None
+    """Where a recipe ends replies; see `episodes.transcript.Until`."""
+    opening: Any = None
+    """What comes before the first observation; see `episodes.transcript.Opening`."""
+    variables: ClassVar[Mapping[str, str]] = {}
+    """The environment variables that stand in for options, by option."""
+
+    _role = ""
+    """The role of the model that the last step asked."""
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        others = [kind for kind in cls.__mro__ if kind not in (Environment, ABC, object)]
+        if not any("name" in vars(kind) for kind in others):
+            cls.name = cls.__name__.lower()
+        # The class itself and the mixins that come before the world that it derives from.
+        own = list(takewhile(lambda kind: kind is cls or not issubclass(kind, Environment), cls.__mro__))
+        if any("snapshot" in vars(kind) for kind in own) and not any("can_snapshot" in vars(kind) for kind in own):
+            cls.can_snapshot = True
+        if not any("labels" in vars(kind) for kind in others):
+            cls.labels = None if cls.has(Environment.parse) else "lenient"
+        _check_answers(cls)
+
+    @classmethod
+    def has(cls, method: Callable[..., Any]) -> bool:
+        """Return whether a class has its own version of a method of this one, as in
+        `world.has(Environment.oracle)`.
+        """
+        own: Any = getattr(cls, method.__name__)
+        return getattr(own, "__func__", own) is not getattr(method, "__func__", method)
+
+    @staticmethod
+    def version_of(options: Mapping[str, Any]) -> int:
+        """Return the version of the texts for some options, which is part of a run's id: it grows
+        when stored episodes would no longer replay.
+        """
+        return 1
+
+    @classmethod
+    def variables_of(cls, options: Mapping[str, Any]) -> Mapping[str, str]:
+        """Return the environment variables that stand in for options, given some of them."""
+        return cls.variables
+
+    @staticmethod
+    def files_of(options: Mapping[str, Any]) -> Sequence[str]:
+        """Return the files and folders that are read with some options: their contents are part of
+        a run's id. A class with its own version names all of them.
+        """
+        return ()
+
+    @abstractmethod
+    def splits(self) -> tuple[str, ...]:
+        """Return the names of the splits; `train` and `test` must be among them."""
+
+    @abstractmethod
+    def instances(self, split: str) -> Sequence[Instance]:
+        """Return all instances of a split, in a fixed order. A `LookupError` for an unknown split
+        becomes a `ConfigError` that names those that there are.
+        """
+
+    @abstractmethod
+    def reset(self, instance: Instance) -> str:
+        """Return the first observation of a fresh episode. Raises `EnvironmentFault` for an unknown
+        instance.
+        """
+
+    @abstractmethod
+    def step(self, action: str) -> Transition:
+        """Return what one action leads to. An invalid action is an observation that says so, never
+        an error.
+
+        A step that asks a model of another role returns a transition with a `Question` as
+        "question" in its info; nothing else in that transition counts, and `answer` goes on.
+        """
+
+    def answer(self, reply: str) -> Transition:
+        """Return how the step goes on, given the reply to its last question without its thoughts;
+        empty if it was cut within them. The step is done once this returns a transition without a
+        question. A replay is given the recorded answers.
+        """
+        where = f"{self.name}: the step that asked a model of role {self._role}"
+        raise IllTypedAnswer(f"{where} cannot go on; an environment that asks needs a method answer")
+
+    def parse(self, reply: str) -> str:
+        """Return the action in a model's reply, or the empty string if there is none. Pure."""
+        return line_after_label(reply, self.labels or "lenient")
+
+    def hear(self, reply: str) -> None:
+        """Take note of the whole reply that the action of the next step is found in."""
+
+    def called(self, reply: str) -> str:
+        """Return a reply with a labelled action as this world's actions are written: by default as
+        it is, else as a tool call.
+        """
+        return reply
+
+    def state(self) -> str:
+        """Return a text that two moments of one episode share only if every action has the same
+        result in both. A class without its own cannot tell that an episode is back in a state.
+        """
+        raise EnvironmentFault(f"{self.name} does not tell its state")
+
+    def snapshot(self) -> Any:
+        """Return an opaque copy of the state of the episode, valid until `close`."""
+        raise EnvironmentFault(f"{type(self).__name__} has no snapshots; a state is restored by replay")
+
+    def restore(self, snapshot: Any) -> None:
+        """Put the episode back into a state returned by `snapshot` of this object."""
+        raise EnvironmentFault(f"{type(self).__name__} has no snapshots; a state is restored by replay")
+
+    def resume(self, instance: Instance, steps: Sequence[Step]) -> str:
+        """Return the first observation, with the episode in the state after recorded steps; no step
+        is taken again. A class without its own replays them.
+        """
+        raise EnvironmentFault(f"{self.name} goes on from recorded steps by replay alone")
+
+    def recall(self, instance: Instance, text: str, reward: float | None = None) -> Trajectory:
+        """Return the episode, played elsewhere, with the steps of the whole text of its turn,
+        without calling tools. Its reward is the one given or, without it, that of the rule.
+        """
+        raise EnvironmentFault(f"{self.name} reads no episodes from texts")
+
+    def depth(self, instance: Instance) -> int | None:
+        """Return the difficulty class of an instance for the report's breakdown, or None if there
+        is none.
+        """
+        return None
+
+    def expert(self, instance: Instance) -> Sequence[str] | None:
+        """Return the replies of an expert that solves the instance from its start, or None if there
+        is none.
+        """
+        return None
+
+    def oracle(self, instance: Instance, actions: Sequence[str]) -> Sequence[Verdict]:
+        """Return the true verdict on each action of an episode, played from its start; never
+        unparsable. Judges are measured against it.
+        """
+        raise EnvironmentFault(f"{self.name} has no true verdicts")
+
+    def identity(self, instance: Instance) -> str:
+        """Return a text that two instances share only if they are the same problem: by default the
+        first observation.
+        """
+        return self.reset(instance)
+
+    def origin(self, instance: Instance) -> Instance:
+        """Return the instance that this one is a variant of; itself if there is none."""
+        return instance
+
+    def keep_answers(self, kept: Kept) -> None:
+        """Look the answers of tools up in `kept` from now on, and keep new ones there, for later
+        calls, also of other runs.
+        """
+
+    def sandbox(self) -> str:
+        """Return how far code of the model is confined on this machine, for a person, once that has
+        been tested; the empty string if none is run. Raises `SandboxError` where it does not hold.
+        """
+        return ""
+
+    def reach(self) -> None:
+        """Return once the server answers that the world runs on. Raises `UserError` when it does
+        not.
+        """
+
+    # An outside agent that waits for replies, and whose own messages make the conversation: its
+    # world has its own `relay`, and calls wait for the agent, however long it takes.
+
+    def relay(self, generation: Generation) -> None:
+        """Take note of how the reply of the next step was drawn."""
+
+    def refuse(self, why: str) -> None:
+        """Take note of why the last request of an agent outside gets no reply; the episode ends
+        with that.
+        """
+
+    def decline(self, why: str) -> NoReturn:
+        """Tell an agent outside why its request gets no reply, though the episode goes on. Raises
+        `Undelivered` with what the agent does next, as a step does whose reply did not reach it.
+        """
+        raise EnvironmentFault(f"{self.name} is played by no agent outside, so a request cannot be declined: {why}")
+
+    def release(self, why: str = "") -> None:
+        """Let go of the episode: an agent outside that still plays it is told that it is over, and
+        why. Calling it twice is harmless.
+        """
+
+    def close(self) -> None:
+        """Release what the episode holds. Calling it twice is harmless."""
+
+
+# The instances of a split, made when they are asked for: a split may hold billions.
+
+
+class Instances(Sequence[Instance]):
+    """The instances of one split of an environment, in the order of `indices`."""
+
+    def __init__(self, environment: str, split: str, indices: Sequence[int]) -> None:
+        self._environment = environment
+        self._split = split
+        self._indices = indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __contains__(self, one: object) -> bool:
+        return (
+            isinstance(one, Instance)
+            and (one.environment, one.split) == (self._environment, self._split)
+            and one.index in self._indices
+        )
+
+    def __getitem__(self, position: Any) -> Any:
+        if isinstance(position, slice):
+            return Instances(self._environment, self._split, self._indices[position])
+        return Instance(environment=self._environment, split=self._split, index=self._indices[position])
+
+
+# What worlds return, checked in one place.
+#
+# Worlds are other people's code. A wrong type that gets in here shows up much later, and elsewhere:
+# the text "False" is true, a NaN is below no threshold, half of a surrogate pair cannot be stored.
+
+_SCALE = "it must be a finite number, and an environment scales its rewards to [0, 1]"
+
+Check = Callable[..., Any]
+"""Calls a method of a world with its arguments, and returns its result once that is checked."""
+
+
+class _Checked:
+    """A method of a world's class whose results are checked; a static or class method stays one."""
+
+    def __init__(self, method: Any, check: Check) -> None:
+        self._method = method
+        self._check = check
+
+    def __get__(self, env: Any, kind: type[Any] | None = None) -> Any:
+        method = self._method.__get__(env, kind)
+        if env is None:
+            return method
+
+        @wraps(method)
+        def checked(*args: Any, **keywords: Any) -> Any:
+            return self._check(env, method, *args, **keywords)
+
+        return checked
+
+
+def _check_answers(kind: type[Any]) -> None:
+    """Let what a class of worlds returns be checked, whether a method is its own, or one of a mixin
+    that is no world itself.
+    """
+    for name, check in _CHECKS.items():
+        method = next(vars(each)[name] for each in kind.__mro__ if name in vars(each))
+        if not isinstance(method, _Checked) and not getattr(method, "__isabstractmethod__", False):
+            setattr(kind, name, _Checked(method, check))
+
+
+def _instances(env: Environment, method: Check, split: str) -> Sequence[Instance]:
+    """Raises `ConfigError` when the environment has no such split or the split is empty, and
+    `IllTypedAnswer` when its instances are no sequence of `Instance`.
+    """
+    with _own_code(env, f"its instances of split {split}"):
+        try:
+            given = method(split)
+        except LookupError as error:
+            if split in (known := env.splits()):
+                raise
+            raise ConfigError(f"environment {env.name} has no split {split!r}; it has {', '.join(known)}") from error
+        what = f"{env.name}: the instances of split {split}"
+        if not isinstance(given, Sequence):
+            raise IllTypedAnswer(f"{what} are {shown(given)}; they must be a sequence, such as a list")
+        if not len(given):
+            raise ConfigError(f"split {split} of environment {env.name} is empty; name another one")
+        if not isinstance(given[0], Instance):
+            raise IllTypedAnswer(f"{what} begin with {shown(given[0])}; each must be a types.Instance")
+    return given
+
+
+def _reset(env: Environment, method: Check, instance: Instance) -> str:
+    return checked_text(method(instance), f"{env.name}: the first observation of {instance.key}")
+
+
+def _resume(env: Environment, method: Check, instance: Instance, steps: Sequence[Step]) -> str:
+    return checked_text(method(instance, steps), f"the first observation of {instance.key}")
+
+
+def _step(env: Environment, method: Check, action: str) -> Transition:
+    return _noted(env, checked_transition(method(action), f"{env.name}: action {shown(action)}"))
+
+
+def _answer(env: Environment, method: Check, reply: str) -> Transition:
+    where = f"{env.name}: the step that asked a model of role {env._role}"
+    return _noted(env, checked_transition(method(reply), where))
+
+
+def _noted(env: Environment, transition: Transition) -> Transition:
+    """Return a transition; the role that it asks is kept for what is said about its answer."""
+    if (question := transition.info.get("question")) is not None:
+        env._role = question.role
+    return transition
+
+
+def _parse(env: Environment, method: Check, reply: str) -> str:
+    return checked_text(method(reply), f"{env.name}: the action that was found in a reply")
+
+
+def _identity(env: Environment, method: Check, instance: Instance) -> str:
+    with _own_code(env, f"the beginning of {instance.key}"):
+        return checked_text(method(instance), f"{env.name}: the identity of {instance.key}")
+
+
+def _depth(env: Environment, method: Check, instance: Instance) -> int | None:
+    with _own_code(env, f"the depth of {instance.key}"):
+        given = method(instance)
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, numbers.Integral) or abs(int(given)) > MOST_TOKENS:
+        raise IllTypedAnswer(
+            f"{env.name}: the depth of {instance.key} is {shown(given)}; it must be a whole number or None"
+        )
+    return int(given)
+
+
+def _expert(env: Environment, method: Check, instance: Instance) -> tuple[str, ...] | None:
+    with _own_code(env, f"the expert's replies to {instance.key}"):
+        given = method(instance)
+    if given is None:
+        return None
+    what = f"{env.name}: the expert's replies to {instance.key}"
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise IllTypedAnswer(f"{what} are {shown(given)}; they must be a sequence of texts")
+    return tuple(checked_text(reply, what) for reply in given)
+
+
+_CHECKS: Mapping[str, Check] = {
+    "instances": _instances,
+    "reset": _reset,
+    "resume": _resume,
+    "step": _step,
+    "answer": _answer,
+    "parse": _parse,
+    "identity": _identity,
+    "depth": _depth,
+    "expert": _expert,
+}
+_check_answers(Environment)
+
+
+def checked_transition(given: Any, where: str) -> Transition:
+    """Return the answer to a step with plain Python numbers and flags; `where` begins an error
+    message.
+
+    Raises `IllTypedAnswer` when a part has a wrong type, or the reward is not finite or above 1.
+    """
+    if not isinstance(given, tuple | list) or len(given) != 5:
+        raise IllTypedAnswer(
+            f"{where} gave {shown(given)}; a step returns observation, reward, terminated, truncated and info"
+        )
+    observation, reward, terminated, truncated, info = given
+    standing = checked_number(reward, f"{where}: the reward", ought=_SCALE)
+    if standing > 1:
+        raise IllTypedAnswer(f"{where}: the reward is {standing!r}; {_SCALE}")
+    if not isinstance(info, Mapping) or "success" not in info:
+        raise IllTypedAnswer(f'{where}: info is {shown(info)}; it must be a mapping with the flag "success"')
+    checked = {**info, "success": checked_flag(info["success"], f'{where}: info["success"]')}
+    if info.get("valid") is not None:
+        checked["valid"] = checked_flag(info["valid"], f'{where}: info["valid"]')
+    if info.get("matched") is not None:
+        checked["matched"] = checked_text(info["matched"], f'{where}: info["matched"]')
+    if not isinstance(info.get("question"), Question | None):
+        raise IllTypedAnswer(f'{where}: info["question"] is {shown(info["question"])}; it must be a types.Question')
+    calls, what = info.get("tool_calls", ()), f'{where}: info["tool_calls"]'
+    if not isinstance(calls, tuple | list) or not all(isinstance(call, ToolCall) for call in calls):
+        raise IllTypedAnswer(f"{what} are {shown(calls)}; they must be a sequence of types.ToolCall")
+    for call in calls:
+        for name in ("tool", "provider", "key", "status", "output"):
+            checked_text(getattr(call, name), f"{what}: {name}")
+        checked_number(call.milliseconds, f"{what}: milliseconds")
+        checked_flag(call.cached, f"{what}: cached")
+        try:
+            plain = json.dumps(call.parameters, allow_nan=False, ensure_ascii=False)
+        except (TypeError, ValueError) as error:
+            raise IllTypedAnswer(f"{what}: parameters are {shown(call.parameters)}, not JSON: {error}") from error
+        checked_text(plain, f"{what}: parameters")
+    if calls:
+        checked["tool_calls"] = tuple(calls)
+    return Transition(
+        checked_text(observation, f"{where}: the observation"),
+        standing,
+        checked_flag(terminated, f"{where}: terminated"),
+        checked_flag(truncated, f"{where}: truncated"),
+        checked,
+    )
+
+
+@contextmanager
+def _own_code(env: Environment, what: str) -> Iterator[None]:
+    """Turn an exception of an environment's own code into an `EnvironmentFault` that says where it
+    was raised. Calls of an episode are not treated so: their exceptions become events.
+    """
+    try:
+        yield
+    except AgentrError:
+        raise
+    except Exception as error:
+        raise EnvironmentFault(
+            f"environment {env.name} cannot tell {what} ({cause(error)}); correct the environment"
+        ) from error
+
+
+def checked_text(given: Any, what: str) -> str:
+    """Return a text that can be stored. Raises `IllTypedAnswer` for any other type and for half a
+    surrogate pair.
+    """
+    if not isinstance(given, str):
+        raise IllTypedAnswer(f"{what} is {shown(given)}; it must be a text")
+    if (place := lone_surrogate(given)) is not None:
+        raise IllTypedAnswer(f"{what} has half a surrogate pair at {place}; it must be text that UTF-8 can write")
+    return str(given)
+
+
+def checked_number(given: Any, what: str, *, ought: str = "it must be a finite number") -> float:
+    """Return a finite number. Raises `IllTypedAnswer` for any other type, NaN and infinity."""
+    if not isinstance(given, bool) and isinstance(given, numbers.Real):
+        try:
+            if math.isfinite(plain := float(given)):
+                return plain
+        except OverflowError:
+            pass
+    raise IllTypedAnswer(f"{what} is {shown(given)}; {ought}")
+
+
+def checked_flag(given: Any, what: str) -> bool:
+    """Return a flag, which may be NumPy's. Raises `IllTypedAnswer` for anything else, numbers and
+    texts included.
+    """
+    kind = type(given)
+    # Gymnasium's worlds return NumPy's bool, whose name depends on the version.
+    if kind is bool or (kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")):
+        return bool(given)
+    raise IllTypedAnswer(f"{what} is {shown(given)}; it must be true or false")
