@@ -18,7 +18,7 @@ from agentr_core.methods.table import method_of, plan_of
 from agentr_core.recipes.recipe import Recipe, replace
 from flows import stages
 from flows.flywheel import iterate, prepare
-from flows.parameters import Enough, Settings, Units, changes, name_unknown, run_name
+from flows.parameters import Enough, Settings, Units, cancelled_while_busy, changes, name_unknown, run_name
 from flows.preflight.checks import check
 from tasks import experience, reporting, runs
 from tasks import stages as steps
@@ -27,6 +27,7 @@ from tasks.wiring import load_recipe, reference
 
 
 @flow(name="collect-only", flow_run_name=run_name, on_crashed=[name_unknown])
+@cancelled_while_busy
 async def collect_only(
     recipe: str,
     overrides: list[str] | None = None,
@@ -56,6 +57,7 @@ async def collect_only(
 
 
 @flow(name="improve", flow_run_name=run_name, on_crashed=[name_unknown])
+@cancelled_while_busy
 async def improve(
     recipe: str, overrides: list[str] | None = None, enough: Enough = 1, settings: Settings | None = None
 ) -> dict[str, Any]:
@@ -130,7 +132,7 @@ async def learn(recipe: Recipe, *, enough: int = 1) -> dict[str, Any]:
                 if stage.name not in wanted or not stage.gathers:
                     await stages.of(stage.name)(run.run_id, iteration, run.workspace)
             await steps.end(run, iteration)
-            report = await stages.report(run.run_id, iteration, run.workspace)
+            report = await reporting.report(run, iteration)
     return {**result, "trained": True, "table": reporting.score_table(run), "report": report}
 
 
@@ -153,7 +155,7 @@ async def take_back(recipe: Recipe, folder: Path) -> dict[str, Any]:
         async with runs.recorded(run):
             await prepare(run, goal)
             await iterate(run, goal, iteration)
-            report = await stages.report(run.run_id, iteration, run.workspace)
+            report = await reporting.report(run, iteration)
     return {**result, "told": told, "table": reporting.score_table(run), "report": report}
 
 

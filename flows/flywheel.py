@@ -13,15 +13,16 @@ from agentr_core.errors import ConfigError
 from agentr_core.methods.table import method_of, plan_of
 from agentr_core.recipes.recipe import Recipe, replace
 from flows import stages
-from flows.parameters import Iterations, Settings, changes, name_unknown, run_name
+from flows.parameters import Iterations, Settings, cancelled_while_busy, changes, name_unknown, run_name
 from flows.preflight.checks import check
 from tasks import reporting, runs
 from tasks import stages as steps
-from tasks.progress import tell
+from tasks.progress import tell, whole_run
 from tasks.wiring import RunRef, load_recipe, reference
 
 
 @flow(name="flywheel", flow_run_name=run_name, on_crashed=[name_unknown])
+@cancelled_while_busy
 async def flywheel(
     recipe: str,
     overrides: list[str] | None = None,
@@ -65,11 +66,14 @@ async def turn(recipe: Recipe) -> dict[str, Any]:
     with runs.locked(run):
         await steps.start(run, recipe)
         async with runs.recorded(run):
-            await prepare(run, recipe)
-            report = ""
-            for iteration in range(1, recipe.iterations + 1):
-                await iterate(run, recipe, iteration)
-                report = await stages.report(run.run_id, iteration, run.workspace)
+            stages_of_run = sum(len(plan_of(recipe, number).stages) for number in range(recipe.iterations + 1))
+            async with whole_run(recipe.name, stages_of_run):
+                await prepare(run, recipe)
+                report = ""
+                for iteration in range(1, recipe.iterations + 1):
+                    await iterate(run, recipe, iteration)
+                    # A task of this flow: what it publishes belongs to the run that people look at.
+                    report = await reporting.report(run, iteration)
         return {"run_id": run.run_id, "table": reporting.score_table(run), "report": report}
 
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, ParamSpec
 
 from prefect import Flow, get_client, runtime
 from prefect.client.schemas import FlowRun, State
-from prefect.states import Failed
+from prefect.states import Cancelled, Failed
 from pydantic import BaseModel, ConfigDict, Field
 
+from agentr_core.errors import RunBusy
 from agentr_core.recipes.parsing import quoted
 from agentr_core.texts import closest
 
+P = ParamSpec("P")
 Iterations = Annotated[int | None, Field(ge=1, le=10_000)]
 """A number of iterations."""
 Units = Annotated[int | None, Field(ge=1)]
@@ -46,6 +50,21 @@ async def name_unknown(flow: Flow[..., Any], flow_run: FlowRun, state: State) ->
         message = f"unknown parameter {', '.join(unknown)}; flow {flow.name} takes {', '.join(known)}"
         async with get_client() as client:
             await client.set_flow_run_state(flow_run.id, Failed(message=message), force=True)
+
+
+def cancelled_while_busy(work: Callable[P, Awaitable[Any]]) -> Callable[P, Coroutine[Any, Any, Any]]:
+    """Return the function of a flow that ends as Cancelled, with the sentence of `RunBusy`, where
+    another process is working on its run: a second start is no failure.
+    """
+
+    @wraps(work)
+    async def unless_busy(*args: P.args, **options: P.kwargs) -> Any:
+        try:
+            return await work(*args, **options)
+        except RunBusy as busy:
+            return Cancelled(message=str(busy))
+
+    return unless_busy
 
 
 class Settings(BaseModel):

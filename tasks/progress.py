@@ -73,20 +73,61 @@ async def stage_progress(stage: str, iteration: int, expected: Remaining) -> Asy
     """
     name = f"iteration {iteration}  {stage}" if iteration else f"base model   {stage}"
     target = console.get()
-    artifact = _Artifact(f"{stage}-{iteration}")
+    artifact = _Artifact(f"{stage}-{iteration}", active=TaskRunContext.get() is not None)
     if target is not None and target.is_terminal:
         shown = _bar(target, name, expected)
     else:
         say = _logger() if target is None else partial(target.print, highlight=False, soft_wrap=True)
         shown = _lines(say, name, expected)
+    run = _run.get()
     async with shown as show:
 
         def report(done: int, total: int, note: str) -> None:
             show(done, total, note)
             artifact.update(done, total)
+            if run is not None:
+                run.update(done, total)
 
         yield report
     await artifact.finish()
+    if run is not None:
+        run.stage_is_over()
+
+
+@asynccontextmanager
+async def whole_run(name: str, stages: int) -> AsyncIterator[None]:
+    """Show the stages of the block as one progress artifact of the flow run: how many of `stages`
+    are over, and what is done of the one at work.
+    """
+    run = _Run(_Artifact(name, active=FlowRunContext.get() is not None), stages)
+    await run.artifact.begin()
+    before = _run.set(run)
+    try:
+        yield
+    finally:
+        _run.reset(before)
+    await run.artifact.finish()
+
+
+@dataclass(slots=True)
+class _Run:
+    artifact: _Artifact
+    stages: int
+    over: int = 0
+
+    def update(self, done: int, total: int) -> None:
+        """Show what is done of the stage at work, in parts of a thousand of all."""
+        share = min(1.0, done / total) if total else 0.0
+        self.artifact.update(round(1000 * (self.over + share)), 1000 * max(1, self.stages))
+
+    def stage_is_over(self) -> None:
+        """Count the stage at work as done."""
+        self.over += 1
+        self.update(0, 0)
+
+
+_run: ContextVar[_Run | None] = ContextVar("agentr_run", default=None)
+"""The run that the stages of this context belong to."""
 
 
 @dataclass(slots=True)
@@ -192,14 +233,14 @@ def _clock(seconds: float) -> str:
 
 
 class _Artifact:
-    """A progress artifact of the current task run, if there is one. Updates are sent in the
-    background.
+    """A progress artifact of the current task run or flow run. Updates are sent in the background;
+    one that is not active is none.
     """
 
-    def __init__(self, description: str) -> None:
+    def __init__(self, description: str, *, active: bool) -> None:
         self._description = description
         self._loop = asyncio.get_running_loop()
-        self._active = TaskRunContext.get() is not None
+        self._active = active
         self._id: UUID | None = None
         self._sent_at = time.monotonic()
         self._done = 0.0
@@ -213,10 +254,16 @@ class _Artifact:
             self._sent_at = time.monotonic()
             self._sending = asyncio.run_coroutine_threadsafe(self._send(), self._loop)
 
+    async def begin(self) -> None:
+        """Make the artifact now: whatever makes it, it belongs to the run of that moment."""
+        if self._active:
+            await self._send()
+
     async def finish(self) -> None:
         """Set the artifact to all done, if the stage took long enough to have one."""
         if self._sending is not None:
             await asyncio.wrap_future(self._sending)
+        if self._id is not None:
             self._done = 100.0
             await self._send()
 

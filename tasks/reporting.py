@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from agentr_core.methods.comparison.report import build_comparison
 from agentr_core.reports import wording
 from agentr_core.reports.comparison import ComparisonReport
 from agentr_core.reports.comparison import scores as arm_scores
-from agentr_core.reports.document import VIEWER, IterationReport, report_name
+from agentr_core.reports.document import VIEWER, IterationReport, report_name, report_page
 from agentr_core.reports.html import render_comparison, render_html, render_index, render_runs
 from agentr_core.reports.markdown import (
     render_comparison_markdown,
@@ -79,14 +80,16 @@ async def compared(run: RunRef) -> tuple[str, str]:
 
 
 async def _leave(run: RunRef, page: Path, *, key: str, description: str) -> None:
-    """Leave a report as an artifact: its Markdown twin, since browsers follow no link from a server
-    to a file.
+    """Leave a report as an artifact: a link to its page, which a viewer serves, and its Markdown
+    twin.
     """
     text = page.with_suffix(".md").read_text(encoding="utf-8")
-    address = page.resolve().as_uri()
+    known = viewer_address()
+    address = f"{known or VIEWER}{report_page(run.run_id, page.stem)}"
+    where = "" if known else f", while `agentr view -w {shlex.quote(str(Path(run.workspace).resolve()))}` runs"
     await acreate_markdown_artifact(
         key=key,
-        markdown=f"{_in_viewer(run)}As a page: [{address}]({address})\n\n{text}",
+        markdown=f"{_in_viewer(run)}As a page: [{address}]({address}){where}\n\n{text}",
         description=description,
     )
 

@@ -543,6 +543,11 @@ def page_of(kind: str, key: str) -> str:
     return f"/{kind}/{quote(key, safe='').replace('%23', '/')}"
 
 
+def report_page(run_id: str, name: str) -> str:
+    """Return the address of a page that the reports of a run have, such as `iteration-02`."""
+    return f"/report/{run_id}/{name}.html"
+
+
 def group(iteration_id: str, step: int, number: int) -> str:
     """Return the address of a group of reinforcement learning."""
     return f"/group/{quote(iteration_id, safe='')}/{step}/{number}"

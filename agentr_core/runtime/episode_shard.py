@@ -16,11 +16,11 @@ from agentr_core.runtime.equipment import (
     Equipment,
     Progress,
     Sink,
-    following,
     held_back,
     in_flight,
     speed,
     tokens_in,
+    units_done,
     window,
 )
 from agentr_core.runtime.place import Workplace, helpers
@@ -147,17 +147,7 @@ class EpisodeShard:
         """
         recipe = equipment.recipe
         iteration_id = equipment.iteration_id(self.iteration)
-        done = self.done
-
-        def take(result: EpisodeResult) -> None:
-            nonlocal done
-            done += 1
-            sink.add(self._rows(result, iteration_id))
-            show()
-
-        def show() -> None:
-            equipment.progress(done, self.total, f"episodes of {self.name}, {speed(batcher)}")
-
+        what = f"episodes of {self.name}"
         with closing(SharedEnvironments(equipment.make_environment)) as environments:
             player = Player(
                 environments=environments,
@@ -171,7 +161,12 @@ class EpisodeShard:
                 tokens_of=tokens_in(batcher),
                 ungraded={plan.key: self.ungraded[plan.key] for plan in self.plans if plan.key in self.ungraded},
             )
-            async with following(batcher, show):
+            async with units_done(equipment.progress, batcher, what, total=self.total, done=self.done) as count:
+
+                def take(result: EpisodeResult) -> None:
+                    sink.add(self._rows(result, iteration_id))
+                    count()
+
                 results = await play_all(
                     self.plans,
                     player,

@@ -252,6 +252,30 @@ async def following(batcher: Sampler, show: Callable[[], None]) -> AsyncIterator
         watch.cancel()
 
 
+@asynccontextmanager
+async def units_done(
+    progress: Progress, sampler: Sampler, what: str, *, total: int, done: int = 0
+) -> AsyncIterator[Callable[..., None]]:
+    """Yield a function that counts one more unit as done, whatever it is given. The count and the
+    sampler's speed are shown each time, and while the model writes, as `following` says.
+
+    Args:
+        what: the units, for progress lines.
+        done: the units that were done before.
+    """
+
+    def show() -> None:
+        progress(done, total, f"{what}, {speed(sampler)}")
+
+    def count(*_: object) -> None:
+        nonlocal done
+        done += 1
+        show()
+
+    async with following(sampler, show):
+        yield count
+
+
 # The identity of a recipe's models.
 
 

@@ -24,7 +24,7 @@ from agentr_core.recipes.eto import ThoughtsConfig
 from agentr_core.recipes.fields import sampling_of
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.replies import LABEL, readable
-from agentr_core.runtime.equipment import Readings, Worlds, following, in_flight, speed
+from agentr_core.runtime.equipment import Readings, Worlds, in_flight, units_done
 from agentr_core.runtime.instances import separate_instances
 from agentr_core.runtime.place import Method, Workplace, answer
 from agentr_core.samples.chat_file import World
@@ -572,19 +572,10 @@ async def _write_thoughts(
     """Return the outcome of episodes for which the editor must be asked; its answers are added to
     `known`. Episodes that fail for good are stored as events.
     """
-    done = total - len(missing)
     # All iterations have the thoughts of one model: without an editor, the run's first model.
     async with place.asking("editor", place.trained(0).path, THINK, iteration) as (sampler, writer, readings):
-
-        def ended(*_: Any) -> None:
-            nonlocal done
-            done += 1
-            show()
-
-        def show() -> None:
-            place.progress(done, total, f"episodes with thoughts, {speed(sampler)}")
-
-        async with following(sampler, show):
+        done = total - len(missing)
+        async with units_done(place.progress, sampler, "episodes with thoughts", total=total, done=done) as count:
             found = await run_all(
                 list(missing.items()),
                 lambda item: _write(item[1], known, Editor(sampler, writer, readings, place.iteration_id(iteration))),
@@ -592,7 +583,7 @@ async def _write_thoughts(
                 errors=place.recipe.errors,
                 on_error=place.on_error(writer, THINK, iteration),
                 concurrency=in_flight(sampler, 1, wanted=place.recipe.scale.concurrency),
-                on_result=ended,
+                on_result=count,
                 total=total,
             )
     return found

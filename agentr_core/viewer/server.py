@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from importlib.resources import files
@@ -45,6 +46,12 @@ HEADERS: Final = {
 }
 
 
+_OF_A_REPORT: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"
+"""A report is one file, with its style in it; it has no script."""
+_PLAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
+"""The names of the folders and pages of reports."""
+
+
 class Sealed:
     """An application whose answers get headers that keep the shown texts from running or loading
     anything.
@@ -58,7 +65,9 @@ class Sealed:
 
         async def sealed(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(HEADERS)
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
             await send(message)
 
         await self._app(scope, receive, sealed if scope["type"] == "http" else send)
@@ -95,6 +104,7 @@ def app(
         Route("/find", viewer.page(lambda store, request: pages.find(store, request.query_params.get("q", "")[:100]))),
         Route("/search", viewer.search),
         Route("/static/{name}", _static),
+        Route("/report/{run}/{name}.html", viewer.report),
         Route("/node/{tree}/{node:int}", viewer.page(_node)),
         Route("/group/{iteration}/{step:int}/{number:int}", viewer.page(_group)),
         *(Route(f"/tokens/{kind}/{{key}}", viewer.tokens(kind)) for kind in ("sample", "trajectory") if reading),
@@ -123,6 +133,7 @@ class _Viewer:
     def __init__(self, store: Store, index: Path, reading: Reading | None) -> None:
         self._store = store
         self._index = TextIndex(store, index)
+        self._reports = store.path.parent / "reports"
         self._reading = reading
         self._templates = templates()
         self._templates.globals["shows_tokens"] = reading is not None
@@ -168,6 +179,14 @@ class _Viewer:
             return self._render("tokens", 200, kind=kind, key=key, conversations=conversations, why=why, **page.values)
 
         return endpoint
+
+    def report(self, request: Request) -> Response:
+        """Answer with a page of a run's reports as it was written."""
+        run, name = request.path_params["run"], request.path_params["name"]
+        page = self._reports / run / f"{name}.html"
+        if not (_PLAIN.fullmatch(run) and _PLAIN.fullmatch(name) and page.is_file()):
+            return self.missing(request, LookupError())
+        return HTMLResponse(page.read_bytes(), headers={"Content-Security-Policy": _OF_A_REPORT})
 
     async def search(self, request: Request) -> Response:
         """Answer a search from the index, and go on taking in texts."""

@@ -75,6 +75,26 @@ async def test_a_run_leads_to_its_lists_and_to_what_changed(pages: httpx.AsyncCl
     assert "Nothing passes these filters" in lost.text
 
 
+async def test_the_reports_of_a_run_are_served_and_nothing_beside_them(pages: httpx.AsyncClient, store: Store) -> None:
+    folder = store.path.parent / "reports" / gallery.RUN
+    folder.mkdir(parents=True)
+    (folder / "iteration-01.html").write_text("<p>A report", encoding="utf-8")
+    (folder.parent / "secret.html").write_text("<p>A secret", encoding="utf-8")
+    page = await pages.get(f"/report/{gallery.RUN}/iteration-01.html")
+    assert page.text == "<p>A report"
+    # Its style is in the page itself, and still nothing in it runs.
+    assert page.headers["content-security-policy"].startswith("default-src 'none'; style-src 'unsafe-inline'")
+    assert page.headers["x-content-type-options"] == "nosniff"
+    for other in (
+        f"{gallery.RUN}/iteration-02",
+        f"{gallery.RUN}/%2e%2e%2fsecret",
+        "%2e%2e/secret",
+        "./secret",
+        "a b/c",
+    ):
+        assert (await pages.get(f"/report/{other}.html")).status_code == 404, other
+
+
 @pytest.mark.parametrize(
     ("query", "total"),
     [

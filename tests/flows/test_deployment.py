@@ -5,6 +5,7 @@ from the command line.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,11 @@ from servers import PREFECT, wait_for
 from wheel import PATIENCE, launched, started, write_recipe
 
 from agentr_core.errors import StoreError
+from agentr_core.store.connection import LOCKS
 from agentr_core.store.database import Store
 from flows import stages
+from flows.flywheel import flywheel
+from tasks import wiring
 from tasks.wiring import RunRef
 
 
@@ -38,8 +42,23 @@ def test_a_deployment_runs_and_leaves_artifacts(tmp_path: Path, door_model: Path
 
     assert asked.returncode == 0, out + err
     assert flow_run["state_name"] == "Completed"
-    check_artifacts(api, "deployed", tmp_path / "runs")
+    check_artifacts(api, "deployed", tmp_path / "runs", flow_run["id"])
     assert Store(tmp_path / "runs" / "store.duckdb").query("select status from run")["status"].tolist() == ["finished"]
+
+
+# Prefect leaves the sockets of its event clients to the garbage collector.
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+@pytest.mark.usefixtures("prefect_server", "door_installed")
+async def test_a_second_start_of_a_run_at_work_is_cancelled_with_its_sentence(tmp_path: Path, door_model: Path) -> None:
+    recipe = write_recipe(tmp_path, door_model, name="twice")
+    run = wiring.reference(wiring.load_recipe(recipe, []))
+    lock = Path(run.workspace) / LOCKS / run.run_id
+    lock.parent.mkdir(parents=True)
+    with lock.open("w") as elsewhere:
+        fcntl.flock(elsewhere, fcntl.LOCK_EX)
+        state = await flywheel(str(recipe), return_state=True)
+    assert state.is_cancelled()
+    assert str(state.message).startswith(f"run {run.run_id} is already under way in ")
 
 
 def test_a_stage_works_in_the_workspace_of_its_worker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

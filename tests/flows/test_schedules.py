@@ -66,7 +66,7 @@ def test_a_schedule_plans_its_runs_and_the_clock_starts_them(
 
             wait_while(serving, lambda: len(ended()) == 2)
             runs = {"more" in run["parameters"]: run for run in ended()}
-        check_artifacts(api, "nightly", tmp_path / "runs")
+        check_artifacts(api, "nightly", tmp_path / "runs", runs[True]["id"])
     assert runs[True]["state_type"] == "COMPLETED"
     assert runs[True]["auto_scheduled"]
     assert datetime.fromisoformat(runs[True]["start_time"]) >= soon

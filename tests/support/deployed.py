@@ -14,6 +14,8 @@ from readme import ROOT
 from servers import PREFECT, wait_for
 from wheel import PATIENCE
 
+from agentr_core.reports.document import VIEWER
+
 
 def prefect(*words: str, env: Mapping[str, str]) -> str:
     done = subprocess.run([PREFECT, *words], cwd=ROOT, env=dict(env), capture_output=True, text=True)
@@ -40,15 +42,19 @@ def post(address: str, body: Any) -> Any:
         time.sleep(1)
 
 
-def check_artifacts(api: str, name: str, workspace: Path) -> None:
-    """Check that a run of one iteration left its scores and its report on the server."""
+def check_artifacts(api: str, name: str, workspace: Path, flow_run: str) -> None:
+    """Check that a run of one iteration left its scores, its report and its progress on the server,
+    at the flow run that people look at, with a link to a page that a viewer serves.
+    """
     (report,) = (workspace / "reports").glob("*/iteration-01.html")
-    key = f"{name}-{report.parent.name[:8]}"
-    artifacts = wait_for(f"{api}/artifacts/filter", {"artifacts": {"key": {"like_": key}}})
-    texts = {artifact["key"]: artifact["data"] for artifact in artifacts}
+    run_id = report.parent.name
+    key = f"{name}-{run_id[:8]}"
+    artifacts = post(f"{api}/artifacts/filter", {"flow_runs": {"id": {"any_": [flow_run]}}})
+    texts = {artifact["key"]: artifact["data"] for artifact in artifacts if artifact["key"]}
     assert "iteration 1" in texts[f"scores-{key}"]
-    assert report.as_uri() in texts[f"report-{key}-1"]
+    assert f"{VIEWER}/report/{run_id}/iteration-01.html" in texts[f"report-{key}-1"]
     assert report.with_suffix(".md").read_text() in texts[f"report-{key}-1"]
+    assert [artifact["data"] for artifact in artifacts if artifact["type"] == "progress"] == [100.0]
 
 
 def runs_of(deployment: dict[str, Any], env: Mapping[str, str]) -> list[dict[str, Any]]:

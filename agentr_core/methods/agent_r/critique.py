@@ -27,7 +27,7 @@ from agentr_core.recipes.agent_r import CritiqueConfig
 from agentr_core.recipes.fields import sampling_of
 from agentr_core.recipes.models import ModelRole
 from agentr_core.replies import after_thoughts, is_unreadable, readable
-from agentr_core.runtime.equipment import Readings, following, held_back, in_flight, speed
+from agentr_core.runtime.equipment import Readings, held_back, in_flight, units_done
 from agentr_core.runtime.place import Workplace
 from agentr_core.search.tree import leaf_paths
 from agentr_core.store.codec.ledger import rejection_rows
@@ -421,21 +421,12 @@ async def _judge_all(place: Workplace, iteration: int, by_tree: dict[str, list[P
         copy_judgements(place.store, list(by_tree), run, iteration_id=place.iteration_id(iteration))
     stored = await asyncio.to_thread(load_judgements, place.store, list(by_tree))
     async with place.asking("judge", place.policy(iteration).path, STAGE, iteration) as (batcher, writer, readings):
-        done = 0
 
         async def work(item: tuple[str, list[PathPair]]) -> None:
             tree_id, pairs = item
             await _judge_tree(place, iteration, tree_id, pairs, stored.get(tree_id, {}), batcher, writer, readings)
 
-        def ended(*_: Any) -> None:
-            nonlocal done
-            done += 1
-            show()
-
-        def show() -> None:
-            place.progress(done, len(by_tree), f"trees judged, {speed(batcher)}")
-
-        async with following(batcher, show):
+        async with units_done(place.progress, batcher, "trees judged", total=len(by_tree)) as count:
             await run_all(
                 list(by_tree.items()),
                 work,
@@ -443,7 +434,7 @@ async def _judge_all(place: Workplace, iteration: int, by_tree: dict[str, list[P
                 errors=place.recipe.errors,
                 on_error=place.on_error(writer, STAGE, iteration),
                 concurrency=in_flight(batcher, place.recipe.critique.votes),
-                on_result=ended,
+                on_result=count,
                 total=total,
             )
 
@@ -538,7 +529,7 @@ async def _judged(
     """Return the judgements of the steps of each episode, in their order, by the id of its
     trajectory.
     """
-    config, done = place.recipe.critique, 0
+    config = place.recipe.critique
     async with place.asking(role, policy, TRIAL, 0) as (sampler, writer, _):
 
         async def work(episode: Episode) -> list[Judgement]:
@@ -554,20 +545,16 @@ async def _judged(
             )
             return [judgements[node] for node in nodes]
 
-        def show(*_: object) -> None:
-            nonlocal done
-            done += 1
-            place.progress(done, len(lost), f"lost episodes judged by {name}, {speed(sampler)}")
-
-        return await run_all(
-            lost,
-            work,
-            key=lambda episode: episode.trajectory_id,
-            errors=place.recipe.errors,
-            on_error=place.on_error(writer, TRIAL, 0),
-            concurrency=in_flight(sampler, config.votes),
-            on_result=show,
-        )
+        async with units_done(place.progress, sampler, f"lost episodes judged by {name}", total=len(lost)) as count:
+            return await run_all(
+                lost,
+                work,
+                key=lambda episode: episode.trajectory_id,
+                errors=place.recipe.errors,
+                on_error=place.on_error(writer, TRIAL, 0),
+                concurrency=in_flight(sampler, config.votes),
+                on_result=count,
+            )
 
 
 def judge_of(

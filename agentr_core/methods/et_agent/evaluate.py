@@ -36,7 +36,7 @@ from agentr_core.recipes.et_agent import Counts
 from agentr_core.recipes.fields import sampling_of
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.replies import after_thoughts, readable
-from agentr_core.runtime.equipment import following, in_flight, speed
+from agentr_core.runtime.equipment import in_flight, units_done
 from agentr_core.runtime.place import Workplace, answer
 from agentr_core.stages.evaluate import (
     Series,
@@ -549,7 +549,6 @@ async def _ask_all(place: Workplace, iteration: int, left: Sequence[Vote], *, to
     recipe = place.recipe
     path, stage = place.trained(iteration).path, f"{STAGE} {CONCISENESS}"
     async with place.asking("judge", path, stage, iteration) as (sampler, writer, readings):
-        done = 0
 
         async def ask(one: Vote) -> Answer | None:
             seed = derive_seed(recipe.seed, CONCISENESS, one.trajectory.instance.key, one.repeat, one.number)
@@ -562,20 +561,16 @@ async def _ask_all(place: Workplace, iteration: int, left: Sequence[Vote], *, to
                 return None
 
         def keep(key: str, answer: Answer | None) -> None:
-            nonlocal done
-            done, one = done + 1, by_key[key]
+            one = by_key[key]
             position = max(0, len(one.trajectory.steps) - 1)
             if answer is not None:
                 writer.add(answer_rows(one.trajectory_id, position, CONCISENESS, one.number, answer))
                 readings.count(answer)
-            show()
-
-        def show() -> None:
-            place.progress(done, len(left), f"votes, {speed(sampler)}")
+            count()
 
         by_key = {one.key: one for one in left}
         failed = place.on_error(writer, STAGE, iteration)
-        async with following(sampler, show):
+        async with units_done(place.progress, sampler, "votes", total=len(left)) as count:
             await run_all(
                 left,
                 ask,

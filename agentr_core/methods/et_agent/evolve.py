@@ -49,11 +49,10 @@ from agentr_core.runtime.equipment import (
     Checkpoint,
     Equipment,
     Sink,
-    following,
     held_back,
     in_flight,
-    speed,
     tokens_in,
+    units_done,
     window,
 )
 from agentr_core.runtime.instances import separate_instances
@@ -514,21 +513,11 @@ class FamilyShard:
         as `shards.Shard.work`.
         """
         recipe, path, timer = equipment.recipe, self.checkpoint.path, EpisodeTimer()
-        done = self.done
-
-        def ended(*_: object) -> None:
-            nonlocal done
-            done += 1
-            show()
-
-        def show() -> None:
-            equipment.progress(done, self.total, f"questions, {speed(sampler)}")
-
         with closing(SharedEnvironments(equipment.make_environment)) as environments:
             async with (
                 equipment.sampling(path, self.checkpoint.role) as sampler,
                 helpers(equipment, path, sampler, sink) as aside,
-                following(sampler, show),
+                units_done(equipment.progress, sampler, "questions", total=self.total, done=self.done) as count,
             ):
                 maker = FamilyMaker(
                     self.iteration, self.checkpoint, equipment, sink, environments, sampler, aside.ask, timer
@@ -541,7 +530,7 @@ class FamilyShard:
                     errors=recipe.errors,
                     on_error=equipment.on_error(sink, STAGE, self.iteration),
                     concurrency=in_flight(sampler, 1, wanted=recipe.scale.concurrency),
-                    on_result=ended,
+                    on_result=count,
                     total=self.total,
                 )
                 effort = spent(sampler) + aside.effort()
