@@ -138,6 +138,8 @@ class _Pace:
     started: float = field(default_factory=time.monotonic)
     begun_with: int | None = None
     """The units that were done already when the stage first reported: a stage that goes on."""
+    last: tuple[int, float] = (0, 0.0)
+    """The units that are done, and when the last one was."""
 
     def elapsed(self) -> float:
         """Return the seconds since the stage began in this process."""
@@ -146,7 +148,9 @@ class _Pace:
     def left(self, done: int, total: int) -> tuple[str, str]:
         """Return the time that is left of the stage and of the run, empty where it is not known."""
         self.begun_with = done if self.begun_with is None else min(self.begun_with, done)
-        stage, run = self.expected.left(self.elapsed(), done - self.begun_with, total - self.begun_with)
+        if done != self.last[0]:
+            self.last = done, self.elapsed()
+        stage, run = self.expected.left(self.elapsed(), self.last[1], done - self.begun_with, total - self.begun_with)
         return "" if stage is None else _clock(stage), "" if run is None else _clock(run)
 
 

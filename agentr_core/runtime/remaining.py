@@ -24,7 +24,7 @@ class Remaining:
     after: float | None = None
     """All that comes after the stage; None where part of it is not known."""
 
-    def left(self, elapsed: float, done: int, total: int) -> tuple[float | None, float | None]:
+    def left(self, elapsed: float, measured: float, done: int, total: int) -> tuple[float | None, float | None]:
         """Return the seconds that are left of the stage and of the run, None where not known.
 
         Without an earlier measurement, what is left of the stage follows from the part of it that
@@ -32,12 +32,16 @@ class Remaining:
 
         Args:
             elapsed: seconds since the stage began or went on in this process.
+            measured: seconds until the last of its units was done.
             done, total: units of the stage that were done since then, and that there are to do.
         """
+        stage: float | None = None
         if self.stage is not None:
-            stage: float | None = max(_LEAST_LEFT * self.stage, self.stage - self.spent - elapsed)
-        else:
-            stage = elapsed * (total - done) / done if 0 < done <= total else None
+            stage = max(_LEAST_LEFT * self.stage, self.stage - self.spent - elapsed)
+        elif 0 < done <= total:
+            # While a unit is at work, its time passes; it is no sign that all of them are slower.
+            ahead = measured * (total - done) / done
+            stage = max(_LEAST_LEFT * ahead, ahead - (elapsed - measured))
         return stage, None if stage is None or self.after is None else stage + self.after
 
 

@@ -67,18 +67,21 @@ def test_shorter_and_unfinished_runs_and_those_of_other_recipes_tell_nothing(tmp
 
 
 @pytest.mark.parametrize(
-    ("expected", "elapsed", "done", "total", "left"),
+    ("expected", "elapsed", "measured", "done", "total", "left"),
     [
-        (Remaining(stage=100, after=50), 30.0, 0, 0, (70.0, 120.0)),
-        (Remaining(stage=100, spent=60, after=50), 30.0, 3, 10, (10.0, 60.0)),
+        (Remaining(stage=100, after=50), 30.0, 0.0, 0, 0, (70.0, 120.0)),
+        (Remaining(stage=100, spent=60, after=50), 30.0, 30.0, 3, 10, (10.0, 60.0)),
         # A stage that is over its time has a little left until it ends.
-        (Remaining(stage=100, after=50), 200.0, 3, 10, (2.0, 52.0)),
-        (Remaining(after=50), 30.0, 3, 9, (60.0, 110.0)),
-        (Remaining(after=50), 30.0, 0, 9, (None, None)),
-        (Remaining(stage=100), 30.0, 3, 9, (70.0, None)),
+        (Remaining(stage=100, after=50), 200.0, 200.0, 3, 10, (2.0, 52.0)),
+        (Remaining(after=50), 30.0, 30.0, 3, 9, (60.0, 110.0)),
+        # Ten seconds into the fourth unit.
+        (Remaining(after=50), 40.0, 30.0, 3, 9, (50.0, 100.0)),
+        (Remaining(after=50), 300.0, 30.0, 3, 9, (1.2, 51.2)),
+        (Remaining(after=50), 30.0, 0.0, 0, 9, (None, None)),
+        (Remaining(stage=100), 30.0, 30.0, 3, 9, (70.0, None)),
     ],
 )
 def test_what_is_left_follows_from_time_or_from_what_is_done(
-    expected: Remaining, elapsed: float, done: int, total: int, left: tuple[float | None, float | None]
+    expected: Remaining, elapsed: float, measured: float, done: int, total: int, left: tuple[float | None, float | None]
 ) -> None:
-    assert expected.left(elapsed, done, total) == left
+    assert expected.left(elapsed, measured, done, total) == left
