@@ -56,7 +56,7 @@ def recipe(tmp_path: Path, door_model: Path) -> Path:
 
 def test_a_recipe_runs_from_its_plan_to_its_report(recipe: Path, tmp_path: Path) -> None:
     planned = describe(recipe, [])
-    assert "\nrecipe by-heart: Recital, 1 iteration, run " in planned
+    assert planned.startswith("recipe by-heart: Recital, 1 iteration, run ")
     assert "each iteration: one reply to 6 instances" in planned
     order = ("evaluate base", "recite", "dataset", "train", "evaluate")
     told = planned.split("stages, and what each reads\n")[1].split("\n\n")[0]
