@@ -45,7 +45,7 @@ def deployments(recipes: Sequence[Path]) -> list[Any]:
             )
             for flow in (FLOWS[kind], *halves)
         ]
-    made += [each.to_deployment(name="stage", tags=["agentr"]) for each in stages.every()]
+    made += [each.to_deployment(name=each.fn.__name__, tags=["agentr"]) for each in stages.every()]
     return made
 
 
