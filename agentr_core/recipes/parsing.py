@@ -304,14 +304,13 @@ def load(path: Path, overrides: Sequence[str] = (), *, check: Check, workspace: 
         what = "is empty" if data is None else "is a list" if isinstance(data, list) else "is a single value"
         raise ConfigError(f"recipe {path} {what}; give fields, a line each, such as `name: my-recipe`")
     if str(path) in shipped:
-        data = mapped(data, lambda _, text: _shipped_data(text))
+
+        def located(_: tuple[str, ...], text: str) -> str:
+            folder, *parts = Path(text).parts or ("",)
+            return str(data_path(*parts)) if folder == "data" and parts and not Path(text).exists() else text
+
+        data = mapped(data, located)
     return parse({"workspace": workspace, **data} if workspace else data, overrides, check=check, source=str(path))
-
-
-def _shipped_data(text: str) -> str:
-    """Return the path of the shipped data that a text names, and any other text as it is."""
-    folder, *parts = Path(text).parts or ("",)
-    return str(data_path(*parts)) if folder == "data" and parts and not Path(text).exists() else text
 
 
 def parse(
