@@ -17,7 +17,7 @@ export DO_NOT_TRACK := 1
 # Hundreds of processes import these packages: each would compile them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install manual run test tests test-all test-vllm test-alfworld test-deepspeed test-verl test-real test-real-tokenizers test-ray test-kills bench gpu-bench quick lint types contracts golden lock clean
+.PHONY: install manual run test tests test-all test-vllm test-alfworld test-deepspeed test-verl test-real test-real-tokenizers test-ray test-kills bench gpu-bench quick lint types contracts golden lock wheel clean
 
 install: $(STAMP)
 
@@ -132,5 +132,9 @@ lock:
 	$(UV) pip compile --quiet --universal --python-version 3.11 --all-extras --no-annotate --no-emit-index-url \
 		--custom-compile-command "make lock" -c constraints.in -o constraints.txt pyproject.toml
 
+# Recipes, small models and worlds are inside: what is installed from it needs no checkout.
+wheel: $(STAMP)
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
 clean:
-	rm -rf $(VENV) .venv-vllm .venv-verl runs
+	rm -rf dist $(VENV) .venv-vllm .venv-verl runs

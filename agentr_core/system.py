@@ -313,6 +313,13 @@ def data_path(*parts: str) -> Path:
     raise DataFileError(f"shipped data {'/'.join(parts)} is missing below {looked}; install the package again")
 
 
+def shipped_recipes() -> dict[str, Path]:
+    """Return the files of the shipped recipes by their names, in order."""
+    folders = (_PACKAGE / "_data" / "recipes", _PACKAGE.parent / "deployments" / "recipes")
+    folder = next((folder for folder in folders if folder.is_dir()), folders[0])
+    return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
+
+
 # Helpers for our child processes: the location of the package, faster imports, an end together
 # with the parent process, and folders that do not outlive it for long.
 

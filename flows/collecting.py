@@ -18,7 +18,18 @@ from agentr_core.methods.table import method_of, plan_of
 from agentr_core.recipes.recipe import Recipe, replace
 from flows import stages
 from flows.flywheel import iterate, prepare
-from flows.parameters import Enough, Settings, Units, cancelled_while_busy, changes, name_unknown, run_name
+from flows.parameters import (
+    UNCHANGED,
+    Absent,
+    Enough,
+    Overrides,
+    Settings,
+    Units,
+    cancelled_while_busy,
+    changes,
+    name_unknown,
+    run_name,
+)
 from flows.preflight.checks import check
 from tasks import experience, reporting, runs
 from tasks import stages as steps
@@ -30,10 +41,10 @@ from tasks.wiring import load_recipe, reference
 @cancelled_while_busy
 async def collect_only(
     recipe: str,
-    overrides: list[str] | None = None,
-    limit: Units = None,
+    overrides: Overrides = (),
+    limit: Units = 0,
     enough: Enough = 1,
-    settings: Settings | None = None,
+    settings: Settings | Absent = UNCHANGED,
 ) -> dict[str, Any]:
     """Gather experience for the iteration that a recipe's run is at, and train nothing; return the
     ids of run and iteration and how many trajectories there are.
@@ -43,7 +54,7 @@ async def collect_only(
     Args:
         recipe: path of the recipe file.
         overrides: advanced: any field of the recipe, each as `section.field=value`.
-        limit: the most trees, episodes or questions to begin; empty means all.
+        limit: the most trees, episodes or questions to begin; 0 means all.
         enough: how many trajectories of the iteration are enough to train on.
         settings: the fields of the recipe that are changed most often.
 
@@ -53,13 +64,13 @@ async def collect_only(
     parsed = load_recipe(Path(recipe), changed)
     for note in check(parsed, trains=False):
         tell(note)
-    return await gather(parsed, limit=limit, enough=enough, again={"recipe": recipe, "overrides": changed})
+    return await gather(parsed, limit=limit or None, enough=enough, again={"recipe": recipe, "overrides": changed})
 
 
 @flow(name="improve", flow_run_name=run_name, on_crashed=[name_unknown])
 @cancelled_while_busy
 async def improve(
-    recipe: str, overrides: list[str] | None = None, enough: Enough = 1, settings: Settings | None = None
+    recipe: str, overrides: Overrides = (), enough: Enough = 1, settings: Settings | Absent = UNCHANGED
 ) -> dict[str, Any]:
     """Train the iteration that a recipe's run is at on what was gathered for it, evaluate and
     report it; return what `flywheel` does and the number of trajectories.

@@ -15,7 +15,7 @@ from agentr_core.methods.comparison.arms import Arm, arms_of, chosen, makers_of_
 from agentr_core.methods.table import method_of, plan_of
 from agentr_core.recipes.recipe import Recipe
 from flows.flywheel import iterate, prepare, turn
-from flows.parameters import cancelled_while_busy, name_unknown, run_name
+from flows.parameters import Absent, Overrides, cancelled_while_busy, name_unknown, run_name
 from flows.preflight.checks import check
 from tasks import reporting, runs
 from tasks import stages as steps
@@ -26,7 +26,7 @@ from tasks.wiring import load_recipe, reference
 @flow(name="compare", flow_run_name=run_name, on_crashed=[name_unknown])
 @cancelled_while_busy
 async def compare(
-    recipe: str, overrides: list[str] | None = None, arms: list[str] | None = None, seeds: list[int] | None = None
+    recipe: str, overrides: Overrides = (), arms: tuple[str, ...] | Absent = (), seeds: tuple[int, ...] | Absent = ()
 ) -> dict[str, Any]:
     """Compare the arms of a recipe; return the id of the comparison, its table and the path of its
     report.

@@ -13,7 +13,17 @@ from agentr_core.errors import ConfigError
 from agentr_core.methods.table import method_of, plan_of
 from agentr_core.recipes.recipe import Recipe, replace
 from flows import stages
-from flows.parameters import Iterations, Settings, cancelled_while_busy, changes, name_unknown, run_name
+from flows.parameters import (
+    UNCHANGED,
+    Absent,
+    Iterations,
+    Overrides,
+    Settings,
+    cancelled_while_busy,
+    changes,
+    name_unknown,
+    run_name,
+)
 from flows.preflight.checks import check
 from tasks import reporting, runs
 from tasks import stages as steps
@@ -25,19 +35,19 @@ from tasks.wiring import RunRef, load_recipe, reference
 @cancelled_while_busy
 async def flywheel(
     recipe: str,
-    overrides: list[str] | None = None,
-    iterations: Iterations = None,
-    more: Iterations = None,
-    settings: Settings | None = None,
+    overrides: Overrides = (),
+    iterations: Iterations = 0,
+    more: Iterations = 0,
+    settings: Settings | Absent = UNCHANGED,
 ) -> dict[str, Any]:
     """Run a recipe; return the run's id, the table of its scores and the path of its last report.
 
     Args:
         recipe: path of the recipe file.
         overrides: advanced: any field of the recipe, each as `section.field=value`.
-        iterations: how many iterations the run has in the end, instead of what the recipe says.
+        iterations: how many iterations the run has in the end; 0: as many as the recipe says.
         more: how many iterations to add to those that the run has finished, as a nightly schedule
-            does. A run that was interrupted is only taken to its end.
+            does. A run that was interrupted is only taken to its end. 0: none.
         settings: the fields of the recipe that are changed most often.
 
     Raises `UserError`, listing everything that prevents the run, before a model is asked anything.

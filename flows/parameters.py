@@ -4,36 +4,59 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Awaitable, Callable, Coroutine
+import re
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal, ParamSpec
+from typing import Annotated, Any, Literal, ParamSpec, cast
 
+from coolname.data import config
 from prefect import Flow, get_client, runtime
 from prefect.client.schemas import FlowRun, State
 from prefect.states import Cancelled, Failed
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic.json_schema import SkipJsonSchema
 
 from agentr_core.errors import RunBusy
 from agentr_core.recipes.parsing import quoted
 from agentr_core.texts import closest
 
 P = ParamSpec("P")
-Iterations = Annotated[int | None, Field(ge=1, le=10_000)]
-"""A number of iterations."""
-Units = Annotated[int | None, Field(ge=1)]
-"""How much one collection gathers."""
+Absent = SkipJsonSchema[None]
+"""None, which Prefect's form does not offer: for each type that may be None it has a switch."""
+Iterations = Annotated[int, Field(ge=0, le=10_000)] | Absent
+"""A number of iterations; 0 leaves it to the recipe."""
+Units = Annotated[int, Field(ge=0)] | Absent
+"""How much one collection gathers; 0 means all."""
+Overrides = tuple[str, ...] | Absent
+"""Changes to a recipe, each as `section.field=value`."""
 Enough = Annotated[int, Field(ge=1)]
 """How many trajectories are worth a training."""
+_GREEK = (
+    "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|omicron|pi|rho|sigma|tau|upsilon|phi|chi|"
+    "psi|omega"
+)
 
 
 def run_name() -> str:
-    """Return the name of the present flow run: that of its recipe's file, and the seed if an
-    override sets it.
+    """Return the name of the present flow run: what was typed, or that of its recipe's file, and
+    the seed if an override sets it.
     """
+    if not _made_up(name := str(runtime.flow_run.name or "")):
+        return name
     given = runtime.flow_run.parameters
     seeds = [change for change in given.get("overrides") or () if change.startswith("seed=")]
     return " ".join([Path(given["recipe"]).stem, *seeds])
+
+
+def _made_up(name: str) -> bool:
+    """Return whether nobody typed a name: Prefect's server joins two words of coolname, its form
+    a Greek letter, often with a number, and one or two words.
+    """
+    parts = cast(Mapping[str, Mapping[str, Any]], config)
+    words = {word for part in parts.values() for word in part.get("words", ())}
+    by_server = name.count("-") == 1 and words.issuperset(name.split("-"))
+    return not name or by_server or re.fullmatch(rf"({_GREEK})\d*-\S+", name) is not None
 
 
 async def name_unknown(flow: Flow[..., Any], flow_run: FlowRun, state: State) -> None:
@@ -67,6 +90,13 @@ def cancelled_while_busy(work: Callable[P, Awaitable[Any]]) -> Callable[P, Corou
     return unless_busy
 
 
+def _empty(description: str) -> Any:
+    """Return a field of the form that is empty. A default of None in its schema would be sent, and
+    then refused, as it is not of the field's type.
+    """
+    return Field(default_factory=lambda: None, description=description)
+
+
 class Settings(BaseModel):
     """The fields of a recipe that are changed most often; a field left empty stays as the recipe
     says.
@@ -74,31 +104,36 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    workspace: str | None = Field(
-        default=None, min_length=1, description="Folder of the store, checkpoints and reports."
-    )
-    seed: int | None = Field(default=None, ge=0, description="Another seed is another run.")
-    train_limit: int | None = Field(default=None, ge=0, description="Training instances of an iteration; 0 means all.")
-    draw: Literal["fresh", "fixed"] | None = Field(default=None, description="Training instances of each iteration.")
-    promote: Literal["last", "best"] | None = Field(default=None, description="Which checkpoint goes on.")
-    learning_rate: float | None = Field(default=None, gt=0, le=1)
-    per_device_train_batch_size: int | None = Field(default=None, ge=1)
-    dtype: Literal["auto", "float32", "bfloat16"] | None = Field(
-        default=None, description="Number format of a local model."
-    )
-    runner: Literal["local", "dask", "ray"] | None = Field(
-        default=None, description="Who grows trees and plays episodes."
-    )
+    model: Annotated[str, Field(min_length=1)] | Absent = _empty("Folder of the model that the run starts with.")
+    workspace: Annotated[str, Field(min_length=1)] | Absent = _empty("Folder of the store, checkpoints and reports.")
+    seed: Annotated[int, Field(ge=0)] | Absent = _empty("Another seed is another run.")
+    train_limit: Annotated[int, Field(ge=0)] | Absent = _empty("Training instances of an iteration; 0 means all.")
+    test_limit: Annotated[int, Field(ge=0)] | Absent = _empty("Test instances that are evaluated; 0 means all.")
+    draw: Literal["fresh", "fixed"] | Absent = _empty("Training instances of each iteration.")
+    promote: Literal["last", "best"] | Absent = _empty("Which checkpoint goes on.")
+    learning_rate: Annotated[float, Field(gt=0, le=1)] | Absent = _empty("Of fine-tuning.")
+    per_device_train_batch_size: Annotated[int, Field(ge=1)] | Absent = _empty("Samples of a batch on one device.")
+    dtype: Literal["auto", "float32", "bfloat16"] | Absent = _empty("Number format of a local model.")
+    runner: Literal["local", "dask", "ray"] | Absent = _empty("Who grows trees and plays episodes.")
+
+    @model_serializer(mode="wrap")
+    def _set(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return the fields that are set."""
+        return {name: value for name, value in dump(self).items() if value is not None}
 
     def overrides(self) -> list[str]:
         """Return the fields that are set as changes to a recipe, `section.field=value`."""
-        given = self.model_dump(exclude_none=True)
+        given = self.model_dump()
         values = {name: quoted(one) if isinstance(one, str) else json.dumps(one) for name, one in given.items()}
         return [f"{_FIELDS.get(name, name)}={value}" for name, value in values.items()]
 
 
+UNCHANGED = Settings()
+"""All fields as the recipe says."""
 _FIELDS = {
+    "model": "model.path",
     "train_limit": "instances.train_limit",
+    "test_limit": "instances.test_limit",
     "draw": "instances.draw",
     "learning_rate": "training.learning_rate",
     "per_device_train_batch_size": "training.per_device_train_batch_size",
@@ -107,6 +142,6 @@ _FIELDS = {
 }
 
 
-def changes(settings: Settings | None, overrides: list[str] | None) -> list[str]:
+def changes(settings: Settings | None, overrides: Iterable[str] | None) -> list[str]:
     """Return all changes to a recipe, the free ones last, so that they take precedence."""
     return [*(settings.overrides() if settings else []), *(overrides or [])]

@@ -11,12 +11,12 @@ from prefect import serve
 from agentr_core.errors import ConfigError
 from agentr_core.methods.faults import load
 from agentr_core.methods.table import method_of, plan_of
+from agentr_core.system import shipped_recipes
 from flows import server, stages
 from flows.collecting import collect_only, improve
 from flows.compare import compare
 from flows.flywheel import flywheel
 
-RECIPES = Path("deployments/recipes")
 FLOWS: dict[str, Any] = {"flywheel": flywheel, "compare": compare}
 
 
@@ -25,9 +25,7 @@ def deployments(recipes: Sequence[Path]) -> list[Any]:
     can be gathered alone, also one that gathers and one that trains. Raises `ConfigError`, also for
     two recipes of one name.
     """
-    paths = list(recipes) or sorted(RECIPES.glob("*.yaml"))
-    if not paths:
-        raise ConfigError(f"there is no recipe in {RECIPES}; name the recipes to serve")
+    paths = list(recipes) or [Path(name) for name in shipped_recipes()]
     made, named = [], dict[str, Path]()
     for path in paths:
         recipe = load(path)
@@ -45,7 +43,7 @@ def deployments(recipes: Sequence[Path]) -> list[Any]:
             )
             for flow in (FLOWS[kind], *halves)
         ]
-    made += [each.to_deployment(name="stage", tags=["agentr"]) for each in stages.every()]
+    made += [each.to_deployment(name=each.fn.__name__, tags=["agentr"]) for each in stages.every()]
     return made
 
 

@@ -1,4 +1,5 @@
-"""One flow for each stage. Each can be run alone on a run: `prefect deployment run 'collect/...'`.
+"""One flow for each stage. Each can be run alone on a run: `prefect deployment run stage/collect`.
+All have the name `stage`, so that Prefect lists them apart from the recipes.
 
 A stage that writes to the store holds the lock of its run. Within the wheel, which already holds
 it, stages share it.
@@ -15,21 +16,21 @@ from prefect import Flow, flow
 from pydantic import Field
 
 from agentr_core.methods.table import all_stages
-from flows.parameters import name_unknown
+from flows.parameters import Absent, name_unknown
 from tasks import reporting, runs, stages
 from tasks.wiring import RunRef, usual_workspace
 from tasks.workspaces import stored_recipe
 
 RunId = Annotated[str, Field(min_length=1)]
 Iteration = Annotated[int, Field(ge=0)]
-Workspace = Annotated[str | None, Field(min_length=1)]
+Workspace = str | Absent
 # Prefect's form explains a parameter with its words in the docstring, and with nothing else.
 _PARAMETERS = """
 
 Args:
     run_id: the id of a run, as `agentr runs` lists it.
     iteration: counted from 1; 0 is what comes before the first one.
-    workspace: the store's folder; None: that of AGENTR_WORKSPACE where it runs, else `runs`.
+    workspace: the store's folder; empty: that of AGENTR_WORKSPACE where it runs, else `runs`.
 """
 
 
@@ -44,7 +45,7 @@ def __getattr__(name: str) -> Flow[..., Coroutine[Any, Any, Any]]:
 def of(name: str) -> Flow[..., Coroutine[Any, Any, Any]]:
     """Return the flow of the stage with this name."""
 
-    async def stage_flow(run_id: RunId, iteration: Iteration, workspace: Workspace = None) -> Any:
+    async def stage_flow(run_id: RunId, iteration: Iteration, workspace: Workspace = "") -> Any:
         run = _reference(run_id, workspace)
         # The lock would make the folder of a workspace that is none.
         stored_recipe(Path(run.workspace), run.run_id)
@@ -53,17 +54,17 @@ def of(name: str) -> Flow[..., Coroutine[Any, Any, Any]]:
 
     stage_flow.__name__ = stage_flow.__qualname__ = name
     stage_flow.__doc__ = all_stages()[name].about + _PARAMETERS
-    return flow(name=name, flow_run_name=f"{name}-{{iteration}}", on_crashed=[name_unknown])(stage_flow)
+    return flow(name="stage", flow_run_name=f"{name}-{{iteration}}", on_crashed=[name_unknown])(stage_flow)
 
 
-@flow(name="report", flow_run_name="report-{iteration}", on_crashed=[name_unknown])
-async def report(run_id: RunId, iteration: Iteration, workspace: Workspace = None) -> str:
+@flow(name="stage", flow_run_name="report-{iteration}", on_crashed=[name_unknown])
+async def report(run_id: RunId, iteration: Iteration, workspace: Workspace = "") -> str:
     """Write the report of an iteration and its artifacts; return the path of its page.
 
     Args:
         run_id: the id of a run, as `agentr runs` lists it.
         iteration: counted from 1.
-        workspace: the store's folder; None: that of AGENTR_WORKSPACE where it runs, else `runs`.
+        workspace: the store's folder; empty: that of AGENTR_WORKSPACE where it runs, else `runs`.
     """
     return await reporting.report(_reference(run_id, workspace), iteration)
 

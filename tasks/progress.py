@@ -20,14 +20,13 @@ from prefect.artifacts import acreate_progress_artifact, aupdate_progress_artifa
 from prefect.context import FlowRunContext, TaskRunContext
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, Task, TextColumn
+from rich.progress import BarColumn, Task, TextColumn
+from rich.progress import Progress as Bars
 from rich.table import Column
 from rich.text import Text
 
+from agentr_core.runtime.equipment import Progress
 from agentr_core.runtime.remaining import Remaining
-
-Update = Callable[[int, int, str], None]
-"""Called with (done, total, note) by a stage as it progresses."""
 
 console: ContextVar[Console | None] = ContextVar("agentr_console", default=None)
 """Where a local run shows its progress; without one, lines go to the logger of the Prefect run."""
@@ -64,7 +63,7 @@ class Warnings(logging.Handler):
 
 
 @asynccontextmanager
-async def stage_progress(stage: str, iteration: int, expected: Remaining) -> AsyncIterator[Update]:
+async def stage_progress(stage: str, iteration: int, expected: Remaining) -> AsyncIterator[Progress]:
     """Yield a function that reports the progress of one stage, from any thread; the last report is
     always shown.
 
@@ -155,7 +154,7 @@ class _Pace:
 
 
 @asynccontextmanager
-async def _bar(target: Console, name: str, expected: Remaining) -> AsyncIterator[Update]:
+async def _bar(target: Console, name: str, expected: Remaining) -> AsyncIterator[Progress]:
     """Yield a function that draws a bar on a terminal. Where the line is too narrow, the note is
     cut: name, count and times are always whole.
     """
@@ -179,7 +178,7 @@ async def _bar(target: Console, name: str, expected: Remaining) -> AsyncIterator
         _Text(times),
         _Text(note, Column(ratio=1, no_wrap=True, overflow="ellipsis")),
     )
-    with Progress(*columns, console=target, expand=True) as bars:
+    with Bars(*columns, console=target, expand=True) as bars:
         bar = bars.add_task(name, total=None, note="")
 
         def draw(done: int, total: int, note: str) -> None:
@@ -201,7 +200,7 @@ class _Text(TextColumn):
 
 
 @asynccontextmanager
-async def _lines(say: Callable[[str], object], name: str, expected: Remaining) -> AsyncIterator[Update]:
+async def _lines(say: Callable[[str], object], name: str, expected: Remaining) -> AsyncIterator[Progress]:
     """Yield a function that writes a line every few seconds; a silence is told, too."""
     pace = _Pace(expected)
     last, said_at, heard_at = name, pace.started, pace.started

@@ -113,8 +113,9 @@ async def perform(run: RunRef, iteration: int, name: str, *, limit: int | None =
 @asynccontextmanager
 async def _workplace(run: RunRef, stage: str, iteration: int) -> AsyncIterator[Workplace]:
     """Yield the workplace of a stage, with its progress shown."""
-    async with stage_progress(stage, iteration, remaining(quiet_workplace(run), stage, iteration)) as update:
-        yield quiet_workplace(run, progress=update)
+    place = quiet_workplace(run)
+    async with stage_progress(stage, iteration, remaining(place, stage, iteration)) as update:
+        yield replace(place, progress=update)
 
 
 @cache

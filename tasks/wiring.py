@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from agentr_core.environment import Environment
 from agentr_core.environments import registry
@@ -39,9 +39,6 @@ from agentr_core.store.database import Store
 from agentr_core.store.queries.runs import last_promotion
 from tasks import runners
 from tasks.workspaces import find_run, open_store, stored_recipe
-
-if TYPE_CHECKING:
-    from tasks.progress import Update
 
 
 @dataclass(frozen=True)
@@ -101,8 +98,8 @@ def _after_its_run(recipe: Recipe) -> Recipe:
     return replace(recipe, model=dataclasses.replace(recipe.model, path=path, from_run=""))
 
 
-def quiet_workplace(run: RunRef, recipe: Recipe | None = None, *, progress: Update | None = None) -> Workplace:
-    """Return the workplace of a stage; its progress is not shown unless `progress` is given."""
+def quiet_workplace(run: RunRef, recipe: Recipe | None = None) -> Workplace:
+    """Return the workplace of a stage; its progress is not shown."""
     root = Path(run.workspace)
     known, store = recipe or stored_recipe(root, run.run_id, patient=True), open_store(root, patient=True)
     place = Workplace(
@@ -113,7 +110,7 @@ def quiet_workplace(run: RunRef, recipe: Recipe | None = None, *, progress: Upda
         store=store,
         make_environment=lambda world: make_environment(known.in_world(world), store),
         load_model=lambda role, policy: load_model(known, role, policy, at=place.started_at()),
-        progress=progress or _unseen,
+        progress=_unseen,
     )
     return place
 

@@ -60,7 +60,7 @@ def filled(data: Any, values: Mapping[str, str]) -> Any:
         match = _REFERENCE.fullmatch(text)
         return text if match is None else values[match[1]]
 
-    return _mapped(data, fill, ())
+    return mapped(data, fill)
 
 
 def literal(data: Any) -> tuple[str, ...]:
@@ -70,7 +70,7 @@ def literal(data: Any) -> tuple[str, ...]:
 
 def masked(data: Any) -> Any:
     """Return data in which everything that looks like a secret is replaced by `***`."""
-    return _mapped(data, lambda path, text: MASK if _is_secret(path, text) else text, ())
+    return mapped(data, lambda path, text: MASK if _is_secret(path, text) else text)
 
 
 def _is_secret(path: tuple[str, ...], text: str) -> bool:
@@ -100,11 +100,12 @@ def _texts(data: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], 
         yield path, data
 
 
-def _mapped(data: Any, change: Callable[[tuple[str, ...], str], str], path: tuple[str, ...]) -> Any:
+def mapped(data: Any, change: Callable[[tuple[str, ...], str], str], path: tuple[str, ...] = ()) -> Any:
+    """Return data with each text changed, given the path of its keys."""
     if isinstance(data, Mapping):
-        return {key: _mapped(value, change, (*path, str(key))) for key, value in data.items()}
+        return {key: mapped(value, change, (*path, str(key))) for key, value in data.items()}
     if isinstance(data, list | tuple):
-        return [_mapped(value, change, (*path, str(position))) for position, value in enumerate(data)]
+        return [mapped(value, change, (*path, str(position))) for position, value in enumerate(data)]
     return change(path, data) if isinstance(data, str) else data
 
 

@@ -14,7 +14,9 @@ from pydantic import ValidationError
 from agentr_core.errors import ConfigError
 from agentr_core.recipes.environments import RANGE, with_examples
 from agentr_core.recipes.faults import secrets_in
+from agentr_core.recipes.models import mapped
 from agentr_core.recipes.recipe import ADAPTER, OF_ONE_WORLD, Recipe, resolved
+from agentr_core.system import data_path, shipped_recipes
 from agentr_core.texts import closest, listed, lone_surrogate, placed, unreadable, visible
 
 # What Pydantic found wrong with a value, in the words of those who write recipes.
@@ -273,6 +275,9 @@ _KIND = re.compile(r"(constrained|function|literal|tuple|list|dict|lax|json)[-\[
 def load(path: Path, overrides: Sequence[str] = (), *, check: Check, workspace: str = "") -> Recipe:
     """Return the recipe in a YAML file with `a.b=value` overrides applied.
 
+    A name without a file stands for the shipped recipe of that name. The data that it names by
+    `data/...` is the shipped data, unless the current folder has the same.
+
     Args:
         workspace: that of a recipe that names none; empty: the usual one.
 
@@ -280,12 +285,14 @@ def load(path: Path, overrides: Sequence[str] = (), *, check: Check, workspace: 
         ConfigError: the file is missing or not YAML, or fields are unknown, ill-typed or out of
             range; the message lists every fault.
     """
+    shipped = {} if path.exists() else shipped_recipes()
     try:
-        data = read_yaml(path.read_text(encoding="utf-8"))
+        data = read_yaml(shipped.get(str(path), path).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        meant = closest(path.name, (other.name for other in path.parent.glob("*.y*ml")))
+        names = [other.name for other in path.parent.glob("*.y*ml")] if path.suffix else list(shipped)
+        meant = closest(path.name, names)
         raise ConfigError(
-            f"recipe {placed(path)} does not exist{meant}; `ls deployments/recipes` shows the shipped ones"
+            f"recipe {placed(path)} does not exist{meant}; `agentr recipes` lists the shipped ones"
         ) from None
     except IsADirectoryError:
         raise ConfigError(f"recipe {placed(path)} is a folder; name a YAML file in it") from None
@@ -296,6 +303,13 @@ def load(path: Path, overrides: Sequence[str] = (), *, check: Check, workspace: 
     if not isinstance(data, dict):
         what = "is empty" if data is None else "is a list" if isinstance(data, list) else "is a single value"
         raise ConfigError(f"recipe {path} {what}; give fields, a line each, such as `name: my-recipe`")
+    if str(path) in shipped:
+
+        def located(_: tuple[str, ...], text: str) -> str:
+            folder, *parts = Path(text).parts or ("",)
+            return str(data_path(*parts)) if folder == "data" and parts and not Path(text).exists() else text
+
+        data = mapped(data, located)
     return parse({"workspace": workspace, **data} if workspace else data, overrides, check=check, source=str(path))
 
 

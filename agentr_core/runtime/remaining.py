@@ -75,11 +75,11 @@ def remaining(place: Workplace, stage: str, iteration: int) -> Remaining:
             return ratio * there[number, name]
         return next((here[before, name] for before in range(number - 1, -1, -1) if (before, name) in here), None)
 
-    after = 0.0
-    for number, each in order[now + 1 :]:
-        seconds = expected(number, each.name)
-        # What needs neither a model nor a world takes seconds.
-        if seconds is None and each.needs:
-            return Remaining(stage=expected(iteration, stage), spent=here.get((iteration, stage), 0.0))
-        after += seconds or 0.0
-    return Remaining(stage=expected(iteration, stage), spent=here.get((iteration, stage), 0.0), after=after)
+    later = [(expected(number, each.name), each.needs) for number, each in order[now + 1 :]]
+    # What needs neither a model nor a world takes seconds.
+    known = all(seconds is not None or not needs for seconds, needs in later)
+    return Remaining(
+        stage=expected(iteration, stage),
+        spent=here.get((iteration, stage), 0.0),
+        after=sum(seconds or 0.0 for seconds, _ in later) if known else None,
+    )

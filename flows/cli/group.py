@@ -39,6 +39,7 @@ _COMMANDS = [
     recipes.plan,
     recipes.evaluate,
     recipes.headroom,
+    recipes.shipped,
     recipes.serve,
     workspace.report,
     viewing.view,

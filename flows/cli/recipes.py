@@ -219,12 +219,27 @@ def headroom(
     click.echo(shown(found, form), nl=False)
 
 
+@click.command("recipes")
+def shipped() -> None:
+    """List the shipped recipes.
+
+    Other commands find each by its name, in any folder.
+    """
+    from agentr_core.recipes.parsing import read_yaml
+    from agentr_core.system import shipped_recipes
+
+    texts = {name: read_yaml(file.read_text(encoding="utf-8")) for name, file in shipped_recipes().items()}
+    page = click.HelpFormatter()
+    page.write_dl([(name, f"{recipe['method']}: {recipe['description']}") for name, recipe in texts.items()])
+    click.echo(page.getvalue(), nl=False)
+
+
 @click.command()
 @click.argument("recipes", nargs=-1, type=NamedPath(path_type=Path))
 def serve(recipes: tuple[Path, ...]) -> None:
     """Serve a Prefect deployment for each recipe, until interrupted.
 
-    Without RECIPES, all in deployments/recipes are served. A server must run: `prefect server
+    Without RECIPES, all shipped ones are served. A server must run: `prefect server
     start`.
     """
     from flows.serving import serve_recipes

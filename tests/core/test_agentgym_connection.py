@@ -109,7 +109,7 @@ class Endless(BaseHTTPRequestHandler):
 )
 def test_an_answer_is_neither_larger_nor_later_than_allowed(path: str, error: type[Exception], said: str) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Endless) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         began = time.monotonic()
         with pytest.raises(error, match=said):
             Connection(

@@ -115,10 +115,10 @@ def test_a_recipe_that_is_not_there_names_its_folder_and_the_one_that_was_meant(
     with pytest.raises(ConfigError) as raised:
         load(Path("mine/door.yaml"))
     assert str(raised.value) == (
-        f"recipe mine/door.yaml in {tmp_path} does not exist (did you mean doors.yaml?); `ls deployments/recipes` "
-        "shows the shipped ones"
+        f"recipe mine/door.yaml in {tmp_path} does not exist (did you mean doors.yaml?); `agentr recipes` lists "
+        "the shipped ones"
     )
-    with pytest.raises(ConfigError, match=rf"^recipe {tmp_path}/other.yaml does not exist; `ls"):
+    with pytest.raises(ConfigError, match=rf"^recipe {tmp_path}/other.yaml does not exist; `agentr"):
         load(tmp_path / "other.yaml")
     with pytest.raises(ConfigError, match=rf"^recipe mine in {tmp_path} is a folder; name"):
         load(Path("mine"))

@@ -67,6 +67,7 @@ def test_models_beside_the_player_share_a_server_and_a_door_has_its_own_gpus(mon
     assert crowded(other) == []
 
 
+@pytest.mark.slow
 def test_they_are_told_before_anything_starts(tmp_path: Path) -> None:
     path = "data/models/reasoning-tiny"
     judged = "environment={name: reasoning, options: {judged: all}}"

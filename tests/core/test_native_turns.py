@@ -269,6 +269,7 @@ def test_a_call_that_cannot_be_read_is_an_observation(reply: str, said: str | No
 @given(st.text() | st.text().map(lambda text: f"{OPENS}{text}</tool_call>") | st.dictionaries(st.text(), st.text()).map(
     lambda arguments: f"{OPENS}{json.dumps({'name': 'act', 'arguments': arguments})}</tool_call>"
 ))  # fmt: skip
+@pytest.mark.slow
 def test_no_reply_is_too_odd_to_be_answered(reply: str) -> None:
     for env in (NativeLine(), reasoning()):
         first = env.instances("train")[0]

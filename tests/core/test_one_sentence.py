@@ -242,7 +242,7 @@ def test_what_answers_must_be_a_prefect_server(answer: tuple[int, bytes], good: 
 
     Handler.answer = answer
     with HTTPServer(("127.0.0.1", 0), Handler) as other:
-        Thread(target=other.serve_forever, daemon=True).start()
+        Thread(target=other.serve_forever, args=(0.02,), daemon=True).start()
         address = f"http://127.0.0.1:{other.server_port}/api"
         if good:
             server._check(address)

@@ -83,6 +83,7 @@ def store(tmp_path: Path) -> Store:
     return made
 
 
+@pytest.mark.slow
 def test_a_run_that_nobody_works_on_is_shown_as_interrupted(store: Store, run: RunRef) -> None:
     assert (run_lines(store)[0].status, iteration_lines(store, "r")[0].status) == ("interrupted", "interrupted")
     with runs.locked(run):

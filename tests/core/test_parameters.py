@@ -5,24 +5,29 @@ of a recipe.
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from prefect.utilities.callables import parameter_schema
+from prefect.utilities.schema_tools.validation import ValidationError as Refused
+from prefect.utilities.schema_tools.validation import validate
 from pydantic import ValidationError
 
 from agentr_core.methods.faults import load
 from flows.collecting import collect_only, improve
 from flows.compare import compare
 from flows.flywheel import flywheel
-from flows.parameters import Settings, changes
+from flows.parameters import Settings, changes, run_name
 from flows.stages import of, report
 
 RECIPE = Path(__file__).parents[2] / "deployments" / "recipes" / "textcraft-tiny.yaml"
 SET: dict[str, Any] = {
+    "model": "data/models/tiny",
     "workspace": "/tmp/w:1 #",
     "seed": 3,
     "train_limit": 7,
+    "test_limit": 5,
     "draw": "fixed",
     "promote": "last",
     "learning_rate": 2e-5,
@@ -37,17 +42,50 @@ def test_the_form_has_choices_and_ranges(flow: Any) -> None:
     schema = parameter_schema(flow).model_dump()
     fields = schema["definitions"]["Settings"]["properties"]
     assert fields.keys() == SET.keys()
-    assert {"enum": ["last", "best"], "type": "string"} in fields["promote"]["anyOf"]
-    assert {"type": "number", "exclusiveMinimum": 0, "maximum": 1} in fields["learning_rate"]["anyOf"]
+    assert fields["promote"]["enum"] == ["last", "best"]
+    assert fields["learning_rate"].items() >= {"type": "number", "exclusiveMinimum": 0, "maximum": 1}.items()
     assert schema["properties"]["overrides"]["description"].startswith("advanced: any field of the recipe")
     assert schema["required"] == ["recipe"]
+
+
+@pytest.mark.parametrize("flow", [flywheel, collect_only, improve, compare, of("train"), report])
+def test_no_field_of_the_form_has_a_switch_to_none_or_sends_one(flow: Any) -> None:
+    schema = parameter_schema(flow).model_dump()
+    assert "anyOf" not in str(schema)
+    defaults = {name: field["default"] for name, field in schema["properties"].items() if "default" in field}
+    assert "'default': None" not in str(schema)
+    needed = dict.fromkeys(schema["required"], "aaaa") | ({"iteration": 1} if "iteration" in schema["required"] else {})
+    validate(needed | defaults, schema, raise_on_error=True)
+
+
+def test_a_wrong_value_is_refused_by_the_name_of_its_field() -> None:
+    schema = parameter_schema(flywheel).model_dump()
+    with pytest.raises(Refused, match=r"field 'settings\.learning_rate'.*5 is greater than the maximum of 1"):
+        validate({"recipe": "r", "settings": {"learning_rate": 5}}, schema, raise_on_error=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("my third try", "my third try"),
+        ("ablation-2", "ablation-2"),
+        ("textcraft-tiny", "textcraft-tiny"),
+        ("bronze-otter", "textcraft-eto-tiny seed=2"),
+        ("lambda12-galor-quadrant", "textcraft-eto-tiny seed=2"),
+    ],
+)
+def test_a_run_keeps_the_name_that_was_typed(name: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"recipe": "deployments/recipes/textcraft-eto-tiny.yaml", "overrides": ["seed=2"]}
+    monkeypatch.setattr("flows.parameters.runtime.flow_run", SimpleNamespace(name=name, parameters=given))
+    assert run_name() == shown
 
 
 def test_what_is_set_is_what_the_recipe_says() -> None:
     plain = load(RECIPE)
     recipe = load(RECIPE, changes(Settings(**SET), ["seed=4"]))
     assert (recipe.workspace, recipe.seed, recipe.promote) == ("/tmp/w:1 #", 4, "last")
-    assert (recipe.instances.train_limit, recipe.instances.draw) == (7, "fixed")
+    assert recipe.model.path.endswith("data/models/tiny")
+    assert (recipe.instances.train_limit, recipe.instances.test_limit, recipe.instances.draw) == (7, 5, "fixed")
     assert (recipe.training.learning_rate, recipe.training.per_device_train_batch_size) == (2e-5, 2)
     assert (recipe.model.dtype, recipe.scale.runner) == ("float32", "local")
     assert load(RECIPE, changes(Settings(workspace="/tmp/é 😀"), None)).workspace == "/tmp/é 😀"

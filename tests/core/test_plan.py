@@ -125,6 +125,7 @@ def test_a_program_reads_the_same_plan_in_one_tree(monkeypatch: pytest.MonkeyPat
     assert plan.describe(file, changes).startswith("\n".join(told["summary"]))
 
 
+@pytest.mark.slow
 def test_the_time_of_a_run_is_that_of_an_earlier_one_or_of_its_sampling(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

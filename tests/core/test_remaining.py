@@ -24,6 +24,7 @@ def took(place: Workplace, iteration: int, **seconds: float) -> None:
         place.store.write(timing_rows(place.iteration_id(iteration), name, {"other": value}))
 
 
+@pytest.mark.slow
 def test_an_earlier_run_of_the_recipe_tells_all_that_is_to_come(tmp_path: Path) -> None:
     earlier = run(tmp_path, "a")
     took(earlier, 0, evaluate=10)
@@ -34,6 +35,7 @@ def test_an_earlier_run_of_the_recipe_tells_all_that_is_to_come(tmp_path: Path) 
     assert (now.stage, now.after) == (20.0, (5 + 1 + 60 + 10) + (95 + 20 + 5 + 1 + 60 + 10))
 
 
+@pytest.mark.slow
 def test_a_run_that_is_slower_so_far_is_taken_to_stay_so(tmp_path: Path) -> None:
     earlier, place = run(tmp_path, "a", iterations=1), run(tmp_path, "b", iterations=1)
     took(earlier, 0, evaluate=100)
@@ -59,6 +61,7 @@ def test_nothing_is_told_of_what_nobody_has_measured(tmp_path: Path) -> None:
     assert remaining(place, "no such stage", 1) == Remaining()
 
 
+@pytest.mark.slow
 def test_shorter_and_unfinished_runs_and_those_of_other_recipes_tell_nothing(tmp_path: Path) -> None:
     took(run(tmp_path, "a", iterations=1), 1, evaluate=10)
     other = finish(tmp_path, "c", [set(), set(), set()], episodes=0, iterations=2, method="eto")

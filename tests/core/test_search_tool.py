@@ -215,6 +215,7 @@ def test_other_parameters_are_another_question() -> None:
     assert (len(one.asked), len(two.asked)) == (2, 1)
 
 
+@pytest.mark.slow
 def test_a_retrieval_server_answers_as_its_retriever_does() -> None:
     retriever = Retriever.of(DOCUMENTS)
     with running(app(retriever)) as url:

@@ -99,6 +99,7 @@ def test_the_last_training_is_wanted_while_it_is_unfinished_and_wants_this_machi
 
 
 @pytest.mark.parametrize("then", ["done", "another", "still"])
+@pytest.mark.slow
 def test_processes_are_ended_when_nobody_wants_them(then: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = two_machines(tmp_path / "model", tmp_path)
     file = announce(job)

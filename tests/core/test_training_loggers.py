@@ -46,7 +46,7 @@ def controller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Told
             """Nothing: the test says what went wrong."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Controller)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     token = tmp_path / "token"
     token.write_text("secret", encoding="utf-8")

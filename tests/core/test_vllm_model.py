@@ -118,7 +118,8 @@ def fleet(servers: list[Server]) -> Given:
 
 
 @pytest.fixture
-async def model(tiny_model_dir: Path, fleet: Given) -> AsyncIterator[VllmModel]:
+async def model(tiny_model_dir: Path, fleet: Given, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[VllmModel]:
+    monkeypatch.setattr("agentr_core.models.vllm.model._POLL_SECONDS", 0.01)
     made = VllmModel(launch(tiny_model_dir), fleet)
     yield made
     await made.close()

@@ -100,12 +100,14 @@ def test_one_that_dies_at_its_start_is_told_with_its_log(start: Callable[..., Re
         replicas.advance()
 
 
+@pytest.mark.slow
 def test_one_that_does_not_answer_in_time(start: Callable[..., Replicas]) -> None:
     replicas = start(SLOW, start_timeout=0.5)
     with pytest.raises(ModelServerError, match=r"did not answer within 0\.5 s \(model\.vllm\.start_timeout\)"):
         addresses(replicas)
 
 
+@pytest.mark.slow
 def test_one_that_dies_is_started_anew_within_its_budget(start: Callable[..., Replicas], tmp_path: Path) -> None:
     told: list[str] = []
     replicas = start(told=told, restarts=1)
@@ -119,6 +121,7 @@ def test_one_that_dies_is_started_anew_within_its_budget(start: Callable[..., Re
         until(lambda: replicas.advance() is None, "the death is noticed")
 
 
+@pytest.mark.slow
 def test_one_under_suspicion_is_looked_at(start: Callable[..., Replicas], tmp_path: Path) -> None:
     told: list[str] = []
     replicas = start(told=told)
@@ -135,6 +138,7 @@ def test_one_under_suspicion_is_looked_at(start: Callable[..., Replicas], tmp_pa
     assert addresses(replicas) == (address,)
 
 
+@pytest.mark.slow
 def test_other_weights_on_the_same_ports(start: Callable[..., Replicas], tmp_path: Path) -> None:
     replicas = start()
     before = addresses(replicas)
@@ -155,6 +159,7 @@ def test_a_port_in_use(start: Callable[..., Replicas], tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_none_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
     program = f"""
 import sys, time
@@ -196,6 +201,7 @@ def door(start: Callable[..., Replicas], monkeypatch: pytest.MonkeyPatch) -> Ite
         yield keeper, address
 
 
+@pytest.mark.slow
 def test_a_run_finds_the_replicas_and_has_them_serve_its_weights(door: tuple[Keeper, str], tmp_path: Path) -> None:
     keeper, address = door
     same = RemoteFleet(address, launch(tmp_path / "model"))

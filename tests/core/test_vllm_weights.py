@@ -158,7 +158,10 @@ def replicas(tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 
 @pytest.fixture
-async def model(tiny_model_dir: Path, replicas: list[Replica]) -> AsyncIterator[VllmModel]:
+async def model(
+    tiny_model_dir: Path, replicas: list[Replica], monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[VllmModel]:
+    monkeypatch.setattr("agentr_core.models.vllm.model._POLL_SECONDS", 0.01)
     made = VllmModel(owned(tiny_model_dir), Given(*replicas))
     yield made
     await made.close()

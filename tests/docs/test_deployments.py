@@ -52,7 +52,7 @@ def test_names_are_unique() -> None:
 @pytest.mark.parametrize("deployment", [*DEPLOYMENTS, *PODS], ids=lambda deployment: deployment["entrypoint"])
 def test_the_entrypoint_is_a_flow_that_takes_the_parameters(deployment: dict[str, Any]) -> None:
     inspect.signature(flow_of(deployment).fn).bind_partial(**deployment["parameters"])
-    assert deployment["parameters"] or deployment["name"] == "stage"
+    assert deployment["parameters"] or flow_of(deployment).name == "stage"
 
 
 @pytest.mark.parametrize("deployment", [*DEPLOYMENTS, *PODS], ids=lambda deployment: deployment["entrypoint"])
@@ -68,7 +68,9 @@ def test_the_recipe_exists_and_belongs_to_the_flow(deployment: dict[str, Any]) -
 
 def test_each_stage_has_a_deployment() -> None:
     wanted = {stage.name for method in SHIPPED for stage in method_named(method).stages}
-    assert {flow_of(each).name for each in DEPLOYMENTS if each["name"] == "stage"} == {*wanted, "report"}
+    served = [each for each in DEPLOYMENTS if flow_of(each).name == "stage"]
+    assert {each["name"] for each in served} == {*wanted, "report"}
+    assert all(flow_of(each).fn.__name__ == each["name"] for each in served)
 
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda deployment: deployment["entrypoint"])

@@ -55,7 +55,7 @@ def test_every_command_is_of_a_kind_that_is_tested_here() -> None:
     # This one is run by tests/flows/test_view_cli.py.
     servers += ("agentr view",)
     # This one takes minutes; tests/flows/test_headroom.py runs it on a smaller world.
-    servers += ("agentr headroom deployments/recipes/textcraft-tiny.yaml",)
+    servers += ("agentr headroom deployments/recipes/textcraft-tiny.yaml", "agentr headroom my-recipe.yaml")
     # These tests/flows/test_work_pools.py and test_clusters.py take from here and run.
     several: tuple[str, ...] = (
         "export AGENTR_HOME=",
@@ -75,6 +75,17 @@ def test_every_command_is_of_a_kind_that_is_tested_here() -> None:
     unknown = [command for command in COMMANDS if not command.startswith(run_here + servers + several)]
     assert COMMANDS
     assert not unknown
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The present folder: what a checkout has, and the recipe of the README."""
+    for name in ("data", "deployments"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (recipe,) = (text for language, text in BLOCKS if language == "yaml" and text.startswith("name: my-agent"))
+    (tmp_path / "my-recipe.yaml").write_text(recipe, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.mark.parametrize("command", named("make "))
@@ -98,9 +109,10 @@ def test_extras_that_are_installed_exist(command: str) -> None:
 
 
 @pytest.mark.parametrize("command", named("agentr run "))
+@pytest.mark.usefixtures("checkout")
 def test_recipes_that_are_run_take_what_is_changed(command: str) -> None:
     _, _, recipe, *changes = shlex.split(command)
-    assert load(ROOT / recipe, changes[1::2])
+    assert load(Path(recipe), changes[1::2])
 
 
 @pytest.mark.parametrize("command", named("python -m "))
@@ -158,8 +170,8 @@ def test_commands_on_stores_and_files_are_run(command: str, tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("command", [*named("agentr plan "), *named("agentr env doctor ")])
-def test_commands_that_only_look_are_run(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
+@pytest.mark.usefixtures("checkout")
+def test_commands_that_only_look_are_run(command: str) -> None:
     done = CliRunner().invoke(cli, shlex.split(command)[1:], catch_exceptions=False)
     assert done.exit_code == 0
     assert done.output.strip()
@@ -184,15 +196,9 @@ def test_parts_of_recipes_are_valid(text: str) -> None:
     assert parse({"name": "readme", "model": {"path": "m"}, **yaml.safe_load(text)})
 
 
-def test_the_tree_is_true() -> None:
-    (tree,) = (text for language, text in BLOCKS if not language and text.startswith("flows/"))
-    folder = ROOT
-    for line in tree.splitlines():
-        names = re.split(r"\s{3,}", line.strip())[0].split()
-        if not line.startswith(" "):
-            folder = ROOT / names[0]
-        for path in [folder] if not line.startswith(" ") else [folder / name for name in names]:
-            assert path.exists(), line
+def test_the_readme_is_read_to_its_end() -> None:
+    assert len(README.splitlines()) <= 130
+    assert len(README.split()) <= 1_300
 
 
 def test_pictures_are_there() -> None:

@@ -168,7 +168,8 @@ def open_door(keeper: Keeper, port: int) -> Iterator[str]:
         server = ThreadingHTTPServer((HOST, port), Handler)
     except OSError as error:
         raise ConfigError(f"port {port} cannot be used ({error.strerror}); choose another with --port") from None
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    # `shutdown` waits for the next poll.
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:
         yield f"http://{HOST}:{server.server_port}"
