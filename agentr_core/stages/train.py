@@ -135,6 +135,8 @@ def store_checkpoint(
                         loss=step.loss,
                         trained_tokens=step.trained_tokens,
                         seconds=step.seconds,
+                        learning_rate=step.learning_rate,
+                        grad_norm=step.grad_norm,
                         scores=step.scores,
                     )
                     for step in read_history(job.output_dir)

@@ -71,6 +71,9 @@ def test_a_recipe_runs_from_its_plan_to_its_report(tmp_path: Path, door_model: P
     assert steps["step"].tolist() == list(range(1, STEPS + 1))
     assert (steps["sampled_tokens"] > 0).all()
     assert steps["trained_tokens"].sum() > 0
+    shown = store.query("select learning_rate, grad_norm from v_training_steps where iteration = 1 order by step")
+    told = steps[["learning_rate", "grad_norm"]].astype(float)
+    assert shown.astype(float).equals(told), "both tables tell the same of a step"
     drawn = store.query("select * from rl_group order by step, number")
     assert (drawn["episodes"] == SIZE).all()
     assert (drawn.groupby("step")["number"].count() >= 3).all()

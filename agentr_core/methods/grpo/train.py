@@ -409,6 +409,8 @@ class _Training:
                 loss=totals.loss / max(1, totals.updates),
                 trained_tokens=totals.tokens + (before.trained_tokens if before else 0),
                 seconds=ended - started + (before.seconds if before else 0.0),
+                learning_rate=rate,
+                grad_norm=totals.norm / totals.updates if totals.updates else None,
             )
         )
         measured = measures(groups, totals, job.objective.grpo) | {
