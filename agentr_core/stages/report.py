@@ -37,6 +37,7 @@ from agentr_core.reports.document import (
 from agentr_core.reports.iteration import unfinished
 from agentr_core.reports.run_page import BesideScore, PairedScore, RunColumn, RunsReport
 from agentr_core.runtime.place import Position, Workplace
+from agentr_core.stages.curves import training_section
 from agentr_core.stages.evaluate import (
     Measures,
     by_depth,
@@ -337,7 +338,11 @@ def build_report(
         build_outline(place, iteration, board or Scoreboard(place), viewer=viewer),
         # What each of several worlds contributed to the training data.
         worlds={name: by_world.get(name, {}) for name in place.recipe.environments},
-        data=(*outside_section(place, iteration), *_said_by_method(place, iteration, "data")),
+        data=(
+            *outside_section(place, iteration),
+            *_said_by_method(place, iteration, "data"),
+            *training_section(place, iteration),
+        ),
         errors=errors,
         samples=tuple(samples),
         hashes={name: text for name, text in hashes.items() if text},
