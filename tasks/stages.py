@@ -20,6 +20,7 @@ from agentr_core.methods.table import importable, plan_of
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime import start as starting
 from agentr_core.runtime.instances import has_begun, settled
+from agentr_core.runtime.live import progress_file
 from agentr_core.runtime.machine import formats
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.remaining import remaining
@@ -113,7 +114,9 @@ async def perform(run: RunRef, iteration: int, name: str, *, limit: int | None =
 @asynccontextmanager
 async def _workplace(run: RunRef, stage: str, iteration: int) -> AsyncIterator[Workplace]:
     """Yield the workplace of a stage, with its progress shown."""
-    async with stage_progress(stage, iteration, remaining(quiet_workplace(run), stage, iteration)) as update:
+    expected = remaining(quiet_workplace(run), stage, iteration)
+    live = progress_file(Path(run.workspace), run.run_id)
+    async with stage_progress(stage, iteration, expected, live=live) as update:
         yield quiet_workplace(run, progress=update)
 
 

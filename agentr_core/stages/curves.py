@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import isfinite
 
-from agentr_core.reports import plots, wording
-from agentr_core.reports.document import Figure, Paragraph, Section
-from agentr_core.runtime.place import Workplace
-from agentr_core.store.queries.datasets import CurvePoint, training_curve
+from agentr_core.reports import plots
+from agentr_core.reports.document import Figure
+from agentr_core.store.queries.datasets import CurvePoint
 from agentr_core.store.queries.trees import GroupStep, Validation
 
 Values = Iterable[tuple[int, float | None]]
@@ -70,17 +69,9 @@ def group_learning(steps: Sequence[GroupStep], validated: Sequence[Validation], 
         *figure("KL to the start in nats a token.", start=((one.step, one.kl) for one in steps)),
         *figure("Norm of the gradient before it is clipped.", norm=((one.step, one.grad_norm) for one in steps)),
         *figure("Learning rate.", rate=((one.step, one.learning_rate) for one in steps)),
+        *figure(
+            "Loss: it says little here, since the data changes with each step.",
+            loss=((one.step, one.loss) for one in steps),
+        ),
         *figure("Sampled tokens of an episode.", tokens=((one.step, one.episode_tokens) for one in steps)),
     ]
-
-
-def training_section(place: Workplace, iteration: int) -> tuple[Section, ...]:
-    """Return the section on an iteration's training on a dataset; none where there was none."""
-    training = place.plan(iteration).training if iteration else None
-    steps = training_curve(place.store, place.iteration_id(iteration)) if training else []
-    if training is None or not steps or training.objective.rows == "episodes":
-        return ()
-    last = steps[-1]
-    told = f"{wording.count(last.step)} optimizer steps; the loss of the last is {wording.decimal(last.loss, 3)}."
-    note = "Each point is one step. The scores above are those of the model that came out."
-    return (Section("training", "Training by step", (Paragraph(told), *fine_tuning(steps)), note),)

@@ -12,9 +12,16 @@ from agentr_core.store.queries.datasets import CurvePoint, training_curve
 from agentr_core.store.queries.trees import GroupStep, Validation
 
 
-def group_step(step: int, **measured: float | None) -> GroupStep:
-    blank = GroupStep(step, 0.5, 0.5, 0.75, 0.5, 20.0, 0.0, 100.0, *[None] * 6, None, None, None)
-    return blank._replace(**measured)
+def group_step(step: int, **measured: float) -> GroupStep:
+    whole = {
+        "step": step,
+        "reward": 0.5,
+        "pass_at_1": 0.5,
+        "pass_at_n": 0.75,
+        "mixed_share": 0.5,
+        "episode_tokens": 20.0,
+    }
+    return GroupStep._make({**dict.fromkeys(GroupStep._fields), **whole, **measured}.values())
 
 
 def test_fine_tuning_has_three_curves_and_none_of_what_was_not_measured() -> None:
