@@ -151,7 +151,7 @@ def curves(series: Mapping[str, Sequence[Point]], spoken: str) -> str:
     Steps ascend in each of them; any may begin late, end early, or have gaps. Of a long one, only
     the lowest and the highest points are drawn, and that cannot be seen.
     """
-    height, left, right = 180.0, _LEFT + 14, 62.0
+    height, left, right = 180.0, _LEFT + 14, 70.0
     points = [point for some in series.values() for point in some]
     ticks = _ticks(min(value for _, value in points), max(value for _, value in points))
     first, last = min(step for step, _ in points), max(step for step, _ in points)

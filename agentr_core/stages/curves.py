@@ -15,7 +15,7 @@ Values = Iterable[tuple[int, float | None]]
 
 
 def figure(caption: str, **series: Values) -> list[Figure]:
-    """Return curves over steps as a figure; none where they have fewer than two points together.
+    """Return curves over steps as a figure; none before one of them has two points.
 
     A space in the name of a curve is written `_`.
     """
@@ -24,7 +24,7 @@ def figure(caption: str, **series: Values) -> list[Figure]:
         for name, values in series.items()
     }
     drawn = {name: points for name, points in drawn.items() if points}
-    if sum(map(len, drawn.values())) < 2:
+    if max(map(len, drawn.values()), default=0) < 2:
         return []
     return [Figure(plots.curves(drawn, caption), caption)]
 

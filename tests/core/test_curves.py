@@ -30,6 +30,7 @@ def test_fine_tuning_has_three_curves_and_none_of_what_was_not_measured() -> Non
     old = [step._replace(learning_rate=None, grad_norm=None) for step in steps]
     assert [one.caption.split()[0] for one in fine_tuning(old)] == ["Loss"]
     assert fine_tuning(steps[:1]) == [], "one step makes no curve"
+    assert group_learning([group_step(1)], [], 8) == [], "nor do three measures of it"
 
 
 def test_numbers_that_are_not_finite_are_left_out_of_a_curve() -> None:

@@ -95,8 +95,8 @@ def test_a_recipe_runs_from_its_plan_to_its_report(
     assert (steps["sampled_tokens"] > 0).all()
     assert steps["trained_tokens"].sum() > 0
     shown = store.query("select learning_rate, grad_norm from v_training_steps where iteration = 1 order by step")
-    told = steps[["learning_rate", "grad_norm"]].astype(float)
-    assert shown.astype(float).equals(told), "both tables tell the same of a step"
+    measured = steps[["learning_rate", "grad_norm"]].astype(float)
+    assert shown.astype(float).equals(measured), "both tables tell the same of a step"
     drawn = store.query("select * from rl_group order by step, number")
     assert (drawn["episodes"] == SIZE).all()
     assert (drawn.groupby("step")["number"].count() >= 3).all()
