@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from uuid import UUID
 
 from prefect import get_run_logger
@@ -25,6 +26,7 @@ from rich.progress import Progress as Bars
 from rich.table import Column
 from rich.text import Text
 
+from agentr_core.runtime import live
 from agentr_core.runtime.equipment import Progress
 from agentr_core.runtime.remaining import Remaining
 
@@ -33,6 +35,7 @@ console: ContextVar[Console | None] = ContextVar("agentr_console", default=None)
 
 _LINE_EVERY_S = 10.0
 _ARTIFACT_EVERY_S = 5.0
+_LIVE_EVERY_S = 1.0
 _WIDE = 120
 """Columns of a terminal from which on a bar is long."""
 _SILENCE_S = 60.0
@@ -63,12 +66,15 @@ class Warnings(logging.Handler):
 
 
 @asynccontextmanager
-async def stage_progress(stage: str, iteration: int, expected: Remaining) -> AsyncIterator[Progress]:
+async def stage_progress(
+    stage: str, iteration: int, expected: Remaining, *, file: Path | None = None
+) -> AsyncIterator[Progress]:
     """Yield a function that reports the progress of one stage, from any thread; the last report is
     always shown.
 
     Args:
         expected: what the stage and the rest of the run are expected to take.
+        file: from which the viewer reads the progress of the run.
     """
     name = f"iteration {iteration}  {stage}" if iteration else f"base model   {stage}"
     target = console.get()
@@ -79,15 +85,44 @@ async def stage_progress(stage: str, iteration: int, expected: Remaining) -> Asy
         say = _logger() if target is None else partial(target.print, highlight=False, soft_wrap=True)
         shown = _lines(say, name, expected)
     run = _run.get()
+    pace, began, last = _Pace(expected), time.time(), (0, 0, "")
+
+    async def tell_live(file: Path) -> None:
+        while True:
+            done, total, note = last
+            stage_left, run_left = pace.left(done, total)
+            live.tell_progress(
+                file,
+                live.Progress(
+                    iteration=iteration,
+                    stage=stage,
+                    done=done,
+                    total=total,
+                    note=note,
+                    began=began,
+                    told=time.time(),
+                    stage_left=stage_left,
+                    run_left=run_left,
+                ),
+            )
+            await asyncio.sleep(_LIVE_EVERY_S)
+
+    telling = None if file is None else asyncio.create_task(tell_live(file))
     async with shown as show:
 
         def report(done: int, total: int, note: str) -> None:
+            nonlocal last
             show(done, total, note)
             artifact.update(done, total)
+            last = done, total, note
             if run is not None:
                 run.update(done, total)
 
-        yield report
+        try:
+            yield report
+        finally:
+            if telling is not None:
+                telling.cancel()
     await artifact.finish()
     if run is not None:
         run.stage_is_over()
@@ -131,7 +166,7 @@ _run: ContextVar[_Run | None] = ContextVar("agentr_run", default=None)
 
 @dataclass(slots=True)
 class _Pace:
-    """The time that is left of a stage and of its run, told as text."""
+    """The time that is left of a stage and of its run."""
 
     expected: Remaining
     started: float = field(default_factory=time.monotonic)
@@ -144,13 +179,12 @@ class _Pace:
         """Return the seconds since the stage began in this process."""
         return time.monotonic() - self.started
 
-    def left(self, done: int, total: int) -> tuple[str, str]:
-        """Return the time that is left of the stage and of the run, empty where it is not known."""
+    def left(self, done: int, total: int) -> tuple[float | None, float | None]:
+        """Return the seconds that are left of the stage and of the run, None where not known."""
         self.begun_with = done if self.begun_with is None else min(self.begun_with, done)
         if done != self.last[0]:
             self.last = done, self.elapsed()
-        stage, run = self.expected.left(self.elapsed(), self.last[1], done - self.begun_with, total - self.begun_with)
-        return "" if stage is None else _clock(stage), "" if run is None else _clock(run)
+        return self.expected.left(self.elapsed(), self.last[1], done - self.begun_with, total - self.begun_with)
 
 
 @asynccontextmanager
@@ -161,7 +195,7 @@ async def _bar(target: Console, name: str, expected: Remaining) -> AsyncIterator
     pace = _Pace(expected)
 
     def times(task: Task) -> str:
-        stage, run = pace.left(int(task.completed), int(task.total or 0))
+        stage, run = map(_clock, pace.left(int(task.completed), int(task.total or 0)))
         over = task.finished or not stage
         return f"{_clock(pace.elapsed())}{'' if over else f'<{stage}'}{f' run<{run}' if run else ''}"
 
@@ -208,7 +242,7 @@ async def _lines(say: Callable[[str], object], name: str, expected: Remaining) -
     def line(done: int, total: int, note: str) -> None:
         nonlocal last, said_at, heard_at
         last, heard_at = f"{name}: {done}/{total} {note}".rstrip(), time.monotonic()
-        stage, run = pace.left(done, total)
+        stage, run = map(_clock, pace.left(done, total))
         if heard_at - said_at >= _LINE_EVERY_S:
             said_at = heard_at
             told = [*([f"{stage} left"] if stage and done < total else []), *([f"{run} of the run"] if run else [])]
@@ -228,8 +262,10 @@ async def _lines(say: Callable[[str], object], name: str, expected: Remaining) -
     say(f"{last} in {pace.elapsed():.1f} s")
 
 
-def _clock(seconds: float) -> str:
-    """Return a time as minutes and seconds, or as hours, minutes and seconds."""
+def _clock(seconds: float | None) -> str:
+    """Return a time as minutes and seconds, or as hours, minutes and seconds; empty for None."""
+    if seconds is None:
+        return ""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -20,6 +20,7 @@ from agentr_core.methods.table import importable, plan_of
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime import start as starting
 from agentr_core.runtime.instances import has_begun, settled
+from agentr_core.runtime.live import progress_file
 from agentr_core.runtime.machine import formats
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.remaining import remaining
@@ -114,7 +115,8 @@ async def perform(run: RunRef, iteration: int, name: str, *, limit: int | None =
 async def _workplace(run: RunRef, stage: str, iteration: int) -> AsyncIterator[Workplace]:
     """Yield the workplace of a stage, with its progress shown."""
     place = quiet_workplace(run)
-    async with stage_progress(stage, iteration, remaining(place, stage, iteration)) as update:
+    file = progress_file(Path(run.workspace), run.run_id)
+    async with stage_progress(stage, iteration, remaining(place, stage, iteration), file=file) as update:
         yield replace(place, progress=update)
 
 

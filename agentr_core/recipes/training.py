@@ -105,8 +105,9 @@ class TrainingConfig:
     gradient_checkpointing: bool | None = None
     """Whether activations are computed twice to save memory; by default on a GPU only."""
     report_to: tuple[str, ...] = ()
-    """Where steps are logged besides the store: `tensorboard`, `wandb` or another name that the
-    Trainer knows.
+    """Where steps are logged besides the store: `tensorboard`, `wandb`, `trackio` or another name
+    that the Trainer knows. Every training logs `train/loss`, `train/learning_rate` and
+    `train/grad_norm`.
     """
     lora_r: Natural = 0
     """Rank of LoRA adapters; 0 trains all weights."""

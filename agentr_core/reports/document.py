@@ -548,6 +548,11 @@ def report_page(run_id: str, name: str) -> str:
     return f"/report/{run_id}/{name}.html"
 
 
+def stage_page(run_id: str, iteration: int, stage: str) -> str:
+    """Return the address of a stage of an iteration of a run."""
+    return f"/stage/{quote(run_id, safe='')}/{iteration}/{quote(stage, safe='')}"
+
+
 def group(iteration_id: str, step: int, number: int) -> str:
     """Return the address of a group of reinforcement learning."""
     return f"/group/{quote(iteration_id, safe='')}/{step}/{number}"

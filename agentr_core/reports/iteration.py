@@ -786,7 +786,7 @@ def _versions(report: IterationReport) -> Section:
     if report.hashes:
         blocks.append(named("Artefact", report.hashes))
     if report.versions:
-        blocks.append(named("Software", report.versions))
+        blocks.append(named("Software and machine", report.versions))
     if not blocks:
         return not_measured("versions", title, "no versions or hashes were stored with the run")
     return Section("versions", title, tuple(blocks))

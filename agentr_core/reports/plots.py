@@ -26,6 +26,8 @@ _LARGEST = 7.0
 _LEADING = 12.0
 """The distance from one line of text to the next."""
 Point = tuple[float, float]
+_DRAWN = 200
+"""A longer curve is drawn by the lowest and the highest point of each of so many parts."""
 _KINDS = 6
 """The number of kinds of lines that a style sheet distinguishes."""
 _CORNERS: tuple[tuple[Point, ...], ...] = (
@@ -142,15 +144,21 @@ def bars(found: Counts, spoken: str) -> str:
     return _markup(svg)
 
 
-def curves(series: Mapping[str, Sequence[float]], spoken: str, *, every: int = 1) -> str:
-    """Return curves over steps 1, 2, ..., or over each multiple of `every`, on one scale, each with
-    its name at its end: the first solid, others dashed and in other colours.
+def curves(series: Mapping[str, Sequence[Point]], spoken: str) -> str:
+    """Return curves over steps on one scale, each with its name at the right: the first solid,
+    others dashed and in other colours. A curve of one point is a dot.
 
-    All have the same number of points, at least two.
+    Steps ascend in each of them; any may begin late, end early, or have gaps. Of a long one, only
+    the lowest and the highest points are drawn, and that cannot be seen.
     """
-    height, left, right = 180.0, _LEFT + 14, 58.0
-    ticks = _ticks(min(min(values) for values in series.values()), max(max(values) for values in series.values()))
-    steps = len(next(iter(series.values())))
+    height, left, right = 180.0, _LEFT + 14, 70.0
+    points = [point for some in series.values() for point in some]
+    ticks = _ticks(min(value for _, value in points), max(value for _, value in points))
+    first, last = min(step for step, _ in points), max(step for step, _ in points)
+
+    def x(step: float) -> float:
+        share = (step - first) / (last - first) if last > first else 0.5
+        return left + (_WIDTH - left - right) * share
 
     def y(value: float) -> float:
         return height - _BOTTOM - (height - _TOP - _BOTTOM) * (value - ticks[0]) / (ticks[-1] - ticks[0])
@@ -159,20 +167,39 @@ def curves(series: Mapping[str, Sequence[float]], spoken: str, *, every: int = 1
     for value in ticks:
         _line(svg, "axis" if value == ticks[0] else "grid", left, y(value), _WIDTH - right, y(value))
         _text(svg, left - 7, y(value) + 4, _tick(value, ticks[1] - ticks[0]), "end", "tick")
-    # The names at the ends, moved down where they would overlap.
-    heights, above = [y(values[-1]) + 4 for values in series.values()], -math.inf
-    for number in sorted(range(len(heights)), key=heights.__getitem__):
+    # Names stand at the heights of the last points, moved apart where they would overlap: down and,
+    # where that would leave the drawing, up again.
+    heights, above = [y(some[-1][1]) + 4 for some in series.values()], -math.inf
+    order = sorted(range(len(heights)), key=heights.__getitem__)
+    for number in order:
         above = heights[number] = max(heights[number], above + _LEADING)
-    for number, (name, values) in enumerate(series.items()):
-        across = [left + (_WIDTH - left - right) * place / (steps - 1) for place in range(steps)]
-        points = " ".join(f"{_at(x)},{_at(y(value))}" for x, value in zip(across, values, strict=True))
-        dashes = {"stroke-dasharray": "4 3"} if number else {}
+    below = height - _BOTTOM + 4 + _LEADING
+    for number in reversed(order):
+        below = heights[number] = min(heights[number], below - _LEADING)
+    for number, (name, some) in enumerate(series.items()):
+        part = max(1, math.ceil(len(some) / _DRAWN))
+        thinned = [
+            point
+            for at in range(0, len(some), part)
+            for point in sorted({min(some[at : at + part], key=_value), max(some[at : at + part], key=_value)})
+        ]
         group = ET.SubElement(svg, "g", {"class": f"s{number % _KINDS}"})
-        ET.SubElement(group, "polyline", {"class": "line", "points": points, **dashes})
-        _text(svg, across[-1] + 5, heights[number], name, "start", "tick")
-    _text(svg, left, height - 8, str(every), "middle", "tick")
-    _text(svg, _WIDTH - right, height - 8, str(steps * every), "middle", "tick")
+        if len(some) == 1:
+            ((step, value),) = some
+            ET.SubElement(group, "circle", {"class": "dot", "cx": _at(x(step)), "cy": _at(y(value)), "r": "3"})
+        else:
+            joined = " ".join(f"{_at(x(step))},{_at(y(value))}" for step, value in thinned)
+            dashes = {"stroke-dasharray": "4 3"} if number else {}
+            ET.SubElement(group, "polyline", {"class": "line", "points": joined, **dashes})
+        _text(group, _WIDTH - right + 5, heights[number], name, "start", "name")
+    _text(svg, x(first), height - 8, f"{first:g}", "middle", "tick")
+    if last > first:
+        _text(svg, x(last), height - 8, f"{last:g}", "middle", "tick")
     return _markup(svg)
+
+
+def _value(point: Point) -> float:
+    return point[1]
 
 
 def scatter(others: Sequence[Point], marked: Sequence[Point], spoken: str) -> str:

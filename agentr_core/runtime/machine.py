@@ -6,6 +6,13 @@ A number format `auto` is bfloat16 where the machine computes that fast, else fl
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
+import platform
+import re
+import subprocess
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from agentr_core.recipes.models import ModelConfig
@@ -48,6 +55,50 @@ def memory() -> Memory:
     if limit is not None and used is not None and limit < total:
         total, free = limit, min(free, limit - used)
     return Memory(total=total, free=free)
+
+
+def described() -> dict[str, str]:
+    """Return what a run is made with beside packages, as text: the `commit` of the code, where it
+    is known; `processor`, `memory` and `system`; and `gpu`, where PyTorch sees some.
+    """
+    # Slow to import.
+    import psutil
+    import torch
+
+    told = _PROCESSOR.read_text(encoding="utf-8") if _PROCESSOR.exists() else ""
+    named = re.search(r"^model name\s*: *(.+)$", told, re.MULTILINE)
+    name = named[1] if named else platform.processor() or platform.machine()
+    code = commit()
+    found = {
+        **({"commit": code} if code else {}),
+        "processor": f"{name}, {processors()} of {psutil.cpu_count()}",
+        "memory": f"{psutil.virtual_memory().total / 2**30:.1f} GiB",
+        "system": platform.platform(terse=True),
+    }
+    if torch.cuda.is_available():
+        count, total = torch.cuda.device_count(), torch.cuda.get_device_properties(0).total_memory
+        found["gpu"] = f"{count} of {torch.cuda.get_device_name(0)}, {total / 2**30:.0f} GiB each"
+    return found
+
+
+def commit(package: str = "agentr") -> str:
+    """Return the commit of the code: that of the clone that it runs from, with `+` if files of it
+    were changed since, or that which pip installed it from; empty where neither is known.
+    """
+    root = Path(__file__).parents[2]
+    if (root / ".git").exists():
+        asked = ["git", "-C", str(root), "--no-optional-locks", "describe", "--always", "--abbrev=40", "--dirty=+"]
+        # Variables of a hook would lead to another repository.
+        plain = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+        with suppress(OSError, subprocess.SubprocessError):
+            answer = subprocess.run(
+                [*asked, "--exclude=*"], capture_output=True, text=True, check=True, timeout=10, env=plain
+            )
+            return answer.stdout.strip()
+    with suppress(PackageNotFoundError, ValueError, AttributeError):
+        source = json.loads(distribution(package).read_text("direct_url.json") or "{}")
+        return str(source.get("vcs_info", {}).get("commit_id", ""))
+    return ""
 
 
 def _number(file: Path) -> int | None:

@@ -24,7 +24,7 @@ from agentr_core.recipes.environments import PromptConfig
 from agentr_core.recipes.models import ModelRole
 from agentr_core.recipes.recipe import Recipe, identifying, replace, resolved
 from agentr_core.runtime.equipment import identity, teacher_of
-from agentr_core.runtime.machine import bfloat16
+from agentr_core.runtime.machine import bfloat16, described
 from agentr_core.runtime.place import Method, Stage, Workplace
 from agentr_core.samples.chat_file import conversation, records
 from agentr_core.store.codec.ledger import Status, checkpoint_rows, iteration_rows, run_rows
@@ -464,7 +464,7 @@ async def start(place: Workplace, *, evaluates: bool = False, collects: bool = F
         recipe=place.recipe.name,
         method=place.recipe.method,
         config=config,
-        versions={**versions(), "bfloat16": bfloat16() or "not fast here", **confined},
+        versions={**await asyncio.to_thread(versions), "bfloat16": bfloat16() or "not fast here", **confined},
         workspace=str(place.root),
         status=status,
         started_at=now,
@@ -614,8 +614,10 @@ def _general_data(place: Workplace) -> list[Rows]:
 
 
 def versions() -> Mapping[str, str]:
-    """Return the versions of Python and of the packages that a run depends on."""
-    return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+    """Return the versions of Python and of the packages that a run depends on, the commit of the
+    code where it is known, and what the machine is.
+    """
+    return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}, **described()}
 
 
 def _now() -> datetime:

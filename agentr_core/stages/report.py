@@ -37,6 +37,7 @@ from agentr_core.reports.document import (
 from agentr_core.reports.iteration import unfinished
 from agentr_core.reports.run_page import BesideScore, PairedScore, RunColumn, RunsReport
 from agentr_core.runtime.place import Position, Workplace
+from agentr_core.stages.curves import fine_tuning
 from agentr_core.stages.evaluate import (
     Measures,
     by_depth,
@@ -337,11 +338,28 @@ def build_report(
         build_outline(place, iteration, board or Scoreboard(place), viewer=viewer),
         # What each of several worlds contributed to the training data.
         worlds={name: by_world.get(name, {}) for name in place.recipe.environments},
-        data=(*outside_section(place, iteration), *_said_by_method(place, iteration, "data")),
+        data=(
+            *outside_section(place, iteration),
+            *_said_by_method(place, iteration, "data"),
+            *training_curves(place, iteration),
+        ),
         errors=errors,
         samples=tuple(samples),
         hashes={name: text for name, text in hashes.items() if text},
     )
+
+
+def training_curves(place: Workplace, iteration: int) -> tuple[Section, ...]:
+    """Return the section on an iteration's training on a dataset; none where there was none. Group
+    RL says itself how it went.
+    """
+    training = place.plan(iteration).training if iteration else None
+    steps = datasets.training_curve(place.store, place.iteration_id(iteration)) if training else []
+    figures = () if training is None or training.objective.rows == "episodes" else tuple(fine_tuning(steps))
+    note = (
+        f"{steps[-1].step:,} optimizer steps. The scores above are those of the model that came out." if steps else ""
+    )
+    return (Section("training", "Training by step", figures, note),) if figures else ()
 
 
 def build_outline(place: Workplace, iteration: int, board: Scoreboard, *, viewer: str = "") -> IterationReport:

@@ -9,6 +9,7 @@ from typing import Any
 from agentr_core.errors import DataFault
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.models.files import checkpoint_folder
+from agentr_core.runtime.live import tell_step
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import check_weights
 from agentr_core.stages.dataset import check_dataset, dataset_file, dataset_id
@@ -47,6 +48,7 @@ async def train(place: Workplace, iteration: int) -> dict[str, Any]:
 
     def show(step: TrainingStep) -> None:
         place.progress(step.step, step.total_steps, f"steps, loss {step.loss:.3f}")
+        tell_step(place.root, place.run_id, iteration, (step.step, step.loss, step.learning_rate, step.grad_norm))
 
     with place.timed(STAGE, iteration) as clock:
         made = await fine_tune(job, on_progress=show)
@@ -54,6 +56,7 @@ async def train(place: Workplace, iteration: int) -> dict[str, Any]:
         clock.tokens = made.trained_tokens
     key = dataset_id(place, iteration)
     store_checkpoint(place, iteration, job, job.objective.settings, made, dataset_id=key)
+    tell_step(place.root, place.run_id, iteration, None)
     return {
         "checkpoint": job.output_dir.name,
         "loss": made.final_loss,
@@ -135,6 +138,8 @@ def store_checkpoint(
                         loss=step.loss,
                         trained_tokens=step.trained_tokens,
                         seconds=step.seconds,
+                        learning_rate=step.learning_rate,
+                        grad_norm=step.grad_norm,
                         scores=step.scores,
                     )
                     for step in read_history(job.output_dir)

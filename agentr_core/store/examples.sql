@@ -105,6 +105,9 @@ select checkpoint_id, count(*) as steps, arg_min(loss, step) as first_loss, arg_
     max(trained_tokens) as trained_tokens, max(seconds) as seconds
 from training_step group by all order by all;
 
+-- curves: How each training went, step by step.
+select run_id, iteration, step, loss, learning_rate, grad_norm from v_training_steps;
+
 -- groups: Groups of reinforcement learning that taught something, by step.
 select run_id, iteration, step, count(*) as groups, count(*) filter (contrast) as trained, 
     avg(reward) filter (prefix = 0) as reward, avg(wins / episodes) filter (prefix = 0) as pass_at_1,

@@ -262,8 +262,9 @@ class TrainingStep:
     `loss` is the mean over the trained tokens of that step in nats, or over its pairs.
     `trained_tokens` counts all tokens that carried loss up to here. `seconds` is the time spent in
     training, including earlier attempts up to their checkpoint. `total_steps` is an estimate if the
-    end is set by time. `scores` are the other measures of preference training: means over the pairs
-    of the step.
+    end is set by time. `learning_rate` is that of the step, `grad_norm` the norm of its gradient
+    before it was clipped; None in histories of earlier versions, and where nothing was trained.
+    `scores` are the other measures of preference training: means over the pairs of the step.
     """
 
     step: int
@@ -271,6 +272,8 @@ class TrainingStep:
     loss: float
     trained_tokens: int
     seconds: float
+    learning_rate: float | None = None
+    grad_norm: float | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -213,6 +213,8 @@ class FollowsPlan:
             loss=entry["loss"],
             trained_tokens=int(entry["trained_tokens"]),
             seconds=entry["seconds"],
+            learning_rate=entry.get("learning_rate"),
+            grad_norm=entry.get("grad_norm"),
             scores={ours: entry[theirs] for theirs, ours in _SCORES.items() if theirs in entry},
         )
 

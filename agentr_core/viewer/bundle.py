@@ -23,7 +23,11 @@ _LINK: Final = re.compile(r'(<[a-z]+\b[^<>]*?) (href|src)="(/[^"#]*)(#[^"]*)?"')
 """A link that our templates wrote. Texts from the store are escaped, so none of them looks like
 one.
 """
-_FORM: Final = re.compile(r'<form\b.*?</form>|<nav class="views".*?</nav>', re.DOTALL)
+_FORM: Final = re.compile(
+    r'<form\b.*?</form>|<nav class="views".*?</nav>|<script src="/static/live.js".*?</noscript>'
+    r'|(?<=<main) data-live="[^<>]*"',
+    re.DOTALL,
+)
 """What needs a server. Pages of tokens would need the model, too."""
 _ASKED: Final = re.compile(r"/(find|search|tokens)\b|[?&]instance=")
 """Addresses that take queries, are computed when they are asked for, or have a page for each

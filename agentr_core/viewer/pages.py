@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -10,13 +12,24 @@ from math import sqrt
 from typing import Any, Final, NamedTuple
 from xml.etree import ElementTree as ET
 
+import yaml
 from markupsafe import Markup
 
+from agentr_core.recipes.models import masked
 from agentr_core.reports import document, wording
+from agentr_core.reports.document import Figure
+from agentr_core.runtime.live import read_progress, read_steps
 from agentr_core.samples.rendering import ReadToken
+from agentr_core.stages.curves import fine_tuning, group_learning
 from agentr_core.store.codec.samples import load_samples
 from agentr_core.store.database import Store
-from agentr_core.store.queries.datasets import preference_head, rejection_counts, sample_head
+from agentr_core.store.queries.datasets import (
+    CurvePoint,
+    preference_head,
+    rejection_counts,
+    sample_head,
+    training_curve,
+)
 from agentr_core.store.queries.listings import (
     Place,
     ancestry,
@@ -24,11 +37,13 @@ from agentr_core.store.queries.listings import (
     evaluation_lines,
     event_lines,
     iteration_lines,
+    last_episodes,
     places_of_texts,
     run_line,
     run_lines,
+    stage_lines,
 )
-from agentr_core.store.queries.runs import runs_beginning
+from agentr_core.store.queries.runs import iteration_key, run_config, run_versions, runs_beginning
 from agentr_core.store.queries.trees import (
     Derivation,
     ToolCall,
@@ -46,6 +61,7 @@ from agentr_core.store.queries.trees import (
     trajectory_steps,
     tree_head,
     tree_nodes,
+    validations,
     verdicts_of_pair,
 )
 from agentr_core.store.text_index import RANKED, Matches, found_texts, phrases
@@ -348,16 +364,122 @@ def _ways(nodes: Collection[TreeNode], leaves: Iterable[int]) -> set[int]:
     return found
 
 
-def runs(store: Store) -> Page:
-    """Return the page that lists the runs of a workspace."""
-    return Page("runs", {"runs": run_lines(store)})
+def runs(store: Store | None) -> Page:
+    """Return the page that lists the runs of a workspace; None: it has no store yet."""
+    lines = run_lines(store) if store else []
+    moves = "/" if not lines or any(line.at_work for line in lines) else None
+    return Page("runs", {"runs": lines, "moves": moves, "state": "", "every": 5})
 
 
-def run(store: Store, run_id: str) -> Page | None:
-    """Return the page of a run, or None if it is not stored, as for every page here."""
+# What moves on the pages of a run and its stages while it is at work.
+
+_EPISODES: Final = 10
+
+
+def moving(store: Store, run_id: str, iteration: int | None = None, stage: str = "") -> Page | None:
+    """Return the part of the page of a run that changes while it is at work, or of the page of a
+    stage: its progress, the curves of the training at work, what its stages took, and the last
+    episodes.
+    """
     head = run_line(store, run_id)
     if head is None:
         return None
+    found = read_progress(store.path.parent, run_id) if head.at_work else None
+    work = None
+    if found is not None and (iteration is None or (found.iteration, found.stage) == (iteration, stage)):
+        since = max(0.0, time.time() - found.told)
+        left = [None if one is None else max(0.0, one - since) for one in (found.stage_left, found.run_left)]
+        work = {"progress": found, "elapsed": found.told + since - found.began, "left": left}
+    shown = iteration if iteration is not None else found.iteration if found else None
+    here = document.page_of("run", run_id) if iteration is None else document.stage_page(run_id, iteration, stage)
+    values = {
+        "run": head,
+        "work": work,
+        "learning": {} if shown is None else {shown: learning(store, run_id, shown)},
+        "stages": stage_lines(store, run_id),
+        "episodes": last_episodes(store, run_id, iteration=iteration, limit=_EPISODES),
+        "moves": f"/moving{here}" if head.at_work else None,
+        "state": f"{head.status} {found.iteration} {found.stage}" if found else head.status,
+        "every": 2,
+    }
+    return Page("moving", values)
+
+
+def learning(store: Store, run_id: str, iteration: int) -> list[Figure]:
+    """Return the learning curves of an iteration; those of a training on a dataset that is at work
+    are what it has told so far.
+    """
+    iteration_id = iteration_key(store, run_id, iteration)
+    if iteration_id is None:
+        return []
+    if steps := group_steps(store, iteration_id):
+        size = json.loads(run_config(store, run_id) or "{}").get("grpo", {}).get("num_generations", "n")
+        return group_learning(steps, validations(store, iteration_id), size)
+    told = [CurvePoint(*step) for step in read_steps(store.path.parent, run_id, iteration)]
+    return fine_tuning(training_curve(store, iteration_id) or told)
+
+
+def stage(store: Store, run_id: str, iteration: int, name: str) -> Page | None:
+    """Return the page of a stage of an iteration: how far it is, or what it took and made."""
+    page = moving(store, run_id, iteration, name)
+    iteration_id = iteration_key(store, run_id, iteration)
+    if page is None or iteration_id is None:
+        return None
+    mine = [line for line in page.values["stages"] if (line.iteration, line.stage) == (iteration, name)]
+    events = [line for line in event_lines(store, run_id) if line.stage == name]
+    if not (mine or events or page.values["work"]):
+        return None
+    rejections = rejection_counts(store, iteration_id).get(name, {})
+    own = {"iteration": iteration, "stage": name, "mine": mine, "events": events, "rejections": rejections}
+    return Page("stage", {**page.values, **own})
+
+
+class Setting(NamedTuple):
+    """A field in which two runs differ, as text."""
+
+    name: str
+    here: str
+    there: str
+
+
+def differing(one: Any, other: Any, name: str = "") -> list[Setting]:
+    """Return the fields in which two plain values differ, each with its path."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        keys = [*one, *(key for key in other if key not in one)]
+        return [
+            found
+            for key in keys
+            for found in differing(one.get(key, _ABSENT), other.get(key, _ABSENT), f"{name}.{key}".removeprefix("."))
+        ]
+    if one == other:
+        return []
+    texts = ["not there" if v is _ABSENT else v if v and isinstance(v, str) else json.dumps(v) for v in (one, other)]
+    return [Setting(name, *texts)]
+
+
+_ABSENT: Final = object()
+
+
+def run(store: Store, run_id: str, against: str = "") -> Page | None:
+    """Return the page of a run, or None if it is not stored, as for every page here.
+
+    Args:
+        against: the run to which its settings are compared; empty for the one before it with the
+            same recipe, if there is one.
+    """
+    page = moving(store, run_id)
+    if page is None:
+        return None
+    head = page.values["run"]
+    others = [line for line in run_lines(store) if line.run_id != run_id]
+    before = [line.run_id for line in others if line.recipe == head.recipe and line.started_at <= head.started_at]
+    against = next((key for key in [against, *before] if key in {line.run_id for line in others}), "")
+    config = masked(json.loads(run_config(store, run_id) or "{}"))
+    versions = run_versions(store, run_id)
+    settings: list[Setting] = []
+    if against:
+        settings = differing(config, masked(json.loads(run_config(store, against) or "{}")))
+        settings += differing({"versions": versions}, {"versions": run_versions(store, against)})
     iterations = iteration_lines(store, run_id)
     evaluations = evaluation_lines(store, run_id)
     # The base of an evaluation is the earliest one of the same name.
@@ -366,13 +488,21 @@ def run(store: Store, run_id: str) -> Page | None:
         firsts.setdefault((line.name, line.split), line.evaluation_id)
     bases = [firsts[line.name, line.split] for line in evaluations]
     values = {
-        "run": head,
+        **page.values,
+        "config": yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=110),
+        "versions": versions,
+        "others": others,
+        "against": against,
+        "settings": settings,
         "iterations": iterations,
         "evaluations": [
             (line, base if base != line.evaluation_id else None) for line, base in zip(evaluations, bases, strict=True)
         ],
         "events": event_lines(store, run_id),
-        "learning": {one.iteration: group_steps(store, one.iteration_id) for one in iterations if one.groups},
+        "learning": {
+            one.iteration: figures for one in iterations if (figures := learning(store, run_id, one.iteration))
+        },
+        "steps": {one.iteration: group_steps(store, one.iteration_id) for one in iterations if one.groups},
         "rejections": {
             one.iteration: rejection_counts(store, one.iteration_id) for one in iterations if one.rejections
         },
@@ -517,7 +647,6 @@ def origin(kind: str) -> Detail:
 
 Detail = Callable[[Store, str], Page | None]
 DETAILS: Mapping[str, Detail] = {
-    "run": run,
     "trajectory": trajectory,
     "family": relatives,
     "tree": tree,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from jinja2 import Environment
+from markupsafe import Markup
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
@@ -36,8 +37,8 @@ from agentr_core.viewer.pages import MOST_CHARS, PAGE_ROWS, Page, node, results
 HEADERS: Final = {
     # These pages show texts of models and worlds: whatever the texts contain, none of it is run,
     # loaded or sent.
-    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; form-action 'self'; "
-    "base-uri 'none'; frame-ancestors 'none'",
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -105,6 +106,18 @@ def app(
         Route("/search", viewer.search),
         Route("/static/{name}", _static),
         Route("/report/{run}/{name}.html", viewer.report),
+        Route(
+            "/run/{key}",
+            viewer.page(lambda store, r: pages.run(store, r.path_params["key"], r.query_params.get("against", ""))),
+        ),
+        Route(
+            "/stage/{key}/{iteration:int}/{stage}",
+            viewer.page(
+                lambda store, r: pages.stage(store, *(r.path_params[x] for x in ("key", "iteration", "stage")))
+            ),
+        ),
+        Route("/moving/run/{key}", viewer.page(_moving)),
+        Route("/moving/stage/{key}/{iteration:int}/{stage}", viewer.page(_moving)),
         Route("/node/{tree}/{node:int}", viewer.page(_node)),
         Route("/group/{iteration}/{step:int}/{number:int}", viewer.page(_group)),
         *(Route(f"/tokens/{kind}/{{key}}", viewer.tokens(kind)) for kind in ("sample", "trajectory") if reading),
@@ -199,7 +212,9 @@ class _Viewer:
         return self._render("message", 404, title="Nothing here", text="This store has nothing at that address.")
 
     def refused(self, request: Request, error: Exception) -> Response:
-        """Answer a request when the store cannot be read."""
+        """Answer a request when the store cannot be read, or is not there yet."""
+        if not self._store.path.exists():
+            return self._render("runs", 200 if request.url.path == "/" else 503, **pages.runs(None).values)
         status = 503 if isinstance(error, StoreBusy) else 500
         return self._render("message", status, title="The store cannot be read", text=str(error))
 
@@ -238,8 +253,13 @@ class _Viewer:
 def templates() -> Environment:
     """Return the templates of the pages."""
     made = environment("agentr_core.viewer")
+    # As in reports: markup made by `plots` from numbers.
+    made.filters.update(inline_svg=lambda figure: Markup(figure.svg))
     made.filters.update(number=number, fact=_fact, turns=pages.token_turns, token=pages.token_text)
     made.globals.update(page_of=document.page_of, listing=document.listing, group_page=document.group)
+    made.globals.update(stage_page=document.stage_page)
+    # Only some pages change while they are shown.
+    made.globals.update(moves=None, most_steps=_MOST_STEPS)
     for name in made.list_templates():
         # Compiled now, so that the first visitor does not wait for it.
         made.get_template(name)
@@ -263,6 +283,11 @@ def _detail(make: pages.Detail) -> Make:
     return lambda store, request: make(store, request.path_params["key"])
 
 
+def _moving(store: Store, request: Request) -> Page | None:
+    asked = request.path_params
+    return pages.moving(store, asked["key"], asked.get("iteration"), asked.get("stage", ""))
+
+
 def _node(store: Store, request: Request) -> Page | None:
     return node(store, request.path_params["tree"], request.path_params["node"])
 
@@ -272,10 +297,13 @@ def _group(store: Store, request: Request) -> Page | None:
     return pages.group(store, asked["iteration"], asked["step"], asked["number"])
 
 
+_MOST_STEPS: Final = 200
+"""The rows of the table of the steps of reinforcement learning on the page of a run."""
 _STATIC: Final = {
     "page.css": ("agentr_core.reports", "templates/page.css", "text/css"),
     "viewer.css": ("agentr_core.viewer", "static/viewer.css", "text/css"),
     "keys.js": ("agentr_core.viewer", "static/keys.js", "text/javascript"),
+    "live.js": ("agentr_core.viewer", "static/live.js", "text/javascript"),
 }
 """The files that pages load: package, path and type."""
 

@@ -19,13 +19,14 @@ from tasks.workspaces import find_run, open_store
 
 
 def serve(workspace: Path, *, index: Path | None, host: str, port: int, say: Callable[[str], Any]) -> None:
-    """Serve the pages of a workspace until interrupted.
+    """Serve the pages of a workspace until interrupted. It may still be empty, or not be there at
+    all: its pages appear with its first run.
 
     Other machines need a token, which is part of the printed address.
 
-    Raises `UserError` if there is no store, or if the address cannot be listened on.
+    Raises `UserError` if it cannot be a workspace, or if the address cannot be listened on.
     """
-    store = open_store(workspace, must_exist=True)
+    store = open_store(workspace, must_exist=workspace.is_file())
     here = host in LOOPBACK
     token = token_for(host)
     shown = app(
@@ -37,8 +38,9 @@ def serve(workspace: Path, *, index: Path | None, host: str, port: int, say: Cal
         reading=partial(reading, workspace),
     )
     entry = "" if token is None else f"/?token={token}"
+    waiting = "" if store.path.exists() else ", and waits for its first run"
     http_server.serve(
-        shown, host=host, port=port, listening=lambda where: say(f"{workspace} is shown at {where}{entry}")
+        shown, host=host, port=port, listening=lambda where: say(f"{workspace} is shown at {where}{entry}{waiting}")
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from pathlib import Path
 from typing import Final
 
@@ -11,10 +12,13 @@ import httpx
 import storage
 from measures import Clock, Measure
 
+from agentr_core.runtime.live import Progress, progress_file, tell_progress
 from agentr_core.store.database import Store
 from agentr_core.store.text_index import TextIndex
 from agentr_core.system import LOOPBACK
 from agentr_core.viewer.server import app
+from tasks.runs import locked
+from tasks.wiring import RunRef
 
 _LISTS: Final = (
     "/trees?run=run",
@@ -23,6 +27,8 @@ _LISTS: Final = (
     "/samples?kind=revision",
     "/rejections",
 )
+_AT_WORK: Final = Path(__file__).with_name("synthetic_work.sql")
+_AT_WORK_PAGES: Final = ("/moving/run/run", "/stage/run/1/train", "/moving/stage/run/2/reinforce")
 _ROUNDS: Final = 3
 
 
@@ -32,11 +38,20 @@ def measure(folder: Path, *, steps: int, clock: Clock) -> list[Measure]:
     """
     store = Store(folder / "store.duckdb")
     stored = storage.fill(store, max(20, steps // storage.STEPS_PER_TREE))
+    # A run in its second iteration, after a long training.
+    with store.transaction() as con:
+        con.execute(_AT_WORK.read_text(encoding="utf-8").replace("$steps", str(stored)))
+    tell_progress(
+        progress_file(folder, "run"),
+        Progress(iteration=2, stage="reinforce", done=9, total=99, note="steps", began=0.0, told=time.time()),
+    )
     index = folder / "texts.sqlite"
     started = clock()
     TextIndex(store, index).refresh(seconds=float("inf"))
     indexing = clock() - started
-    seconds = asyncio.run(_visits(store, index, clock))
+    # Whoever works on a run holds its lock.
+    with locked(RunRef(workspace=str(folder), run_id="run")):
+        seconds = asyncio.run(_visits(store, index, clock))
     slowest = max(seconds, key=lambda page: seconds[page])
     return [
         Measure(
@@ -53,7 +68,7 @@ def measure(folder: Path, *, steps: int, clock: Clock) -> list[Measure]:
 async def _visits(store: Store, index: Path, clock: Clock) -> dict[str, float]:
     transport = httpx.ASGITransport(app(store.path, index=index, hosts=LOOPBACK))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=600) as http:
-        pages = ["/", "/run/run", *_LISTS, "/search?q=looks+item", '/search?q="reply+100"']
+        pages = ["/", "/run/run", *_AT_WORK_PAGES, *_LISTS, "/search?q=looks+item", '/search?q="reply+100"']
         for page in _LISTS:
             links = re.findall(r' href="(/(?:tree|pair|sample)/\w+)"', (await http.get(page)).text)
             pages += links[:2]

@@ -4,6 +4,8 @@ id.
 
 from __future__ import annotations
 
+import re
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -55,6 +57,38 @@ def on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]
 )
 def test_the_processor_says_what_it_has(processor: str, said: str) -> None:
     assert instructions(processor) == said
+
+
+def test_a_machine_is_described(on: Callable[[str], None]) -> None:
+    on("processor\t: 0\nmodel name\t: One of a kind\n")
+    told = machine.described()
+    assert re.fullmatch(r"One of a kind, \d+ of \d+", told["processor"])
+    assert re.fullmatch(r"\d+\.\d GiB", told["memory"])
+    assert "gpu" not in told
+    on("Features\t: fp asimd\n")
+    assert machine.described()["processor"][0] != ","
+
+
+def test_the_commit_is_that_of_the_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = tmp_path / "agentr_core" / "runtime"
+    code.mkdir(parents=True)
+    monkeypatch.setattr(machine, "__file__", str(code / "machine.py"))
+    assert machine.commit(package="no-such-package") == ""
+
+    def git(*words: str) -> str:
+        asked = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@y", *words]
+        return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+
+    git("init", "-q")
+    (code / "machine.py").write_text("one", encoding="utf-8")
+    git("add", ".")
+    git("commit", "-q", "-m", "one")
+    git("tag", "-a", "v1", "-m", "a tag is no commit")
+    head = git("rev-parse", "HEAD")
+    monkeypatch.setenv("GIT_DIR", "/nowhere")
+    assert machine.commit() == head
+    (code / "machine.py").write_text("two", encoding="utf-8")
+    assert machine.commit() == f"{head}+"
 
 
 def test_every_auto_is_settled_alike(on: Callable[[str], None]) -> None:

@@ -72,16 +72,47 @@ def test_a_report_without_pairs_has_no_such_part() -> None:
 
 
 def test_a_flat_curve_is_drawn() -> None:
-    svg = ET.fromstring(plots.curves({"one": [1.0, 1.0], "other": [1.0, 1.0]}, "flat"))
+    svg = ET.fromstring(plots.curves({"one": [(1, 1.0), (2, 1.0)], "other": [(1, 1.0), (2, 1.0)]}, "flat"))
     assert len([mark for mark in svg.iter() if mark.tag == "polyline"]) == 2
 
 
 def test_curves_that_end_together_have_names_apart_and_round_numbers() -> None:
-    svg = ET.fromstring(plots.curves({"one": [0.47, 0.857], "other": [0.63, 0.857], "third": [-0.1, 0.85]}, "three"))
+    ends = {"one": (0.47, 0.857), "other": (0.63, 0.857), "third": (-0.1, 0.85)}
+    svg = ET.fromstring(plots.curves({name: list(enumerate(two, 1)) for name, two in ends.items()}, "three"))
     texts = [(mark.text or "", float(mark.get("y") or 0)) for mark in svg.iter() if mark.tag == "text"]
-    heights = sorted(y for text, y in texts if text in ("one", "other", "third"))
+    heights = sorted(y for text, y in texts if text in ends)
     assert all(below - above >= 12 for above, below in pairwise(heights))
     assert [text for text, _ in texts if text[-1].isdigit()] == ["\N{MINUS SIGN}0.5", "0", "0.5", "1", "1", "2"]
+
+
+def test_names_of_many_curves_at_the_floor_stay_in_the_drawing() -> None:
+    svg = ET.fromstring(plots.curves({name: [(1, 1.0), (2, 0.0)] for name in "abcdef"}, "six"))
+    heights = sorted(float(mark.get("y") or 0) for mark in svg.iter() if mark.text in tuple("abcdef"))
+    assert all(below - above >= 12 for above, below in pairwise(heights))
+    assert 0 < heights[0] < heights[-1] <= 180 - 26 + 4
+
+
+def test_a_curve_stands_where_its_steps_are() -> None:
+    """One that begins late is not drawn as wide as the others, and one point is a dot."""
+    svg = ET.fromstring(
+        plots.curves({"reward": [(1, 0.0), (11, 1.0)], "validation": [(6, 0.5)], "late": [(6, 0.0), (11, 0.0)]}, "s")
+    )
+    begin, end = (float(point.split(",")[0]) for point in lines(svg)[0].split())
+    (dot,) = [mark for mark in svg.iter() if mark.tag == "circle"]
+    assert float(dot.get("cx") or 0) == pytest.approx((begin + end) / 2)
+    assert [float(point.split(",")[0]) for point in lines(svg)[1].split()] == pytest.approx([(begin + end) / 2, end])
+
+
+def test_of_a_long_curve_the_peaks_are_drawn() -> None:
+    values = [(step, 1000.0 if step == 77_777 else step % 7 / 7) for step in range(100_000)]
+    (line,) = lines(ET.fromstring(plots.curves({"norm": values}, "long")))
+    heights = [float(point.split(",")[1]) for point in line.split()]
+    assert len(heights) <= 400
+    assert sum(height < 60 for height in heights) == 1
+
+
+def lines(svg: ET.Element) -> list[str]:
+    return [mark.get("points") or "" for mark in svg.iter() if mark.tag == "polyline"]
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,8 @@ def test_training_prefers_the_chosen_side(tmp_path: Path, tiny_model_dir: Path) 
         "reward_accuracy",
     }
     assert told[-1].scores["chosen_rewards"] > told[-1].scores["rejected_rewards"]
+    assert {step.learning_rate for step in told} == {job.config.learning_rate}
+    assert all(step.grad_norm is not None and step.grad_norm > 0 for step in told)
     assert [step.scores for step in read_history(job.output_dir)] == [step.scores for step in told]
     assert manifest.trained_tokens == 6 * sum(trained_tokens(row) for row in pairs())
 

@@ -14,14 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_jobs import make_job
+from training_jobs import dpo_job, make_job
+from transformers import TrainerCallback
+from transformers.integrations import integration_utils
+from transformers.integrations.integration_utils import rewrite_logs
 
 from agentr_core.recipes.grpo import GrpoConfig
 from agentr_core.recipes.training import TrainingConfig
-from agentr_core.training.checkpoints import is_complete
+from agentr_core.training import requirements
+from agentr_core.training.checkpoints import is_complete, read_history
 from agentr_core.training.group.learner import reporting
 from agentr_core.training.job import GroupRelative, OnlineJob
 from agentr_core.training.process import train
+from agentr_core.training.run import run
 
 pytestmark = pytest.mark.slow
 
@@ -86,6 +91,44 @@ async def test_tensorboard_gets_the_losses_beside_the_checkpoint(tiny_model_dir:
 async def test_a_logger_that_is_not_named_gets_nothing(tiny_model_dir: Path, tmp_path: Path) -> None:
     await train(make_job(tiny_model_dir, tmp_path))
     assert not [*tmp_path.rglob("*tfevents*")]
+
+
+COMMON = {"loss", "learning_rate", "grad_norm", "trained_tokens", "seconds"}
+"""What every training logs, under one name."""
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, dict[str, Any]]]:
+    """The steps and numbers that the logger `recorder` is given, by the names that loggers show."""
+    told: list[tuple[int, dict[str, Any]]] = []
+
+    class Recorder(TrainerCallback):  # type: ignore[misc]
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+            told.append((state.global_step, rewrite_logs(logs)))
+
+    monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "recorder", Recorder)
+    available = [*integration_utils.get_available_reporting_integrations(), "recorder"]
+    monkeypatch.setattr(requirements, "get_available_reporting_integrations", lambda: available)
+    return told
+
+
+# TRL reads an attribute that transformers renamed.
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.parametrize("make", [make_job, dpo_job])
+def test_trainings_on_a_dataset_log_under_one_naming(
+    make: Any, recorded: list[tuple[int, dict[str, Any]]], tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    job = make(tiny_model_dir, tmp_path, report_to=("recorder",))
+    job.work.root.mkdir(parents=True)
+    run(job, lambda step: None)
+    history = read_history(job.output_dir)
+    steps = [(step, numbers) for step, numbers in recorded if "train/loss" in numbers]
+    assert [step for step, _ in steps] == [one.step for one in history]
+    assert all(numbers.keys() >= {f"train/{name}" for name in COMMON} for _, numbers in steps)
+    for (_, numbers), stored in zip(steps, history, strict=True):
+        for name in COMMON:
+            assert numbers[f"train/{name}"] == pytest.approx(getattr(stored, name)), name
+    assert ("train/rewards/chosen" in steps[0][1]) == (make is dpo_job)
 
 
 def group_job(folder: Path, *report_to: str) -> OnlineJob:

@@ -20,7 +20,14 @@ from agentr_core.errors import NonFiniteLoss
 from agentr_core.models.files import weights_sha256
 from agentr_core.recipes.training import UNREAD
 from agentr_core.samples.identity import IGNORED
-from agentr_core.training.checkpoints import Manifest, is_complete, published_steps, read_history, read_manifest
+from agentr_core.training.checkpoints import (
+    HISTORY,
+    Manifest,
+    is_complete,
+    published_steps,
+    read_history,
+    read_manifest,
+)
 from agentr_core.training.job import TrainingJob, TrainingStep
 from agentr_core.training.packing import TokenRow, plan, trained_tokens
 from agentr_core.training.parent import load_parent
@@ -84,6 +91,34 @@ def test_the_loss_of_a_step_is_the_mean_over_its_trained_tokens(
     assert told[0].loss == pytest.approx(expected, abs=2e-5)
     assert [step.trained_tokens for step in told] == list(made.trained_tokens)
     assert told[-1].trained_tokens == sum(tokens)
+
+
+def test_each_step_tells_its_learning_rate_and_the_norm_of_its_gradient(tmp_path: Path, tiny_model_dir: Path) -> None:
+    rows = [random_row(length, seed) for seed, length in enumerate([20, 90, 33, 250])]
+    write_dataset(tmp_path / "rows.parquet", [20, 90, 33, 250])
+    schedule: dict[str, Any] = {"lr_scheduler_type": "linear", "warmup_ratio": 0.0}
+    # Clipping changes the gradient, but not what is told of it.
+    job = make_job(tiny_model_dir, tmp_path, epochs=4.0, max_grad_norm=0.01, **schedule)
+    told: list[TrainingStep] = []
+    finish(job, told.append)
+
+    assert [step.learning_rate for step in told] == pytest.approx([1e-3, 7.5e-4, 5e-4, 2.5e-4])
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32)
+    trained = sum(label != IGNORED for _, labels in rows for label in labels)
+    for ids, labels in rows:
+        scores = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        (-sum(scores[at - 1, label] for at, label in enumerate(labels) if label != IGNORED) / trained).backward()
+    expected = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    assert told[0].grad_norm == pytest.approx(float(expected), rel=1e-3)
+    assert expected > 0.01
+    published = [(step.learning_rate, step.grad_norm) for step in read_history(job.output_dir)]
+    assert published == [(step.learning_rate, step.grad_norm) for step in told]
+
+
+def test_a_history_of_before_they_were_told_has_neither_rate_nor_norm(tmp_path: Path) -> None:
+    line = '{"step": 1, "total_steps": 2, "loss": 0.5, "trained_tokens": 3, "seconds": 4.0, "scores": {}}'
+    (tmp_path / HISTORY).write_text(f"{line}\n", encoding="utf-8")
+    assert read_history(tmp_path) == [TrainingStep(step=1, total_steps=2, loss=0.5, trained_tokens=3, seconds=4.0)]
 
 
 def test_scoring_only_trained_positions_changes_nothing(tmp_path: Path, tiny_model_dir: Path) -> None:

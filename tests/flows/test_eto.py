@@ -124,6 +124,12 @@ def test_training_steps_are_stored_and_reported(turned: Turned) -> None:
 
     assert steps["loss"][0] == pytest.approx(0.6931, abs=1e-3), "policy and reference begin as one"
     assert steps["chosen_rewards"].iloc[-1] > steps["rejected_rewards"].iloc[-1]
+    assert (steps["grad_norm"] > 0).all()
+    assert steps["learning_rate"][0] == 0, "warmup begins there"
+    assert (steps["learning_rate"][1:] > 0).all()
+    shown = turned.ask("select iteration, count(*) as steps from v_training_steps group by 1 order by 1")
+    assert shown["iteration"].tolist() == [1, 2]
+    assert shown["steps"].sum() == turned.ask("select count(*) as n from training_step")["n"][0]
     assert "## Preference pairs" in page
     assert "Reward accuracy" in page
     assert 'stroke-dasharray="4 3"' in turned.report.read_text(encoding="utf-8")

@@ -21,6 +21,8 @@ import groups
 import pyarrow.parquet as pq
 import pytest
 from training_jobs import unread, watched
+from transformers import TrainerCallback
+from transformers.integrations import integration_utils
 from turning import turn
 from wheel import PATIENCE, all_rows, kill_group, launched
 
@@ -38,6 +40,7 @@ from agentr_core.runtime.start import check_run, start
 from agentr_core.store.care.rewriting import prune
 from agentr_core.store.codec.ledger import load_groups
 from agentr_core.store.database import Store
+from agentr_core.training import requirements
 from agentr_core.types import Generation
 from flows.commands.exporting import export_folder
 from flows.commands.plan import describe
@@ -60,17 +63,40 @@ def weights_of(file: Path) -> list[str]:
 
 
 @pytest.mark.usefixtures("door_installed")
-def test_a_recipe_runs_from_its_plan_to_its_report(tmp_path: Path, door_model: Path) -> None:
+def test_a_recipe_runs_from_its_plan_to_its_report(
+    tmp_path: Path, door_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, dict[str, Any]]] = []
+
+    class Recorder(TrainerCallback):  # type: ignore[misc]
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+            told.append((state.global_step, logs))
+
+    monkeypatch.setitem(integration_utils.INTEGRATION_TO_CALLBACK, "recorder", Recorder)
+    monkeypatch.setattr(requirements, "get_available_reporting_integrations", lambda: ["recorder"])
     file = groups.write(tmp_path, door_model)
     planned = describe(file, [])
     assert "each iteration: 4 steps of 3 groups of 4 episodes of 6 instances" in planned
-    done = asyncio.run(turn(file))
+    done = asyncio.run(turn(file, "training.report_to=[recorder]"))
 
     store = done.store
     steps = store.query("select * from rl_step order by step")
+    assert [step for step, _ in told] == steps["step"].tolist()
+    names = "loss, learning_rate, grad_norm, trained_tokens, seconds"
+    stored = store.rows(f"select {names} from v_training_steps where iteration = 1 order by step")
+    # What a step did not measure is not logged; all else is, as by a training on a dataset.
+    assert [[logs.get(name) for name in names.split(", ")] for _, logs in told] == [
+        [None if logs.get(name) is None else value for name, value in zip(names.split(", "), row, strict=True)]
+        for (_, logs), row in zip(told, stored, strict=True)
+    ]
+    assert all({"learning_rate", "trained_tokens", "seconds", "reward", "pass_at_1"} <= logs.keys() for _, logs in told)
+    assert any({"loss", "grad_norm", "entropy"} <= logs.keys() for _, logs in told)
     assert steps["step"].tolist() == list(range(1, STEPS + 1))
     assert (steps["sampled_tokens"] > 0).all()
     assert steps["trained_tokens"].sum() > 0
+    shown = store.query("select learning_rate, grad_norm from v_training_steps where iteration = 1 order by step")
+    measured = steps[["learning_rate", "grad_norm"]].astype(float)
+    assert shown.astype(float).equals(measured), "both tables tell the same of a step"
     drawn = store.query("select * from rl_group order by step, number")
     assert (drawn["episodes"] == SIZE).all()
     assert (drawn.groupby("step")["number"].count() >= 3).all()

@@ -57,6 +57,26 @@ def test_pages_are_written_to_share(tmp_path: Path) -> None:
     assert CliRunner().invoke(cli, ["view", "-w", str(tmp_path), "--run", "x"]).exit_code == 2
 
 
-def test_a_workspace_without_a_store_is_told(tmp_path: Path) -> None:
+def test_it_may_be_started_before_the_first_run(tmp_path: Path, process_env: dict[str, str]) -> None:
+    workspace = tmp_path / "soon"
+    with started("view", "-w", workspace, "--port", "0", env=process_env) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        said = re.fullmatch(r"\S+/soon is shown at (http://\S+), and waits for its first run\n", line)
+        assert said, line
+        with httpx.Client(base_url=said[1], timeout=60) as http:
+            assert "Waiting for the first run" in http.get("/").text
+            gallery.fill(workspace / "store.duckdb")
+            assert gallery.RUN in http.get("/").text
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+
+
+def test_nothing_is_shown_of_what_cannot_be_a_workspace(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder", encoding="utf-8")
+    with pytest.raises(StoreError, match="is a file; a workspace is a folder"):
+        CliRunner().invoke(cli, ["view", "-w", str(tmp_path / "file")], catch_exceptions=False)
     with pytest.raises(StoreError, match="there is no store at"):
-        CliRunner().invoke(cli, ["view", "-w", str(tmp_path)], catch_exceptions=False)
+        CliRunner().invoke(
+            cli, ["view", "-w", str(tmp_path), "--bundle", str(tmp_path / "site")], catch_exceptions=False
+        )

@@ -65,12 +65,13 @@ def preferences(record: PreferenceRecord) -> Section:
     else:
         blocks.append(Paragraph("Not measured: margins; the pairs tell no rewards."))
     curves = {
-        "Log-probability": [(s.chosen_logps, s.rejected_logps) for s in record.steps],
-        "Implicit reward": [(s.chosen_rewards, s.rejected_rewards) for s in record.steps],
+        "Log-probability": [(s.step, s.chosen_logps, s.rejected_logps) for s in record.steps],
+        "Implicit reward": [(s.step, s.chosen_rewards, s.rejected_rewards) for s in record.steps],
     }
     # One step makes no curve.
     for name, values in curves.items() if len(record.steps) > 1 else ():
-        chosen, rejected = [one for one, _ in values], [other for _, other in values]
+        chosen = [(float(step), one) for step, one, _ in values]
+        rejected = [(float(step), other) for step, _, other in values]
         caption = f"{name} of the chosen (solid) and the rejected sides (dashed) by optimizer step."
         blocks.append(Figure(plots.curves({"chosen": chosen, "rejected": rejected}, caption), caption))
     if record.steps:

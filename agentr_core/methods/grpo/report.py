@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from agentr_core.methods.grpo.train import untrained
-from agentr_core.reports import plots, wording
-from agentr_core.reports.document import Block, Column, Figure, FunnelStage, Paragraph, Row, Section, Table
+from agentr_core.reports import wording
+from agentr_core.reports.document import Block, Column, FunnelStage, Paragraph, Row, Section, Table
 from agentr_core.runtime.place import Workplace
+from agentr_core.stages.curves import group_learning
 from agentr_core.store.queries.runs import trained_outside
 from agentr_core.store.queries.trees import GroupStep, group_counts, group_steps, validations
 
@@ -57,9 +58,13 @@ def step_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
             "and pass@k either."
         )
     why = untrained(group_counts(place.store, place.iteration_id(iteration)))
-    blocks = [Paragraph(f"{why[0].upper()}{why[1:]}.")] if why else []
-    training = Section("groups", TITLE, (*blocks, *_blocks(steps, size)), note)
+    blocks: list[Block] = [Paragraph(f"{why[0].upper()}{why[1:]}.")] if why else []
     validated = validations(place.store, place.iteration_id(iteration))
+    curves = group_learning(steps, validated, size)
+    idle = sum(step.entropy is None and not step.mixed_share for step in steps)
+    if idle and len(steps) > 1:
+        blocks.append(Paragraph(f"{idle} of {len(steps)} steps had no mixed group, and trained nothing."))
+    training = Section("groups", TITLE, (*blocks, *curves, _table(steps, size)), note)
     if not validated:
         return (training,)
     columns = (Column("Step"), Column("Success, %"), Column("Reward"), Column("Episodes"))
@@ -67,14 +72,8 @@ def step_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
         Row((str(one.step), wording.percent(one.success), wording.decimal(one.reward, 3), wording.count(one.episodes)))
         for one in validated
     )
-    shown: list[Block] = [Table(columns, rows)]
-    if len(validated) > 1:
-        caption = "Success and reward on the development set by step."
-        series = {"success": [one.success for one in validated], "reward": [one.reward for one in validated]}
-        drawing = plots.curves(series, caption, every=place.recipe.grpo.eval_steps)
-        shown.insert(0, Figure(drawing, caption))
     note = f"Set {place.recipe.evaluation.development}, played greedily with the weights after a step."
-    return (training, Section("validation", "Validation by step", tuple(shown), note))
+    return (training, Section("validation", "Validation by step", (Table(columns, rows),), note))
 
 
 def run_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
@@ -87,42 +86,14 @@ def run_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
         return ()
     shown = [f"{wording.iteration(number)}: {len(some)} steps" for number, some in parts.items() if some]
     note = f"All steps one after the other; {', '.join(shown)}. The page of an iteration has its table."
-    curves: list[Block] = [_figure({"reward": [one.reward for one in steps]}, "Mean reward of a step's episodes.")]
-    blocks = _blocks(steps, place.recipe.grpo.num_generations)
-    curves += [block for block in blocks if not isinstance(block, Table)]
-    for name, values in (
-        ("KL to start", [one.kl for one in steps if one.kl is not None]),
-        ("KL to sampler", [one.sampler_kl for one in steps if one.sampler_kl is not None]),
-    ):
-        if len(values) > 1:
-            curves.append(_figure({"KL": values}, f"{name} in nats a token by step that trained."))
+    tested = [(number, one) for number in parts for one in validations(place.store, place.iteration_id(number))]
+    before = {number: sum(len(parts[other]) for other in parts if other < number) for number in parts}
+    curves = group_learning(
+        [one._replace(step=at) for at, one in enumerate(steps, 1)],
+        [one._replace(step=before[number] + one.step) for number, one in tested],
+        place.recipe.grpo.num_generations,
+    )
     return (Section("groups-run", "Reinforcement learning over the run", tuple(curves), note),)
-
-
-def _blocks(steps: Sequence[GroupStep], size: int) -> Iterator[Block]:
-    if len(steps) > 1:
-        shares = {
-            "pass@1": [one.pass_at_1 for one in steps],
-            f"pass@{size}": [one.pass_at_n for one in steps],
-            "mixed": [one.mixed_share for one in steps],
-        }
-        yield _figure(shares, "Shares of successful episodes, of groups with a success and of mixed groups by step.")
-        recovered = [one.recovered for one in steps if one.recovered is not None]
-        if len(recovered) > 1:
-            caption = "Of the episodes that went on from a failed one, the share that succeeded, by step that had any."
-            yield _figure({"recovered": recovered}, caption)
-        yield _figure({"tokens": [one.episode_tokens for one in steps]}, "Sampled tokens of an episode by step.")
-    trained = [one for one in steps if one.entropy is not None]
-    if len(trained) > 1:
-        entropies = [one.entropy for one in trained if one.entropy is not None]
-        yield _figure({"entropy": entropies}, "Entropy of the policy in nats a token by step that trained.")
-    if idle := sum(one.entropy is None and not one.mixed_share for one in steps):
-        yield Paragraph(f"{idle} of {len(steps)} steps had no mixed group, and trained nothing.")
-    yield _table(steps, size)
-
-
-def _figure(series: dict[str, list[float]], caption: str) -> Figure:
-    return Figure(plots.curves(series, caption), caption)
 
 
 def _table(steps: Sequence[GroupStep], size: int) -> Table:

@@ -328,7 +328,9 @@ class _Training:
                     measured = await self._step(step, learner, worlds)
                     if grpo.eval_steps and step % grpo.eval_steps == 0:
                         measured |= await self._validate(step, learner)
-                    tell(step, measured)
+                    # Loggers are told these as by a training on a dataset: all up to here.
+                    so_far = self.history[-1]
+                    tell(step, {**measured, "trained_tokens": so_far.trained_tokens, "seconds": so_far.seconds})
                     if step % grpo.save_steps == 0 and step < grpo.steps:
                         await self._save(step, learner)
             await self._publish(publish_policy, learner)
@@ -409,6 +411,8 @@ class _Training:
                 loss=totals.loss / max(1, totals.updates),
                 trained_tokens=totals.tokens + (before.trained_tokens if before else 0),
                 seconds=ended - started + (before.seconds if before else 0.0),
+                learning_rate=rate,
+                grad_norm=totals.norm / totals.updates if totals.updates else None,
             )
         )
         measured = measures(groups, totals, job.objective.grpo) | {

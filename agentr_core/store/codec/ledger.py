@@ -243,6 +243,8 @@ def training_step_rows(
     trained_tokens: int,
     seconds: float,
     scores: Mapping[str, float],
+    learning_rate: float | None = None,
+    grad_norm: float | None = None,
 ) -> Rows:
     """Return the row of an optimizer step. `scores` are those of preference training by column;
     none otherwise.
@@ -256,6 +258,8 @@ def training_step_rows(
                 "trained_tokens": trained_tokens,
                 "seconds": seconds,
                 **{name: scores.get(name) for name in SCORES},
+                "learning_rate": learning_rate,
+                "grad_norm": grad_norm,
             }
         ]
     }

@@ -401,6 +401,15 @@ class PreferenceTrainingStep:
     rejected_rewards: float
 
 
+class CurvePoint(NamedTuple):
+    """An optimizer step of a training; what is None was not measured."""
+
+    step: int
+    loss: float
+    learning_rate: float | None
+    grad_norm: float | None
+
+
 class PreferenceHead(NamedTuple):
     """A pair of samples, of which one is preferred."""
 
@@ -445,6 +454,28 @@ def preference_training(store: Store, iteration_id: str) -> list[PreferenceTrain
     return [PreferenceTrainingStep(*row) for row in store.rows(_STEPS, iteration_id)]
 
 
+def training_curve(store: Store, iteration_id: str) -> list[CurvePoint]:
+    """Return the optimizer steps of an iteration's training in their order. Of a long one only the
+    first of each of 300 parts is among them, and those with its lowest and highest numbers.
+    """
+    return [CurvePoint(*row) for row in store.rows(_CURVE, iteration_id)]
+
+
+_CURVE = """
+with done as (
+    select t.step, t.loss, t.learning_rate, t.grad_norm, t.step * 300 // max(t.step) over () as part
+    from iteration i join training_step t on t.checkpoint_id = i.checkpoint_out
+    where i.iteration_id = ? and i.iteration > 0
+), shown as (
+    select unnest([
+        min(step), arg_min(step, loss), arg_max(step, loss), arg_min(step, grad_norm), arg_max(step, grad_norm)
+    ]) as step
+    from done group by part
+)
+select step, loss, learning_rate, grad_norm from done
+where step in (from shown) or (select count(*) from done) <= 1500
+order by step
+"""
 _HEAD = """
 select p.preference_id, i.run_id, i.iteration, p.kind, p.instance_id, p.chosen_sample_id, p.rejected_sample_id,
     p.chosen_reward, p.rejected_reward, p.margin, p.dropped_steps

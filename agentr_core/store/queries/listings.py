@@ -496,6 +496,10 @@ class RunLine(NamedTuple):
     iterations: int
     pool: str | None
     """The run whose samples it is trained on, if it is an arm of a comparison."""
+    seed: int | None
+    model: str | None
+    at_work: bool
+    """Whether a process of this machine works on it."""
 
 
 class IterationLine(NamedTuple):
@@ -531,6 +535,33 @@ class EvaluationLine(NamedTuple):
     high: float | None
     reward: float | None
     steps: float | None
+
+
+class StageLine(NamedTuple):
+    """What a stage of an iteration took so far; those of several workers are summed."""
+
+    iteration: int
+    stage: str
+    generate: float
+    environment: float
+    train: float
+    other: float
+    tokens: int
+    ended_at: datetime
+
+
+class EpisodeLine(NamedTuple):
+    """A trajectory of a run, and when it was stored, in UTC."""
+
+    trajectory_id: str
+    iteration: int
+    source: str
+    instance_id: str
+    success: bool
+    reward: float
+    num_steps: int
+    stop: str
+    stored_at: datetime
 
 
 class EventLine(NamedTuple):
@@ -570,6 +601,16 @@ def event_lines(store: Store, run_id: str) -> list[EventLine]:
     return [EventLine(*row) for row in store.rows(_EVENTS, run_id)]
 
 
+def stage_lines(store: Store, run_id: str) -> list[StageLine]:
+    """Return the stages of a run that took time, in the order in which they ended."""
+    return [StageLine(*row) for row in store.rows(_STAGES, run_id)]
+
+
+def last_episodes(store: Store, run_id: str, *, iteration: int | None = None, limit: int) -> list[EpisodeLine]:
+    """Return the trajectories of a run, or of one of its iterations, that were stored last."""
+    return [EpisodeLine(*row) for row in store.rows(_LAST_EPISODES, run_id, iteration, limit)]
+
+
 def _run_lines(store: Store, run_id: str) -> list[RunLine]:
     return [RunLine(*row) for row in _rows_now(store, _RUNS, run_id)]
 
@@ -588,7 +629,9 @@ _RUNS = """
 select run_id, recipe, method, status, started_at, finished_at,
     (select count(*) from iteration i where i.run_id = r.run_id and i.iteration > 0),
     (select coalesce(nullif(config->>'$.compare.samples', ''), nullif(config->>'$.compare.pool', ''))
-        from run o where o.run_id = r.run_id)
+        from run o where o.run_id = r.run_id),
+    seed, model,
+    coalesce(list_contains(getvariable('runs_at_work')::varchar[], run_id), status in ('running', 'evaluating'))
 from v_runs r where $1 in ('', run_id) order by started_at desc, run_id
 """
 _ITERATIONS = """
@@ -628,6 +671,22 @@ _EVALUATIONS = """
 select evaluation_id, iteration, evaluation, split, finished, episodes, success, success_low, success_high,
     reward, steps
 from v_evaluations where run_id = ? order by evaluation, split, iteration
+"""
+_STAGES = """
+select i.iteration, split_part(t.stage, ' ', 1) as stage,
+    coalesce(sum(seconds) filter (part = 'generate'), 0), coalesce(sum(seconds) filter (part = 'environment'), 0),
+    coalesce(sum(seconds) filter (part = 'train'), 0), coalesce(sum(seconds) filter (part in ('store', 'other')), 0),
+    coalesce(sum(tokens), 0)::bigint, max(t.created_at) as ended
+from timing t join iteration i using (iteration_id) where i.run_id = ?
+group by 1, 2 order by i.iteration, ended, stage
+"""
+_LAST_EPISODES = """
+select t.trajectory_id, i.iteration, t.source, t.instance_id, t.success, t.reward, t.num_steps, t.stop, t.created_at
+from trajectory t left join evaluation e using (evaluation_id)
+join iteration i on i.iteration_id = coalesce(t.iteration_id, e.iteration_id)
+where i.run_id = $1 and coalesce(i.iteration = $2, true)
+order by t.created_at desc, t.trajectory_id
+limit $3
 """
 _EVENTS = """
 select stage, level, "class", phase, count(*), any_value(message) from event where run_id = ?

@@ -656,6 +656,12 @@ def trained_by(store: Store, run_id: str) -> tuple[int, float]:
     return int(tokens), float(seconds)
 
 
+def iteration_key(store: Store, run_id: str, iteration: int) -> str | None:
+    """Return the id of an iteration of a run; None if it has not begun."""
+    rows = store.rows("select iteration_id from iteration where run_id = ? and iteration = ?", run_id, iteration)
+    return str(rows[0][0]) if rows else None
+
+
 def iterations_of(store: Store, run_id: str) -> list[int]:
     """Return the numbers of a run's iterations that have begun, 0 among them, in their order."""
     rows = store.rows("select iteration from iteration where run_id = ? order by 1", run_id)

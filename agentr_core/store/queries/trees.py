@@ -233,6 +233,11 @@ class GroupStep(NamedTuple):
     """The mean worth of the episodes; None if that is their reward."""
     recovered: float | None
     """None if no episode continued a failed one."""
+    loss: float | None
+    """None, like `grad_norm`, if the step trained nothing."""
+    learning_rate: float | None
+    """None if another program trained it."""
+    grad_norm: float | None
 
 
 class Validation(NamedTuple):
@@ -340,7 +345,8 @@ where iteration_id = ?
 """
 _RL_STEPS = """
 select step, reward, pass_at_1, pass_at_n, mixed_share, episode_tokens, cut_share,
-    sampled_tokens / nullif(sampling_seconds, 0), entropy, sampler_kl, kl, clip_share, shaped, recovered
+    sampled_tokens / nullif(sampling_seconds, 0), entropy, sampler_kl, kl, clip_share, shaped, recovered,
+    loss, learning_rate, grad_norm
 from rl_step
 where iteration_id = ?
 order by step

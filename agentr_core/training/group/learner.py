@@ -28,7 +28,10 @@ from agentr_core.training.parent import write_result
 # Reports each step to the loggers in `training.report_to`, as a Trainer does.
 
 Tell = Callable[[int, Mapping[str, float | None]], None]
-"""Called with a step and numbers by name; loggers show those that begin with `eval_` separately."""
+"""Called with a step and numbers by name: `loss`, `learning_rate`, `grad_norm`, `trained_tokens`
+and `seconds` as a training on a dataset logs them, and those of group RL. Loggers show all as
+`train/`, but those that begin with `eval_` as `eval/`.
+"""
 _TENSORBOARD = "TENSORBOARD_LOGGING_DIR"
 
 

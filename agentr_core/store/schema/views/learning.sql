@@ -1,4 +1,4 @@
--- Reinforcement learning: what was chosen, played and learned.
+-- Training: what was chosen, played and learned.
 
 create view v_selection as
 select r.recipe, i.run_id, i.iteration, s.* exclude (iteration_id, created_at)
@@ -26,6 +26,14 @@ order by r.started_at, i.run_id, i.iteration, g.step, g.number;
 comment on view v_groups is 'Groups of reinforcement learning: the episodes of one instance in one step, how they ended and what they taught.';
 comment on column v_groups.contrast is 'Whether the group was trained on: what its episodes are worth differs.';
 comment on column v_groups.steps is 'Mean steps of its episodes, those that they were given counted.';
+
+create view v_training_steps as
+select r.recipe as recipe, i.run_id, i.iteration, t.* exclude (created_at)
+from training_step t
+join iteration i on i.checkpoint_out = t.checkpoint_id and i.iteration > 0
+join run r using (run_id)
+order by r.started_at, i.run_id, i.iteration, t.step;
+comment on view v_training_steps is 'How each training of a run went, step by step: loss, learning rate, gradient norm; of preference training also its measures.';
 
 create view v_rl_steps as
 select r.recipe as recipe, i.run_id, i.iteration, s.* exclude (iteration_id, created_at),

@@ -1,0 +1,102 @@
+"""What a run at work tells before it is in rows: how far its stage is, and the steps of a training.
+
+Both are small files in a folder beside the store. A stage tells its progress far more often than it
+writes rows, and a training on a dataset stores its steps with its checkpoint. No run goes on from
+them, so that they may be lost, torn or from elsewhere: what cannot be read is not there.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+FOLDER = "live"
+_EVERY_S = 1.0
+"""A file is written at most so often."""
+_PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_")
+"""The characters of the ids of runs; nothing else becomes part of a path."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far the stage of a run is. Moments are seconds since 1970; `stage_left` and `run_left`
+    are the seconds that were left when it was told, None where that is not known.
+    """
+
+    iteration: int
+    stage: str
+    done: int
+    total: int
+    note: str
+    began: float
+    told: float
+    stage_left: float | None = None
+    run_left: float | None = None
+
+
+StepLine = tuple[int, float, float | None, float | None]
+"""An optimizer step: its number, loss, learning rate and gradient norm."""
+_PROGRESS = TypeAdapter(Progress)
+_STEPS = TypeAdapter(list[StepLine])
+
+
+def progress_file(workspace: Path, run_id: str) -> Path:
+    """Return the file with the progress of a run."""
+    return workspace / FOLDER / f"{run_id}.json"
+
+
+def steps_file(workspace: Path, run_id: str, iteration: int) -> Path:
+    """Return the file with the steps of the training at work in an iteration."""
+    return workspace / FOLDER / f"{run_id}-{iteration}.jsonl"
+
+
+def tell_progress(file: Path, progress: Progress) -> None:
+    """Write the progress of a run all at once. A disk that takes nothing ends no run for this."""
+    draft = file.with_suffix(".new")
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(json.dumps(asdict(progress)), encoding="utf-8")
+        draft.replace(file)
+
+
+def read_progress(workspace: Path, run_id: str) -> Progress | None:
+    """Return the last progress that a run told; None if there is none."""
+    with suppress(OSError, ValidationError):
+        if _PLAIN.issuperset(run_id):
+            return _PROGRESS.validate_json(progress_file(workspace, run_id).read_bytes())
+    return None
+
+
+def tell_step(workspace: Path, run_id: str, iteration: int, step: StepLine | None) -> None:
+    """Add a step to the file of a training, unless one was added within the last second; None: the
+    training is over, and its steps are rows.
+    """
+    file = steps_file(workspace, run_id, iteration)
+    with suppress(OSError):
+        if step is None:
+            file.unlink(missing_ok=True)
+        elif not file.exists() or time.time() - file.stat().st_mtime >= _EVERY_S:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with file.open("a", encoding="utf-8") as stream:
+                stream.write(f"{json.dumps(step)}\n")
+
+
+def read_steps(workspace: Path, run_id: str, iteration: int) -> list[StepLine]:
+    """Return the steps that a training at work has told, in their order. Of one that went back to
+    its last intermediate checkpoint, only those up to there and the new ones count.
+    """
+    found: list[StepLine] = []
+    with suppress(OSError, ValidationError):
+        if not _PLAIN.issuperset(run_id):
+            return []
+        whole, _, _ = steps_file(workspace, run_id, iteration).read_bytes().rpartition(b"\n")
+        for step in _STEPS.validate_json(b"[%s]" % whole.replace(b"\n", b",")):
+            while found and found[-1][0] >= step[0]:
+                found.pop()
+            found.append(step)
+    return found
