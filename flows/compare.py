@@ -26,7 +26,7 @@ from tasks.wiring import load_recipe, reference
 @flow(name="compare", flow_run_name=run_name, on_crashed=[name_unknown])
 @cancelled_while_busy
 async def compare(
-    recipe: str, overrides: Overrides = (), arms: tuple[str, ...] | Absent = (), seeds: tuple[int, ...] | Absent = ()
+    recipe: str, overrides: Overrides = (), arms: Sequence[str] | Absent = (), seeds: Sequence[int] | Absent = ()
 ) -> dict[str, Any]:
     """Compare the arms of a recipe; return the id of the comparison, its table and the path of its
     report.

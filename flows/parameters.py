@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, Literal, ParamSpec, cast
@@ -28,7 +28,7 @@ Iterations = Annotated[int, Field(ge=0, le=10_000)] | Absent
 """A number of iterations; 0 leaves it to the recipe."""
 Units = Annotated[int, Field(ge=0)] | Absent
 """How much one collection gathers; 0 means all."""
-Overrides = tuple[str, ...] | Absent
+Overrides = Sequence[str] | Absent
 """Changes to a recipe, each as `section.field=value`."""
 Enough = Annotated[int, Field(ge=1)]
 """How many trajectories are worth a training."""
