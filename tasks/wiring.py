@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -34,6 +34,7 @@ from agentr_core.runtime.equipment import Equipment
 from agentr_core.runtime.machine import settled
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import opening_of, run_id_of
+from agentr_core.store.codec.ledger import Alarm
 from agentr_core.store.codec.trajectories import AnsweredCalls
 from agentr_core.store.database import Store
 from agentr_core.store.queries.runs import last_promotion
@@ -101,8 +102,16 @@ def _after_its_run(recipe: Recipe) -> Recipe:
     return replace(recipe, model=dataclasses.replace(recipe.model, path=path, from_run=""))
 
 
-def quiet_workplace(run: RunRef, recipe: Recipe | None = None, *, progress: Update | None = None) -> Workplace:
-    """Return the workplace of a stage; its progress is not shown unless `progress` is given."""
+def quiet_workplace(
+    run: RunRef,
+    recipe: Recipe | None = None,
+    *,
+    progress: Update | None = None,
+    alarmed: Callable[[Alarm], None] = lambda alarm: None,
+) -> Workplace:
+    """Return the workplace of a stage; its progress is not shown unless `progress` is given, and
+    its alarms are told to `alarmed`.
+    """
     root = Path(run.workspace)
     known, store = recipe or stored_recipe(root, run.run_id, patient=True), open_store(root, patient=True)
     place = Workplace(
@@ -114,6 +123,7 @@ def quiet_workplace(run: RunRef, recipe: Recipe | None = None, *, progress: Upda
         make_environment=lambda world: make_environment(known.in_world(world), store),
         load_model=lambda role, policy: load_model(known, role, policy, at=place.started_at()),
         progress=progress or _unseen,
+        alarmed=alarmed,
     )
     return place
 
