@@ -31,6 +31,7 @@
     ├── TrainingFault                 a trainer ended without a usable checkpoint
     │   ├── NonFiniteLoss
     │   └── OutOfMemory
+    ├── AlarmRaised                   the recipe ends a run at an alarm, and one was raised
     ├── ServerLost                    the server of the flows answers no longer
     ├── ArmsFailed                    a comparison lacks the arms that could not be made
     ├── WorkerLost (Transient)        worker after worker was lost at one shard, or all at once
@@ -187,6 +188,10 @@ class NonFiniteLoss(TrainingFault):
 
 class OutOfMemory(TrainingFault):
     """The trainer ran out of memory."""
+
+
+class AlarmRaised(AgentrError):
+    """An alarm was raised at which the recipe ends a run."""
 
 
 class WorkerLost(AgentrError, Transient):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from uuid import NAMESPACE_URL, uuid4, uuid5
@@ -16,6 +17,7 @@ from uuid import NAMESPACE_URL, uuid4, uuid5
 from prefect.events import emit_event
 
 from agentr_core.runtime.place import Workplace
+from agentr_core.store.codec.ledger import Alarm
 from agentr_core.store.queries.runs import Published, published
 from tasks.wiring import viewer_page
 
@@ -23,6 +25,7 @@ DATASET = "agentr.dataset.published"
 CHECKPOINT = "agentr.checkpoint.published"
 FINISHED = "agentr.iteration.finished"
 COLLECTED = "agentr.trajectories.collected"
+ALARM = "agentr.alarm.raised"
 
 
 @contextmanager
@@ -66,6 +69,13 @@ def collected(
     # The number of trajectories tells one such event from the others of its iteration.
     key = f"{_iteration(place, iteration)}/{trajectories}/{enough}{f'/{uuid4()}' if anew else ''}"
     _emit(COLLECTED, _iteration(place, iteration), place, iteration, more, labels=label, key=key)
+
+
+def raised(place: Workplace, iteration: int, alarm: Alarm) -> None:
+    """Tell Prefect of an alarm, with its name and what the run does as labels."""
+    more = {**asdict(alarm), "page": viewer_page("run", place.run_id)}
+    labels = {"agentr.alarm": alarm.name, "agentr.reaction": alarm.reaction}
+    _emit(ALARM, f"agentr.alarm.{alarm.id}", place, iteration, more, labels=labels)
 
 
 def published_by(place: Workplace, iteration: int) -> Published:

@@ -19,6 +19,7 @@ from agentr_core.errors import ConfigError
 from agentr_core.methods.table import importable, plan_of
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime import start as starting
+from agentr_core.runtime.alarms import check_stage
 from agentr_core.runtime.instances import has_begun, settled
 from agentr_core.runtime.live import progress_file
 from agentr_core.runtime.machine import formats
@@ -27,6 +28,7 @@ from agentr_core.runtime.remaining import remaining
 from agentr_core.runtime.start import check_run
 from agentr_core.stages import headroom as sampled
 from agentr_core.stages.headroom import Found
+from agentr_core.store.codec.ledger import Alarm, alarms_of
 from agentr_core.store.database import snapshot
 from tasks import events
 from tasks.options import OPTIONS
@@ -113,11 +115,21 @@ async def perform(run: RunRef, iteration: int, name: str, *, limit: int | None =
 
 @asynccontextmanager
 async def _workplace(run: RunRef, stage: str, iteration: int) -> AsyncIterator[Workplace]:
-    """Yield the workplace of a stage, with its progress shown."""
-    place = quiet_workplace(run)
+    """Yield the workplace of a stage, with its progress shown and its new alarms told."""
+    quiet = quiet_workplace(run)
+    known = {alarm.id for alarm in alarms_of(quiet.store, quiet.iteration_id(iteration))}
+
+    def alarmed(alarm: Alarm) -> None:
+        if alarm.id in known:
+            return
+        known.add(alarm.id)
+        where = f" in step {alarm.step}" if alarm.step else ""
+        tell(f"alarm {alarm.name}, {stage} of iteration {iteration}{where}: {alarm.message}")
+        events.raised(quiet, iteration, alarm)
+
     file = progress_file(Path(run.workspace), run.run_id)
-    async with stage_progress(stage, iteration, remaining(place, stage, iteration), file=file) as update:
-        yield replace(place, progress=update)
+    async with stage_progress(stage, iteration, remaining(quiet, stage, iteration), file=file) as update:
+        yield replace(quiet, progress=update, alarmed=alarmed)
 
 
 @cache
@@ -129,6 +141,7 @@ def _task(name: str, needs: tuple[str, ...]) -> Task[[RunRef, int, int | None], 
             place = replace(whole, limit=limit)
             stage = place.plan(iteration).stage(name)
             summary = await stage.work(with_workers(place) if stage.spreads else place, iteration)
+            check_stage(place, iteration, stage)
         if isinstance(summary, dict) and (note := summary.get("note")):
             tell(f"{name} of iteration {iteration}: {note}")
         return summary

@@ -99,7 +99,7 @@ def _after_its_run(recipe: Recipe) -> Recipe:
 
 
 def quiet_workplace(run: RunRef, recipe: Recipe | None = None) -> Workplace:
-    """Return the workplace of a stage; its progress is not shown."""
+    """Return the workplace of a stage; its progress and its alarms are not shown."""
     root = Path(run.workspace)
     known, store = recipe or stored_recipe(root, run.run_id, patient=True), open_store(root, patient=True)
     place = Workplace(
@@ -111,6 +111,7 @@ def quiet_workplace(run: RunRef, recipe: Recipe | None = None) -> Workplace:
         make_environment=lambda world: make_environment(known.in_world(world), store),
         load_model=lambda role, policy: load_model(known, role, policy, at=place.started_at()),
         progress=_unseen,
+        alarmed=lambda alarm: None,
     )
     return place
 

@@ -11,7 +11,7 @@ import asyncio
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from agentr_core.errors import ErrorBudgetSpent, Transient, UserError
@@ -29,7 +29,8 @@ class UnitError:
     """One failed try of a unit. `kind` is the class of the exception; `phase` is empty if it is not
     known.
 
-    `final` says that no further try follows, so that the unit has no result.
+    `final` says that no further try follows, so that the unit has no result; `spent` is then the
+    share of the error budget that is spent with it, as long as it is not more than all.
     """
 
     key: str
@@ -38,6 +39,7 @@ class UnitError:
     message: str
     traceback: str
     final: bool
+    spent: float = 0.0
 
 
 @contextmanager
@@ -97,9 +99,13 @@ async def run_all(
     results: dict[str, R] = {}
     failed: list[str] = []
 
+    def report(error: UnitError) -> None:
+        lost = len(failed) + error.final
+        on_error(replace(error, spent=lost / allowed) if error.final and lost <= allowed else error)
+
     async def finish(name: str, unit: U) -> None:
         try:
-            result = await _tried(name, unit, worker, errors, on_error, backoff_seconds)
+            result = await _tried(name, unit, worker, errors, report, backoff_seconds)
         except UserError:
             raise
         except Exception as error:

@@ -171,8 +171,6 @@ def preference(recipe: Recipe, turn: int) -> Training:
         loss_weights=dpo.loss_weights,
         label_smoothing=dpo.label_smoothing,
         ld_alpha=dpo.ld_alpha,
-        max_chosen_drop=dpo.max_chosen_drop,
-        on_collapse=dpo.on_collapse,
     )
     return Training(
         objective=Preference(preference=loss),

@@ -73,7 +73,7 @@ def faults_of(name: Any, recipe: Recipe | None) -> list[str]:
         # Processes do not share the steps of group RL, which divides each by episodes. A comparison
         # always trains on datasets.
         if rows != {"episodes"}:
-            faults += sharing_faults(recipe.training)
+            faults += sharing_faults(recipe.training, back=recipe.alarms.reaction == "back")
     return faults + faults_of_sections(recipe) + faults_of_choice(recipe, goes_round=method.flow == "flywheel")
 
 

@@ -143,13 +143,6 @@ class DpoConfig:
     """Weight of the tokens of the longer side beyond the shorter one's length (LD-DPO); None is
     plain DPO.
     """
-    max_chosen_drop: Positive | None = later(None)
-    """How many nats the log-probability of the chosen side may fall below the reference's, averaged
-    over five steps: beyond that both sides are being unlearned, and the training ends. None: it
-    goes on."""
-    on_collapse: Literal["stop", "back"] = later("stop")
-    """What is published of a training that ended this way: its last weights (`stop`), or its
-    checkpoint with the lowest loss averaged over five steps (`back`); see `training.save_steps`."""
 
 
 @record
@@ -210,8 +203,6 @@ def eto_faults(eto: EtoConfig, *, own_trees: bool = False) -> list[str]:
         for name in ("beta", "learning_rate", "num_train_epochs", "loss_type")
         if not getattr(eto.dpo, name)
     ]
-    if eto.dpo.on_collapse == "back" and eto.dpo.max_chosen_drop is None:
-        faults.append("eto.dpo.on_collapse: has no use without eto.dpo.max_chosen_drop; set it, or leave this out")
     if eto.dpo.loss_weights and len(eto.dpo.loss_weights) != len(eto.dpo.loss_type):
         faults.append(
             f"eto.dpo.loss_weights: {len(eto.dpo.loss_weights)} weights for {len(eto.dpo.loss_type)} loss types"

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -368,6 +369,17 @@ def parse(
     return recipe
 
 
+MOVED = MappingProxyType(
+    {
+        "eto.dpo.max_chosen_drop": "is alarms.chosen_drop now; write `alarms: {chosen_drop: 20, reaction: back}`, with "
+        "your number",
+        "eto.dpo.on_collapse": "is alarms.reaction now, for all alarms of a run; write `alarms: {reaction: back}`, or "
+        "stop",
+    }
+)
+"""Fields of earlier versions: what is written in place of each. Stored recipes have them."""
+
+
 def restored(data: dict[str, Any], *, source: str) -> Recipe:
     """Return the recipe of a run as it was stored. It had no faults when the run began, and those
     that only a later version knows must not hide what the run made.
@@ -375,7 +387,13 @@ def restored(data: dict[str, Any], *, source: str) -> Recipe:
     Raises `ConfigError` for a field that this version does not know, or whose value it refuses.
     """
     # Until 2026-11-28 a recipe had a section `base`, which no run with a store read.
-    known = {name: value for name, value in data.items() if name != "base"}
+    known = _plain_copy({name: value for name, value in data.items() if name != "base"})
+    for moved in MOVED:
+        *parents, last = moved.split(".")
+        section: Any = known
+        for parent in parents:
+            section = section.get(parent, {})
+        section.pop(last, None)
     try:
         return ADAPTER.validate_python(known)
     except ValidationError as error:
@@ -399,6 +417,8 @@ def _sentence(errors: Sequence[Any]) -> str:
     first = errors[0]
     if first["type"] == "unexpected_keyword_argument":
         path = first["loc"]
+        if moved := MOVED.get(".".join(map(str, path))):
+            return moved
         schema = ADAPTER.json_schema()
         sections = [schema]
         for part in path[:-1]:

@@ -15,6 +15,7 @@ from pydantic import Field, TypeAdapter
 from agentr_core.errors import DataFault
 from agentr_core.fingerprint import absent, default_of, later
 from agentr_core.recipes.agent_r import AgentRConfig, CritiqueConfig, PairsConfig, SearchConfig, SpliceConfig
+from agentr_core.recipes.alarms import AlarmsConfig
 from agentr_core.recipes.data import CompareConfig, DataConfig
 from agentr_core.recipes.environments import EnvironmentConfig, EvaluationConfig, InstancesConfig, WorldConfig
 from agentr_core.recipes.et_agent import EtAgentConfig
@@ -111,6 +112,7 @@ class Recipe:
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     errors: ErrorsConfig = ErrorsConfig()
+    alarms: AlarmsConfig = later(AlarmsConfig())
     scale: ScaleConfig = ScaleConfig()
 
     def model_of(self, role: ModelRole) -> ModelConfig:

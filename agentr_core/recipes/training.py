@@ -225,14 +225,27 @@ def training_faults(training: TrainingConfig) -> list[str]:
     return [*faults, *_fsdp_faults(training, launch)]
 
 
-def sharing_faults(training: TrainingConfig) -> list[str]:
-    """Return why `num_processes` cannot share the steps over a dataset, one sentence each."""
-    if training.launch is None or training.launch.num_processes != "auto" or training.step_tokens:
+def sharing_faults(training: TrainingConfig, *, back: bool) -> list[str]:
+    """Return why the processes of `launch` cannot share the steps over a dataset, one sentence
+    each.
+
+    Args:
+        back: the recipe goes back to saved weights at an alarm.
+    """
+    launch, faults = training.launch, []
+    if launch is None:
         return []
-    return [
-        "training.launch.num_processes: with auto the machine would decide how many samples a step has; set "
-        "training.step_tokens"
-    ]
+    if launch.num_processes == "auto" and not training.step_tokens:
+        faults.append(
+            "training.launch.num_processes: with auto the machine would decide how many samples a step has; set "
+            "training.step_tokens"
+        )
+    if back and (launch.fsdp or launch.deepspeed.startswith("zero3")):
+        faults.append(
+            "alarms.reaction: weights that ZeRO-3 or FSDP splits cannot be taken back within a training; set it to "
+            "stop, or split less with training.launch.deepspeed=zero2"
+        )
+    return faults
 
 
 def _fsdp_faults(training: TrainingConfig, launch: LaunchConfig) -> list[str]:

@@ -489,6 +489,8 @@ class IterationReport:
     """How the intervals were computed, as a phrase for the footnote."""
     promoted: Promoted | None = None
     """None if the run goes on with the last model."""
+    alarms: tuple[Section, ...] = ()
+    """The section on what was noticed while it worked; none where nothing was."""
     funnel_title: str = "Training data"
     funnel: tuple[FunnelStage, ...] = ()
     worlds: Mapping[str, Counts] = field(default_factory=dict)

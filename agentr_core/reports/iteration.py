@@ -578,6 +578,7 @@ def sections(report: IterationReport) -> tuple[Section, ...]:
     note = "What of the training data each world gave; general data belongs to none."
     return (
         _headline(report),
+        *report.alarms,
         _scores(report),
         *_held_out(report),
         _revision(report),
@@ -760,8 +761,7 @@ def _tokens(report: IterationReport) -> Section:
 
 def _errors(report: IterationReport) -> Section:
     title = "Errors and stop reasons"
-    record = report.errors
-    if record is None:
+    if (record := report.errors) is None:
         return not_measured("errors", title, "no events were recorded")
     blocks: list[Block] = []
     if record.refused:

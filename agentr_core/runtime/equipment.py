@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -19,10 +19,11 @@ from agentr_core.fingerprint import fingerprint
 from agentr_core.models.files import weights_sha256
 from agentr_core.models.samplers import Sampler, sampler_of
 from agentr_core.protocols import Abandoning, Caching, ChatModel, Counting, Starting
+from agentr_core.recipes.alarms import Crossing
 from agentr_core.recipes.models import ModelConfig, ModelRole
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.replies import is_unreadable
-from agentr_core.store.codec.ledger import event_rows
+from agentr_core.store.codec.ledger import Alarm, event_rows
 from agentr_core.store.tables import Rows
 from agentr_core.system import in_thread
 from agentr_core.types import Answer, Generation, Instance, Message, Request, Sampling
@@ -115,6 +116,8 @@ class Equipment:
     model of their own.
     """
     progress: Progress
+    alarmed: Callable[[Alarm], None] = lambda alarm: None
+    """Called with each alarm that is raised here, perhaps more than once; it tells people."""
 
     def iteration_id(self, iteration: int) -> str:
         """Return the id of an iteration; 0 is the evaluation of the model the run starts from."""
@@ -161,7 +164,26 @@ class Equipment:
     def on_error(self, sink: Sink, stage: str, iteration: int) -> Callable[[UnitError], None]:
         """Return a callback that stores each failed try of a unit as an event."""
         about = {"run_id": self.run_id, "iteration_id": self.iteration_id(iteration), "stage": stage}
-        return lambda error: sink.add(event_rows(error, **about))
+
+        def store(error: UnitError) -> None:
+            sink.add(event_rows(error, **about))
+            self.spend(sink, stage, iteration, error.spent)
+
+        return store
+
+    def spend(self, sink: Sink, stage: str, iteration: int, share: float) -> None:
+        """Raise the alarm about the error budget of a stage if so much of it is spent."""
+        sink.add(self.alarms(stage, iteration, self.recipe.alarms.crossed([{"error_budget": share}])))
+
+    def alarms(self, stage: str, iteration: int, crossed: Sequence[Crossing]) -> Rows:
+        """Raise an alarm for each threshold that was crossed in a stage: tell people, and return
+        the rows.
+        """
+        key, reaction = self.iteration_id(iteration), self.recipe.alarms.reaction
+        raised = [Alarm(iteration_id=key, stage=stage, reaction=reaction, **asdict(one)) for one in crossed]
+        for alarm in raised:
+            self.alarmed(alarm)
+        return Alarm.rows(raised)
 
 
 def held_back(sampler: Sampler, sink: Sink) -> Ask:

@@ -383,7 +383,11 @@ class Workplace(Equipment):
         """
         with self.timed(stage, iteration) as clock:
             async with Writer(self.store) as writer:
-                clock.add_effort(await carry_out(shard, self, self.spread, writer, what))
+                effort = await carry_out(shard, self, self.spread, writer, what)
+                clock.add_effort(effort)
+                if effort.lost:
+                    # Each worker knew of its own losses alone.
+                    self.spend(writer, stage, iteration, effort.lost / (self.recipe.errors.budget * shard.total))
             clock.add({"store": writer.seconds})
 
 

@@ -414,12 +414,13 @@ def run_id_of(recipe: Recipe, method: Method) -> str:
 def asked_for(recipe: Recipe, method: Method) -> dict[str, Any]:
     """Return what a recipe of a method asks for as plain data.
 
-    Left out are how far the run goes and where, the numbers of machines and processes, the GPUs,
-    the size of the prefix cache, the patience with workers, the prices, and the comparison that the
-    run belongs to.
+    Left out are how far the run goes and where, what is watched meanwhile, the numbers of machines
+    and processes, the GPUs, the size of the prefix cache, the patience with workers, the prices,
+    and the comparison that the run belongs to.
     """
     anywhere = recipe.training.anywhere()
     plain = identifying(replace(recipe, iterations=1, workspace="", description="", training=anywhere))
+    plain.pop("alarms", None)
     del plain["scale"], plain["compare"]
     plain["base"] = _BASE
     method.identify(recipe, plain)

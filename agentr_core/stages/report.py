@@ -25,6 +25,7 @@ from agentr_core.reports.document import (
     FunnelStage,
     IterationReport,
     IterationScore,
+    Paragraph,
     PassAt,
     Promoted,
     Section,
@@ -54,6 +55,7 @@ from agentr_core.stages.evaluate import (
     of_world,
 )
 from agentr_core.stages.outside import outside_section
+from agentr_core.store.codec.ledger import alarms_of
 from agentr_core.store.codec.trajectories import Episode
 from agentr_core.store.queries import datasets, runs
 from agentr_core.store.queries.datasets import dataset_of, finished_evaluations, is_finished, unfinished_evaluations
@@ -401,6 +403,7 @@ def build_outline(place: Workplace, iteration: int, board: Scoreboard, *, viewer
         versus_previous=board.difference(iteration, iteration - 1) if iteration > 1 else None,
         interval_method=INTERVALS,
         promoted=promoted(place, iteration),
+        alarms=alarm_section(place, iteration),
         funnel_title=funnel.title if funnel else "Training data",
         funnel=funnel.stages(place, iteration) if funnel else (),
         time={part: seconds[part] for part in parts if part in seconds},
@@ -410,6 +413,17 @@ def build_outline(place: Workplace, iteration: int, board: Scoreboard, *, viewer
         viewer=viewer,
         rows={name: count for name, count in listed.items() if count},
     )
+
+
+def alarm_section(place: Workplace, iteration: int) -> tuple[Section, ...]:
+    """Return the section on the alarms of an iteration; none where none was raised."""
+    raised = alarms_of(place.store, place.iteration_id(iteration))
+    lines = (
+        Paragraph(f"{alarm.name}, {alarm.stage}{f', step {alarm.step}' if alarm.step else ''}: {alarm.message}.")
+        for alarm in raised
+    )
+    note = "The recipe's section alarms has the thresholds, and the manual's page on alarms says what each means."
+    return (Section("alarms", "Alarms", tuple(lines), note),) if raised else ()
 
 
 def with_run(place: Workplace, report: IterationReport) -> IterationReport:
@@ -537,7 +551,7 @@ def _asked(recipe: Recipe) -> dict[str, object]:
     return {
         name: value
         for name, value in identifying(recipe).items()
-        if name not in ("name", "description", "workspace", "scale")
+        if name not in ("name", "description", "workspace", "alarms", "scale")
     }
 
 

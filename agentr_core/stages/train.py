@@ -9,6 +9,7 @@ from typing import Any
 from agentr_core.errors import DataFault
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.models.files import checkpoint_folder
+from agentr_core.recipes.alarms import Crossing
 from agentr_core.runtime.live import tell_step
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import check_weights
@@ -24,7 +25,7 @@ from agentr_core.training.checkpoints import (
     read_history,
     read_manifest,
 )
-from agentr_core.training.job import Job, Preference, Supervised, TrainingJob, TrainingStep
+from agentr_core.training.job import Job, Preference, Report, Supervised, TrainingJob
 from agentr_core.training.process import train as fine_tune
 
 STAGE = "train"
@@ -35,6 +36,7 @@ async def train(place: Workplace, iteration: int) -> dict[str, Any]:
     published.
 
     Raises:
+        AlarmRaised: an alarm ended the training.
         TrainingFault: the trainer ended without a checkpoint; the last intermediate one is kept for
             the next try.
         DataFault: the dataset is missing.
@@ -46,10 +48,14 @@ async def train(place: Workplace, iteration: int) -> dict[str, Any]:
     else:
         await asyncio.to_thread(check_dataset, place, iteration, job.dataset_hash)
 
-    def show(step: TrainingStep) -> None:
-        place.progress(step.step, step.total_steps, f"steps, loss {step.loss:.3f}")
-        tell_step(place.root, place.run_id, iteration, (step.step, step.loss, step.learning_rate, step.grad_norm))
+    def show(event: Report) -> None:
+        if isinstance(event, Crossing):
+            place.store.write(place.alarms(STAGE, iteration, [event]))
+            return
+        place.progress(event.step, event.total_steps, f"steps, loss {event.loss:.3f}")
+        tell_step(place.root, place.run_id, iteration, (event.step, event.loss, event.learning_rate, event.grad_norm))
 
+    found = is_complete(job.output_dir)
     with place.timed(STAGE, iteration) as clock:
         made = await fine_tune(job, on_progress=show)
         clock.add({"train": made.seconds})
@@ -57,6 +63,8 @@ async def train(place: Workplace, iteration: int) -> dict[str, Any]:
     key = dataset_id(place, iteration)
     store_checkpoint(place, iteration, job, job.objective.settings, made, dataset_id=key)
     tell_step(place.root, place.run_id, iteration, None)
+    if not found:
+        made.check_ending()
     return {
         "checkpoint": job.output_dir.name,
         "loss": made.final_loss,
@@ -95,6 +103,7 @@ def job_of(place: Workplace, iteration: int) -> TrainingJob:
         dataset_hash=built.hash,
         checkpoint_every=config.save_steps,
         objective=objective,
+        alarms=place.recipe.alarms,
     )
 
 

@@ -66,6 +66,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
         "revision_state": Table(("run_id", "position")),
         "metric": Table(("scope", "scope_id", "name"), ("value", "low", "high", "n")),
         "event": Table(("event_id",)),
+        "alarm": Table(("alarm_id",)),
         "selection": Table(("iteration_id", "instance_id")),
         "rl_step": Table(("iteration_id", "step")),
         "rl_group": Table(("iteration_id", "step", "number")),

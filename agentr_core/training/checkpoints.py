@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from agentr_core.errors import ModelDirectoryError, TrainingFault
+from agentr_core.errors import AlarmRaised, ModelDirectoryError, TrainingFault
 from agentr_core.models.files import weights_sha256
 from agentr_core.system import sync
 from agentr_core.training.job import STEP, TrainingStep, write_whole
@@ -56,6 +56,14 @@ class Manifest:
     iteration: str = ""
     weights_sha256: str = ""
     files: Mapping[str, int] = field(default_factory=dict)
+
+    def check_ending(self) -> None:
+        """Raise `AlarmRaised` if an alarm ended the training."""
+        if self.ended_by.startswith("alarms."):
+            raise AlarmRaised(
+                f"alarm {self.ended_by.removeprefix('alarms.')} ended the training; the weights of step {self.steps}, "
+                "the last that were saved before it, are published, and the same command goes on from them"
+            )
 
 
 _MANIFEST: TypeAdapter[Manifest] = TypeAdapter(Manifest)

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from statistics import fmean
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,15 +17,12 @@ from accelerate import PartialState
 from datasets import Dataset, disable_progress_bars, load_from_disk
 from trl import DPOConfig, DPOTrainer
 
-from agentr_core.errors import NonFiniteLoss, TrainingFault
+from agentr_core.errors import NonFiniteLoss
 from agentr_core.samples.identity import IGNORED
-from agentr_core.training.job import Preference, PreferenceLoss, TrainingJob, TrainingStep
+from agentr_core.training.job import Preference, Report, TrainingJob
 from agentr_core.training.packing import Plan, TokenPair, TokenRow, padded_length
 from agentr_core.training.parent import Parent
 from agentr_core.training.planned import FollowsPlan, MarkSaved, plain_arguments
-
-_STEPS: Final = 5
-"""The number of steps over which a collapse, and the best checkpoint, are measured."""
 
 
 class PlannedDPOTrainer(FollowsPlan, DPOTrainer):  # type: ignore[misc]
@@ -37,58 +32,11 @@ class PlannedDPOTrainer(FollowsPlan, DPOTrainer):  # type: ignore[misc]
     pairs weigh more.
     """
 
-    def __init__(self, *, preference: PreferenceLoss, **options: Any) -> None:
-        super().__init__(**options)
-        self._preference = preference
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log a step, and end the training if the chosen side has collapsed."""
-        super().log(logs, start_time)
-        if self.ended_by:
-            self.control.should_training_stop = True
-
-    @property
-    def ended_by(self) -> str:
-        """The setting that ended the training early, if the chosen side collapsed; otherwise
-        empty.
-        """
-        most, means = self._preference.max_chosen_drop, self._means("rewards/chosen")
-        fell = most is not None and bool(means) and -means[-1][1] / self._preference.beta > most
-        return "max_chosen_drop" if fell else ""
-
-    def go_back(self) -> None:
-        """Restore the weights of the checkpoint with the lowest loss, if the chosen side collapsed
-        and the settings say so.
-
-        Raises `TrainingFault` when there is no checkpoint before the collapse.
-        """
-        if not self.ended_by or self._preference.on_collapse == "stop":
-            return
-        folder = Path(self.args.output_dir)
-        collapsed = self.state.global_step
-        saved = [
-            (loss, step)
-            for step, loss in self._means("loss")
-            if step < collapsed and (folder / f"checkpoint-{step}").exists()
-        ]
-        _, best = min(saved, default=(0.0, 0))
-        if not best:
-            raise TrainingFault(
-                f"the chosen side collapsed by step {collapsed}, before a checkpoint to go back to; lower "
-                "eto.dpo.learning_rate or training.save_steps"
-            )
-        self._load_from_checkpoint(str(folder / f"checkpoint-{best}"))
-        self.state.log_history = [entry for entry in self.state.log_history if entry["step"] <= best]
-
-    def _means(self, name: str) -> list[tuple[int, float]]:
-        """Return the mean of a measure over each step and the four before it, by step, from the
-        fifth on.
-        """
-        logged = [entry for entry in self.state.log_history if "loss" in entry and name in entry]
-        return [
-            (logged[last]["step"], fmean(entry[name] for entry in logged[last - _STEPS + 1 : last + 1]))
-            for last in range(_STEPS - 1, len(logged))
-        ]
+    def _watched(self, entry: dict[str, float]) -> dict[str, float | None]:
+        objective, reward = self._job.objective, entry.get("rewards/chosen")
+        assert isinstance(objective, Preference)
+        fell = None if reward is None else -reward / objective.preference.beta
+        return {**super()._watched(entry), "chosen_drop": fell}
 
     def training_step(self, *inputs: Any, **options: Any) -> torch.Tensor:
         """Return the loss of one batch, its gradients added to those of the step. Raises
@@ -110,7 +58,7 @@ def make_trainer(
     *,
     parent: Parent,
     settings: Any,
-    tell: Callable[[TrainingStep], None],
+    tell: Callable[[Report], None],
 ) -> PlannedDPOTrainer:
     """Return the trainer of a job; `settings` are its `arguments`. This computes the
     log-probabilities of the reference.
@@ -133,10 +81,9 @@ def make_trainer(
             Dataset.from_dict(columns).save_to_disk(draft)
             draft.replace(folder)
     trainer = PlannedDPOTrainer(
-        preference=job.objective.preference,
+        job=job,
         plan=plan,
         tell=tell,
-        max_seconds=job.config.max_seconds,
         model=parent.model,
         args=settings,
         data_collator=collate,
@@ -164,9 +111,6 @@ def arguments(job: TrainingJob, *, steps: int) -> Any:
     assert isinstance(job.objective, Preference)
     loss = job.objective.preference
     common = plain_arguments(job, steps=steps)
-    if loss.on_collapse == "back":
-        # The best checkpoint is only known at the end.
-        common["save_total_limit"] = None
     return DPOConfig(
         **common,
         per_device_train_batch_size=job.config.per_device_train_batch_size,

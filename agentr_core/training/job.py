@@ -14,6 +14,7 @@ from pydantic import Field, TypeAdapter
 
 from agentr_core.environment import Environment
 from agentr_core.fingerprint import absent, fingerprint, later
+from agentr_core.recipes.alarms import AlarmsConfig, Crossing
 from agentr_core.recipes.grpo import GrpoConfig
 from agentr_core.recipes.training import TrainingConfig
 from agentr_core.types import Trajectory
@@ -65,8 +66,6 @@ class PreferenceLoss:
     loss_weights: tuple[float, ...] = ()
     label_smoothing: float = 0.0
     ld_alpha: float | None = None
-    max_chosen_drop: float | None = later(None)
-    on_collapse: Literal["stop", "back"] = later("stop")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +172,8 @@ class TrainingJob(Job):
     dataset_hash: str
     checkpoint_every: int = 50
     objective: Trainable = field(default_factory=Supervised)
+    alarms: AlarmsConfig = field(default_factory=AlarmsConfig)
+    """What is watched; it is not part of the fingerprint."""
 
     @property
     def fingerprint(self) -> str:
@@ -287,7 +288,9 @@ class Fault:
     message: str
 
 
-Event = TrainingStep | Fault
+Report = TrainingStep | Crossing
+"""What a training tells while it goes on: its steps, and the thresholds that one has crossed."""
+Event = Report | Fault
 JOB: TypeAdapter[TrainingJob] = TypeAdapter(TrainingJob)
 STEP: TypeAdapter[TrainingStep] = TypeAdapter(TrainingStep)
 EVENT: TypeAdapter[Event] = TypeAdapter(Event)

@@ -22,7 +22,7 @@ from transformers import TrainerCallback
 from agentr_core.errors import DataFault, NonFiniteLoss
 from agentr_core.recipes.training import TrainingConfig
 from agentr_core.samples.identity import IGNORED
-from agentr_core.training.job import TrainingJob, TrainingStep
+from agentr_core.training.job import Report, TrainingJob, TrainingStep
 from agentr_core.training.packing import Plan, TokenPair, TokenRow, trained_tokens
 from agentr_core.training.parent import recomputes
 from agentr_core.training.process import read_zero
@@ -126,11 +126,14 @@ class FollowsPlan:
     state: Any
     control: Any
 
-    def __init__(self, *, plan: Plan, tell: Callable[[TrainingStep], None], max_seconds: float, **options: Any) -> None:
+    def __init__(self, *, job: TrainingJob, plan: Plan, tell: Callable[[Report], None], **options: Any) -> None:
         super().__init__(**options)
+        self._job = job
         self._plan = plan
         self._tell = tell
-        self._max_seconds = max_seconds
+        self._max_seconds = job.config.max_seconds
+        self.crossed = job.alarms.crossed(())
+        """The thresholds that were crossed in the step that ended the training."""
         self._clock = time.monotonic()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -149,6 +152,26 @@ class FollowsPlan:
             self.control.should_training_stop = True
         if self.is_world_process_zero():
             self._tell(self._step(number, entry))
+        self._watch(number)
+
+    def _watch(self, number: int) -> None:
+        """Report the thresholds that a step has crossed, and end the training if the recipe says
+        so; its weights are not saved then.
+        """
+        alarms = self._job.alarms
+        crossed = alarms.crossed(self.state.log_history, self._watched, step=number)
+        if self.is_world_process_zero():
+            for crossing in crossed:
+                self._tell(crossing)
+        if alarms.reaction != "tell":
+            # All processes end with the first one, whatever rounding says.
+            self.crossed = broadcast_object_list([crossed])[0]
+            if self.crossed:
+                self.control.should_training_stop, self.control.should_save = True, False
+
+    def _watched(self, entry: dict[str, float]) -> dict[str, float | None]:
+        """Return what is watched of a logged step."""
+        return {"gradient_norm": entry.get("grad_norm")}
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Return the schedule over the steps, or over the seconds if time is the budget."""
@@ -175,13 +198,18 @@ class FollowsPlan:
         seconds: float = earlier + time.monotonic() - self._clock
         return float(broadcast_object_list([seconds])[0]) if self._max_seconds else seconds
 
-    @property
-    def ended_by(self) -> str:
-        """The setting that ended the training early; empty if none did."""
-        return ""
-
     def go_back(self) -> None:
-        """Restore the weights to be published, if they are not the last ones."""
+        """Restore the last weights that were saved before an alarm ended the training.
+
+        Raises `AlarmRaised` where nothing was saved, or the recipe does not go back.
+        """
+        saved = last_checkpoint(Path(self.args.output_dir), self.args)
+        if saved is None or self._job.alarms.reaction != "back":
+            # The last weights that were saved stay, and a later try goes on from them.
+            raise self.crossed[0].ends("trains on" if saved else "trains anew, since nothing was saved before")
+        step = int(saved.name.rpartition("-")[2])
+        self._load_from_checkpoint(str(saved))  # type: ignore[attr-defined]
+        self.state.log_history = [entry for entry in self.state.log_history if entry["step"] <= step]
 
     def steps_done(self) -> list[TrainingStep]:
         """Return every step of this training so far, those before an interruption included."""

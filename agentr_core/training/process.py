@@ -27,6 +27,7 @@ from pydantic import ValidationError
 
 from agentr_core.errors import (
     AgentrError,
+    AlarmRaised,
     ConfigError,
     DataFault,
     ModelDirectoryError,
@@ -38,7 +39,16 @@ from agentr_core.models.files import adapter_base, read_json
 from agentr_core.system import python_path, writing
 from agentr_core.texts import placed
 from agentr_core.training.checkpoints import Manifest, is_complete, read_manifest
-from agentr_core.training.job import EVENT, JOB, LESS_MEMORY, Fault, TrainingJob, TrainingStep, WorkFolder, write_whole
+from agentr_core.training.job import (
+    EVENT,
+    JOB,
+    LESS_MEMORY,
+    Fault,
+    Report,
+    TrainingJob,
+    WorkFolder,
+    write_whole,
+)
 
 # DeepSpeed configurations: shipped ones, by name, or a file of the user.
 
@@ -172,7 +182,7 @@ TAIL = 15
 """Lines of the log in an error message."""
 KINDS: dict[str, type[AgentrError]] = {
     kind.__name__: kind
-    for kind in (ConfigError, DataFault, ModelDirectoryError, NonFiniteLoss, OutOfMemory, TrainingFault)
+    for kind in (AlarmRaised, ConfigError, DataFault, ModelDirectoryError, NonFiniteLoss, OutOfMemory, TrainingFault)
 }
 """The errors that a trainer reports, by their names."""
 
@@ -213,6 +223,9 @@ class TrainerProcess(Generic[Step]):
             lines = log.read_bytes()[earlier:].decode("utf-8", errors="replace").splitlines()[-TAIL:]
             if fault is not None:
                 kind, message = KINDS[fault.kind], fault.message
+                if kind is AlarmRaised:
+                    # The trainer itself has no fault.
+                    raise kind(message)
             # A launcher reports this only in its log.
             elif exit_status == -signal.SIGKILL or any("SIGKILL" in line for line in lines):
                 kind = OutOfMemory
@@ -308,19 +321,20 @@ def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None
 WORKER = "agentr_core.training.worker"
 
 
-async def train(job: TrainingJob, *, on_progress: Callable[[TrainingStep], None] = lambda step: None) -> Manifest:
+async def train(job: TrainingJob, *, on_progress: Callable[[Report], None] = lambda step: None) -> Manifest:
     """Return the manifest of a job's checkpoint: trained, continued after an interruption, or
     already there.
 
-    `on_progress` is called after each optimizer step. Cancelling ends the trainer's process;
-    calling again continues from its last intermediate checkpoint, to the same weights as without
-    the interruption on the same processor and number of threads. A trainer whose parent was killed
-    ends by itself.
+    `on_progress` is called after each optimizer step, and for each threshold that one has
+    crossed. Cancelling ends the trainer's process; calling again continues from its last
+    intermediate checkpoint, to the same weights as without the interruption on the same processor
+    and number of threads. A trainer whose parent was killed ends by itself.
 
     Raises:
         NonFiniteLoss: loss or gradient became NaN or infinite. The weights were not changed by it.
         OutOfMemory: memory ran out, or the system killed the trainer, which is how Linux reports
             that.
+        AlarmRaised: an alarm ended the training; its last intermediate checkpoint is kept.
         TrainingFault: another fault, for example a full disk, or a foreign directory at
             `output_dir`.
         DataFault: the dataset is missing or has broken rows.
@@ -351,7 +365,7 @@ async def train(job: TrainingJob, *, on_progress: Callable[[TrainingStep], None]
         variables["CUDA_VISIBLE_DEVICES"] = "0" if visible is None else visible.split(",")[0]
     if job.config.num_threads:
         variables["OMP_NUM_THREADS"] = str(job.config.num_threads)
-    process = TrainerProcess(
+    process: TrainerProcess[Report] = TrainerProcess(
         module=WORKER,
         work=job.work,
         job=JOB.dump_json(job, indent=1),

@@ -19,10 +19,10 @@ from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback, set_seed
 from transformers.integrations.deepspeed import set_hf_deepspeed_config
 
-from agentr_core.errors import ConfigError, DataFault, ModelDirectoryError, OutOfMemory, TrainingFault
+from agentr_core.errors import AlarmRaised, ConfigError, DataFault, ModelDirectoryError, OutOfMemory, TrainingFault
 from agentr_core.system import keep_freed_memory
 from agentr_core.training.checkpoints import Manifest, publish, publish_step
-from agentr_core.training.job import JOB, LESS_MEMORY, Fault, Preference, TrainingJob, TrainingStep
+from agentr_core.training.job import JOB, LESS_MEMORY, Fault, Preference, Report, TrainingJob, TrainingStep
 from agentr_core.training.packing import Plan, plan, trained_tokens
 from agentr_core.training.parent import Parent, adapter_faults, load_parent, mixing_faults, text_config, write_result
 from agentr_core.training.planned import MarkSaved, last_checkpoint, read_pairs, read_rows, samples_per_step
@@ -42,7 +42,7 @@ def describe(error: BaseException, folder: Path, *, less_memory: str = LESS_MEMO
     `folder` is where the training writes; after a failed write, the message says how much space is
     left there. `less_memory` tells a user which fields need less memory.
     """
-    if isinstance(error, ConfigError | DataFault | ModelDirectoryError | TrainingFault):
+    if isinstance(error, AlarmRaised | ConfigError | DataFault | ModelDirectoryError | TrainingFault):
         return Fault(kind=type(error).__name__, message=str(error))
     chain = list(_chain(error))
     if any(_is_failed_write(link) for link in chain):
@@ -114,7 +114,7 @@ def threads(wanted: int) -> Iterator[None]:
 _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
 
 
-def run(job: TrainingJob, tell: Callable[[TrainingStep], None]) -> Manifest | None:
+def run(job: TrainingJob, tell: Callable[[Report], None]) -> Manifest | None:
     """Train a job, starting from its last intermediate checkpoint if there is one, and publish the
     result.
 
@@ -126,6 +126,7 @@ def run(job: TrainingJob, tell: Callable[[TrainingStep], None]) -> Manifest | No
         DataFault: the dataset is empty or has broken rows.
         ModelDirectoryError: the model cannot be loaded.
         NonFiniteLoss: loss or gradient became NaN or infinite.
+        AlarmRaised: an alarm ended the training, and nothing is to be published.
         TrainingFault: the device cannot do what the job asks for, or another process trains another
             job.
     """
@@ -162,8 +163,10 @@ def run(job: TrainingJob, tell: Callable[[TrainingStep], None]) -> Manifest | No
     _publish_steps(job, steps, hf_trainer, parent, split=zero3 or fsdp)
     hf_trainer.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
 
-    ended_by = hf_trainer.ended_by
-    hf_trainer.go_back()
+    ended_by: str = job.config.ended_by
+    if hf_trainer.crossed:
+        ended_by = f"alarms.{hf_trainer.crossed[0].name}"
+        hf_trainer.go_back()
     history = hf_trainer.steps_done()
     weights = hf_trainer.accelerator.get_state_dict(hf_trainer.model_wrapped) if zero3 or fsdp else None
     _part(hf_trainer)
@@ -171,7 +174,7 @@ def run(job: TrainingJob, tell: Callable[[TrainingStep], None]) -> Manifest | No
         return None
     trained = hf_trainer.accelerator.unwrap_model(hf_trainer.model)
     write_result(job, trained, history, parent.dtype, weights)
-    return publish(job.work.staging, job.output_dir, _manifest(job, steps, history, ended_by or job.config.ended_by))
+    return publish(job.work.staging, job.output_dir, _manifest(job, steps, history, ended_by))
 
 
 def _trainer(job: TrainingJob) -> Any:

@@ -18,7 +18,7 @@ from trl import SFTConfig, SFTTrainer
 
 from agentr_core.recipes.training import TrainingConfig
 from agentr_core.samples.identity import IGNORED
-from agentr_core.training.job import TrainingJob, TrainingStep
+from agentr_core.training.job import Report, TrainingJob
 from agentr_core.training.packing import QUANTUM, Plan, TokenRow, forward_passes, idle_pass, together, trained_tokens
 from agentr_core.training.parent import Parent
 from agentr_core.training.planned import FollowsPlan, MarkSaved, plain_arguments
@@ -88,16 +88,16 @@ def make_trainer(
     *,
     parent: Parent,
     settings: Any,
-    tell: Callable[[TrainingStep], None],
+    tell: Callable[[Report], None],
 ) -> PlannedSFTTrainer:
     """Return the trainer of a job; `settings` are its `arguments`."""
     rows_per_pass = 1 if settings.use_cpu else together(job.config, job.config.per_device_train_batch_size)
     # Accelerate deals out rows in turn: process i of n gets the rows i, i + n, i + 2n and so on.
     shares = [(list(step), share) for step in plan.steps for share in range(job.config.num_processes)]
     return PlannedSFTTrainer(
+        job=job,
         plan=plan,
         tell=tell,
-        max_seconds=job.config.max_seconds,
         model=parent.model,
         args=settings,
         data_collator=_collator(rows, job.config, rows_per_pass),

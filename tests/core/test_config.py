@@ -16,6 +16,7 @@ from agentr_core.errors import ConfigError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.faults import load, parse
 from agentr_core.methods.table import method_named, plan_of, plans_of
+from agentr_core.recipes.alarms import AlarmsConfig
 from agentr_core.recipes.parsing import restored
 from agentr_core.recipes.recipe import Recipe, replace, resolved
 from agentr_core.runtime.start import input_ids
@@ -508,10 +509,22 @@ def test_an_adapter_is_no_policy_that_group_rl_goes_on_from() -> None:
     assert load(TINY.with_name("textcraft-grpo-tiny.yaml"), [*adapters, "iterations=1"]).training.publish == "adapter"
 
 
-def test_preference_training_cannot_go_back_with_split_weights() -> None:
+@pytest.mark.parametrize("recipe", ["textcraft-eto-tiny", "textcraft-tiny"])
+def test_a_training_cannot_go_back_with_split_weights(recipe: str) -> None:
+    split = ["alarms.reaction=back", "training.launch={deepspeed: zero3}"]
+    with pytest.raises(ConfigError, match=r"alarms.reaction: weights that ZeRO-3 or FSDP splits cannot be taken back"):
+        load(TINY.with_name(f"{recipe}.yaml"), split)
+
+
+def test_what_became_an_alarm_is_told() -> None:
     collapse = ["eto.dpo.on_collapse=back", "eto.dpo.max_chosen_drop=5"]
-    with pytest.raises(ConfigError, match=r"eto.dpo.on_collapse: weights that ZeRO-3 splits cannot be taken back"):
-        load(TINY.with_name("textcraft-eto-tiny.yaml"), [*collapse, "training.launch={deepspeed: zero3}"])
+    with pytest.raises(ConfigError, match=r"eto.dpo.on_collapse: is alarms.reaction now") as told:
+        load(TINY.with_name("textcraft-eto-tiny.yaml"), collapse)
+    assert "eto.dpo.max_chosen_drop: is alarms.chosen_drop now; write `alarms: {chosen_drop: 20" in str(told.value)
+    stored = resolved(load(TINY.with_name("textcraft-eto-tiny.yaml")))
+    stored["eto"]["dpo"] |= {"max_chosen_drop": None, "on_collapse": "stop"}
+    assert restored(stored, source="recipe of run r").alarms == AlarmsConfig()
+    assert "on_collapse" in stored["eto"]["dpo"], "it is only read"
 
 
 def test_a_search_that_never_branches_is_told() -> None:

@@ -18,7 +18,8 @@ import torch
 from training_jobs import columns, dpo_job, pairs, set_clock, unread, watched
 from transformers import AutoModelForCausalLM
 
-from agentr_core.errors import DataFault, NonFiniteLoss, TrainingFault
+from agentr_core.errors import AlarmRaised, DataFault, NonFiniteLoss
+from agentr_core.recipes.alarms import AlarmsConfig, Crossing
 from agentr_core.recipes.training import UNREAD
 from agentr_core.samples.identity import IGNORED
 from agentr_core.training.checkpoints import read_history, read_manifest
@@ -239,39 +240,44 @@ def test_a_training_ends_when_the_chosen_side_collapses(tmp_path: Path, tiny_mod
     alike = [TokenPair(_ending(context[at:], 2), _ending(context[at:], 30)) for at in range(6)]
     parquet.write_table(pa.table(columns(alike)), tmp_path / "pairs.parquet")
 
-    def trained(name: str, *, every: int = 1, **guard: Any) -> tuple[Any, list[Any]]:
-        loss = PreferenceLoss(beta=0.1, **guard)
-        job = dpo_job(
-            tiny_model_dir, tmp_path, name=name, epochs=12.0, learning_rate=1e-3, checkpoint_every=every, loss=loss
-        )
-        return finish(job), read_history(job.output_dir)
+    def trained(name: str, *, every: int = 1, told: Any = lambda event: None, **alarms: Any) -> tuple[Any, list[Any]]:
+        job = dpo_job(tiny_model_dir, tmp_path, name=name, epochs=12.0, learning_rate=1e-3, checkpoint_every=every)
+        made = finish(replace(job, alarms=AlarmsConfig(**{"gradient_norm": None} | alarms)), told)
+        return made, read_history(job.output_dir)
 
-    whole, steps = trained("whole")
+    whole, steps = trained("whole", chosen_drop=None)
     drops = [-fmean(step.scores["chosen_rewards"] / 0.1 for step in steps[at - 5 : at]) for at in range(5, 37)]
     # A bound that the chosen side passes once there are checkpoints to go back to.
     fell = next(at for at in range(10, 37) if drops[at - 5] > max(drops[: at - 5]))
     bound = (drops[fell - 5] + max(drops[: fell - 5])) / 2
     assert (whole.steps, whole.ended_by) == (36, "num_train_epochs")
 
-    stopped, _ = trained("stopped", max_chosen_drop=bound)
-    assert (stopped.steps, stopped.ended_by) == (fell, "max_chosen_drop")
-    losses = {at: fmean(step.loss for step in steps[at - 5 : at]) for at in range(5, fell)}
+    events: list[Any] = []
+    told, _ = trained("told", chosen_drop=bound, told=events.append)
+    assert (told.weights_sha256, told.ended_by) == (whole.weights_sha256, "num_train_epochs"), "it only tells"
+    crossed = [event for event in events if isinstance(event, Crossing)]
+    assert (crossed[0].name, crossed[0].step, crossed[0].threshold) == ("chosen_drop", fell, bound)
+    assert crossed[0].value == pytest.approx(drops[fell - 5])
+
     for every in (1, 4):
-        back, kept = trained(f"back {every}", every=every, max_chosen_drop=bound, on_collapse="back")
-        best = min((at for at in losses if at % every == 0), key=lambda at: losses[at])
-        assert back.steps == len(kept) == best < fell
-        assert back.ended_by == "max_chosen_drop"
-    with pytest.raises(TrainingFault, match="before a checkpoint to go back to"):
-        run_without_checkpoints(tiny_model_dir, tmp_path, bound)
+        back, kept = trained(f"back {every}", every=every, chosen_drop=bound, reaction="back")
+        assert back.steps == len(kept) == (fell - 1) // every * every
+        assert [step.loss for step in kept] == [step.loss for step in steps[: len(kept)]]
+        with pytest.raises(AlarmRaised, match=f"alarm chosen_drop ended the training; the weights of step {len(kept)}"):
+            back.check_ending()
+    with pytest.raises(AlarmRaised, match="trains anew, since nothing was saved before"):
+        trained("none", every=100, chosen_drop=bound, reaction="back")
+
+    said = rf"alarm chosen_drop in step {fell}: the chosen side has become .* nats less likely.*command trains on"
+    for _ in range(2):
+        with pytest.raises(AlarmRaised, match=said):
+            trained("stopped", every=2, chosen_drop=bound, reaction="stop")
+    goes_on, _ = trained("stopped", every=2, chosen_drop=None, reaction="stop")
+    assert goes_on.weights_sha256 == whole.weights_sha256, "the same command goes on once the alarm is silent"
 
 
 def _ending(context: tuple[int, ...], times: int) -> TokenRow:
     return TokenRow((*context, *[7] * times), (*[IGNORED] * len(context), *[7] * times))
-
-
-def run_without_checkpoints(model: Path, folder: Path, bound: float) -> None:
-    loss = PreferenceLoss(beta=0.1, max_chosen_drop=bound, on_collapse="back")
-    finish(dpo_job(model, folder, name="none", epochs=12.0, learning_rate=1e-3, checkpoint_every=100, loss=loss))
 
 
 def test_a_broken_side_is_named(tmp_path: Path, tiny_model_dir: Path) -> None:

@@ -101,10 +101,12 @@ def test_improve_is_started_by_what_collect_only_tells_and_by_nothing_of_its_own
 
 def test_the_automations_are_what_prefect_takes() -> None:
     told = yaml.safe_load((ROOT / "deployments" / "automations.yaml").read_text())["automations"]
-    failed, gone = (AutomationCore.model_validate(each) for each in told)
+    failed, alarm, gone = (AutomationCore.model_validate(each) for each in told)
     assert isinstance(failed.trigger, EventTrigger)
+    assert isinstance(alarm.trigger, EventTrigger)
     assert isinstance(gone.trigger, EventTrigger)
-    assert [action.type for action in (*failed.actions, *gone.actions)] == [
+    assert [action.type for action in (*failed.actions, *alarm.actions, *gone.actions)] == [
+        "send-notification",
         "send-notification",
         "change-flow-run-state",
     ]
@@ -113,7 +115,8 @@ def test_the_automations_are_what_prefect_takes() -> None:
     # A run that sends signs of life at Prefect's own pace may miss two of them.
     assert gone.trigger.within.total_seconds() > 3 * (FlowsSettings().heartbeat_frequency or 0)
     tags = {tag for each in DEPLOYMENTS for tag in each["tags"]}
-    for each in (failed, gone):
+    assert alarm.trigger.expect == {events.ALARM}
+    for each in (failed, alarm, gone):
         assert isinstance(each.trigger, EventTrigger)
         assert isinstance(each.trigger.match_related, ResourceSpecification)
         (tag,) = each.trigger.match_related["prefect.resource.id"]

@@ -30,6 +30,7 @@ from starlette.staticfiles import StaticFiles
 
 from agentr_core.environments.reasoning import problems
 from agentr_core.methods.faults import load, parse
+from agentr_core.recipes.alarms import RULES
 from agentr_core.recipes.recipe import resolved
 from agentr_core.types import Message, Sample, SampleKind
 from flows.cli import cli
@@ -203,6 +204,14 @@ def test_recipes_have_the_fields_of_the_papers(name: str, field: str, default: s
     assert yaml.safe_load(default.strip("`")) == value
     assert name
     assert where
+
+
+def test_the_page_of_alarms_has_each_with_its_default() -> None:
+    rows = [row for row in table_rows(text_of("alarms")) if len(row) == 5]
+    assert [name.strip("`") for name, *_ in rows] == [rule.name for rule in RULES]
+    for name, default, *told in rows:
+        assert yaml.safe_load(default.strip("`")) == RECIPE["alarms"][name.strip("`")]
+        assert all(told)
 
 
 def test_the_recipes_and_folders_of_the_methods_are_there() -> None:

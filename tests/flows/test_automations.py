@@ -7,7 +7,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from uuid import uuid4
 
+import httpx
 import pytest
 from asgi import running
 from deployed import deploy, post, prefect, runs_of
@@ -108,6 +110,42 @@ def test_a_run_that_fails_is_told_of(tmp_path: Path, process_env: dict[str, str]
     assert "flywheel/textcraft-tiny" in body
     assert "the disk is full" in body
     assert str(made["id"]) in body, "the address of the flow run's page"
+
+
+@pytest.mark.long
+def test_an_alarm_is_told_of(tmp_path: Path, door_model: Path, process_env: dict[str, str]) -> None:
+    inbox, file = Inbox(), write_recipe(tmp_path, door_model)
+    home = {"PREFECT_HOME": str(tmp_path / "prefect"), "AGENTR_HOME": str(ROOT)}
+    with running(inbox) as address, served(process_env | home) as env:
+        api = env["PREFECT_API_URL"]
+        prefect("block", "register", "--module", "prefect.blocks.notifications", env=env)
+        told = (ROOT / "deployments" / "automations.yaml").read_text("utf-8")
+        (tmp_path / "automations.yaml").write_text(told.replace(NOBODY, webhook(api, address)), encoding="utf-8")
+        prefect("automation", "create", "--from-file", str(tmp_path / "automations.yaml"), env=env)
+        # Replies of six tokens at most, of a model that knows no end.
+        done = agentr("collect", file, "--limit", "2", "-o", "alarms.cut_replies=0.0", env=env)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "alarm cut_replies, collect of iteration 1: " in done.stdout + done.stderr
+        wanted = {"filter": {"event": {"name": ["agentr.alarm.raised"]}}}
+        deadline = time.monotonic() + PATIENCE
+        while not (sent := wait_for(f"{api}/events/filter", wanted)["events"]):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        (event,) = sent
+        assert event["resource"]["agentr.alarm"] == "cut_replies"
+        assert event["resource"]["agentr.reaction"] == event["payload"]["reaction"] == "tell"
+        assert event["payload"]["iteration"] == 1
+        assert inbox.bodies == [], "it was no run of a deployment with the tag"
+        of_a_deployment = {"prefect.resource.id": "prefect.tag.agentr", "prefect.resource.role": "tag"}
+        again = {name: event[name] for name in ("event", "resource", "payload", "occurred")}
+        sent = [{**again, "id": str(uuid4()), "related": [*event["related"], of_a_deployment]}]
+        httpx.post(f"{api}/events", json=sent).raise_for_status()
+        while not inbox.bodies:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+    (body,) = inbox.bodies
+    assert "agentr: alarm cut_replies in door" in body
+    assert "of the replies are cut by their token limit" in body
 
 
 def webhook(api: str, address: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentr_core.runtime.alarms import check_stage
 from agentr_core.runtime.start import begin, end, finish, start
 from agentr_core.store.database import Store
 from flows.preflight.checks import check
@@ -37,6 +38,7 @@ async def turn(file: Path, *overrides: str) -> Turned:
             await begin(place, iteration)
         for stage in place.plan(iteration).stages:
             await stage.work(place, iteration)
+            check_stage(place, iteration, stage)
         await end(place, iteration)
     await finish(place, "finished")
     *_, report, _ = write_reports(place.root, run.run_id)

@@ -29,7 +29,7 @@ from agentr_core.recipes.models import ModelRole
 from agentr_core.replies import after_thoughts, is_unreadable, readable
 from agentr_core.runtime.equipment import Readings, held_back, in_flight, units_done
 from agentr_core.runtime.place import Workplace
-from agentr_core.search.tree import leaf_paths
+from agentr_core.search.tree import leaf_paths, steps_to, way_to
 from agentr_core.store.codec.ledger import rejection_rows
 from agentr_core.store.codec.trajectories import Episode
 from agentr_core.store.codec.trees import (
@@ -37,11 +37,15 @@ from agentr_core.store.codec.trees import (
     critique_rows,
     judgement_rows,
     load_judgements,
+    load_oracle,
     load_pairs,
+    load_trees,
+    oracle_rows,
     pair_rows,
     runs_alike,
 )
 from agentr_core.store.database import Writer
+from agentr_core.store.queries.trees import PairVerdict, pair_verdicts
 from agentr_core.store.tables import Rows, merge
 from agentr_core.types import (
     Critique,
@@ -411,7 +415,33 @@ async def critique(place: Workplace, iteration: int) -> dict[str, Any]:
     if by_tree and place.recipe.splice.mode != "direct":
         await _judge_all(place, iteration, by_tree, total=len({pair.bad.tree_id for pair in pairs}))
     left = place.store.missing("critique", list(open_ids))
+    # Before anything is made of the verdicts, alarms compare them.
+    await asyncio.to_thread(ask_oracle, place, pair_verdicts(place.store, place.iteration_id(iteration)))
     return {"pairs": len(pairs), "judged": len(open_ids) - len(left)}
+
+
+def ask_oracle(place: Workplace, verdicts: Iterable[PairVerdict]) -> dict[tuple[str, int], Verdict]:
+    """Return the verdicts of a run's oracles on the steps of judged paths, by tree and node. Those
+    that are missing are asked for now and stored.
+    """
+    leaves = sorted({(one.tree_id, one.bad_leaf) for one in verdicts})
+    truth = load_oracle(place.store, sorted({tree_id for tree_id, _ in leaves}))
+    missing = [(tree_id, leaf) for tree_id, leaf in leaves if (tree_id, leaf) not in truth]
+    if not missing:
+        return truth
+    asked: dict[str, dict[int, Verdict]] = {}
+    with place.worlds() as worlds:
+        if not any(env.has(Environment.oracle) for _, env in worlds):
+            return truth
+        trees = load_trees(place.store, sorted({tree_id for tree_id, _ in missing}))
+        for tree_id, leaf in missing:
+            tree = trees[tree_id]
+            env = worlds.of(tree.instance)
+            if env.has(Environment.oracle):
+                said = env.oracle(tree.instance, [step.action for step in steps_to(tree.nodes, leaf)])
+                asked.setdefault(tree_id, {}).update(zip(way_to(tree.nodes, leaf), said, strict=True))
+    place.store.write(merge(oracle_rows(tree_id, said) for tree_id, said in asked.items()))
+    return truth | {(tree_id, node): said for tree_id, found in asked.items() for node, said in found.items()}
 
 
 async def _judge_all(place: Workplace, iteration: int, by_tree: dict[str, list[PathPair]], *, total: int) -> None:

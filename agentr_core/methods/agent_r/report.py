@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median_low
 
-from agentr_core.environment import Environment
 from agentr_core.episodes.transcript import OPENING, opening_length
 from agentr_core.evaluation.metrics import success_rate
 from agentr_core.fingerprint import derive_seed
+from agentr_core.methods.agent_r.critique import ask_oracle
 from agentr_core.reports import iteration, plots, wording
 from agentr_core.reports.document import (
     Block,
@@ -33,15 +33,13 @@ from agentr_core.reports.document import (
     not_measured,
 )
 from agentr_core.runtime.place import Workplace
-from agentr_core.search.tree import steps_to, way_to
 from agentr_core.stages.report import estimate, expert_episodes, rejected_by, to_rows
 from agentr_core.store.codec.samples import load_samples
-from agentr_core.store.codec.trees import load_critiques, load_oracle, load_trees, oracle_rows
+from agentr_core.store.codec.trees import load_critiques
 from agentr_core.store.queries import datasets, runs, trees
 from agentr_core.store.queries.datasets import trained_revisions
 from agentr_core.store.queries.runs import iteration_state
-from agentr_core.store.queries.trees import JudgedStep, PairVerdict, PathAudit, pair_verdicts
-from agentr_core.store.tables import merge
+from agentr_core.store.queries.trees import JudgedStep, PathAudit, pair_verdicts
 from agentr_core.texts import counted
 from agentr_core.types import Critique, Message, Role, Sample, Span, StepVerdict, Verdict
 
@@ -187,9 +185,6 @@ def _rate(name: str, part: int, whole: int, unit: str) -> Row:
 
 # The judge, measured against an environment that knows the truth.
 
-Truth = dict[tuple[str, int], Verdict]
-"""The true verdict on each step, by tree and node."""
-
 
 def agreement(place: Workplace, iteration: int) -> OracleAgreement | None:
     """Return how well the judge of an iteration agrees with the oracles of its worlds; None if no
@@ -199,7 +194,7 @@ def agreement(place: Workplace, iteration: int) -> OracleAgreement | None:
     pair.
     """
     verdicts = pair_verdicts(place.store, place.source_id(iteration))
-    truth = _truth_of_pairs(place, verdicts)
+    truth = ask_oracle(place, verdicts)
     known = [(one, truth[one.tree_id, one.node]) for one in verdicts if (one.tree_id, one.node) in truth]
     if not known:
         return None
@@ -219,30 +214,6 @@ def agreement(place: Workplace, iteration: int) -> OracleAgreement | None:
             ]
         ),
     )
-
-
-def _truth_of_pairs(place: Workplace, verdicts: Iterable[PairVerdict]) -> Truth:
-    """Return the verdicts of a run's oracles on the steps of judged paths; missing ones are asked
-    for now and stored.
-    """
-    leaves = sorted({(one.tree_id, one.bad_leaf) for one in verdicts})
-    truth = load_oracle(place.store, sorted({tree_id for tree_id, _ in leaves}))
-    missing = [(tree_id, leaf) for tree_id, leaf in leaves if (tree_id, leaf) not in truth]
-    if not missing:
-        return truth
-    asked: dict[str, dict[int, Verdict]] = {}
-    with place.worlds() as worlds:
-        if not any(env.has(Environment.oracle) for _, env in worlds):
-            return truth
-        trees = load_trees(place.store, sorted({tree_id for tree_id, _ in missing}))
-        for tree_id, leaf in missing:
-            tree = trees[tree_id]
-            env = worlds.of(tree.instance)
-            if env.has(Environment.oracle):
-                said = env.oracle(tree.instance, [step.action for step in steps_to(tree.nodes, leaf)])
-                asked.setdefault(tree_id, {}).update(zip(way_to(tree.nodes, leaf), said, strict=True))
-    place.store.write(merge(oracle_rows(tree_id, said) for tree_id, said in asked.items()))
-    return truth | {(tree_id, node): said for tree_id, found in asked.items() for node, said in found.items()}
 
 
 def rate(hits: list[bool]) -> Estimate:

@@ -179,14 +179,7 @@ def _explores(recipe: Recipe) -> bool:
 
 
 def _faults(recipe: Recipe) -> list[str]:
-    faults = [*tree_faults(recipe.data), *eto_faults(recipe.eto)]
-    launch = recipe.training.launch
-    if recipe.eto.dpo.on_collapse == "back" and launch is not None and launch.deepspeed.startswith("zero3"):
-        faults.append(
-            "eto.dpo.on_collapse: weights that ZeRO-3 splits cannot be taken back within a training; set it to stop, "
-            "or training.launch.deepspeed to zero2"
-        )
-    return faults
+    return [*tree_faults(recipe.data), *eto_faults(recipe.eto)]
 
 
 METHOD = Method(

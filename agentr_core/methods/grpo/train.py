@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
@@ -31,6 +32,7 @@ from agentr_core.models.files import SHARED_MEMORY, adapter_base, checkpoint_fol
 from agentr_core.protocols import ChatModel, Reloading, Sleeping
 from agentr_core.recipes.grpo import GrpoConfig
 from agentr_core.recipes.recipe import replace, resolved
+from agentr_core.runtime.alarms import watch_step
 from agentr_core.runtime.equipment import Checkpoint, Worlds
 from agentr_core.runtime.instances import trained_instances
 from agentr_core.runtime.place import Clock, Workplace, helpers
@@ -152,16 +154,23 @@ def job_of(place: Workplace, iteration: int) -> OnlineJob:
 
 
 def publish_policy(
-    job: OnlineJob, learner: Learner | Ranks, history: list[TrainingStep], rows: str, config: dict[str, Any]
+    job: OnlineJob,
+    learner: Learner | Ranks,
+    history: list[TrainingStep],
+    rows: str,
+    config: dict[str, Any],
+    *,
+    ended_by: str = "steps",
 ) -> None:
     """Publish a policy as the checkpoint of a job.
 
     Args:
         rows: the hash of what its steps sampled, by `runtime.trained_on`.
         config: the section `training` of the recipe as plain data.
+        ended_by: that of the manifest.
     """
     learner.write_result(job, history)
-    publish(job.work.staging, job.output_dir, _manifest(job, history, "steps", rows, config))
+    publish(job.work.staging, job.output_dir, _manifest(job, history, ended_by, rows, config))
 
 
 def publish_policy_step(
@@ -226,6 +235,7 @@ async def reinforce(place: Workplace, iteration: int) -> dict[str, Any]:
     checkpoint that an earlier try published.
 
     Raises:
+        AlarmRaised: an alarm ended the training.
         ErrorBudgetSpent: more episodes of a step failed than the recipe allows.
         TrainingFault: all replies of a step are empty.
         NonFiniteLoss: loss or gradient became NaN or infinite; the last state is kept.
@@ -234,8 +244,9 @@ async def reinforce(place: Workplace, iteration: int) -> dict[str, Any]:
     """
     instances = await trained_instances(place, iteration)
     job = job_of(place, iteration)
+    found = is_complete(job.output_dir)
     with place.timed(STAGE, iteration) as clock:
-        if not is_complete(job.output_dir):
+        if not found:
             if job.output_dir.exists():
                 raise TrainingFault(f"{job.output_dir} exists and is not a complete checkpoint; remove it")
             await _train(place, iteration, instances, job, clock)
@@ -245,6 +256,8 @@ async def reinforce(place: Workplace, iteration: int) -> dict[str, Any]:
         shutil.rmtree(job.work.root)
     manifest = read_manifest(job.output_dir)
     store_checkpoint(place, iteration, job, job.objective.settings, manifest)
+    if not found:
+        manifest.check_ending()
     note = untrained(group_counts(place.store, place.iteration_id(iteration)))
     return {
         **({"note": note} if note else {}),
@@ -319,6 +332,7 @@ class _Training:
             folder=self.folder,
             seed=job.seed,
         )
+        publish_last: Callable[..., None] = publish_policy
         try:
             first = 1 + await self._resume(learner)
             # Loggers look at a model's configuration and shape, and others may hold its weights.
@@ -331,11 +345,29 @@ class _Training:
                     # Loggers are told these as by a training on a dataset: all up to here.
                     so_far = self.history[-1]
                     tell(step, {**measured, "trained_tokens": so_far.trained_tokens, "seconds": so_far.seconds})
+                    if reason := watch_step(place, self.rollouts.iteration, STAGE, step, measured):
+                        if not await self._go_back(learner):
+                            # Everything that was sampled stays, and so do the last saved weights.
+                            raise reason.ends("trains on")
+                        publish_last = partial(publish_policy, ended_by=f"alarms.{reason.name}")
+                        break
                     if step % grpo.save_steps == 0 and step < grpo.steps:
                         await self._save(step, learner)
-            await self._publish(publish_policy, learner)
+            await self._publish(publish_last, learner)
         finally:
             await asyncio.to_thread(learner.close)
+
+    async def _go_back(self, learner: Learner | Ranks) -> bool:
+        """Restore the last saved weights, if the recipe goes back and there are any; return whether
+        that was done.
+        """
+        saved = load_snapshot(self.job.work.checkpoints)
+        if saved is None or self.rollouts.place.recipe.alarms.reaction != "back":
+            return False
+        await self._awake(learner)
+        await in_thread(learner.restore, saved.learner, saved.parts)
+        self.history = saved.history
+        return True
 
     async def _save(self, step: int, learner: Learner | Ranks) -> None:
         """Save the state after a step, and publish its weights if the recipe asks for that: first,
@@ -421,6 +453,8 @@ class _Training:
             "training_seconds": ended - sampled,
         }
         place.store.write(rl_step_rows(iteration_id, step, measured))
+        empty = sum(not reply.reply.strip() for reply in replies)
+        measured |= {"empty_share": empty / max(1, len(replies))}
         self.clock.add({"generate": sampled - started, "train": ended - sampled})
         self.clock.tokens = (self.clock.tokens or 0) + effort.tokens
         share = sum(has_contrast(group.compared) for group in groups) / max(1, len(groups))

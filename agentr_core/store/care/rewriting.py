@@ -503,7 +503,7 @@ case kind when 'node' then owner_id in (select tree_id from kept_tree)
 _BY_ITERATION = (
     *("iteration", "chosen_instance", "planned_rollout", "tree", "judgement", "derivation", "family", "edit", "pair"),
     *("critique", "sample", "rejection", "preference", "dataset", "evaluation", "selection", "rl_step", "rl_group"),
-    *("rl_rollout", "rl_validation", "timing"),
+    *("rl_rollout", "rl_validation", "timing", "alarm"),
 )
 CONDITIONS: Mapping[str, str] = MappingProxyType(
     {

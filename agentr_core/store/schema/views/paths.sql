@@ -46,7 +46,7 @@ order by r.started_at, i.run_id, i.iteration, v.tree_id, v.node_index;
 comment on view v_critic_steps is 'Each judged step with what the tree itself says of it: how much less it is worth than its siblings.';
 comment on column v_critic_steps.sibling_value is 'Mean of the rewards backed up through the other children of its parent; null where none was visited.';
 comment on column v_critic_steps.value_drop is 'sibling_value - value: what was lost by this step and not another.';
-comment on column v_critic_steps.oracle is 'The true verdict; null where the environment knows none, or no report has asked for it.';
+comment on column v_critic_steps.oracle is 'The true verdict; null where the environment knows none, or has not been asked yet.';
 
 create view v_critic_audit as
 with recursive children as (

@@ -223,3 +223,11 @@ comment on column v_ancestors.outside_source is 'The folder from which `agentr i
 comment on column v_ancestors.outside_files is 'The hash of the weights and rollouts in that folder.';
 comment on column v_ancestors.generation is '1: its parent.';
 comment on column v_ancestors.run_id is 'The run that made the ancestor; null for the model that a run starts from.';
+
+create view v_alarms as
+select r.recipe, i.run_id, i.iteration, a.* exclude (iteration_id)
+from alarm a
+join iteration i using (iteration_id)
+join run r using (run_id)
+order by r.started_at, i.run_id, i.iteration, a.created_at, a.name;
+comment on view v_alarms is 'The alarms of the runs: what was noticed, when, and what to do.';

@@ -53,6 +53,7 @@ union all select 'episode', 'evaluation_id', evaluation_id from episode anti joi
 union all select 'episode', 'trajectory_id', trajectory_id from episode anti join trajectory using (trajectory_id)
 union all select 'event', 'run_id', run_id from event anti join run using (run_id)
 union all select 'timing', 'iteration_id', iteration_id from timing anti join iteration using (iteration_id)
+union all select 'alarm', 'iteration_id', iteration_id from alarm anti join iteration using (iteration_id)
 union all select 'preference', 'iteration_id', iteration_id from preference anti join iteration using (iteration_id)
 union all select 'preference', 'instance_id', instance_id from preference anti join instance using (instance_id) where instance_id is not null
 union all select 'preference', 'chosen_sample_id', chosen_sample_id from preference p anti join sample s on s.sample_id = p.chosen_sample_id

@@ -1,0 +1,95 @@
+"""Alarms: what the store knows is held against the rules of `recipes.alarms`, after each step of
+group RL and at the end of each stage. A trainer of datasets does so itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from agentr_core.evaluation.metrics import success_rate
+from agentr_core.recipes.alarms import Crossing
+from agentr_core.runtime.place import Stage, Workplace
+from agentr_core.store.codec.ledger import alarms_of
+from agentr_core.store.queries import alarms as queries
+from agentr_core.store.queries.runs import unreadable_replies
+from agentr_core.store.queries.trees import validations
+
+
+def watch_step(
+    place: Workplace, iteration: int, stage: str, step: int, measured: Mapping[str, float | None]
+) -> Crossing | None:
+    """Raise the alarms of a step of group RL, whose row is stored; return the first if the recipe
+    ends a training at an alarm.
+
+    Args:
+        measured: the columns of its row, the share of empty replies, and the success of a
+            validation after it, if there was one.
+    """
+    store, alarms, key = place.store, place.recipe.alarms, place.iteration_id(iteration)
+    history = queries.step_measures(store, key, step, measured)
+    if "eval_success" in measured and queries.improved(store, key):
+        bounds = {
+            one.step: success_rate([n < round(one.success * one.episodes) for n in range(one.episodes)])
+            for one in validations(store, key)
+        }
+        before = max((bound.low for number, bound in bounds.items() if number < step), default=0.0)
+        # Success has surely fallen if its interval lies below that of the best step before.
+        history[-1]["held_out_drop"] = before - bounds[step].high
+    crossed = alarms.crossed(history, step=step)
+    store.write(place.alarms(stage, iteration, crossed))
+    return crossed[0] if crossed and alarms.reaction != "tell" else None
+
+
+def check_stage(place: Workplace, iteration: int, stage: Stage) -> None:
+    """Raise the alarms of a stage that has just ended. What it made is stored.
+
+    Raises `AlarmRaised` if the recipe ends a run at an alarm, also when the stage is done again and
+    the reason stands.
+    """
+    config = place.recipe.alarms
+    crossed = config.crossed([_measures(place, iteration, stage)])
+    place.store.write(place.alarms(stage.name, iteration, crossed))
+    standing = [
+        alarm
+        for alarm in alarms_of(place.store, place.iteration_id(iteration))
+        if alarm.stage == stage.name and alarm.name == "error_budget" and alarm.threshold == config.error_budget
+    ]
+    for alarm in standing:
+        # Those of a worker of a cluster were told by nobody.
+        place.alarmed(alarm)
+    for reason in (*crossed, *standing) if config.reaction != "tell" else ():
+        raise reason.ends("goes on after this stage")
+
+
+def _measures(place: Workplace, iteration: int, stage: Stage) -> dict[str, float | None]:
+    """Return what is watched of a stage that has ended. Shares are the ends of their 95% intervals
+    that lie nearer to what is usual: a few replies prove nothing.
+    """
+    store, key = place.store, place.iteration_id(iteration)
+    evaluates, judges = stage.name == "evaluate", stage.roles == ("judge",)
+
+    def bounds(counts: Mapping[str, tuple[int, int]]) -> dict[str, tuple[float, float]]:
+        shares = {name: success_rate([True] * n + [False] * (all_ - n)) for name, (all_, n) in counts.items() if all_}
+        return {name: (share.low, share.high) for name, share in shares.items()}
+
+    # Group RL is watched step by step.
+    purpose = "judged" if judges else "evaluated" if evaluates else "collected" if stage.gathers else ""
+    asked = {*stage.roles} - {"actor", "teacher"}
+    if not (purpose or asked):
+        return {}
+    found, measured = bounds(queries.shares(store, key)), dict[str, float | None]()
+    for rule, part in (("cut_replies", "cut"), ("empty_replies", "empty")):
+        measured[rule] = found.get(f"{part} {purpose}", (None, None))[0]
+    # While experience is gathered, a world may ask any helper.
+    helpers = {role: n for role, n in unreadable_replies(store, key).items() if stage.gathers or role in asked}
+    read = [*bounds(helpers).values(), *([found["unread verdicts"]] if judges and "unread verdicts" in found else [])]
+    measured["unreadable_replies"] = max((low for low, _ in read), default=None)
+    if judges and (agreed := {name: one for name, one in found.items() if name.startswith("agrees ")}):
+        measured["judge_agreement"] = min(high for _, high in agreed.values())
+        earlier = (bounds(queries.shares(store, place.iteration_id(number))) for number in range(1, iteration))
+        first = next((one for one in earlier if "agrees tree" in one), {})
+        drops = [first[name][0] - high for name, (_, high) in agreed.items() if name in first]
+        measured["judge_drift"] = max(drops, default=None)
+    if evaluates and (gain := queries.held_out_gain(store, key)) and queries.improved(store, key):
+        measured["held_out_drop"] = -gain[1]
+    return measured

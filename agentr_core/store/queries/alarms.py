@@ -1,0 +1,116 @@
+"""What is watched: measures of steps and counts of stages, which rules about alarms look at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from agentr_core.store.database import Store
+from agentr_core.store.queries.runs import GATHERED
+
+_WATCHED: Mapping[str, str] = MappingProxyType(
+    {
+        "entropy": "entropy",
+        "clip_share": "clip_share",
+        "sampler_kl": "sampler_kl",
+        "contrast": "mixed_share",
+        "gradient_norm": "grad_norm",
+        "cut_replies": "cut_share",
+    }
+)
+"""Columns of table rl_step by the rules that look at them."""
+
+
+def step_measures(
+    store: Store, iteration_id: str, step: int, measured: Mapping[str, float | None]
+) -> list[dict[str, float | None]]:
+    """Return what is watched of the steps of group RL of an iteration up to one, by rule.
+
+    Args:
+        measured: what the last step has measured, by column; also the share of empty replies, which
+            is no column.
+    """
+    now = {rule: measured.get(column) for rule, column in {**_WATCHED, "empty_replies": "empty_share"}.items()}
+    return [*(dict(zip(_WATCHED, row, strict=True)) for row in store.rows(_STEPS, iteration_id, step)), now]
+
+
+def improved(store: Store, iteration_id: str) -> bool:
+    """Return whether the training of an iteration went on to improve by its own measure: in group
+    RL the mean reward of its episodes, elsewhere the loss, over the last three steps beside the
+    first three. Fewer than four steps say nothing.
+    """
+    ((first, last, steps),) = store.rows(_REWARDS, iteration_id)
+    if steps:
+        return bool(steps > 3 and last > first)
+    ((first, last, steps),) = store.rows(_LOSSES, iteration_id)
+    return bool(steps > 3 and last < first)
+
+
+def held_out_gain(store: Store, iteration_id: str) -> tuple[float, float] | None:
+    """Return the 95% interval of the difference between the held-out success of an iteration's
+    model and that of the one before; None where it was not measured.
+    """
+    return next(((low, high) for low, high in store.rows(_GAIN, iteration_id)), None)
+
+
+def shares(store: Store, iteration_id: str) -> dict[str, tuple[int, int]]:
+    """Return counts of an iteration as the number of all and that of a part: replies that are cut
+    or empty, by purpose (`cut collected`), verdicts that cannot be read (`unread verdicts`), and
+    judged paths on which the judge names the same first error as a witness that knows any (`agrees
+    tree`).
+    """
+    return {name: (whole, part) for name, whole, part in store.rows(_SHARES, iteration_id)}
+
+
+_STEPS = f"""
+select {", ".join(_WATCHED.values())} from rl_step where iteration_id = ? and step < ? order by step
+"""
+_REWARDS = """
+with numbered as (
+    select reward, row_number() over (order by step) as place, count(*) over () as n from rl_step where iteration_id = ?
+)
+select avg(reward) filter (place <= 3), avg(reward) filter (place > n - 3), coalesce(any_value(n), 0) from numbered
+"""
+_LOSSES = """
+with numbered as (
+    select loss, row_number() over (order by step) as place, count(*) over () as n
+    from training_step join iteration on checkpoint_id = checkpoint_out where iteration_id = ?
+)
+select avg(loss) filter (place <= 3), avg(loss) filter (place > n - 3), coalesce(any_value(n), 0) from numbered
+"""
+# Where a model is compared with the base alone, the base is the one before.
+_GAIN = """
+select m.low, m.high from metric m join evaluation e on m.scope = 'evaluation' and m.scope_id = e.evaluation_id
+where e.iteration_id = ? and e.name = 'test' and e.finished and m.low is not null
+    and m.name in ('gain_over_base', 'gain_over_previous')
+order by m.name = 'gain_over_base' limit 1
+"""
+# Of a reply without a finish reason it is not known whether it was cut.
+_SHARES = f"""
+with reply as (
+    select if(g.kind = 'judgement', 'judged', 'collected') as purpose, g.reply_id, g.finish_reason
+    from generation g join tree t on t.tree_id = g.owner_id
+    where t.iteration_id = $1 and g.kind in ('node', 'judgement')
+    union all
+    select if(t.source in {GATHERED}, 'collected', 'evaluated'), g.reply_id, g.finish_reason
+    from generation g join trajectory t on t.trajectory_id = g.owner_id
+    where t.iteration_id = $1 and g.kind = 'step' and t.source in ('episode', 'rollout', 'validation', 'flywheel')
+        and g.seed is not null
+), judged as (
+    select distinct p.tree_id, v.node_index, v.verdict from verdict v join pair p using (pair_id)
+    where p.iteration_id = $1
+), audit as (
+    from v_critic_audit where (run_id, iteration) = (select (run_id, iteration) from iteration where iteration_id = $1)
+)
+select 'cut ' || purpose, count(finish_reason), count(*) filter (finish_reason = 'length') from reply group by purpose
+union all
+select 'empty ' || purpose, count(*), count(*) filter (trim(text) = '') from reply join text on text_id = reply_id
+group by purpose
+union all
+select 'unread verdicts', count(*), count(*) filter (verdict = 'unparsable') from judged
+union all
+select 'agrees tree', count(*), count(*) filter (judge_error is not distinct from tree_error) from audit
+union all
+select 'agrees oracle', count(*), count(*) filter (judge_error is not distinct from oracle_error) from audit
+where has_oracle
+"""

@@ -1,0 +1,429 @@
+"""What is watched while a run works: each alarm is raised once where it should be, and none by what
+three seeds of `make run` measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentr_core.episodes.units import UnitError, run_all
+from agentr_core.errors import AlarmRaised, EnvironmentFault
+from agentr_core.methods.faults import parse
+from agentr_core.recipes.alarms import RULES, AlarmsConfig, Measures, Rule
+from agentr_core.runtime.alarms import check_stage, watch_step
+from agentr_core.runtime.place import Stage, Workplace
+from agentr_core.runtime.start import begin, start
+from agentr_core.search.tree import leaf_paths
+from agentr_core.stages.report import alarm_section
+from agentr_core.store.codec.ledger import (
+    Alarm,
+    alarms_of,
+    checkpoint_rows,
+    evaluation_rows,
+    iteration_rows,
+    metric_rows,
+    rl_step_rows,
+    training_step_rows,
+    validation_rows,
+)
+from agentr_core.store.codec.trajectories import text_id, trajectory_rows
+from agentr_core.store.codec.trees import TreeHead, critique_rows, finished_rows, oracle_rows, pair_rows, tree_rows
+from agentr_core.store.database import Writer
+from agentr_core.store.tables import Rows, merge
+from agentr_core.types import (
+    Critique,
+    Instance,
+    Node,
+    PathPair,
+    Step,
+    StepVerdict,
+    StopReason,
+    Trajectory,
+    Tree,
+    Verdict,
+)
+from tasks.wiring import RunRef, quiet_workplace
+
+COLUMNS = ("entropy", "clip_share", "sampler_kl", "contrast", "gradient_norm", "cut_replies")
+MAKE_RUN = {
+    0: [
+        (0.0750, 0.0045, 0.0010, 0.427, 0.0598, 0.0030),
+        (0.0595, 0.0070, 0.0032, 0.427, 0.0528, 0.0062),
+        (0.0481, 0.0037, 0.0013, 0.469, 0.0426, 0.0073),
+        (0.0499, 0.0032, 0.0010, 0.427, 0.0384, 0.0068),
+        (0.0474, 0.0018, 0.0015, 0.469, 0.0689, 0.0022),
+        (0.0448, 0.0008, 0.0015, 0.406, 0.0390, 0.0023),
+        (0.0460, 0.0008, 0.0001, 0.396, 0.0440, 0.0007),
+        (0.0446, 0.0002, 0.0001, 0.375, 0.0422, 0.0019),
+    ],
+    1: [
+        (0.0797, 0.0035, 0.0011, 0.375, 0.0528, 0.0044),
+        (0.0945, 0.0095, 0.0052, 0.479, 0.0617, 0.0021),
+        (0.0673, 0.0051, 0.0016, 0.469, 0.0588, 0.0010),
+        (0.0720, 0.0030, 0.0008, 0.438, 0.0477, 0.0021),
+        (0.0655, 0.0042, 0.0008, 0.427, 0.0533, 0.0025),
+        (0.0630, 0.0015, 0.0003, 0.448, 0.0444, 0.0017),
+        (0.0526, 0.0009, 0.0002, 0.344, 0.0479, 0.0040),
+        (0.0587, 0.0006, 0.0001, 0.427, 0.0449, 0.0039),
+    ],
+    2: [
+        (0.0586, 0.0022, 0.0007, 0.406, 0.0541, 0.0039),
+        (0.0555, 0.0078, 0.0032, 0.458, 0.0487, 0.0017),
+        (0.0479, 0.0048, 0.0023, 0.375, 0.0612, 0.0038),
+        (0.0476, 0.0029, 0.0010, 0.427, 0.0466, 0.0107),
+        (0.0477, 0.0031, 0.0010, 0.302, 0.0412, 0.0091),
+        (0.0506, 0.0011, 0.0003, 0.271, 0.0599, 0.0093),
+        (0.0432, 0.0010, 0.0003, 0.281, 0.0560, 0.0059),
+        (0.0451, 0.0003, 0.0001, 0.219, 0.0492, 0.0005),
+    ],
+}
+"""The steps of group RL in runs of textcraft-agent-r-rl-tiny, seeds 0 to 2."""
+
+
+@pytest.mark.parametrize("seed", MAKE_RUN)
+def test_no_seed_of_make_run_raises_any(seed: int) -> None:
+    history = [dict(zip(COLUMNS, step, strict=True)) for step in MAKE_RUN[seed]]
+    for number in range(1, len(history) + 1):
+        assert AlarmsConfig().crossed(history[:number]) == []
+
+
+HISTORIES: dict[str, tuple[list[float | None], list[float | None]]] = {
+    # Values that are usual, and how they go on where something is wrong.
+    "entropy": ([1.0, 0.8, None, 0.7], [0.15, 0.15]),
+    "clip_share": ([0.01, 0.1], [0.12]),
+    "sampler_kl": ([0.001, 0.05], [0.06]),
+    "contrast": ([0.5, 0.0, 0.31, 0.0, 0.0], [0.0]),
+    "gradient_norm": ([90.0, 1.0, 1.2, 0.9, 1.0, 9.0], [12.0]),
+    "cut_replies": ([0.1, 0.3], [0.4]),
+    "empty_replies": ([0.0, 0.05], [0.06]),
+    "chosen_drop": ([0.0, -3.0, 70.0, 9.0, 20.0, 45.0], [30.0]),
+    "unreadable_replies": ([0.2], [0.21]),
+    "judge_agreement": ([0.3], [0.29]),
+    "judge_drift": ([-0.3, 0.0], [0.01]),
+    "held_out_drop": ([-0.1, 0.0], [0.02]),
+    "error_budget": ([0.49], [0.5]),
+}
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_each_rule_tells_what_is_wrong_from_what_is_usual(rule: Rule) -> None:
+    name = rule.name
+    silent: dict[str, Any] = {name: None}
+    usual, wrong = HISTORIES[name]
+    history: list[Measures] = []
+    for value in (*usual, *wrong):
+        assert AlarmsConfig().crossed(history) == []
+        history.append({name: value})
+    (crossing,) = AlarmsConfig().crossed(history)
+    assert (crossing.name, crossing.threshold) == (name, getattr(AlarmsConfig(), name))
+    assert crossing.message.count(";") >= 1, "what has happened, and what to do"
+    assert AlarmsConfig(**silent).crossed(history) == [], "null silences it"
+    assert AlarmsConfig().crossed([*history, {name: None}]) == [], "it is not known now"
+
+
+def test_every_threshold_has_one_rule() -> None:
+    fields = set(vars(AlarmsConfig())) - {"reaction"}
+    assert {rule.name for rule in RULES} == fields == set(HISTORIES)
+    assert len(RULES) == len(fields)
+
+
+# What a stage has made, as rows of a store.
+
+CRITIQUE = Stage(name="critique", about="", work=lambda place, iteration: asyncio.sleep(0), roles=("judge",))
+EVALUATE = replace(CRITIQUE, name="evaluate", roles=("actor",))
+EXPLORE = replace(CRITIQUE, name="explore", roles=("actor",), gathers=True)
+
+
+class Heard(list[Alarm]):
+    """The alarms that people were told of."""
+
+    @property
+    def names(self) -> list[str]:
+        return [alarm.name for alarm in self]
+
+
+def begun(folder: Path, heard: Heard, *overrides: str) -> Workplace:
+    """Return the workplace of a run whose first two iterations have begun."""
+    server = {"backend": "openai", "server": {"model": "m", "base_url": "http://nowhere/v1"}}
+    recipe = parse({"name": "r", "model": server}, overrides)
+    quiet = quiet_workplace(RunRef(workspace=str(folder / "ws"), run_id="r"), recipe)
+    place = replace(quiet, alarmed=heard.append)
+    asyncio.run(start(place))
+    asyncio.run(begin(place, 1))
+    place.store.write(iteration_rows(place.iteration_id(2), run_id="r", iteration=2, checkpoint_in="c"))
+    return place
+
+
+def answer(place: Workplace, iteration: int, replies: Sequence[str], *, cut: int = 0) -> None:
+    """Store episodes of one reply each, of which some were cut by their token limit."""
+    units: list[Rows] = []
+    for number, reply in enumerate(replies):
+        key = f"{iteration}-{number}"
+        spoken = Step(reply=reply, action="go", observation="seen", reward=0.0)
+        episode = Trajectory(
+            instance=Instance(environment="toy", split="train", index=number),
+            first_observation="Start.",
+            steps=(spoken,),
+            reward=0.0,
+            success=False,
+            stop=StopReason.STEP_LIMIT,
+        )
+        drawn = {
+            "kind": "step",
+            "owner_id": key,
+            "position": 0,
+            "draw": 0,
+            "reply_id": text_id(reply),
+            "token_ids": [1],
+            "logprobs": None,
+            "seed": 1,
+            "finish_reason": "length" if number < cut else "stop",
+            "prompt_tokens": 1,
+            "completion_tokens": 1,
+        }
+        kept = trajectory_rows(key, episode, source="rollout", iteration_id=place.iteration_id(iteration))
+        units += [kept, {"generation": [drawn]}]
+    place.store.write(merge(units))
+
+
+def judge(place: Workplace, iteration: int, verdicts: Sequence[Verdict]) -> None:
+    """Store a tree for each verdict of the judge on a step that is worth less than its sibling."""
+    units: list[Rows] = []
+    key = place.iteration_id(iteration)
+    won = Step(reply="win", action="win", observation="yes", reward=1.0, terminated=True, success=True, token_ids=(1,))
+    lost = Step(reply="lose", action="lose", observation="no", reward=0.0, terminated=True, token_ids=(2,))
+    good = Node(index=1, parent=0, depth=1, step=won, visits=1, value_sum=1.0, terminal=True, stop=StopReason.SUCCESS)
+    bad = Node(index=2, parent=0, depth=1, step=lost, visits=1, terminal=True, stop=StopReason.FAILURE)
+    root = Node(index=0, parent=-1, depth=0, step=None, visits=2, value_sum=1.0)
+    for number, verdict in enumerate(verdicts):
+        instance, tree_id = Instance(environment="toy", split="train", index=number), f"t{iteration}-{number}"
+        tree = Tree(instance=instance, first_observation="Start.", nodes=(root, good, bad), dives_done=1, seed=1)
+        head = TreeHead(
+            tree_id=tree_id,
+            iteration_id=key,
+            checkpoint_id="c",
+            config={},
+            instance=instance,
+            first_observation="Start.",
+            seed=1,
+        )
+        paths = leaf_paths(tree, tree_id)
+        pair = PathPair(good=paths[0], bad=paths[1], split=0)
+        critique = Critique(
+            verdicts=(StepVerdict(position=0, verdict=verdict, reply=verdict),),
+            first_error=0 if verdict is Verdict.BAD else None,
+        )
+        units += [
+            tree_rows(head, tree),
+            finished_rows(head, tree),
+            pair_rows(tree_id, pair, iteration_id=key),
+            critique_rows(tree_id, critique, iteration_id=key, nodes=pair.bad.nodes),
+        ]
+    place.store.write(merge(units))
+
+
+GOOD, BAD, UNREAD = [Verdict.GOOD], [Verdict.BAD], [Verdict.UNPARSABLE]
+
+
+def test_a_judge_that_always_says_good_is_noticed(tmp_path: Path) -> None:
+    heard = Heard()
+    place = begun(tmp_path, heard)
+    judge(place, 1, GOOD * 3)
+    check_stage(place, 1, CRITIQUE)
+    assert heard == [], "three paths prove nothing"
+    judge(place, 1, GOOD * 12)
+    check_stage(place, 1, CRITIQUE)
+    check_stage(place, 1, CRITIQUE)
+    assert {alarm.id for alarm in heard} == {alarm.id for alarm in alarms_of(place.store, place.iteration_id(1))}
+    (kept,) = alarms_of(place.store, place.iteration_id(1))
+    assert (kept.name, kept.stage, kept.step, kept.reaction) == ("judge_agreement", "critique", None, "tell")
+    assert place.store.query("select run_id, iteration, name from v_alarms").values.tolist() == [
+        ["r", 1, "judge_agreement"]
+    ]
+    assert place.store.query("from v_orphans").empty
+
+
+def test_a_judge_that_the_oracle_contradicts_is_noticed(tmp_path: Path) -> None:
+    heard = Heard()
+    place = begun(tmp_path, heard)
+    judge(place, 1, BAD * 12)
+    check_stage(place, 1, CRITIQUE)
+    assert heard == []
+    place.store.write(merge(oracle_rows(f"t1-{number}", {2: Verdict.GOOD}) for number in range(12)))
+    check_stage(place, 1, CRITIQUE)
+    assert heard.names == ["judge_agreement"]
+
+
+def test_a_judge_that_drifts_is_noticed_where_it_is_still_better_than_nothing(tmp_path: Path) -> None:
+    heard = Heard()
+    place = begun(tmp_path, heard)
+    judge(place, 1, BAD * 30)
+    check_stage(place, 1, CRITIQUE)
+    judge(place, 2, [*BAD * 15, *GOOD * 15])
+    check_stage(place, 2, CRITIQUE)
+    assert heard.names == ["judge_drift"]
+    assert heard[0].iteration_id == place.iteration_id(2)
+
+
+def test_verdicts_that_cannot_be_read_are_noticed(tmp_path: Path) -> None:
+    heard = Heard()
+    place = begun(tmp_path, heard, "alarms.judge_agreement=null")
+    judge(place, 1, [*BAD * 20, *UNREAD * 4])
+    check_stage(place, 1, CRITIQUE)
+    assert heard == []
+    judge(place, 2, [*BAD * 10, *UNREAD * 10])
+    check_stage(place, 2, CRITIQUE)
+    assert heard.names == ["unreadable_replies"]
+
+
+def test_cut_and_empty_replies_of_a_stage_are_noticed(tmp_path: Path) -> None:
+    heard = Heard()
+    place = begun(tmp_path, heard)
+    answer(place, 1, ["go"] * 20, cut=5)
+    check_stage(place, 1, EXPLORE)
+    assert heard == []
+    answer(place, 2, [*["go"] * 14, *[" "] * 6], cut=12)
+    check_stage(place, 2, EVALUATE)
+    assert heard == [], "they are of another stage"
+    check_stage(place, 2, EXPLORE)
+    assert heard.names == ["cut_replies", "empty_replies"]
+
+
+def evaluated(place: Workplace, *, low: float, high: float, losses: Sequence[float] = (), reward: float = 0.0) -> None:
+    """Store what an iteration trained, by loss or by a rising or falling reward, and what its model
+    gained.
+    """
+    key = place.iteration_id(1)
+    units = [
+        checkpoint_rows("c1", path="one", weights_sha256="b", config={}, iteration_id=key),
+        evaluation_rows("e", iteration_id=key, checkpoint_id="c1", name="test", split="test", config={}, finished=True),
+        metric_rows("evaluation", "e", "gain_over_base", (low + high) / 2, low=low, high=high, n=100),
+        *(
+            training_step_rows("c1", number, loss=loss, trained_tokens=1, seconds=1.0, scores={})
+            for number, loss in enumerate(losses, start=1)
+        ),
+        *(rl_step(key, number, 0.5 + reward * number) for number in range(1, 5) if reward),
+    ]
+    place.store.write(merge(units))
+    place.store.update("iteration", {"iteration_id": key, "checkpoint_out": "c1"})
+
+
+def rl_step(key: str, number: int, reward: float) -> Rows:
+    shares = dict.fromkeys(("pass_at_1", "pass_at_n", "mixed_share", "cut_share", "drawn_again"), 0)
+    counts = dict.fromkeys(("episode_tokens", "episode_steps", "sampled_tokens", "trained_tokens"), 1)
+    return rl_step_rows(
+        key, number, {"reward": reward, "learning_rate": 0.1, "training_seconds": 1.0, **shares, **counts}
+    )
+
+
+FALLING, RISING = (0.5, 0.4, 0.3, 0.2), (0.2, 0.3, 0.4, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("trained", "low", "high", "raised"),
+    [
+        ({"losses": FALLING}, -0.3, -0.1, True),
+        ({"losses": FALLING}, -0.3, 0.01, False),
+        ({"losses": RISING}, -0.3, -0.1, False),
+        ({"reward": 0.1}, -0.3, -0.1, True),
+        ({"reward": -0.1}, -0.3, -0.1, False),
+        ({"losses": FALLING, "reward": -0.1}, -0.3, -0.1, False),
+    ],
+)
+def test_success_that_falls_while_training_goes_well_is_noticed(
+    tmp_path: Path, trained: dict[str, object], low: float, high: float, raised: bool
+) -> None:
+    heard = Heard()
+    place = begun(tmp_path, heard)
+    evaluated(place, low=low, high=high, **trained)  # type: ignore[arg-type]
+    check_stage(place, 1, EVALUATE)
+    assert heard.names == ["held_out_drop"] * raised
+
+
+def test_validations_that_fall_while_reward_rises_are_noticed(tmp_path: Path) -> None:
+    heard = Heard()
+    place = begun(tmp_path, heard, "alarms.contrast=null")
+    key = place.iteration_id(1)
+    for number, wins in enumerate((30, 28, 10, 9), start=1):
+        units = [rl_step(key, number, 0.1 * number)]
+        for each in range(40):
+            episode = Trajectory(
+                instance=Instance(environment="toy", split="dev", index=each),
+                first_observation="Start.",
+                steps=(),
+                reward=float(each < wins),
+                success=each < wins,
+                stop=StopReason.SUCCESS if each < wins else StopReason.FAILURE,
+            )
+            name = f"v{number}-{each}"
+            units += [
+                trajectory_rows(name, episode, source="validation", iteration_id=key),
+                validation_rows(key, number, [name]),
+            ]
+        place.store.write(merge(units))
+        watch_step(place, 1, "reinforce", number, {"eval_success": wins / 40})
+        # Fewer than four steps do not tell whether the reward rises.
+        assert heard.names == ["held_out_drop"] * (number == 4)
+    assert heard[0].step == 4
+
+
+async def test_half_of_an_error_budget_is_told_once(tmp_path: Path) -> None:
+    heard, told = Heard(), list[UnitError]()
+    place = await asyncio.to_thread(begun, tmp_path, heard, "errors={budget: 0.2, retries: 0}")
+
+    async def work(number: int) -> int:
+        if number % 5 == 0:
+            raise EnvironmentFault("no")
+        return number
+
+    async with Writer(place.store) as writer:
+        store = place.on_error(writer, "explore", 1)
+
+        def keep(error: UnitError) -> None:
+            told.append(error)
+            store(error)
+
+        await run_all(
+            list(range(20)),
+            work,
+            key=str,
+            errors=place.recipe.errors,
+            on_error=keep,
+            concurrency=1,
+        )
+    assert [error.spent for error in told] == [0.25, 0.5, 0.75, 1.0]
+    assert heard.names == ["error_budget"] * 3
+    (kept,) = alarms_of(place.store, place.iteration_id(1))
+    assert "50% of the error budget is spent" in kept.message
+    await asyncio.to_thread(check_stage, place, 1, EXPLORE)
+    assert [alarm.id for alarm in heard] == [kept.id] * 4, "who tells people tells each once"
+
+
+@pytest.mark.parametrize("reaction", ["stop", "back"])
+def test_a_run_ends_after_a_stage_until_the_alarm_is_silent(tmp_path: Path, reaction: str) -> None:
+    heard = Heard()
+    place = begun(tmp_path, heard, f"alarms.reaction={reaction}")
+    judge(place, 1, GOOD * 12)
+    for _ in range(2):
+        with pytest.raises(AlarmRaised, match=r"alarm judge_agreement: .* same command goes on after this stage"):
+            check_stage(place, 1, CRITIQUE)
+    for silent in (AlarmsConfig(judge_agreement=None, reaction="stop"), AlarmsConfig()):
+        check_stage(replace(place, recipe=replace(place.recipe, alarms=silent)), 1, CRITIQUE)
+    assert len(alarms_of(place.store, place.iteration_id(1))) == 1
+
+
+def test_a_report_has_a_line_for_each_alarm(tmp_path: Path) -> None:
+    place = begun(tmp_path, Heard())
+    assert alarm_section(place, 1) == ()
+    judge(place, 1, GOOD * 12)
+    check_stage(place, 1, CRITIQUE)
+    (section,) = alarm_section(place, 1)
+    (line,) = section.blocks
+    assert str(line).count("judge_agreement, critique: the judge names the same first error as the tree")
+    assert "name another model in models.judge." in str(line)
