@@ -18,14 +18,14 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as parquet
 from measures import Measure, table
 
 from agentr_core.recipes.training import TrainingConfig
-from agentr_core.training.job import TrainingJob, TrainingStep
+from agentr_core.training.job import TrainingJob
 from agentr_core.training.process import train
 
 MODEL = Path("data/models/textcraft-tiny")
@@ -79,7 +79,7 @@ def measure(folder: Path, *, rounds: int, **settings: object) -> Steps:
     seconds: dict[bool, list[float]] = {False: [], True: []}
     load, last = BusyLoop(), 0.0
 
-    def on_step(step: TrainingStep) -> None:
+    def on_step(step: Any) -> None:
         nonlocal last
         took, last = step.seconds - last, step.seconds
         # The first step compiles.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -22,7 +23,7 @@ from training_jobs import make_job
 from agentr_core.recipes.training import LaunchConfig
 from agentr_core.training import join
 from agentr_core.training.checkpoints import is_complete
-from agentr_core.training.job import JOB, TrainingJob, TrainingStep
+from agentr_core.training.job import JOB, TrainingJob
 from agentr_core.training.process import train
 
 PATIENCE = 600.0
@@ -73,7 +74,7 @@ async def test_two_machines_train_together_after_a_training_that_was_left_behind
 ) -> None:
     job = two_machines(tiny_model_dir, tmp_path)
     announce(replace(job, output_dir=job.output_dir.with_name("abandoned"), seed=4))
-    told: list[TrainingStep] = []
+    told: list[Any] = []
 
     with joiner(tmp_path) as machine:
         await asyncio.to_thread(wait_for, machine.children)

@@ -27,7 +27,7 @@ from agentr_core.errors import ConfigError, OutOfMemory
 from agentr_core.recipes.training import LaunchConfig
 from agentr_core.training import process
 from agentr_core.training.checkpoints import is_complete
-from agentr_core.training.job import JOB, TrainingJob, TrainingStep
+from agentr_core.training.job import JOB, TrainingJob
 from agentr_core.training.packing import plan
 from agentr_core.training.process import train
 
@@ -66,7 +66,7 @@ if "accelerate.commands.launch" not in sys.orig_argv:
 
 
 async def losses(job: TrainingJob) -> list[float]:
-    told: list[TrainingStep] = []
+    told: list[Any] = []
     await train(job, on_progress=told.append)
     assert is_complete(job.output_dir)
     return [step.loss for step in told]
@@ -153,7 +153,7 @@ async def test_what_is_published_waits_for_no_process(
     family: list[psutil.Process] = []
     job = make_job(tiny_model_dir, tmp_path, epochs=EPOCHS, launch=launch)
 
-    def remember(step: TrainingStep) -> None:
+    def remember(step: Any) -> None:
         worker = psutil.Process(int(job.work.lock_file.read_text(encoding="utf-8")))
         family[:] = [worker, *worker.children(recursive=True)]
 
@@ -184,7 +184,7 @@ async def test_a_killed_lora_training_under_accelerate_goes_on_to_the_same_weigh
 
     with pytest.raises(OutOfMemory, match=r"killed by the system, probably .* memory .* checkpoint is kept"):
         await training
-    told: list[TrainingStep] = []
+    told: list[Any] = []
     result = await train(job, on_progress=told.append)
     assert told[0].step > 10
     assert result.weights_sha256 == undisturbed.weights_sha256

@@ -63,7 +63,7 @@ def alive(process_id: int) -> bool:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Undisturbed:
     """The weights of the long job, trained without interruption, and what its steps told."""
     job = make_job(tiny_model_dir, tmp_path_factory.mktemp("undisturbed"), **LONG)
-    told: list[TrainingStep] = []
+    told: list[Any] = []
     result = asyncio.run(train(job, on_progress=told.append))
     return job, result, told
 
@@ -93,7 +93,7 @@ async def test_a_killed_trainer_is_told_and_the_next_call_goes_on(
     with pytest.raises(OutOfMemory, match=r"killed by the system, probably .* memory .* checkpoint is kept"):
         await training
     assert not job.output_dir.exists()
-    told: list[TrainingStep] = []
+    told: list[Any] = []
     result = await train(job, on_progress=told.append)
     assert told[0].step > 10
     assert result.weights_sha256 == undisturbed[1].weights_sha256
@@ -134,7 +134,7 @@ async def test_when_the_parent_is_killed_the_trainer_ends_and_the_next_call_goes
     parent.wait()
 
     # At once: the lock and the end of the orphan are part of what is tested.
-    told: list[TrainingStep] = []
+    told: list[Any] = []
     result = await train(job, on_progress=told.append)
     assert not alive(worker)
     assert told[0].step > 10

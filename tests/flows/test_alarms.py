@@ -151,4 +151,6 @@ def test_a_run_of_the_command_line_ends_with_a_sentence_and_goes_on(
         assert back.returncode == (0 if finished else 1), back.stderr
     assert rows(file, "select status from run") == [("finished",)]
     (page,) = (tmp_path / "runs" / "reports").glob("*/iteration-01.md")
-    assert "clip_share, reinforce, step 2: " in page.read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
+    assert "## Alarms" in text
+    assert "share, reinforce, step 2: " in text

@@ -23,7 +23,7 @@ pytestmark = on_device
 
 
 def steps(job: TrainingJob) -> list[TrainingStep]:
-    told: list[TrainingStep] = []
+    told: list[Any] = []
     asyncio.run(train(job, on_progress=told.append))
     assert is_complete(job.output_dir)
     return told
