@@ -7,11 +7,12 @@ from math import isfinite
 
 from agentr_core.reports import plots
 from agentr_core.reports.document import Figure
-from agentr_core.store.queries.datasets import CurvePoint
 from agentr_core.store.queries.trees import GroupStep, Validation
 
 Values = Iterable[tuple[int, float | None]]
 """Numbers by step, None where a step has none."""
+Steps = Sequence[tuple[int, float, float | None, float | None]]
+"""Optimizer steps: number, loss, learning rate, gradient norm."""
 
 
 def figure(caption: str, **series: Values) -> list[Figure]:
@@ -29,12 +30,12 @@ def figure(caption: str, **series: Values) -> list[Figure]:
     return [Figure(plots.curves(drawn, caption), caption)]
 
 
-def fine_tuning(steps: Sequence[CurvePoint]) -> list[Figure]:
+def fine_tuning(steps: Steps) -> list[Figure]:
     """Return the curves of a training on a dataset, by optimizer step."""
     return [
-        *figure("Loss by optimizer step.", loss=((one.step, one.loss) for one in steps)),
-        *figure("Learning rate by optimizer step.", rate=((one.step, one.learning_rate) for one in steps)),
-        *figure("Norm of the gradient before it is clipped.", norm=((one.step, one.grad_norm) for one in steps)),
+        *figure("Loss by optimizer step.", loss=((step, loss) for step, loss, _, _ in steps)),
+        *figure("Learning rate by optimizer step.", rate=((step, rate) for step, _, rate, _ in steps)),
+        *figure("Norm of the gradient before it is clipped.", norm=((step, norm) for step, _, _, norm in steps)),
     ]
 
 

@@ -24,7 +24,6 @@ from agentr_core.stages.curves import fine_tuning, group_learning
 from agentr_core.store.codec.samples import load_samples
 from agentr_core.store.database import Store
 from agentr_core.store.queries.datasets import (
-    CurvePoint,
     preference_head,
     rejection_counts,
     sample_head,
@@ -415,8 +414,7 @@ def learning(store: Store, run_id: str, iteration: int) -> list[Figure]:
     if steps := group_steps(store, iteration_id):
         size = json.loads(run_config(store, run_id) or "{}").get("grpo", {}).get("num_generations", "n")
         return group_learning(steps, validations(store, iteration_id), size)
-    told = [CurvePoint(*step) for step in read_steps(store.path.parent, run_id, iteration)]
-    return fine_tuning(training_curve(store, iteration_id) or told)
+    return fine_tuning(training_curve(store, iteration_id) or read_steps(store.path.parent, run_id, iteration))
 
 
 def stage(store: Store, run_id: str, iteration: int, name: str) -> Page | None:
