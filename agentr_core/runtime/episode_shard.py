@@ -26,10 +26,10 @@ from agentr_core.runtime.equipment import (
 from agentr_core.runtime.place import Workplace, helpers
 from agentr_core.runtime.shards import Effort, spent
 from agentr_core.store.codec.samples import PlannedRollout, planned_rows
-from agentr_core.store.codec.trajectories import Draw, episode_rows, load_draws, load_trajectories, trajectory_rows
+from agentr_core.store.codec.trajectories import episode_rows, load_draws, load_trajectories, trajectory_rows
 from agentr_core.store.codec.trees import copy_rollouts, runs_alike
 from agentr_core.store.database import Store
-from agentr_core.store.tables import Rows
+from agentr_core.store.tables import Draw, Rows
 from agentr_core.types import NO_LIMITS, EpisodeLimits, Sampling
 
 # Episodes that were played and could not be graded: stored apart, until a rerun has them graded.

@@ -109,7 +109,7 @@ def _cause(text: str) -> str:
 # decides when there is one. Each open replays the log, at 0.4 ms of processor time for a small
 # transaction, so the log is kept short. Below half a megabyte each row would cause a checkpoint,
 # since DuckDB counts a row as the space that it reserves for a thousand.
-_ROW_GROUP_ROWS = 16_384
+_ROW_GROUP_ROWS = 4_096
 _LOG_LIMIT = "1MB"
 _RETRY_S = 0.02
 # The format of a new file. DuckDB's default is its oldest format, which takes half as long again to

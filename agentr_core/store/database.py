@@ -27,7 +27,8 @@ import pyarrow as pa
 from agentr_core.errors import ConfigError, CorruptStore, RunBusy, StoreBusy, StoreError
 from agentr_core.store import connection, lock, migrations, questions
 from agentr_core.store.connection import connected, quoted, storage_faults, tell_runs_at_work
-from agentr_core.store.tables import TABLES, Row, Rows, merge, settled
+from agentr_core.store.records import table_of
+from agentr_core.store.tables import TABLES, Row, Rows, count_parts, merge, settled
 from agentr_core.texts import placed
 
 if TYPE_CHECKING:
@@ -348,7 +349,7 @@ def put(con: Any, rows: Rows) -> None:
                 raise ValueError(f"rows of {table} differ in their columns: {sorted(row.keys() ^ values[0].keys())}")
         changed = [column for column in TABLES[table].mutable if column in columns]
         distinct = settled(table, values, changed) if changed else values
-        data = pa.table({column: pa.array([row[column] for row in distinct]) for column in columns})
+        data = table_of(distinct, columns, TABLES[table].columns)
         action = "on conflict do nothing"
         if changed:
             key = ", ".join(map(quoted, TABLES[table].key))
@@ -393,7 +394,7 @@ log = logging.getLogger(__name__)
 
 class Writer:
     """A buffer that collects units of rows and stores them together, every `interval_s` seconds or
-    `max_rows` rows, in a thread.
+    `max_rows` rows, in a thread; a step of a trajectory counts as a row, too.
 
     A unit (the rows of one `add`) is stored as a whole or not at all. It is safe once the context,
     or a `flush` begun after its `add`, has ended without error; until then it is lost if the
@@ -455,7 +456,7 @@ class Writer:
         """
         self._check()
         self._units.append(unit)
-        self._rows += sum(len(rows) for rows in unit.values())
+        self._rows += count_parts(unit)
         if self._rows >= self._max_rows:
             self._wake.set()
 

@@ -56,11 +56,11 @@ select run_id, stage, class, phase, count(*) as times, min(message) as for_examp
 
 -- trees: The trees of each iteration: how large, how deep, how often they succeed.
 select i.run_id, i.iteration, count(distinct n.tree_id) as trees, count(*) as nodes, max(n.depth) as deepest,
-    count(*) filter (n.success) as successful_leaves
+    count(*) filter (n.step.success) as successful_leaves
 from node n join tree t using (tree_id) join iteration i using (iteration_id) group by all order by all;
 
 -- mixed: Trees with both good and bad leaves, the most even ones first: what revisions are made of.
-select t.tree_id, t.instance_id, count(*) filter (n.success) as good, count(*) filter (not n.success) as bad
+select t.tree_id, t.instance_id, count(*) filter (n.step.success) as good, count(*) filter (not n.step.success) as bad
 from node n join tree t using (tree_id) where n.stop is not null
 group by all having good > 0 and bad > 0 order by least(good, bad) desc, t.tree_id limit 20;
 

@@ -1,7 +1,8 @@
 """The numbered schema: its migrations, and bringing a database up to the newest one.
 
-Tables and columns are changed by numbered scripts, one after another. Views hold no rows: those of
-before are dropped, and `schema/views` has them as they are now.
+Tables and columns are changed by numbered scripts, one after another; the first one makes the
+tables. Views hold no rows: those of before are dropped, and `schema/views` has them as they are
+now.
 
 A store may come from anywhere, so its catalogue is read before any statement of ours names
 something in it: tables that are not as the scripts make them are refused, views under our names are
@@ -31,21 +32,25 @@ from agentr_core.store.connection import connected, quoted, storage_faults
 from agentr_core.store.tables import TABLES
 from agentr_core.texts import placed
 
-VIEWS = 45
+VIEWS = 104
 """The number of the script of all views. Raise it above every other when one of them changes, or a
 table that they show.
 """
-CATALOGUE = "bc62e5d715403c70"
+CATALOGUE = "1a5b1dc8f492358c"
 """The fingerprint of tables and views as the scripts make them, in the words of the DuckDB that we
 pin. A store with another one is compared in detail, which takes a second.
 """
+FIRST = 100
+"""The number of the first script. Stores of lower versions had other tables, and are not read."""
 _VERSIONS = "schema_version"
 _OURS = frozenset({*TABLES, _VERSIONS})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Migration:
-    """One SQL script. Numbers ascend from 1; those of scripts that only made views are free."""
+    """One SQL script. Numbers ascend from `FIRST`; those of scripts that only made views are
+    free.
+    """
 
     number: int
     name: str
@@ -108,6 +113,11 @@ def check(con: Any, path: Path, newest: int, *, known: bool = False) -> bool:
     """
     catalogue = None if known else _catalogue(con, path)
     current = _newest_version(con) if catalogue is None else _version(con, path, catalogue)
+    if 0 < current < FIRST:
+        raise StoreError(
+            f"{path} is of schema version {current}, which this version of agentr does not read; the version that made "
+            "it writes its views as Parquet: `agentr sql 'select * from v_steps' --output FILE.parquet`"
+        )
     if current > newest:
         raise StoreError(
             f"{path} has schema version {current}, but this version of agentr knows only up to {newest}; "
@@ -158,7 +168,7 @@ def migrate(con: Any, path: Path, migrations: tuple[Migration, ...], *, known: b
 def _apply(con: Any, path: Path, migration: Migration) -> None:
     con.begin()
     try:
-        if migration.number == 1:
+        if migration.number == FIRST:
             con.execute(_VERSION_TABLE)
         if migration.number == VIEWS:
             for view in _view_names(migration.sql):

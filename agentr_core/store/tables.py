@@ -1,15 +1,75 @@
-"""What the writing side knows about the tables: their keys, and which columns may change."""
+"""The tables: their keys, which columns may change, and which records they hold; records to rows of
+them and back.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
+
+from agentr_core.store.connection import quoted
+from agentr_core.store.records import fields_of, rows_of
+from agentr_core.types import (
+    Answer,
+    Critique,
+    Derivation,
+    Generation,
+    Grading,
+    Instance,
+    Judgement,
+    Node,
+    Rejection,
+    Sample,
+    ToolCall,
+    Trajectory,
+)
 
 Row = Mapping[str, Any]
 Rows = Mapping[str, Sequence[Row]]
 """Rows by table. As an argument of one call they are a unit: all are stored, or none."""
+
+
+# Records that only the store has.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """One reply: number `number` of the request with seed `seed`."""
+
+    seed: int
+    number: int
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What of a `Draw` the step that was made of it does not have."""
+
+    seed: int
+    number: int
+    prompt_tokens: int
+    completion_tokens: int
+    thinks: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeHead:
+    """The facts about a tree that do not change while it grows. `checkpoint_id` is the policy that
+    searches, `config` plain data.
+
+    `writer` marks the process that stores the rows; rows of another process are refused.
+    """
+
+    tree_id: str
+    iteration_id: str
+    checkpoint_id: str
+    config: Any
+    instance: Instance
+    first_observation: str
+    seed: int
+    writer: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,43 +79,114 @@ class Table:
 
     A row whose `fixed` columns differ from those stored for its key comes from another writer, and
     is refused.
+
+    A table of records has a column for each field of `record`, under the field's name unless
+    `names` has another; `more` are the types of its other columns.
     """
 
     key: tuple[str, ...]
     mutable: tuple[str, ...] = ()
     fixed: tuple[str, ...] = ()
+    record: type | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        """The types of the columns of the record, by column."""
+        return {} if self.record is None else {self.names.get(f, f): of for f, of in fields_of(self.record).items()}
+
+    @property
+    def columns(self) -> Mapping[str, Any]:
+        """The types of the columns of a table of records; empty for others."""
+        return {**self.fields, **self.more}
 
 
+_OF_AN_ITERATION = {"iteration_id": str}
 TABLES: Mapping[str, Table] = MappingProxyType(
     {
         "run": Table(("run_id",), ("config", "status", "finished_at")),
         "stage_input": Table(("run_id", "stage")),
         "iteration": Table(("iteration_id",), ("checkpoint_in", "checkpoint_out", "status", "finished_at")),
-        "instance": Table(("instance_id",)),
+        "instance": Table(
+            ("instance_id",),
+            record=Instance,
+            names={"index": "instance_index"},
+            more={"instance_id": str, "depth": int | None, "origin_id": str | None},
+        ),
         "chosen_instance": Table(("iteration_id", "name", "position")),
         "planned_rollout": Table(("trajectory_id",)),
-        "text": Table(("text_id",)),
-        "tree": Table(("tree_id",), ("dives_done", "finished"), ("writer",)),
-        "node": Table(("tree_id", "node_index"), ("visits", "value_sum", "terminal", "stop")),
-        "generation": Table(("kind", "owner_id", "position", "draw")),
-        "judgement": Table(("tree_id", "node_index")),
+        "tree": Table(
+            ("tree_id",),
+            ("dives_done", "finished"),
+            ("writer",),
+            record=TreeHead,
+            more={"instance_id": str, "dives_done": int, "finished": bool, "copied_from": str | None},
+        ),
+        "node": Table(
+            ("tree_id", "node_index"),
+            ("visits", "value_sum", "terminal", "stop"),
+            record=Node,
+            names={"index": "node_index"},
+            more={"tree_id": str, "asked": Asked | None, "merged": tuple[Draw, ...], "grading": Grading | None},
+        ),
+        "judgement": Table(
+            ("tree_id", "node_index"),
+            record=Judgement,
+            names={"node": "node_index"},
+            more={"tree_id": str, "iteration_id": str, "copied_from": str | None},
+        ),
         "oracle_verdict": Table(("tree_id", "node_index")),
-        "trajectory": Table(("trajectory_id",), (), ("reward", "success", "stop", "num_steps")),
-        "step": Table(("trajectory_id", "position")),
-        "derivation": Table(("child_id", "parent_id")),
+        "trajectory": Table(
+            ("trajectory_id",),
+            (),
+            ("reward", "success", "stop", "num_steps"),
+            record=Trajectory,
+            more={
+                "trajectory_id": str,
+                "instance_id": str,
+                "num_steps": int,
+                "given": int,
+                "asked": tuple[Asked | None, ...],
+                "grading": Grading | None,
+                "source": str,
+                **dict.fromkeys(("iteration_id", "evaluation_id", "tree_id", "copied_from"), str | None),
+                "leaf": int | None,
+            },
+        ),
+        "derivation": Table(
+            ("child_id", "parent_id"),
+            record=Derivation,
+            names={"child": "child_id", "parent": "parent_id"},
+            more=_OF_AN_ITERATION,
+        ),
         "family": Table(("family_id",)),
-        "edit": Table(("edit_id",)),
-        "answered_call": Table(("call_id",)),
-        "tool_call": Table(("kind", "owner_id", "position", "number")),
-        "answer": Table(("kind", "owner_id", "position", "purpose", "number")),
-        "grade": Table(("kind", "owner_id", "position")),
+        "edit": Table(
+            ("edit_id",),
+            record=Answer,
+            more={**dict.fromkeys(("edit_id", "instance_id", "subject", "prompt"), str), **_OF_AN_ITERATION},
+        ),
+        "assessment": Table(
+            ("trajectory_id", "purpose", "number"),
+            record=Answer,
+            more={"trajectory_id": str, "purpose": str, "number": int},
+        ),
+        "answered_call": Table(("call_id",), record=ToolCall, more={"call_id": str}),
         "pair": Table(("pair_id",)),
-        "critique": Table(("pair_id",)),
-        "verdict": Table(("pair_id", "position")),
-        "sample": Table(("sample_id",)),
-        "message": Table(("sample_id", "position")),
-        "message_span": Table(("sample_id", "message", "position")),
-        "rejection": Table(("iteration_id", "stage", "subject", "reason")),
+        "critique": Table(
+            ("pair_id",), record=Critique, more={"pair_id": str, "nodes": tuple[int, ...], **_OF_AN_ITERATION}
+        ),
+        "sample": Table(
+            ("sample_id",),
+            record=Sample,
+            more={
+                "sample_id": str,
+                **_OF_AN_ITERATION,
+                **dict.fromkeys(("instance_id", "pair_id", "trajectory_id", "tree_id"), str | None),
+                **dict.fromkeys(("num_tokens", "num_trained_tokens"), int | None),
+            },
+        ),
+        "rejection": Table(("iteration_id", "stage", "subject", "reason"), record=Rejection, more=_OF_AN_ITERATION),
         "preference": Table(("preference_id",)),
         "dataset": Table(("dataset_id",)),
         "dataset_row": Table(("dataset_id", "position")),
@@ -76,6 +207,41 @@ TABLES: Mapping[str, Table] = MappingProxyType(
         "timing": Table(("timing_id",)),
     }
 )
+
+
+_BATCH = 4_096
+"""Rows that Arrow holds together: it has room for 2 GiB of each text."""
+
+
+def row_of(table: str, record: Any, **more: Any) -> Row:
+    """Return a record as a row of its table, with its other columns."""
+    names = TABLES[table].names
+    return {names.get(name, name): getattr(record, name) for name in fields_of(record.__class__)} | more
+
+
+def load(con: Any, table: str, condition: str, params: Any = (), *, also: Sequence[str] = ()) -> list[tuple[Any, ...]]:
+    """Return the records of a table that meet a condition in SQL, which may go on with an order;
+    each after the columns in `also`.
+    """
+    facts = TABLES[table]
+    assert facts.record is not None
+    answer = con.execute(
+        f"select {', '.join(map(quoted, [*also, *facts.fields]))} from {table} where {condition}", params
+    ).to_arrow_table(_BATCH)
+    names = tuple(fields_of(facts.record))
+    return [
+        (*row[: len(also)], facts.record(**dict(zip(names, row[len(also) :], strict=True))))
+        for row in rows_of(answer, facts.columns)
+    ]
+
+
+def count_parts(unit: Rows) -> int:
+    """Return the number of rows of a unit, and of what is nested in them: steps, turns, replies."""
+    return sum(
+        1 + sum(len(value) for value in row.values() if isinstance(value, tuple))
+        for rows in unit.values()
+        for row in rows
+    )
 
 
 def merge(units: Iterable[Rows]) -> dict[str, list[Row]]:

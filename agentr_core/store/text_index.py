@@ -5,39 +5,60 @@ from __future__ import annotations
 import re
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Final
+from typing import Final, NamedTuple
 
 from agentr_core.errors import StoreError
+from agentr_core.fingerprint import fingerprint
 from agentr_core.store.database import Store, snapshot
 
-_CHUNK: Final = 10_000
-"""How many texts are read from the store at a time."""
+_CHUNK: Final = 1_000
+"""How many rows are read from the store at a time."""
+_PLACES: Final = 4
+"""At most so many places of a text are known."""
 RANKED: Final = 5_000
 """If there are more matches than this, only the newest are ranked."""
 _WORDS: Final = re.compile(r'"([^"]*)"|(\S+)')
 
 
-@dataclass(frozen=True, slots=True)
-class Matches:
-    """The texts that match, best first, by their row in table `text`; `total` is at most
-    `RANKED`.
+class Place(NamedTuple):
+    """A row that contains a text."""
+
+    kind: str
+    """trajectory, node, sample or pair."""
+    key: str
+    """Its id; for a node, the id of its tree."""
+    position: int | None
+    """The step of a trajectory, the number of a node, the message of a sample, the judged step of a
+    pair; None for the first observation of a trajectory.
     """
 
-    rows: list[int]
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A text that matches, by its hash, and some places of it."""
+
+    digest: str
+    places: list[Place]
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """The texts that match, best first; `total` is at most `RANKED`."""
+
+    texts: list[Match]
     total: int
 
 
 class TextIndex:
     """A full-text index (FTS5) of the texts of a store, in a SQLite file of its own at `path`.
 
-    It holds words, not texts, and takes in new texts when it is refreshed. Threads may share it,
-    and processes its file. Texts are identified by row number, because table `text` only grows. An
-    index of another store at the same path is rebuilt.
+    It holds words, not texts, and takes in the texts of new rows when it is refreshed. Threads may
+    share it, and processes its file. An index of another store at the same path is rebuilt.
     """
 
     def __init__(self, store: Store, path: Path) -> None:
@@ -69,8 +90,10 @@ class TextIndex:
             return Matches([], 0)
         with self._opened() as index:
             ((total,),) = index.execute(_COUNT, (wanted, RANKED))
-            rows = [row for (row,) in index.execute(_BEST, (wanted, RANKED, limit, offset))]
-        return Matches(rows, total)
+            found: dict[str, list[Place]] = {}
+            for digest, *place in index.execute(_BEST, (wanted, RANKED, limit, offset)):
+                found.setdefault(digest, []).append(Place(*place))
+        return Matches([Match(digest, places) for digest, places in found.items()], total)
 
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
@@ -89,19 +112,29 @@ class TextIndex:
             ) from error
 
     def _take(self, index: sqlite3.Connection) -> bool:
-        """Take in some more texts; return whether there were any."""
+        """Take in the texts of some more rows; return whether there were any."""
         index.execute("begin immediate")
-        ((last, known),) = index.execute(_LAST)
+        taken = {kind: (row, key) for kind, row, key in index.execute("select kind, row, key from taken")}
         with snapshot(self._store) as state:
-            if last >= 0 and state.rows(_TEXT_AT, last) != [(known,)]:
-                index.execute("insert into texts(texts) values ('delete-all')")
-                last = -1
-            found = state.rows(_NEXT, last, last + _CHUNK)
-        if found:
-            index.executemany("insert into texts(rowid, text) values (?, ?)", [(row, text) for row, _, text in found])
-            index.execute("update known set row = ?, text_id = ?", found[-1][:2])
+            if any(state.rows(_KEY_AT[kind], row) != [(key,)] for kind, (row, key) in taken.items()):
+                for statement in _EMPTY:
+                    index.execute(statement)
+                taken = {}
+            for kind in _TEXTS:
+                last = taken[kind][0] if kind in taken else -1
+                new = state.rows(_LAST_OF[kind], last, _CHUNK)
+                if new:
+                    break
+            rows = state.rows(_TEXTS[kind].format(chosen=_BETWEEN), last, new[0][0]) if new else []
+        for key, position, text in rows:
+            digest = fingerprint(text)
+            if index.execute("insert or ignore into text (digest) values (?)", (digest,)).rowcount:
+                index.execute("insert into words (rowid, text) select id, ? from text where digest = ?", (text, digest))
+            index.execute(_ADD_PLACE, (kind, key, position, digest, _PLACES))
+        if new:
+            index.execute("replace into taken values (?, ?, ?)", (kind, *new[0]))
         index.execute("commit")
-        return bool(found)
+        return bool(new)
 
 
 def phrases(words: str) -> list[str]:
@@ -110,26 +143,76 @@ def phrases(words: str) -> list[str]:
     return [phrase or word for phrase, word in found if (phrase or word).strip()]
 
 
-def found_texts(store: Store, rows: Sequence[int]) -> list[tuple[str, str]]:
-    """Return ids and texts by the rows of table `text`, in the order given."""
-    found = {row: (key, text) for row, key, text in store.rows(_TEXTS, list(rows))} if rows else {}
-    return [found[row] for row in rows if row in found]
+def text_of(store: Store, match: Match) -> str | None:
+    """Return a text that matches; None if it is no longer in the store."""
+    for place in match.places:
+        chosen = f"{_KEYS[place.kind]}_id = ?"
+        for _, position, text in store.rows(_TEXTS[place.kind].format(chosen=chosen), place.key):
+            if position == place.position and fingerprint(text) == match.digest:
+                return str(text)
+    return None
 
 
+_TEXTS: Final = {
+    "trajectory": """
+with chosen as (from trajectory where {chosen}), part as (
+    select trajectory_id, generate_subscripts(steps, 1) - 1 as position, unnest(steps) as step from chosen
+)
+select trajectory_id, null, first_observation from chosen
+union all select trajectory_id, position, step.reply from part
+union all select trajectory_id, position, step.observation from part
+union all select trajectory_id, position, unnest([call.output for call in step.tool_calls]) from part
+union all select trajectory_id, position, unnest([said.text for said in step.answers]) from part
+""",
+    "node": """
+with chosen as (from node where {chosen} and step is not null)
+select tree_id, node_index, step.reply from chosen
+union all select tree_id, node_index, step.observation from chosen
+union all select tree_id, node_index, unnest([call.output for call in step.tool_calls]) from chosen
+union all select tree_id, node_index, unnest([said.text for said in step.answers]) from chosen
+""",
+    "pair": """
+select pair_id, v.position, v.reply from (select pair_id, unnest(verdicts) as v from critique where {chosen})
+""",
+    "sample": """
+select sample_id, position, turn.text from (
+    select sample_id, generate_subscripts(messages, 1) - 1 as position, unnest(messages) as turn
+    from sample where {chosen}
+)
+""",
+}
+"""The texts of some rows with their places, by kind of place."""
+_BETWEEN: Final = "rowid > ? and rowid <= ?"
+_KEYS: Final = {"trajectory": "trajectory", "node": "tree", "pair": "pair", "sample": "sample"}
+_TABLES: Final = {**{kind: kind for kind in _KEYS}, "pair": "critique"}
+_KEY_AT: Final = {kind: f"select {key}_id from {_TABLES[kind]} where rowid = ?" for kind, key in _KEYS.items()}
+_LAST_OF: Final = {
+    kind: f"from (select rowid, {key}_id from {_TABLES[kind]} where rowid > ? order by rowid limit ?) "
+    "order by rowid desc limit 1"
+    for kind, key in _KEYS.items()
+}
 _SCHEMA = """
 pragma journal_mode = wal;
 pragma synchronous = off;
-create virtual table if not exists texts using fts5(text, content='');
-create table if not exists known (row integer not null, text_id text not null);
-insert into known select -1, '' where not exists (select 1 from known);
+create virtual table if not exists words using fts5(text, content='');
+create table if not exists text (id integer primary key, digest text not null unique);
+create table if not exists place (text integer not null, kind text not null, key text not null, position integer);
+create unique index if not exists place_of_text on place (text, kind, key, position);
+create table if not exists taken (kind text primary key, row integer not null, key text not null);
 """
-_LAST = "select row, text_id from known"
-_COUNT = "select count(*) from (select 1 from texts where texts match ? limit ?)"
+_EMPTY = (
+    "insert into words(words) values ('delete-all')",
+    *(f"delete from {name}" for name in ("text", "place", "taken")),
+)
+_ADD_PLACE = """
+insert or ignore into place select id, ?, ?, ? from text
+where digest = ? and (select count(*) from place where place.text = id) < ?
+"""
+_COUNT = "select count(*) from (select 1 from words where words match ? limit ?)"
 _BEST = """
-select rowid from (
-    select rowid, rank as score from texts where texts match ? order by rowid desc limit ?
-) order by score, rowid limit ? offset ?
+select digest, kind, key, position from (
+    select id, score from (
+        select rowid as id, rank as score from words where words match ? order by rowid desc limit ?
+    ) order by score, id limit ? offset ?
+) join text using (id) join place on place.text = id order by score, id, place.rowid
 """
-_TEXT_AT = "select text_id from text where rowid = ?"
-_NEXT = "select rowid, text_id, text from text where rowid > ? and rowid <= ? order by rowid"
-_TEXTS = "select rowid, text_id, text from text where rowid in (select unnest(?::bigint[]))"

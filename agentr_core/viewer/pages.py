@@ -30,14 +30,12 @@ from agentr_core.store.queries.datasets import (
     training_curve,
 )
 from agentr_core.store.queries.listings import (
-    Place,
     ancestry,
     entities_beginning,
     evaluation_lines,
     event_lines,
     iteration_lines,
     last_episodes,
-    places_of_texts,
     run_line,
     run_lines,
     stage_lines,
@@ -63,7 +61,7 @@ from agentr_core.store.queries.trees import (
     validations,
     verdicts_of_pair,
 )
-from agentr_core.store.text_index import RANKED, Matches, found_texts, phrases
+from agentr_core.store.text_index import RANKED, Matches, Place, phrases, text_of
 from agentr_core.texts import visible
 from agentr_core.viewer.lists import list_page
 
@@ -205,7 +203,6 @@ MOST_CHARS: Final = 300
 """The maximum length of a search."""
 _AROUND: Final = 160
 """Characters that are shown before and after the first word that was found."""
-_PLACES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,12 +218,11 @@ class Hit:
 
 def results(store: Store, words: str, matches: Matches, *, page: int, complete: bool) -> Page:
     """Return the page of a search; `complete` says whether all texts were in the index."""
-    texts = found_texts(store, matches.rows)
-    places = places_of_texts(store, [key for key, _ in texts], _PLACES) if texts else []
+    texts = [(text_of(store, match), match.places) for match in matches.texts]
     values = {
         "words": words,
         "hits": [
-            Hit(extract(text, phrases(words)), [_place(p) for p in places if p.text_id == key]) for key, text in texts
+            Hit(extract(text, phrases(words)), list(map(_place, places))) for text, places in texts if text is not None
         ],
         "total": matches.total,
         "many": matches.total >= RANKED,

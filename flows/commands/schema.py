@@ -17,7 +17,7 @@ from agentr_core.system import write_text
 
 PAGE, PICTURE = "README.md", "schema.svg"
 TITLE = "# The schema of the store"
-_HUBS = ("text", "instance", "iteration")
+_HUBS = ("instance", "iteration")
 """Tables that so many others refer to that lines to them would hide the rest: boxes name them
 instead.
 """

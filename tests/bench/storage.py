@@ -10,8 +10,9 @@ from pathlib import Path
 from measures import Clock, Measure
 
 from agentr_core.search.tree import Arena, Draw, Expansion
-from agentr_core.store.codec.trees import TreeHead, growth_rows, tree_rows
+from agentr_core.store.codec.trees import growth_rows, load_trees, tree_rows
 from agentr_core.store.database import Store, Writer
+from agentr_core.store.tables import TreeHead
 from agentr_core.types import Generation, Instance, Node, Step
 
 WIDTH = 4
@@ -24,7 +25,7 @@ DATASET_ROWS = 1_000
 
 def measure(folder: Path, *, ingest: int, stored: int, clock: Clock) -> list[Measure]:
     """Return the speed of storing about `ingest` steps, and of a query on a synthetic store of
-    about `stored`.
+    about `stored`, and of loading a tree from it.
     """
     rate = asyncio.run(_ingest(Store(folder / "ingest.duckdb"), max(1, ingest // STEPS_PER_TREE), clock))
     store = Store(folder / "large.duckdb")
@@ -36,6 +37,10 @@ def measure(folder: Path, *, ingest: int, stored: int, clock: Clock) -> list[Mea
     seconds = clock() - started
     if len(rows) != 5 * min(DATASET_ROWS, steps // STEPS_PER_TREE) or rows["reply"].isna().any():
         raise ValueError(f"v_lineage gave {len(rows)} rows")
+    ((tree_id,),) = store.rows("select tree_id from pair where pair_id = 'pair1'")
+    started = clock()
+    (tree,) = load_trees(store, [tree_id]).values()
+    loading = clock() - started
     return [
         Measure(
             name="store_ingest",
@@ -51,6 +56,13 @@ def measure(folder: Path, *, ingest: int, stored: int, clock: Clock) -> list[Mea
             goal="< 1",
             note=f"{len(rows):,} rows of v_lineage for a checkpoint, in a store of {steps:,} steps and "
             f"{(folder / 'large.duckdb').stat().st_size / 2**20:,.0f} MiB",
+        ),
+        Measure(
+            name="tree_load",
+            value=loading,
+            unit="s",
+            goal="< 2",
+            note=f"one tree of {len(tree.nodes)} nodes from that store",
         ),
     ]
 
@@ -107,6 +119,7 @@ def _trees(count: int) -> Iterator[tuple[TreeHead, list[Expansion]]]:
                     observation=rng.choice(observations),
                     reward=0.0,
                     token_ids=generation.token_ids,
+                    finish_reason="stop",
                 )
                 created.append(Node(index=child, parent=parent, depth=expansion + 1, step=step))
                 draws.append(
@@ -114,7 +127,7 @@ def _trees(count: int) -> Iterator[tuple[TreeHead, list[Expansion]]]:
                 )
             expansions.append(
                 Expansion(
-                    created=tuple(created), changed=(), draws=tuple(draws), dives_done=expansion == EXPANSIONS - 1
+                    created=tuple(created), changed=(), draws=tuple(draws), dives_done=int(expansion == EXPANSIONS - 1)
                 )
             )
         yield head, expansions

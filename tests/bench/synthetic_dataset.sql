@@ -18,14 +18,18 @@ values
 insert into pair (pair_id, iteration_id, tree_id, good_leaf, bad_leaf, shared_steps, good_reward, bad_reward, gap)
 select 'pair' || r, 'iteration', tree_id(t), 97, 98, 1, 1.0, 0.0, 1.0 from picked;
 
-insert into critique (pair_id, iteration_id, first_error) select 'pair' || r, 'iteration', 4 from picked;
+insert into critique (pair_id, iteration_id, first_error, verdicts, nodes)
+select 'pair' || r, 'iteration', 4, [{'position': p, 'verdict': 'good', 'reply': reply(t, 1 + 4 * p)} for p in range(5)],
+    [1 + 4 * p for p in range(5)]
+from picked;
 
-insert into verdict (pair_id, position, verdict, reply_id, node_index)
-select 'pair' || r, p, 'good', reply_id(t, 1 + 4 * p), 1 + 4 * p from picked, range(5) positions(p);
-
-insert into sample
-    (sample_id, iteration_id, kind, instance_id, pair_id, tree_id, good_leaf, bad_leaf, cut, extra)
-select 'sample' || r, 'iteration', 'revision', 'bench/train/' || t, 'pair' || r, tree_id(t), 97, 98, 5, '{}' from picked;
+insert into sample (sample_id, iteration_id, kind, instance_id, pair_id, tree_id, messages, provenance)
+select 'sample' || r, 'iteration', 'revision', 'bench/train/' || t, 'pair' || r, tree_id(t), [],
+    {
+        'tree_id': tree_id(t), 'good_leaf': 97, 'bad_leaf': 98, 'split': null, 'cut': 5, 'good_reward': null, 'bad_reward': null,
+        'extra': '{}'
+    }
+from picked;
 
 insert into dataset_row (dataset_id, position, sample_id) select 'dataset', r, 'sample' || r from picked;
 

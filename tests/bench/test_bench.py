@@ -33,6 +33,7 @@ GOALS = {
     "conversation_cached_share": None,
     "store_ingest": ">= 20000",
     "lineage_query": "< 1",
+    "tree_load": "< 2",
     "peak_memory_ratio": "<= 1.2",
     "python_call_ratio": ">= 10",
     "retrieval_queries_per_second": ">= 1000",

@@ -136,7 +136,7 @@ def test_help_names_what_a_recipe_without_a_workspace_and_answers_without_an_ope
 
 def test_a_node_beyond_the_last_is_told_with_how_many_there_are(tmp_path: Path) -> None:
     counts = dict.fromkeys(("depth", "visits", "value_sum", "dive", "duplicates"), 0)
-    blank = {"tree_id": "abc123", "parent": -1, "terminal": False, **counts}
+    blank = {"tree_id": "abc123", "parent": -1, "terminal": False, "merged": (), **counts}
     nodes = [{**blank, "node_index": number} for number in range(3)]
     Store(tmp_path / "store.duckdb").write({"node": nodes})
     done = RUNNER.invoke(cli, ["trace", "abc#7", "-w", str(tmp_path)])

@@ -114,8 +114,7 @@ async def test_a_step_without_call_or_answer_is_gone_on_from(tmp_path: Path, tin
     assert text == "<think>Short. Then so.</think>\n" + CODE + RESULT.format(42) + RIGHT
     assert strict_fault(text) == ""
     written = place.store.rows(
-        "select s.valid, r.text from step s join text r on r.text_id = s.reply_id join derivation on child_id = "
-        "trajectory_id where s.position = 0"
+        "select s.valid, s.reply from step s join derivation on child_id = trajectory_id where s.position = 0"
     )
     assert written[0] == (None, "<think>Short.")
 

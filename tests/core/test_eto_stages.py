@@ -466,7 +466,8 @@ async def test_pairs_from_the_trees_of_another_run(site: Sites) -> None:
     with other.place.store.transaction() as con:
         # What another tokenizer sampled, and what an earlier version stored of it.
         con.execute(
-            "update generation set token_ids = [7, 8], tokenizer = case when position % 2 = 1 then 'another' end"
+            "update node set step = struct_update(step, token_ids := [7, 8]::bigint[], "
+            "tokenizer := case when node_index % 2 = 1 then 'another' end) where step is not null"
         )
 
     made = await prefer(one.place, 1)

@@ -133,8 +133,8 @@ def backed_up(store: Store) -> None:
 
 def merged(store: Store) -> None:
     other = Store(store.path.with_name("other.duckdb"))
-    other.write({"text": [{"text_id": "theirs", "text": "x"}]})
-    assert -merge_stores(store, [other]).gone["text"] == 1
+    other.write(gallery.answered("theirs"))
+    assert -merge_stores(store, [other]).gone["answered_call"] == 1
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_store_of_an_older_version_is_brought_up_beside_odd_names(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = Store(tmp_path / "old.duckdb")
-    monkeypatch.setattr(old, "_migrations", migrations.available()[:-3])
+    monkeypatch.setattr(old, "_migrations", migrations.available()[:-1])
     old.write({})
     add_odd(old, tmp_path)
     before = somebodys(old)
@@ -210,9 +210,9 @@ def test_views_under_our_names_are_made_anew_and_never_run(store: Store, tmp_pat
         ("alter table run rename to r; create view run as from r", "something of its own named 'run'"),
         ("alter table schema_version rename to s; create view schema_version as from s", "named 'schema_version'"),
         ("drop view v_runs; create table V_Runs (a integer)", "something of its own named 'v_runs'"),
-        ("alter table text add column n integer default 3", r"table text that agentr did not make \(column 'n'"),
+        ("alter table run add column n integer default 3", r"table run that agentr did not make \(column 'n'"),
         ("alter table run alter column workspace set default 'x'", r"table run .* \(column 'workspace'"),
-        ("alter table text alter column text drop not null", r"table text .* \(a constraint differs"),
+        ("alter table run alter column recipe drop not null", r"table run .* \(a constraint differs"),
         ("drop table timing", "has no table timing"),
         (
             "drop table timing; create table timing (timing_id varchar, stage varchar generated always as ('x'))",
@@ -239,11 +239,14 @@ def test_a_table_of_somebodys_where_a_later_version_has_one_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = Store(tmp_path / "old.duckdb")
-    monkeypatch.setattr(old, "_migrations", tuple(one for one in migrations.available() if one.number < 20))
     old.write({})
-    shell(old, "create table Answered_Call (a integer)", "checkpoint")
+    shell(old, "create table Later_Table (a integer)", "checkpoint")
     before = sha(old.path)
-    with pytest.raises(StoreError, match="something of its own named 'answered_call', which is a name of agentr's"):
+    later = migrations.Migration(number=migrations.VIEWS + 1, name="later", sql="create table later_table (a integer)")
+    shipped = (*migrations.available(), later)
+    monkeypatch.setattr(migrations, "_shipped", lambda: shipped)
+    monkeypatch.setattr(migrations, "_OURS", migrations._OURS | {"later_table"})
+    with pytest.raises(StoreError, match="something of its own named 'later_table', which is a name of agentr's"):
         Store(old.path).query("select 1")
     assert sha(old.path) == before
 
@@ -254,7 +257,7 @@ def test_no_file_is_reached_through_a_store(store: Store, tmp_path: Path) -> Non
     with pytest.raises(ConfigError, match="neither read nor written"):
         store.query("from of_file")
     with store.transaction() as con, pytest.raises(duckdb.PermissionException):
-        con.execute(f"copy text to '{tmp_path / 'out.csv'}'")
+        con.execute(f"copy run to '{tmp_path / 'out.csv'}'")
     with store.reading() as con, pytest.raises(duckdb.InvalidInputException):
         con.execute("set enable_external_access = true")
     assert store.query("from of_file", files=True)["a"].tolist() == [1]
@@ -268,11 +271,11 @@ def test_merging_leaves_the_other_store_to_the_byte(
     place = tmp_path / "theirs" / "other.duckdb"
     made = Store(place)
     if older:
-        monkeypatch.setattr(made, "_migrations", migrations.available()[:-3])
-    made.write({"text": [{"text_id": "first", "text": "x"}]})
+        monkeypatch.setattr(made, "_migrations", migrations.available()[:-1])
+    made.write(gallery.answered("first"))
     made.checkpoint()
     if logged:
-        made.write({"text": [{"text_id": "second", "text": "x"}]})
+        made.write(gallery.answered("second"))
     assert place.with_name("other.duckdb.wal").exists() == logged
     for side in (".lock", ".queue"):
         place.with_name(place.name + side).unlink()
@@ -281,8 +284,8 @@ def test_merging_leaves_the_other_store_to_the_byte(
     merge_stores(store, [Store(place)])
 
     assert {path.name: (sha(path), path.stat().st_mtime_ns) for path in place.parent.iterdir()} == before
-    assert store.missing("text", ["first"]) == []
-    assert store.missing("text", ["second"]) == ([] if logged else ["second"])
+    assert store.missing("answered_call", ["first"]) == []
+    assert store.missing("answered_call", ["second"]) == ([] if logged else ["second"])
     assert not list(store.path.parent.glob("*.merged*"))
 
 

@@ -19,8 +19,9 @@ from agentr_core.recipes.data import DataConfig
 from agentr_core.samples.dataset import build_dataset
 from agentr_core.samples.identity import sample_id
 from agentr_core.samples.rendering import Renderer
-from agentr_core.store.codec.trajectories import Draw, load_draws, load_trajectories, trajectory_rows
+from agentr_core.store.codec.trajectories import load_draws, load_trajectories, trajectory_rows
 from agentr_core.store.database import Store
+from agentr_core.store.tables import Draw
 from agentr_core.types import Message, Step
 
 TEXT = "Thought: I go on.\nAction: right"

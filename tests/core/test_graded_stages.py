@@ -128,9 +128,9 @@ async def test_a_judge_that_is_out_leaves_episodes_ungraded_and_a_rerun_asks_onl
     assert (told["test"]["n"], told["test"]["mean"]) == (6, pytest.approx(1 / 6))
     assert staff.loaded.count("judge") == 2
     graded = here.store.rows(
-        "select t.reward, t.success, g.environment_reward, x.text, a.role from episode e "
+        "select t.reward, t.success, g.environment_reward, a.text, a.role from episode e "
         "join trajectory t using (trajectory_id) join grade g on g.owner_id = t.trajectory_id "
-        "join answer a using (kind, owner_id, position) join text x on x.text_id = a.reply_id order by e.instance_id"
+        "join answer a using (kind, owner_id, position) order by e.instance_id"
     )
     assert graded == [
         (0.5, False, 0.0, "0.5", "judge"),

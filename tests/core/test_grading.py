@@ -28,9 +28,10 @@ from agentr_core.runtime.episode_shard import draws_of, load_ungraded, ungraded_
 from agentr_core.search.grow import grow
 from agentr_core.search.tree import leaf_paths
 from agentr_core.store.codec.trajectories import load_trajectories, trajectory_rows
-from agentr_core.store.codec.trees import TreeHead, growth_rows, load_trees
+from agentr_core.store.codec.trees import growth_rows, load_trees
 from agentr_core.store.codec.trees import tree_rows as rows_of_tree
 from agentr_core.store.database import Store
+from agentr_core.store.tables import TreeHead
 from agentr_core.types import (
     OUT_OF_ROOM,
     Answer,
@@ -283,9 +284,9 @@ async def test_a_grade_is_stored_with_its_words(store: Store) -> None:
     store.write(trajectory_rows("t", passed, source="rollout", grading=grading))
     assert load_trajectories(store, ["t"])["t"] == passed
     found = store.query(
-        "select t.reward, t.success, g.given_by, g.environment_reward, a.role, a.model, a.purpose, x.text "
+        "select t.reward, t.success, g.given_by, g.environment_reward, a.role, a.model, a.purpose, a.text "
         "from trajectory t join grade g on g.owner_id = t.trajectory_id "
-        "join answer a using (kind, owner_id, position) join text x on x.text_id = a.reply_id"
+        "join answer a using (kind, owner_id, position)"
     )
     assert found.values.tolist() == [[0.5, False, "model", pytest.approx(1 / 3), "judge", "m", "grade", "0.5"]]
     assert store.query("select * from v_contradictions").empty
@@ -420,7 +421,7 @@ async def test_a_step_asks_a_model_and_goes_on_with_its_answer(store: Store, blo
     assert load_trajectories(store, ["t"])["t"] == played
     found = store.query(
         "select position, number, tool, provider, parameters->>'$.q' as q, key, status, milliseconds, cached, "
-        "output_bytes from tool_call order by number"
+        "strlen(output) from tool_call order by number"
     )
     assert found.values.tolist() == [
         [0, 0, "search", "wiki", "where", "where", "ok", 1.5, False, 11],

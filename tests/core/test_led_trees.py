@@ -78,7 +78,7 @@ async def test_samples_and_report_tell_of_the_experts_steps(make: Callable[..., 
     made = await spliced(place)
     assert made["good"] == 6
     assert made["revision"] > 0
-    of_expert = place.store.rows("select count(*), count(draw) from node where duplicates = 0 and node_index > 0")
+    of_expert = place.store.rows("select count(*), count(asked) from node where duplicates = 0 and node_index > 0")
     assert of_expert == [(6, 0)]
     samples = load_samples(place.store, iteration_id=place.iteration_id(1)).values()
     for sample in samples:

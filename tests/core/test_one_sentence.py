@@ -174,7 +174,7 @@ def test_a_workspace_that_may_not_be_looked_into(tmp_path: Path, monkeypatch: py
 def test_an_odd_name_of_a_workspace_is_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.chdir(tmp_path)
     store = open_store(Path(name))
-    store.write({"text": [{"text_id": "a", "text": "x"}]})
+    store.write({"rl_validation": [{"trajectory_id": "a", "step": 1, "iteration_id": "x"}]})
     store.checkpoint()
     assert store.query("select text from text")["text"].tolist() == ["x"]
     assert (tmp_path / name / store.path.name).is_file()

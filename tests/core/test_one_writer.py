@@ -21,10 +21,10 @@ from agentr_core.recipes.recipe import resolved
 from agentr_core.search.grow import grow
 from agentr_core.search.tree import Arena, Expansion
 from agentr_core.store.codec.ledger import checkpoint_rows, iteration_rows, run_rows
-from agentr_core.store.codec.trees import TreeHead, claim_trees, finished_rows, growth_rows, load_trees, tree_rows
+from agentr_core.store.codec.trees import claim_trees, finished_rows, growth_rows, load_trees, tree_rows
 from agentr_core.store.database import Store, Writer
 from agentr_core.store.queries.listings import iteration_lines, run_lines
-from agentr_core.store.tables import merge
+from agentr_core.store.tables import TreeHead, merge
 from agentr_core.types import Tree
 from flows import stages
 from flows.commands import stores
@@ -193,7 +193,11 @@ def test_a_trajectory_that_another_played_is_refused(store: Store) -> None:
         "iteration_id": "i",
         "evaluation_id": None,
         "instance_id": "x",
-        "first_observation_id": "o",
+        "instance": instance(3),
+        "first_observation": "o",
+        "steps": (),
+        "asked": (),
+        "given": 0,
         "reward": 1.0,
         "success": True,
         "stop": "success",

@@ -172,9 +172,7 @@ async def collected(folder: Path, server: Server, kind: type[Forgetful] = Forget
 
 def finished(store: Store) -> dict[str, str]:
     """Return the first observation of the trees that are finished, by id."""
-    rows = store.query(
-        "select tree_id, x.text from tree t join text x on x.text_id = t.first_observation_id where finished order by 1"
-    ).values.tolist()
+    rows = store.query("select tree_id, first_observation from tree where finished order by 1").values.tolist()
     return dict(rows)
 
 

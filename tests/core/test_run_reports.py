@@ -185,10 +185,6 @@ def test_ten_thousand_trajectories_make_small_pages(tmp_path: Path) -> None:
             "range(10000) r(n)",
             [place.iteration_id(1)],
         )
-        con.execute(
-            "insert into step by name select s.* replace (t.trajectory_id as trajectory_id) "
-            "from (from step limit 1) s, (select trajectory_id from trajectory where source = 'rollout') t"
-        )
     pages = write_reports(tmp_path, FIRST)
     assert (tmp_path / STORE_FILE).exists()
     assert max(page.stat().st_size for page in pages) < 3_000_000

@@ -307,7 +307,7 @@ async def test_a_file_of_other_rows_is_not_taken_for_the_dataset(site: Callable[
     assert file.read_bytes() == written
 
     with one.place.store.transaction() as con:
-        con.execute("delete from message where position = 1 and sample_id = (select min(sample_id) from dataset_row)")
+        con.execute("delete from sample where sample_id = (select min(sample_id) from dataset_row)")
         con.execute("delete from dataset_row where position = 0")
     with pytest.raises(StoreError, match=r"lacks rows of the dataset of iteration 1 of run .* put back a store"):
         await train(one.place, 1)
@@ -752,9 +752,7 @@ async def test_a_report_counts_refused_actions_by_the_words_of_the_world(site: C
     await collect(one.place, 1)
     assert errors(one.place) == {}, "a door takes every word"
     with one.place.store.transaction() as con:
-        con.execute(
-            "update node set valid = false where observation_id in (select text_id from text where text = 'Wrong 1.')"
-        )
+        con.execute("update node set step = struct_update(step, valid := false) where step.observation = 'Wrong 1.'")
     wrong = count(one.place, "select count(*) from v_nodes where observation = 'Wrong 1.'")
     assert wrong > 0
     assert errors(one.place) == {"Wrong 1.": wrong}

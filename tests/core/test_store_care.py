@@ -40,7 +40,7 @@ def rows(store: Store, table: str) -> list[tuple[Any, ...]]:
 
 def everything(store: Store) -> Mapping[str, list[tuple[Any, ...]]]:
     with snapshot(store) as state:
-        return {table: rows(state, table) for table in (*TABLES, "schema_version")}
+        return {table: rows(state, table) for table in (*TABLES, "message", "verdict", "schema_version")}
 
 
 def add_run(store: Store, run_id: str, *, base: str, parent: str | None = None, word: str = "") -> None:
@@ -82,13 +82,19 @@ def test_sizes_count_the_rows_of_each_table(store: Store) -> None:
     found = sizes(store)
     assert {one.table: one.rows for one in found.tables} == {table: len(rows(store, table)) for table in TABLES}
     assert all(one.size > 0 for one in found.tables if one.rows)
-    assert sum(one.rows for one in found.tables) > 50
+    assert sum(one.rows for one in found.tables) > 40
 
 
 def test_compacting_frees_what_lies_idle_and_changes_no_row(store: Store) -> None:
-    store.write({"text": [{"text_id": f"t{n}", "text": os.urandom(400).hex()} for n in range(8000)]})
+    store.write(
+        {
+            "rl_validation": [
+                {"trajectory_id": f"t{n}", "step": 1, "iteration_id": os.urandom(400).hex()} for n in range(8000)
+            ]
+        }
+    )
     with store.transaction() as con:
-        con.execute("delete from text where starts_with(text_id, 't') and length(text_id) < 6")
+        con.execute("delete from rl_validation where starts_with(trajectory_id, 't') and length(trajectory_id) < 6")
     before, size = everything(store), sizes(store)
     assert size.idle >= 0
 
@@ -97,7 +103,7 @@ def test_compacting_frees_what_lies_idle_and_changes_no_row(store: Store) -> Non
     assert found.after < found.before
     assert found.gone == {}
     assert everything(store) == before
-    store.write({"text": [{"text_id": "new", "text": "x"}]})
+    store.write({"rl_validation": [{"trajectory_id": "new", "step": 1, "iteration_id": "x"}]})
     assert not list(store.path.parent.glob("*.rewritten*"))
 
 
@@ -112,10 +118,8 @@ def test_pruning_keeps_what_other_runs_are_made_of(store: Store) -> None:
     # The later run is made of the first iteration; the evaluation of the base is of no use to it.
     assert found.needed == ((gallery.RUN, 1),)
     assert found.unnamed == ()
-    assert found.rewritten.gone == {"iteration": 1, "evaluation": 1, "trajectory": 1, "step": 2, "episode": 1} | {
-        name: found.rewritten.gone[name] for name in ("generation", "tool_call")
-    }
-    for table in ("run", "tree", "node", "sample", "message", "text", "dataset_row", "checkpoint", "verdict"):
+    assert found.rewritten.gone == {"iteration": 1, "evaluation": 1, "trajectory": 1, "episode": 1}
+    for table in ("run", "tree", "node", "sample", "message", "dataset_row", "checkpoint", "verdict"):
         assert rows(store, table) == before[table]
     assert dangling_references(store) == []
     assert contradictions(store) == odd
@@ -128,10 +132,7 @@ def test_pruning_a_run_that_nobody_needs_leaves_nothing_of_it(store: Store) -> N
     found = prune(store, [ALONE])
 
     assert everything(store) == before
-    assert found.rewritten.gone == {
-        **dict.fromkeys(("run", "iteration", "checkpoint", "sample"), 1),
-        **dict.fromkeys(("message", "text"), 2),
-    }
+    assert found.rewritten.gone == dict.fromkeys(("run", "iteration", "checkpoint", "sample"), 1)
     assert found.needed == ()
 
 
@@ -242,7 +243,7 @@ def test_one_id_with_two_contents_is_refused(store: Store, tmp_path: Path) -> No
 def test_a_store_of_an_older_version_is_merged(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = Store(tmp_path / "old.duckdb")
     with monkeypatch.context() as patch:
-        patch.setattr(old, "_migrations", migrations.available()[:-3])
+        patch.setattr(old, "_migrations", migrations.available()[:-1])
         add_run(old, ALONE, base="bbbb-base", word="alone")
     merge_stores(store, [Store(old.path)])
     assert len(rows(store, "run")) == 3

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 import duckdb
+import gallery
 import psutil
 import pytest
 
@@ -17,12 +20,13 @@ import agentr_core
 from agentr_core.errors import ConfigError, CorruptStore, StoreError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.store import connection, migrations
-from agentr_core.store.codec.ledger import iteration_rows
-from agentr_core.store.codec.samples import chosen_rows
-from agentr_core.store.codec.trees import load_pairs, oracle_rows
-from agentr_core.store.database import Store, settled_state, snapshot
-from agentr_core.store.tables import TABLES, merge
-from agentr_core.types import Instance, Verdict
+from agentr_core.store.codec.samples import load_samples
+from agentr_core.store.codec.trajectories import load_trajectories
+from agentr_core.store.codec.trees import load_critiques, load_trees, oracle_rows
+from agentr_core.store.database import Store, put, settled_state, snapshot
+from agentr_core.store.records import table_of
+from agentr_core.store.tables import TABLES
+from agentr_core.types import Verdict
 
 ROOT = Path(agentr_core.__file__).parents[1]
 
@@ -32,8 +36,8 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "ws" / "agentr.duckdb", wait_s=2)
 
 
-def text(name: str, value: str = "x") -> dict[str, str]:
-    return {"text_id": name, "text": value}
+def row(name: str, value: str = "x") -> dict[str, Any]:
+    return {"trajectory_id": name, "step": 1, "iteration_id": value}
 
 
 def metric(name: str, value: float) -> dict[str, object]:
@@ -41,9 +45,12 @@ def metric(name: str, value: float) -> dict[str, object]:
 
 
 def test_insert_twice_stores_once_and_keeps_the_first(store: Store) -> None:
-    store.write({"text": [text("a", "one"), text("a", "two")]})
-    store.write({"text": [text("a", "three"), text("b")]})
-    assert store.query("select text_id, text from text order by 1").values.tolist() == [["a", "one"], ["b", "x"]]
+    store.write({"rl_validation": [row("a", "one"), row("a", "two")]})
+    store.write({"rl_validation": [row("a", "three"), row("b")]})
+    assert store.query("select trajectory_id, iteration_id from rl_validation order by 1").values.tolist() == [
+        ["a", "one"],
+        ["b", "x"],
+    ]
 
 
 def test_write_updates_only_what_may_change_and_the_last_row_of_a_key_counts(store: Store) -> None:
@@ -68,31 +75,31 @@ def test_upsert_and_update_change_values(store: Store) -> None:
 
 def test_write_is_all_or_nothing(store: Store) -> None:
     with pytest.raises(duckdb.ConstraintException):
-        store.write({"text": [text("a")], "metric": [metric("a", 1.0) | {"scope": "nonsense"}]})
-    assert store.missing("text", ["a"]) == ["a"]
+        store.write({"rl_validation": [row("a")], "metric": [metric("a", 1.0) | {"scope": "nonsense"}]})
+    assert store.missing("rl_validation", ["a"]) == ["a"]
 
     def fail_half_way() -> None:
         with store.transaction() as con:
-            con.execute("insert into text (text_id, text) values ('a', 'x')")
+            con.execute("insert into rl_validation (trajectory_id, step, iteration_id) values ('a', 1, 'x')")
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         fail_half_way()
-    assert store.missing("text", ["a"]) == ["a"]
+    assert store.missing("rl_validation", ["a"]) == ["a"]
 
 
 def test_rows_with_different_columns_or_an_unknown_table_are_refused(store: Store) -> None:
     with pytest.raises(ValueError, match="differ in their columns"):
-        store.write({"text": [text("a"), {"text_id": "b"}]})
+        store.write({"rl_validation": [row("a"), {"trajectory_id": "b"}]})
     with pytest.raises(KeyError, match="no table"):
         store.write({"texts": []})
 
 
 def test_missing_keeps_the_order(store: Store) -> None:
-    assert store.missing("text", ["b", "a"]) == ["b", "a"]
+    assert store.missing("rl_validation", ["b", "a"]) == ["b", "a"]
     assert not store.path.exists()
-    store.write({"text": [text("a")]})
-    assert store.missing("text", ["c", "a", "b"]) == ["c", "b"]
+    store.write({"rl_validation": [row("a")]})
+    assert store.missing("rl_validation", ["c", "a", "b"]) == ["c", "b"]
 
 
 def test_tables_agree_with_the_schema(store: Store) -> None:
@@ -108,6 +115,23 @@ def test_tables_agree_with_the_schema(store: Store) -> None:
     assert {f"{name}.created_at" for name in TABLES} <= set(columns)
 
 
+def test_tables_of_records_are_what_their_types_say(store: Store) -> None:
+    """A field that is new needs a migration, and one that may be None a column that may be null."""
+    store.write({})
+    of_records = {name: table.columns for name, table in TABLES.items() if table.record is not None}
+    for name, hints in of_records.items():
+        expected = {
+            column: (str(duckdb.from_arrow(table_of([], [column], hints)).types[0]), NoneType in get_args(hint))
+            for column, hint in hints.items()
+        }
+        stored = {
+            column: (kind.replace("JSON", "VARCHAR"), not required)
+            for _, column, kind, required, *_ in store.rows(f"select * from pragma_table_info('main.{name}')")
+            if column != "created_at"
+        }
+        assert stored == expected, f"write a migration for table {name}"
+
+
 def test_everything_is_documented(store: Store) -> None:
     store.write({})
     bare = store.query(
@@ -118,20 +142,25 @@ def test_everything_is_documented(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    "statement", ["insert into text (text_id, text) values ('a', 'b')", "drop table text", "delete from text"]
+    "statement",
+    [
+        "insert into rl_validation (trajectory_id, step, iteration_id) values ('a', 1, 'b')",
+        "drop table rl_validation",
+        "delete from rl_validation",
+    ],
 )
 def test_query_refuses_writes(store: Store, statement: str) -> None:
-    store.write({"text": [text("kept")]})
+    store.write({"rl_validation": [row("kept")]})
     with pytest.raises(ConfigError, match="for reading only"):
         store.query(statement)
-    assert store.missing("text", ["kept"]) == []
+    assert store.missing("rl_validation", ["kept"]) == []
 
 
 @pytest.mark.parametrize(
     ("sql", "says"),
     [
         ("selec 1", "syntax error"),
-        ("select nope from text", "nope"),
+        ("select nope from rl_validation", "nope"),
         ("select * from nope", "nope"),
         ("select cast('x' as int)", "Could not convert"),
         ("", "no statement"),
@@ -148,9 +177,13 @@ def test_a_mistake_in_sql_is_one_sentence_of_the_user(store: Store, sql: str, sa
 
 
 def test_query_takes_parameters(store: Store) -> None:
-    store.write({"text": [text("a", "one"), text("b", "two")]})
-    assert store.query("select text from text where text_id = ?", ["b"])["text"].tolist() == ["two"]
-    assert store.query("select text from text where text_id = $id", {"id": "a"})["text"].tolist() == ["one"]
+    store.write({"rl_validation": [row("a", "one"), row("b", "two")]})
+    assert store.query("select iteration_id from rl_validation where trajectory_id = ?", ["b"])[
+        "iteration_id"
+    ].tolist() == ["two"]
+    assert store.query("select iteration_id from rl_validation where trajectory_id = $id", {"id": "a"})[
+        "iteration_id"
+    ].tolist() == ["one"]
 
 
 def test_bursts_share_an_instance_of_duckdb_and_nothing_else(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +194,7 @@ def test_bursts_share_an_instance_of_duckdb_and_nothing_else(store: Store, monke
         started.append(connect(**options))
         return started[-1]
 
-    store.write({"text": [text("a")]})
+    store.write({"rl_validation": [row("a")]})
     monkeypatch.setattr(duckdb, "connect", counted)
     with store.reading() as con:
         con.execute("create temp table mine as select 1")
@@ -169,14 +202,14 @@ def test_bursts_share_an_instance_of_duckdb_and_nothing_else(store: Store, monke
     assert str(store.path) not in {file.path for file in psutil.Process().open_files()}
     with store.transaction() as con, pytest.raises(duckdb.CatalogException):
         con.execute("from mine")
-    assert store.rows("select text_id from text") == [("a",)]
+    assert store.rows("select trajectory_id from rl_validation") == [("a",)]
     assert not started, "the instance of the first burst serves all"
 
     # A user's question shuts other files off, and locks what its instance may do.
     assert store.query("select 1 as one")["one"].tolist() == [1]
-    store.write({"text": [text("b")]})
+    store.write({"rl_validation": [row("b")]})
     assert len(started) == 1
-    settings = "select current_setting('threads'), count(*) from text"
+    settings = "select current_setting('threads'), count(*) from rl_validation"
     assert store.rows(settings) == [(1, 2)]
     with monkeypatch.context() as patch:
         patch.setattr(connection, "_LARGE_BYTES", 0)
@@ -190,8 +223,8 @@ def test_a_relative_path_follows_the_program_to_another_folder(tmp_path: Path, m
     for name in ("one", "other"):
         (tmp_path / name).mkdir()
         monkeypatch.chdir(tmp_path / name)
-        store.write({"text": [text(name)]})
-        assert store.rows("select text_id from text") == [(name,)]
+        store.write({"rl_validation": [row(name)]})
+        assert store.rows("select trajectory_id from rl_validation") == [(name,)]
 
 
 def test_reading_a_missing_store_creates_nothing(store: Store) -> None:
@@ -208,29 +241,29 @@ def test_a_file_of_something_else_is_reported_and_left_alone(tmp_path: Path, con
         Store(path).query("select 1")
     assert "\n" not in str(caught.value)
     with pytest.raises(CorruptStore):
-        Store(path).write({"text": [text("a")]})
+        Store(path).write({"rl_validation": [row("a")]})
     assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 4096), (4096, 12_288), (12_288, None)])
 def test_damage_is_reported(store: Store, start: int, stop: int | None) -> None:
-    store.write({"text": [text("a")]})
+    store.write({"rl_validation": [row("a")]})
     store.checkpoint()
     content = bytearray(store.path.read_bytes())
     content[start:stop] = b"\xff" * len(content[start:stop])
     store.path.write_bytes(content)
     with pytest.raises(CorruptStore):
-        store.query("select count(*) from text")
+        store.query("select count(*) from rl_validation")
     with pytest.raises(CorruptStore):
-        store.write({"text": [text("b")]})
+        store.write({"rl_validation": [row("b")]})
     assert store.path.read_bytes() == bytes(content)
 
 
 def test_a_log_without_its_database_is_not_taken_over(store: Store) -> None:
-    store.write({"text": [text("a")]})
+    store.write({"rl_validation": [row("a")]})
     store.path.unlink()
     with pytest.raises(CorruptStore, match=r"bring .* back"):
-        store.write({"text": [text("b")]})
+        store.write({"rl_validation": [row("b")]})
     assert store.path.with_name(store.path.name + ".wal").exists()
 
 
@@ -238,7 +271,7 @@ def test_a_database_of_something_else_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "mine.duckdb"
     with duckdb.connect(str(path)) as con:
         con.execute("create table holiday (day date)")
-    for attempt in (lambda: Store(path).query("select 1"), lambda: Store(path).write({"text": [text("a")]})):
+    for attempt in (lambda: Store(path).query("select 1"), lambda: Store(path).write({"rl_validation": [row("a")]})):
         with pytest.raises(StoreError, match=r"something else.*'holiday'"):
             attempt()
     with duckdb.connect(str(path)) as con:
@@ -249,7 +282,7 @@ def test_a_newer_schema_is_refused(store: Store) -> None:
     store.write({})
     with store.transaction() as con:
         con.execute("insert into schema_version (version, name) values (9999, 'future')")
-    for attempt in (lambda: store.query("select 1"), lambda: store.write({"text": [text("a")]})):
+    for attempt in (lambda: store.query("select 1"), lambda: store.write({"rl_validation": [row("a")]})):
         with pytest.raises(StoreError, match=r"schema version 9999.*update agentr"):
             attempt()
 
@@ -260,9 +293,9 @@ def test_an_older_schema_is_brought_up_by_the_first_who_opens_it(store: Store, m
         first = migrations.available()[:1]
         patch.setattr(migrations, "available", lambda: first)
         with Store(store.path).transaction() as con:
-            con.execute("insert into text (text_id, text) values ('a', 'hello')")
+            put(con, gallery.answered("a"))
             con.execute("create view v_of_before as select 1; create view v_orphans as from v_of_before")
-            con.execute("create view mine as from text")
+            con.execute("create view mine as from answered_call")
     assert store.query("select count(*) as n from v_orphans")["n"].tolist() == [0]
     # Views under other names are somebody's own, whatever the names begin with.
     assert store.rows("from v_of_before") == [(1,)]
@@ -271,46 +304,41 @@ def test_an_older_schema_is_brought_up_by_the_first_who_opens_it(store: Store, m
     assert store.query("select version from schema_version order by 1")["version"].tolist() == numbers
     assert numbers == sorted(set(numbers))
     assert numbers[-1] == migrations.VIEWS, "views are made after the tables that they show"
-    assert store.missing("text", ["a"]) == []
+    assert store.missing("answered_call", ["a"]) == []
     with duckdb.connect(str(store.path), read_only=True) as other:
-        assert other.execute("select text_id from text").fetchall() == [("a",)]
+        assert other.execute("select call_id from answered_call").fetchall() == [("a",)]
 
 
 def test_views_that_changed_have_a_higher_number() -> None:
     scripts = fingerprint(*(migration.sql for migration in migrations.available()))
-    assert (migrations.VIEWS, scripts) == (45, "f358140209ca441b"), "stores keep their views until VIEWS is raised"
+    assert (migrations.VIEWS, scripts) == (104, "1565d2df1caa36c4"), "stores keep their views until VIEWS is raised"
 
 
-@pytest.mark.slow
-def test_steps_and_nodes_of_before_new_columns_are_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        older = tuple(m for m in migrations.available() if m.number <= 5)
-        patch.setattr(migrations, "available", lambda: older)
-        with Store(store.path).transaction() as con:
-            con.execute("insert into text (text_id, text) values ('t', 'hello')")
-            con.execute(
-                "insert into tree (tree_id, iteration_id, instance_id, checkpoint_id, seed, config, "
-                "first_observation_id, dives_done, finished) "
-                "values ('a', 'i', 'toy/train/0', 'c', 1, '{}', 't', 1, true)"
-            )
-            con.execute(
-                "insert into node (tree_id, node_index, parent, depth, reply_id, action, observation_id, reward, "
-                "visits, value_sum, terminal, dive, duplicates) "
-                "values ('a', 1, 0, 1, 't', 'go', 't', 0.5, 1, 0.5, false, 0, 1)"
-            )
-    found = store.query("select action, matched is null, valid is null, observation from v_nodes")
-    assert found.values.tolist() == [["go", True, True, "hello"]]
-    assert store.query("select matched, valid from v_steps").empty
+def test_a_store_of_before_the_records_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    old = tmp_path / "old.duckdb"
+    with duckdb.connect(str(old)) as con:
+        con.execute("create table schema_version (version integer primary key, name varchar, created_at timestamp)")
+        con.execute("insert into schema_version values (42, 'views', now())")
+        con.execute("create table text (text_id varchar primary key, text varchar)")
+    before = old.read_bytes()
+    for attempt in (
+        lambda: Store(old).query("select 1"),
+        lambda: Store(old).write({}),
+        lambda: Store(old).backup(tmp_path / "copy.duckdb"),
+    ):
+        with pytest.raises(StoreError, match=r"schema version 42, which this version .* `agentr sql .* FILE.parquet`$"):
+            attempt()
+    assert old.read_bytes() == before
 
 
 @pytest.mark.slow
 def test_training_steps_of_before_they_told_their_rate_are_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        older = tuple(m for m in migrations.available() if m.number <= 40)
+        older = tuple(m for m in migrations.available() if m.number <= 100)
         patch.setattr(migrations, "available", lambda: older)
         with Store(store.path).transaction() as con:
             # The number that the views of that version had: what comes later must be above it.
-            con.execute("insert into schema_version (version, name) values (42, 'views')")
+            con.execute("insert into schema_version (version, name) values (101, 'views')")
             con.execute(
                 "insert into training_step (checkpoint_id, step, loss, trained_tokens, seconds) "
                 "values ('c', 1, 0.5, 2, 3.0)"
@@ -319,48 +347,33 @@ def test_training_steps_of_before_they_told_their_rate_are_kept(store: Store, mo
     assert store.rows(asked) == [(1, 0.5, None, None)]
 
 
-@pytest.mark.slow
-def test_pairs_of_before_they_had_places_get_them_and_one_kind_of_id(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        older = tuple(m for m in migrations.available() if m.number <= 14)
-        patch.setattr(migrations, "available", lambda: older)
-        with Store(store.path).transaction() as con:
-            for pair, tree, bad in (("p9", "a", 7), ("p1", "b", 5), ("p3", "a", 4)):
-                con.execute(
-                    "insert into pair (pair_id, iteration_id, tree_id, good_leaf, bad_leaf, shared_steps, good_reward, "
-                    "bad_reward, gap) values (?, 'i', ?, 2, ?, 1, 1.0, 0.0, 1.0)",
-                    [pair, tree, bad],
-                )
-            for stage, subject in (("splice", "a:2:4"), ("splice", "a:2"), ("pairs", "a:2:4")):
-                con.execute("insert into rejection values ('i', ?, ?, 'why', '', now())", [stage, subject])
-    assert {tree: [p.bad_leaf for p in pairs] for tree, pairs in load_pairs(store, "i").items()} == {
-        "a": [7, 4],
-        "b": [5],
-    }
-    subjects = store.query("select stage, subject from rejection order by all")
-    assert subjects.values.tolist() == [["pairs", "a:2:4"], ["splice", "a:2"], ["splice", "p3"]]
-
-
-@pytest.mark.slow
-def test_choices_of_iterations_that_never_began_go_and_others_stay(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        older = tuple(m for m in migrations.available() if m.number <= 29)
-        patch.setattr(migrations, "available", lambda: older)
-        begun = iteration_rows("begun", run_id="r", iteration=1)
-        choices = [
-            chosen_rows(key, {"train": [Instance(environment="toy", split="train", index=3)]})
-            for key in ("begun", "foreseen")
-        ]
-        Store(store.path).write(merge([begun, *choices]))
-    assert store.query("select iteration_id from chosen_instance")["iteration_id"].tolist() == ["begun"]
+def test_a_store_that_the_first_version_of_these_tables_made_is_read(tmp_path: Path) -> None:
+    """The file is `gallery.fill` as version 101 stored it; later ones migrate what they change."""
+    packed = ROOT / "tests" / "support" / "store_101.duckdb.gz"
+    kept = Store(tmp_path / "kept.duckdb")
+    kept.path.write_bytes(gzip.decompress(packed.read_bytes()))
+    with duckdb.connect(str(kept.path), read_only=True) as con:
+        columns: dict[str, list[str]] = {}
+        for table, column in con.execute("select table_name, column_name from duckdb_columns()").fetchall():
+            columns.setdefault(table, []).append(column)
+    fresh = gallery.fill(tmp_path / "fresh.duckdb")
+    assert kept.version() >= migrations.FIRST
+    for table in TABLES.keys() & columns.keys():
+        names = ", ".join(name for name in columns[table] if name not in ("created_at", "event_id"))
+        for store in (kept, fresh):
+            assert store.rows(f"select {names} from {table} order by all") == fresh.rows(
+                f"select {names} from {table} order by all"
+            ), table
+    assert load_trajectories(kept, gallery.ROLLOUTS) == load_trajectories(fresh, gallery.ROLLOUTS)
+    assert load_trees(kept, [gallery.TREE]) == load_trees(fresh, [gallery.TREE])
+    assert load_samples(kept, [gallery.REVISION]) == load_samples(fresh, [gallery.REVISION])
+    assert load_critiques(kept, [gallery.PAIR]) == load_critiques(fresh, [gallery.PAIR])
+    kept.write(gallery.begun("new", "What is written now."))
+    assert kept.rows("select * from v_orphans") == []
 
 
 def test_a_failing_migration_leaves_the_version_before_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.write({"text": [text("a")]})
+    store.write({"rl_validation": [row("a")]})
     known = migrations.available()
     broken = migrations.Migration(
         number=known[-1].number + 1, name="broken", sql="create table fresh (a int); select * from nope"
@@ -370,7 +383,7 @@ def test_a_failing_migration_leaves_the_version_before_it(store: Store, monkeypa
         with pytest.raises(duckdb.CatalogException):
             Store(store.path).write({})
     assert store.query("select count(*) as n from duckdb_tables() where table_name = 'fresh'")["n"].tolist() == [0]
-    assert store.missing("text", ["a"]) == []
+    assert store.missing("rl_validation", ["a"]) == []
 
 
 def test_a_path_that_cannot_be_used_is_the_users_mistake(tmp_path: Path) -> None:
@@ -382,18 +395,18 @@ def test_a_path_that_cannot_be_used_is_the_users_mistake(tmp_path: Path) -> None
 
 
 def test_the_file_is_the_whole_store_after_a_checkpoint(store: Store, tmp_path: Path) -> None:
-    store.write({"text": [text("a")]})
+    store.write({"rl_validation": [row("a")]})
     store.checkpoint()
     copy = tmp_path / "copy's name.duckdb"
     copy.write_bytes(store.path.read_bytes())
-    assert Store(copy).missing("text", ["a"]) == []
+    assert Store(copy).missing("rl_validation", ["a"]) == []
     with duckdb.connect(str(copy), read_only=True) as con:
         assert con.execute("from v_iterations").fetchall() == []
 
 
 @pytest.mark.slow
 def test_a_full_disk_is_reported_and_nothing_stored_is_lost(store: Store) -> None:
-    store.write({"text": [text("before")]})
+    store.write({"rl_validation": [row("before")]})
     store.checkpoint()
     code = f"""
 import os, resource
@@ -405,7 +418,8 @@ limit = store.path.stat().st_size + 100_000
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 for number in range(40):
     try:
-        store.write({{"text": [{{"text_id": str(number), "text": os.urandom(100_000).hex()}}]}})
+        row = {{"trajectory_id": str(number), "step": 1, "iteration_id": os.urandom(100_000).hex()}}
+        store.write({{"rl_validation": [row]}})
     except CorruptStore as error:
         raise SystemExit(f"taken for damage: {{error}}")
     except StoreError as error:
@@ -418,25 +432,32 @@ else:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     stored = [str(number) for number in range(int(done.stdout.split()[0]))]
-    assert store.missing("text", ["before", *stored]) == []
-    store.write({"text": [text("after")]})
-    assert store.missing("text", ["after"]) == []
+    assert store.missing("rl_validation", ["before", *stored]) == []
+    store.write({"rl_validation": [row("after")]})
+    assert store.missing("rl_validation", ["after"]) == []
 
 
 def test_a_backup_is_one_sound_file_with_all_that_was_written(store: Store, tmp_path: Path) -> None:
-    store.write({"text": [text("a")]})
+    store.write({"rl_validation": [row("a")]})
     assert store.path.with_name(store.path.name + ".wal").exists()
     copy = tmp_path / "copy.duckdb"
     store.backup(copy)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["copy.duckdb", "ws"]
     with duckdb.connect(str(copy), read_only=True) as con:
-        assert con.execute("select text_id from text").fetchall() == [("a",)]
-    store.write({"text": [text("b")]})
-    assert Store(copy).missing("text", ["a", "b"]) == ["b"]
+        assert con.execute("select trajectory_id from rl_validation").fetchall() == [("a",)]
+    store.write({"rl_validation": [row("b")]})
+    assert Store(copy).missing("rl_validation", ["a", "b"]) == ["b"]
 
 
 def test_no_backup_is_made_of_damaged_blocks(store: Store, tmp_path: Path) -> None:
-    store.write({"text": [{"text_id": f"w{number}", "text": os.urandom(500).hex()} for number in range(3000)]})
+    store.write(
+        {
+            "rl_validation": [
+                {"trajectory_id": f"w{number}", "step": 1, "iteration_id": os.urandom(500).hex()}
+                for number in range(3000)
+            ]
+        }
+    )
     store.checkpoint()
     content = bytearray(store.path.read_bytes())
     content[len(content) // 2 :: 4096] = bytes(len(content[len(content) // 2 :: 4096]))
@@ -447,7 +468,7 @@ def test_no_backup_is_made_of_damaged_blocks(store: Store, tmp_path: Path) -> No
 
 
 def test_a_copy_on_a_read_only_disk_can_be_asked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.write({"text": [text("a")]})
+    store.write({"rl_validation": [row("a")]})
     store.checkpoint()
     opened = os.open
 
@@ -457,15 +478,15 @@ def test_a_copy_on_a_read_only_disk_can_be_asked(store: Store, monkeypatch: pyte
         return opened(path, flags, mode)
 
     monkeypatch.setattr(os, "open", refusing)
-    assert Store(store.path).query("select text_id from text")["text_id"].tolist() == ["a"]
+    assert Store(store.path).query("select trajectory_id from rl_validation")["trajectory_id"].tolist() == ["a"]
     with pytest.raises(StoreError, match="Read-only file system"):
-        Store(store.path).write({"text": [text("b")]})
+        Store(store.path).write({"rl_validation": [row("b")]})
 
 
 def test_a_backup_replaces_nothing_and_leaves_nothing_half(store: Store, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no store at"):
         store.backup(tmp_path / "a.duckdb")
-    store.write({"text": [text("a")]})
+    store.write({"rl_validation": [row("a")]})
     taken = tmp_path / "taken"
     taken.write_text("mine")
     with pytest.raises(StoreError, match="exists already"):
@@ -481,14 +502,14 @@ def test_a_backup_replaces_nothing_and_leaves_nothing_half(store: Store, tmp_pat
 
 @pytest.mark.slow
 def test_a_backup_waits_for_a_writer_and_a_writer_for_it(store: Store, tmp_path: Path) -> None:
-    store.write({"text": [text("a")]})
+    store.write({"rl_validation": [row("a")]})
     code = """
 import sys, time
 from pathlib import Path
 from agentr_core.store import Store
 store = Store(Path(sys.argv[1]))
 for number in range(200):
-    store.write({"text": [{"text_id": f"w{number}", "text": "x" * 1000}]})
+    store.write({"rl_validation": [{"trajectory_id": f"w{number}", "step": 1, "iteration_id": "x" * 1000}]})
     print(number, flush=True)
 """
     with subprocess.Popen([sys.executable, "-c", code, str(store.path)], cwd=ROOT, stdout=subprocess.PIPE) as writer:
@@ -498,10 +519,10 @@ for number in range(200):
             writer.stdout.readline()
             copy = tmp_path / f"copy-{number}.duckdb"
             Store(store.path, wait_s=60).backup(copy)
-            counts.append(Store(copy).query("select count(*) as n from text")["n"][0])
+            counts.append(Store(copy).query("select count(*) as n from rl_validation")["n"][0])
         writer.stdout.read()
     assert counts == sorted(counts)
-    assert store.query("select count(*) as n from text")["n"][0] == 201
+    assert store.query("select count(*) as n from rl_validation")["n"][0] == 201
 
 
 def test_what_is_written_while_one_state_is_read_is_stored_afterwards(tmp_path: Path) -> None:

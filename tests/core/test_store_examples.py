@@ -115,7 +115,8 @@ def test_a_trace_names_a_row_of_a_dataset_the_seed_of_an_episode_and_a_model_whe
 ) -> None:
     dataset, episode = "aaaa00000000d000", gallery.ROLLOUTS[2]
     with store.transaction() as con:
-        con.execute("update generation set seed = 71 + position where owner_id = ?", [episode])
+        request = "{'seed': 71, 'number': 0, 'prompt_tokens': 1, 'completion_tokens': 1, 'thinks': false}"
+        con.execute(f"update trajectory set asked = [{request}, null] where trajectory_id = ?", [episode])
     assert f"  one of them {gallery.REVISION}" in traced(workspace, dataset, "text").splitlines()[0]
     assert "  seed 71  " in traced(workspace, episode, "text").splitlines()[0]
     said = traced(workspace, episode, "text")

@@ -17,11 +17,11 @@ from agentr_core.store.codec.ledger import (
 )
 from agentr_core.store.codec.samples import derivation_rows
 from agentr_core.store.codec.trajectories import instance_row, trajectory_rows
-from agentr_core.store.codec.trees import TreeHead, finished_rows, tree_rows
+from agentr_core.store.codec.trees import finished_rows, tree_rows
 from agentr_core.store.database import Store
 from agentr_core.store.queries.datasets import instance_traits
 from agentr_core.store.queries.trees import Validation, validation_of, validations
-from agentr_core.store.tables import merge
+from agentr_core.store.tables import TreeHead, merge
 from agentr_core.types import Derivation, Instance, Node, Step, StopReason, Trajectory, Tree
 
 DOORS = [Instance(environment="door", split="train", index=index) for index in range(2)]

@@ -34,7 +34,7 @@ HOLD = (
     HEAD
     + """
 with store.transaction() as con:
-    con.execute("insert into text (text_id, text) values ('held', 'x')")
+    con.execute("insert into rl_validation (trajectory_id, step, iteration_id) values ('held', 1, 'x')")
     print("holding", flush=True)
     sys.stdin.readline()
 """
@@ -43,7 +43,8 @@ WRITE = (
     HEAD
     + """
 for number in range(int(sys.argv[3])):
-    store.write({"text": [{"text_id": f"{name}-{number}-{part}", "text": "x" * 200} for part in range(20)]})
+    rows = [{"trajectory_id": f"{name}-{number}-{part}", "step": 1, "iteration_id": "x" * 200} for part in range(20)]
+    store.write({"rl_validation": rows})
     print(number, flush=True)
 """
 )
@@ -51,7 +52,8 @@ READ = (
     HEAD
     + """
 while not Path(name).exists():
-    counts = store.query("select count(*) as n from text group by regexp_extract(text_id, '^[^-]+-[^-]+')")["n"]
+    unit = "regexp_extract(trajectory_id, '^[^-]+-[^-]+')"
+    counts = store.query(f"select count(*) as n from rl_validation group by {unit}")["n"]
     assert set(counts) <= {20}, counts
     print(counts.sum(), flush=True)
 """
@@ -91,7 +93,7 @@ def test_a_second_writer_waits_and_then_says_who_holds_the_store(path: Path) -> 
         release = threading.Timer(0.3, lambda: holder.communicate("go on\n"))
         release.start()
         # A patient store gets in as soon as the holder is done, and sees what it stored.
-        assert Store(path, wait_s=30).missing("text", ["held"]) == []
+        assert Store(path, wait_s=30).missing("rl_validation", ["held"]) == []
         release.join()
     finally:
         holder.kill()
@@ -127,11 +129,13 @@ def test_killed_while_writing_no_acknowledged_row_is_lost_and_no_unit_is_halved(
         rest, _ = writer.communicate()
         acknowledged.update(f"w{attempt}-{int(line)}" for line in rest.split())
         stored = store.query(
-            "select regexp_extract(text_id, '^[^-]+-[^-]+') as unit, count(*) as n from text group by 1"
+            "select regexp_extract(trajectory_id, '^[^-]+-[^-]+') as unit, count(*) as n from rl_validation group by 1"
         )
         assert set(stored["n"]) == {20}
         assert acknowledged <= set(stored["unit"])
-    assert duckdb.connect(str(path)).execute("select count(*) from text").fetchall()[0][0] >= 20 * len(acknowledged)
+    assert duckdb.connect(str(path)).execute("select count(*) from rl_validation").fetchall()[0][0] >= 20 * len(
+        acknowledged
+    )
 
 
 @pytest.mark.slow
@@ -150,7 +154,7 @@ def test_many_processes_lose_nothing_and_readers_get_in(path: Path, tmp_path: Pa
     units = [f"w{number}-{line}" for number, (out, _) in enumerate(acknowledged) for line in out.split()]
     ids = [f"{unit}-{part}" for unit in units for part in range(20)]
     assert len(ids) == 4 * 25 * 20
-    assert Store(path).missing("text", ids) == []
+    assert Store(path).missing("rl_validation", ids) == []
     for out, _ in reads:
         counts = [int(line) for line in out.split()]
         assert counts == sorted(counts)
@@ -166,8 +170,8 @@ def test_threads_of_one_process_share_the_store(path: Path) -> None:
     def work(name: str) -> None:
         try:
             for number in range(5):
-                store.write({"text": [{"text_id": f"{name}{number}", "text": "x"}]})
-                store.query("select count(*) from text")
+                store.write({"rl_validation": [{"trajectory_id": f"{name}{number}", "step": 1, "iteration_id": "x"}]})
+                store.query("select count(*) from rl_validation")
         except BaseException as error:
             faults.append(error)
 
@@ -177,7 +181,7 @@ def test_threads_of_one_process_share_the_store(path: Path) -> None:
     for thread in threads:
         thread.join()
     assert faults == []
-    assert store.query("select count(*) as n from text")["n"].tolist() == [15]
+    assert store.query("select count(*) as n from rl_validation")["n"].tolist() == [15]
 
 
 @pytest.mark.slow
@@ -194,12 +198,14 @@ def test_a_run_waits_for_a_reader_without_end_and_says_who_reads(
         assert reader.stdout.readline() == "reading\n"
         release = threading.Timer(2, lambda: reader.communicate("go on\n"))
         release.start()
-        Store(path, wait_s=math.inf).write({"text": [{"text_id": "sampled", "text": "x"}]})
+        Store(path, wait_s=math.inf).write(
+            {"rl_validation": [{"trajectory_id": "sampled", "step": 1, "iteration_id": "x"}]}
+        )
         release.join()
     finally:
         reader.kill()
         reader.communicate()
-    assert Store(path).missing("text", ["sampled"]) == []
+    assert Store(path).missing("rl_validation", ["sampled"]) == []
     said = [record.getMessage() for record in caplog.records]
     # Every half a second, not at each of a hundred attempts.
     assert 1 <= len(said) <= 5

@@ -28,7 +28,7 @@ SEED = 9_007_199_254_740_993
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     made = Store(tmp_path / "ws" / "store.duckdb", wait_s=2)
-    made.write({"text": [{"text_id": "kept", "text": "x"}]})
+    made.write({"rl_validation": [{"trajectory_id": "kept", "step": 1, "iteration_id": "x"}]})
     return made
 
 
@@ -108,7 +108,7 @@ def test_times_beyond_the_calendar_are_no_traceback(store: Store) -> None:
     assert to_csv(store.answer("select timestamp 'infinity' as t")).startswith("t\n")
 
 
-@pytest.mark.parametrize("sql", ["show tables", "describe text", "explain select 1", "pragma table_info('text')"])
+@pytest.mark.parametrize("sql", ["show tables", "describe run", "explain select 1", "pragma table_info('run')"])
 def test_other_questions_are_answered(store: Store, sql: str) -> None:
     assert store.answer(sql).num_rows
 
@@ -117,9 +117,9 @@ def test_other_questions_are_answered(store: Store, sql: str) -> None:
 @pytest.mark.parametrize(
     "sql",
     [
-        "use memory; detach store; attach '{path}' as store; use store; delete from text",
+        "use memory; detach store; attach '{path}' as store; use store; delete from rl_validation",
         "detach store",
-        "copy text to '{path}'",
+        "copy run to '{path}'",
         "copy (select 1) to '{folder}/out.csv'",
         "export database '{folder}/out'",
         "select * from read_text('{folder}/secret')",
@@ -127,9 +127,9 @@ def test_other_questions_are_answered(store: Store, sql: str) -> None:
         "select * from glob('{folder}/*')",
         "set threads = 2",
         "set enable_external_access = true",
-        "prepare p as delete from text",
+        "prepare p as delete from rl_validation",
         "checkpoint store",
-        "delete from text",
+        "delete from rl_validation",
         "create table z as select 1",
         "create temp table z as select 1",
         "install httpfs",
@@ -147,14 +147,14 @@ def test_other_questions_are_answered(store: Store, sql: str) -> None:
         "select * from read_duckdb('{folder}/secret')",
         "select * from parquet_metadata('{folder}/secret')",
         "select * from sniff_csv('{folder}/secret')",
-        "select * from query('copy text to ''{folder}/out.csv''')",
+        "select * from query('copy run to ''{folder}/out.csv''')",
         "select * from duckdb_secrets()",
         "create secret s (type s3)",
         "select getenv('HOME')",
-        "explain analyze copy text to '{folder}/out.csv'",
-        "explain analyze delete from text",
-        "select 1; copy text to '{folder}/out.csv'",
-        "begin; delete from text; commit",
+        "explain analyze copy run to '{folder}/out.csv'",
+        "explain analyze delete from rl_validation",
+        "select 1; copy run to '{folder}/out.csv'",
+        "begin; delete from rl_validation; commit",
         "set home_directory = '{folder}'",
         "pragma profiling_output = '{folder}/out'",
         "call enable_logging()",
@@ -170,7 +170,7 @@ def test_a_question_breaks_nothing_and_reaches_no_file(store: Store, tmp_path: P
     assert "\n" not in str(caught.value)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["secret", "ws"]
     assert store.path.read_bytes() == before
-    assert store.missing("text", ["kept"]) == []
+    assert store.missing("rl_validation", ["kept"]) == []
 
 
 @pytest.mark.parametrize(
@@ -199,14 +199,14 @@ def test_files_are_opened_on_request_but_never_the_store_itself(store: Store, tm
     store.query(f"copy (select {SEED} as n) to '{out}'", files=True)
     assert out.read_text() == f"n\n{SEED}\n"
     assert store.query(f"select n from '{out}'", files=True)["n"].tolist() == [SEED]
-    for sql in (f"copy text to '{store.path}'", f"copy text to '{store.path.parent}/../ws/{store.path.name}'"):
+    for sql in (f"copy run to '{store.path}'", f"copy run to '{store.path.parent}/../ws/{store.path.name}'"):
         with pytest.raises(ConfigError, match="is the store itself"):
             store.query(sql, files=True)
     with pytest.raises(ConfigError, match="is not a query"):
         store.query("set threads = 2", files=True)
     with pytest.raises(ConfigError, match="reading only"):
-        store.query("delete from text", files=True)
-    assert store.missing("text", ["kept"]) == []
+        store.query("delete from rl_validation", files=True)
+    assert store.missing("rl_validation", ["kept"]) == []
 
 
 @pytest.mark.parametrize(
@@ -221,11 +221,11 @@ def test_files_are_opened_on_request_but_never_the_store_itself(store: Store, tm
         "'file:{path}' (use_tmp_file false)",
         "'{path}.wal'",
         "'{folder}' (format csv, per_thread_output true, overwrite true)",
-        "'{folder}/..' (format parquet, partition_by (text_id), overwrite)",
+        "'{folder}/..' (format parquet, partition_by (trajectory_id), overwrite)",
         "/* here */ '{path}'",
     ],
 )
-@pytest.mark.parametrize("start", ["copy text to ", "explain analyze copy text to "])
+@pytest.mark.parametrize("start", ["copy run to ", "explain analyze copy run to "])
 def test_with_files_the_store_is_no_target_however_it_is_written(store: Store, start: str, target: str) -> None:
     store.checkpoint()
     path = str(store.path)

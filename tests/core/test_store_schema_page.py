@@ -45,7 +45,7 @@ def test_every_table_and_its_references_are_there(tmp_path: Path) -> None:
     links = set(references(store))
     assert {
         Reference("iteration", "run_id", "run"),
-        Reference("node", "reply_id", "text"),
+        Reference("node", "tree_id", "tree"),
         Reference("checkpoint", "parent_id", "checkpoint"),
         Reference("preference", "chosen_sample_id", "sample"),
     } <= links
@@ -54,7 +54,5 @@ def test_every_table_and_its_references_are_there(tmp_path: Path) -> None:
         "schema_version",
         "metric",
         "revision_state",
-        "grade",
-        "tool_call",
-        "answer",
+        "answered_call",
     }

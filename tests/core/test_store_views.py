@@ -24,11 +24,11 @@ from agentr_core.store.codec.ledger import (
 )
 from agentr_core.store.codec.samples import dataset_rows, load_dataset, sample_rows, store_dataset
 from agentr_core.store.codec.trajectories import episode_rows, instance_row, load_episodes
-from agentr_core.store.codec.trees import TreeHead, critique_rows, finished_rows, pair_rows, tree_rows, unfinished_trees
+from agentr_core.store.codec.trees import critique_rows, finished_rows, pair_rows, tree_rows, unfinished_trees
 from agentr_core.store.database import Store
 from agentr_core.store.queries.datasets import tree_counts
 from agentr_core.store.queries.runs import checkpoints_beginning
-from agentr_core.store.tables import Rows, merge
+from agentr_core.store.tables import Rows, TreeHead, merge
 from agentr_core.types import (
     Critique,
     Instance,

@@ -27,23 +27,23 @@ def store(tmp_path: Path) -> Store:
 
 def unit(name: str) -> Rows:
     return {
-        "text": [{"text_id": name, "text": name}],
+        "rl_validation": [{"trajectory_id": name, "step": 1, "iteration_id": name}],
         "metric": [{"scope": "run", "scope_id": name, "name": "n", "value": 1.0, "low": None, "high": None, "n": None}],
     }
 
 
 def bursts(store: Store) -> int:
     """Return how many transactions stored texts: rows of one transaction share their time."""
-    return int(store.query("select count(distinct created_at) as n from text")["n"][0])
+    return int(store.query("select count(distinct created_at) as n from rl_validation")["n"][0])
 
 
 async def test_flush_stores_what_was_added_in_one_burst(store: Store) -> None:
     async with Writer(store, interval_s=60) as writer:
         for number in range(30):
             writer.add(unit(str(number)))
-        assert await asyncio.to_thread(store.missing, "text", ["0"]) == ["0"]
+        assert await asyncio.to_thread(store.missing, "rl_validation", ["0"]) == ["0"]
         await writer.flush()
-        assert await asyncio.to_thread(store.missing, "text", [str(n) for n in range(30)]) == []
+        assert await asyncio.to_thread(store.missing, "rl_validation", [str(n) for n in range(30)]) == []
         assert writer.seconds > 0
     assert bursts(store) == 1
 
@@ -52,7 +52,7 @@ async def test_units_are_stored_in_the_background(store: Store) -> None:
     async with Writer(store, interval_s=0.01) as writer:
         writer.add(unit("a"))
         async with asyncio.timeout(PATIENCE):
-            while await asyncio.to_thread(store.missing, "text", ["a"]):
+            while await asyncio.to_thread(store.missing, "rl_validation", ["a"]):
                 await asyncio.sleep(0.01)
 
 
@@ -61,14 +61,14 @@ async def test_many_rows_do_not_wait_for_the_interval(store: Store) -> None:
         writer.add(unit("a"))
         writer.add(unit("b"))
         async with asyncio.timeout(PATIENCE):
-            while await asyncio.to_thread(store.missing, "text", ["a", "b"]):
+            while await asyncio.to_thread(store.missing, "rl_validation", ["a", "b"]):
                 await asyncio.sleep(0.01)
 
 
 async def test_leaving_stores_the_rest(store: Store) -> None:
     async with Writer(store, interval_s=60) as writer:
         writer.add(unit("a"))
-    assert store.missing("text", ["a"]) == []
+    assert store.missing("rl_validation", ["a"]) == []
     with pytest.raises(RuntimeError, match="within its context"):
         writer.add(unit("b"))
 
@@ -81,7 +81,7 @@ async def test_an_error_of_the_program_loses_nothing(store: Store) -> None:
 
     with pytest.raises(ZeroDivisionError):
         await work()
-    assert store.missing("text", ["a"]) == []
+    assert store.missing("rl_validation", ["a"]) == []
 
 
 async def test_cancelling_the_program_loses_nothing(store: Store) -> None:
@@ -98,7 +98,7 @@ async def test_cancelling_the_program_loses_nothing(store: Store) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert store.missing("text", ["a"]) == []
+    assert store.missing("rl_validation", ["a"]) == []
 
 
 async def test_cancelling_a_flush_loses_nothing(store: Store) -> None:
@@ -110,7 +110,7 @@ async def test_cancelling_a_flush_loses_nothing(store: Store) -> None:
         with pytest.raises(asyncio.CancelledError):
             await flush
         writer.add(unit("b"))
-    assert store.missing("text", ["a", "b"]) == []
+    assert store.missing("rl_validation", ["a", "b"]) == []
 
 
 async def test_the_event_loop_goes_on_while_the_store_is_held(store: Store) -> None:
@@ -136,7 +136,7 @@ async def test_the_event_loop_goes_on_while_the_store_is_held(store: Store) -> N
         release.set()
         await flush
         await holder
-    assert store.missing("text", ["a"]) == []
+    assert store.missing("rl_validation", ["a"]) == []
 
 
 async def test_a_busy_store_is_tried_again_with_nothing_lost(store: Store, caplog: pytest.LogCaptureFixture) -> None:
@@ -161,7 +161,7 @@ async def test_a_busy_store_is_tried_again_with_nothing_lost(store: Store, caplo
         writer.add(unit("b"))
         release.set()
         await holder
-    assert store.missing("text", ["a", "b"]) == []
+    assert store.missing("rl_validation", ["a", "b"]) == []
 
 
 class Gated(Store):
@@ -199,7 +199,7 @@ async def test_a_slow_store_holds_back_who_makes_rows(store: Store) -> None:
         slow.gate.set()
         async with asyncio.timeout(600):
             await making
-    assert store.missing("text", [str(number) for number in range(100)]) == []
+    assert store.missing("rl_validation", [str(number) for number in range(100)]) == []
 
 
 async def test_who_waits_for_room_hears_that_the_store_failed(store: Store) -> None:

@@ -17,6 +17,7 @@ from agentr_core.reports import wording
 from agentr_core.samples.rendering import ReadToken
 from agentr_core.store.database import Store
 from agentr_core.store.queries.trees import TreeNode
+from agentr_core.store.tables import merge
 from agentr_core.store.text_index import TextIndex
 from agentr_core.system import LOOPBACK
 from agentr_core.viewer import pages as viewer_pages
@@ -353,11 +354,11 @@ def test_the_index_takes_in_what_is_new_and_notices_another_store(tmp_path: Path
     assert texts(index, "start") == 0
     assert index.refresh(seconds=60)
     assert texts(index, "start") == 1
-    store.write({"text": [{"text_id": "new", "text": "A zeppelin over the start."}]})
+    store.write(gallery.begun("new", "A zeppelin over the start."))
     assert index.refresh(seconds=60)
     assert (texts(index, "start"), texts(index, "zeppelin")) == (2, 1)
     other = Store(tmp_path / "other.duckdb")
-    other.write({"text": [{"text_id": f"other{n}", "text": f"boat {n}"} for n in range(100)]})
+    other.write(merge(gallery.begun(f"other{n}", f"boat {n}") for n in range(100)))
     changed = TextIndex(other, tmp_path / "texts.sqlite")
     assert changed.refresh(seconds=60)
     assert (texts(changed, "zeppelin"), texts(changed, "boat")) == (0, 100)

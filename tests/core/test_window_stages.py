@@ -92,7 +92,7 @@ async def test_paths_and_splices_become_stretches_that_fit(make: Make) -> None:
     place = make(SEARCH, "splice.mode=blind", "critique.unparsable=bad")
     made = await spliced(place)
     assert place.store.rows("select count(*) from node where stop = 'context_limit'") == [(0,)]
-    assert place.store.rows("select distinct dropped from node where depth > 0 order by 1") == [(0,), (1,)]
+    assert place.store.rows("select distinct step.dropped from node where depth > 0 order by 1") == [(0,), (1,)]
 
     renderer = load_renderer(place.policy(1).path)
     samples = load_samples(place.store, iteration_id=place.iteration_id(1)).values()

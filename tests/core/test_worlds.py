@@ -282,8 +282,8 @@ async def test_preferences_of_several_worlds_keep_to_their_own(site: Callable[..
     assert dict(longest)["gate"] == 1
     assert dict(longest)["door"] > 1
     openings = place.store.rows(
-        "select distinct i.environment, x.text from preference p join instance i using (instance_id) "
-        "join message m on m.sample_id = p.chosen_sample_id join text x using (text_id) where m.position = 0 order by 1"
+        "select distinct i.environment, m.text from preference p join instance i using (instance_id) "
+        "join message m on m.sample_id = p.chosen_sample_id where m.position = 0 order by 1"
     )
     assert dict(openings) == {"door": Door.instruction, "gate": Gate.instruction}
 

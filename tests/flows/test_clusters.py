@@ -40,10 +40,9 @@ pytestmark = [
 CONTENT = (
     "select * exclude (created_at, writer) from tree order by all",
     "select * exclude (created_at) from node order by all",
-    "select * exclude (created_at) from generation order by all",
-    "select * exclude (created_at) from text order by all",
+    "select * from generation order by all",
     "select * exclude (created_at, environment_seconds, sampling_seconds) from episode order by all",
-    "select * exclude (created_at) from step order by all",
+    "select * from step order by all",
 )
 
 

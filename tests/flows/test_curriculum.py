@@ -107,12 +107,12 @@ def _measures(store: Store) -> None:
 
 async def _votes_are_asked_again_where_they_are_missing(file: Path) -> None:
     """Fail unless an evaluation that was ended among its votes goes on to the same rows."""
-    store, kept = store_of(file), "select * exclude (created_at) from answer order by all"
+    store, kept = store_of(file), "select * from answer order by all"
     before = store.query(kept)
     with store.transaction() as con:
         con.execute(
-            "delete from answer where purpose = 'conciseness' and number = 1 and owner_id in (select trajectory_id "
-            "from trajectory join iteration using (iteration_id) where iteration = 0)"
+            "delete from assessment where purpose = 'conciseness' and number = 1 and trajectory_id in "
+            "(select trajectory_id from trajectory join iteration using (iteration_id) where iteration = 0)"
         )
     assert len(store.query(kept)) == len(before) - 6
     await evaluate(await groups.begun(file), 0)

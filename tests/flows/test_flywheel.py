@@ -47,7 +47,6 @@ pytestmark = [
 GROWING = (
     "tree",
     "node",
-    "generation",
     "judgement",
     "pair",
     "sample",

@@ -57,7 +57,7 @@ OUTCOME = (
     "select iteration, success, reward, episodes, revision_success from v_iterations order by 1",
     NODES,
     "select * exclude (created_at) from judgement order by tree_id, node_index",
-    "select * exclude (created_at) from message order by sample_id, position",
+    "select * from message order by sample_id, position",
 )
 # Two processes come to each stage together, and one that is refused asks again.
 STAGE_BY_STAGE = """

@@ -276,9 +276,7 @@ def test_agent_r_trains_what_was_sampled_ends_of_turn_included(
     assert trained == sum(label != IGNORED for row in rows for label in row["labels"])
     assert done.store.query("select distinct weights_sha256 from checkpoint").size == 2
     assert done.store.query("select * from v_orphans").empty
-    ended = done.store.rows(
-        "select r.text from generation join text r on r.text_id = reply_id where finish_reason = 'stop'"
-    )
+    ended = done.store.rows("select reply from generation where finish_reason = 'stop'")
     assert not any("<|im_end|>" in text or "<end_of_turn>" in text for (text,) in ended)
 
 

@@ -17,9 +17,9 @@ from dataset d join iteration i using (iteration_id) join dataset_row w using (d
 join sample s using (sample_id) order by i.iteration, w.position
 """
 GROUPS = """
-select g.step, g.number, g.instance_id, g.prefix, r.episode, t.reward, list(x.text order by s.position) as replies
+select g.step, g.number, g.instance_id, g.prefix, r.episode, t.reward, list(s.reply order by s.position) as replies
 from rl_group g join rl_rollout r using (iteration_id, step, number) join trajectory t using (trajectory_id)
-left join step s using (trajectory_id) left join text x on x.text_id = s.reply_id
+left join step s using (trajectory_id)
 group by all order by g.step, g.number, r.episode
 """
 

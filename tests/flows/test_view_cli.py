@@ -29,7 +29,7 @@ def test_a_workspace_is_shown_while_others_write(host: str, tmp_path: Path, proc
             assert http.get("/").status_code == (200 if host == "127.0.0.1" else 401)
             assert ("token=" in said[2]) == (host != "127.0.0.1")
             assert "toy" in http.get(said[2] or "/").text
-            store.write({"text": [{"text_id": "new", "text": "A zeppelin."}]})
+            store.write(gallery.begun("new", "A zeppelin."))
             assert "<mark>zeppelin</mark>" in http.get("/search?q=zeppelin").text
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from types import SimpleNamespace
+from types import GenericAlias, SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentr_core.store.codec.samples import load_samples, sample_rows
-from agentr_core.store.codec.trajectories import Draw, load_draws, load_trajectories, trajectory_rows
+from agentr_core.store.codec.trajectories import load_draws, load_trajectories, trajectory_rows
 from agentr_core.store.codec.trees import (
-    TreeHead,
     critique_rows,
     growth_rows,
     judgement_rows,
@@ -23,19 +23,27 @@ from agentr_core.store.codec.trees import (
     tree_rows,
 )
 from agentr_core.store.database import Store
+from agentr_core.store.records import column, values
+from agentr_core.store.tables import Draw, TreeHead
 from agentr_core.types import (
+    Answer,
     Critique,
+    Derivation,
     Generation,
+    Grade,
+    Grading,
     Instance,
     Judgement,
     Message,
     Node,
     Provenance,
+    Rejection,
     Sample,
     SampleKind,
     Step,
     StepVerdict,
     StopReason,
+    ToolCall,
     Trajectory,
     Tree,
     Verdict,
@@ -121,6 +129,66 @@ samples = st.builds(
         extra=st.dictionaries(texts, json_values, max_size=3),
     ),
 )
+
+
+answers = st.builds(
+    Answer,
+    role=names,
+    model=texts,
+    prompt_hash=texts,
+    seed=seeds,
+    text=texts,
+    finish_reason=st.sampled_from(["stop", "length"]),
+    prompt_tokens=st.integers(0, 10**6),
+    completion_tokens=st.integers(0, 10**6),
+    thinks=st.booleans(),
+)
+calls = st.builds(
+    ToolCall,
+    tool=names,
+    provider=texts,
+    parameters=st.dictionaries(texts, json_values, max_size=3),
+    key=texts,
+    status=names,
+    milliseconds=st.floats(0, 1e9),
+    cached=st.booleans(),
+    output=texts,
+)
+grades = st.builds(Grade, reward=units, success=st.booleans())
+RECORDS: dict[type, st.SearchStrategy[Any]] = {
+    Trajectory: trajectories,
+    Sample: samples,
+    Generation: generations,
+    Instance: instances,
+    Answer: answers,
+    ToolCall: calls,
+    Grading: st.builds(Grading, grade=grades, before=grades, answer=st.none() | answers),
+    Draw: st.builds(Draw, seed=seeds, number=st.integers(0, 99), generation=generations),
+    Derivation: st.builds(
+        Derivation,
+        child=names,
+        parent=names,
+        operator=names,
+        position=small,
+        prompt_hash=texts,
+        seed=st.none() | seeds,
+        round=small,
+    ),
+    Rejection: st.builds(Rejection, stage=names, subject=texts, reason=names, detail=texts),
+    Step: st.builds(replace, steps, tool_calls=st.lists(calls, max_size=2).map(tuple), dropped=st.integers(0, 9)),
+}
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+@given(data=st.data())
+def test_a_column_gives_its_records_back(kind: type, data: st.DataObject) -> None:
+    stored = data.draw(st.lists(st.none() | RECORDS[kind], max_size=4))
+    assert values(column(stored, kind), kind) == stored
+    nested = data.draw(st.lists(st.none() | st.lists(RECORDS[kind], max_size=3).map(tuple), max_size=3))
+    of = GenericAlias(tuple, (kind, ...))
+    assert values(column(nested, of), of) == nested
+    part = column(nested, of).slice(1)
+    assert values(part, of) == nested[1:], "a part of a column begins elsewhere in its values"
 
 
 def node(index: int, parent: int, depth: int, step: Step | None) -> st.SearchStrategy[Node]:

@@ -187,9 +187,7 @@ async def test_a_tree_grows(real: Path, tokenizer: Any, tmp_path: Path) -> None:
     )
     await place.plan(1).stage("collect").work(place, 1)
     assert place.store.rows("select count(*) from tree where finished") == [(1,)]
-    replies = place.store.rows(
-        "select token_ids, finish_reason, text from generation join text on text_id = reply_id where kind = 'node'"
-    )
+    replies = place.store.rows("select token_ids, finish_reason, reply as text from generation where kind = 'node'")
     assert len(replies) >= 6
     for ids, finish, text in replies:
         assert tokenizer.decode(ids, skip_special_tokens=True) == text

@@ -10,7 +10,6 @@ from pathlib import Path
 from agentr_core.errors import EnvironmentFault, EnvironmentUnavailable
 from agentr_core.runtime.equipment import Checkpoint, Equipment, Sink
 from agentr_core.runtime.shards import Effort
-from agentr_core.store.codec.trajectories import text_rows
 
 NOWHERE = Checkpoint(id="none", path=Path("nowhere"), weights_sha256="")
 
@@ -49,5 +48,6 @@ class Echo:
         if self.fault == "lasting":
             raise EnvironmentFault("broken")
         for text in self.texts:
-            sink.add({"text": text_rows([f"{equipment.run_id} {text}"])})
+            row = {"trajectory_id": f"{equipment.run_id} {text}", "iteration_id": "echo", "step": 1}
+            sink.add({"rl_validation": [row]})
         return self.spent + Effort(tokens=len(self.texts))

@@ -149,9 +149,8 @@ def texts(place: Workplace, operator: str) -> list[str]:
     return [
         text
         for (text,) in place.store.rows(
-            "select string_agg(r.text || o.text, '' order by s.position) from trajectory t "
+            "select string_agg(s.reply || s.observation, '' order by s.position) from trajectory t "
             "left join derivation d on d.child_id = t.trajectory_id join step s on s.trajectory_id = t.trajectory_id "
-            "join text r on r.text_id = s.reply_id join text o on o.text_id = s.observation_id "
             "where t.source = 'flywheel' and coalesce(d.operator, 'fresh') = ? "
             "group by t.trajectory_id, d.round order by d.round, t.trajectory_id",
             operator,
@@ -201,11 +200,8 @@ def answers_of(place: Workplace) -> dict[str, list[tuple[Any, ...]]]:
             "edit": "created_at",
             "derivation": "created_at",
             "trajectory": "created_at",
-            "step": "created_at",
-            "tool_call": "created_at",
             "rejection": "created_at",
             "sample": "created_at",
-            "message_span": "created_at",
         }.items()
     }
 

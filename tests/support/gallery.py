@@ -22,9 +22,9 @@ from agentr_core.store.codec.ledger import (
 )
 from agentr_core.store.codec.samples import dataset_rows, derivation_rows, preference_rows, sample_rows, store_dataset
 from agentr_core.store.codec.trajectories import episode_rows, instance_row, trajectory_rows
-from agentr_core.store.codec.trees import TreeHead, critique_rows, finished_rows, pair_rows, tree_rows
+from agentr_core.store.codec.trees import critique_rows, finished_rows, pair_rows, tree_rows
 from agentr_core.store.database import Store
-from agentr_core.store.tables import Rows, merge
+from agentr_core.store.tables import Rows, TreeHead, merge, row_of
 from agentr_core.types import (
     Critique,
     Derivation,
@@ -98,6 +98,17 @@ def fill(path: Path, word: str = "") -> Store:
     )
     store.write(event_rows(odd, run_id=RUN, iteration_id=ITERATION, stage="collect"))
     return store
+
+
+def begun(trajectory_id: str, text: str) -> Rows:
+    """Return the rows of an episode that has a first observation and no step."""
+    episode = Trajectory.ended(_instance(""), text, (), StopReason.TIME_LIMIT)
+    return trajectory_rows(trajectory_id, episode, source="rollout")
+
+
+def answered(key: str) -> Rows:
+    """Return the row of a call that nothing refers to, and that refers to nothing."""
+    return {"answered_call": [row_of("answered_call", ToolCall(tool="python"), call_id=key)]}
 
 
 def _instance(word: str, index: int = 3) -> Instance:

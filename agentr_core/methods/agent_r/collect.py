@@ -28,7 +28,6 @@ from agentr_core.search.tree import Arena, Expansion, grown
 from agentr_core.stages.demonstrate import need_expert
 from agentr_core.store.codec import trees as stored
 from agentr_core.store.codec.trees import (
-    TreeHead,
     claim_trees,
     copy_trees,
     finished_rows,
@@ -40,6 +39,7 @@ from agentr_core.store.codec.trees import (
     unfinished_trees,
 )
 from agentr_core.store.database import Store
+from agentr_core.store.tables import TreeHead
 from agentr_core.types import Instance, Tree
 
 # Trees to grow as a shard: each starts at its root, or where an earlier try stopped.

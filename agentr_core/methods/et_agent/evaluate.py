@@ -562,9 +562,8 @@ async def _ask_all(place: Workplace, iteration: int, left: Sequence[Vote], *, to
 
         def keep(key: str, answer: Answer | None) -> None:
             one = by_key[key]
-            position = max(0, len(one.trajectory.steps) - 1)
             if answer is not None:
-                writer.add(answer_rows(one.trajectory_id, position, CONCISENESS, one.number, answer))
+                writer.add(answer_rows(one.trajectory_id, CONCISENESS, one.number, answer))
                 readings.count(answer)
             count()
 

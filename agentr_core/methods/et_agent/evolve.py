@@ -68,8 +68,8 @@ from agentr_core.store.codec.samples import (
     load_members,
     tokens_written,
 )
-from agentr_core.store.codec.trajectories import Draw, load_draws, load_trajectories, trajectory_rows
-from agentr_core.store.tables import Rows, merge
+from agentr_core.store.codec.trajectories import load_draws, load_trajectories, trajectory_rows
+from agentr_core.store.tables import Draw, Rows, merge
 from agentr_core.types import Answer, Derivation, Grading, Instance, Question, Rejection, Trajectory
 
 # The family of a question: its members, which of them a round varies, and how. Pure functions.

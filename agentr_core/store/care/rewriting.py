@@ -218,7 +218,7 @@ _OF_A_MACHINE: Mapping[str, tuple[str, ...]] = {
     # that had it first, and is counted with the tokenizer of that iteration.
     "sample": ("iteration_id", "num_tokens", "num_trained_tokens"),
     # Of two answers of a tool to the same call, either will do.
-    "answered_call": ("provider", "status", "milliseconds", "output_id"),
+    "answered_call": ("provider", "status", "milliseconds", "cached", "output"),
 }
 """Columns that may differ between machines: the existing row stays."""
 _KNOWN_LATER: Mapping[str, tuple[str, ...]] = {"instance": ("depth", "origin_id"), "checkpoint": ("parent_id",)}
@@ -384,10 +384,9 @@ def prune(store: Store, run_ids: Collection[str], *, keep: bool = True) -> Prune
             con.execute(f"create temp table {name} as {sql}")
         copy(con, CONDITIONS)
         # After all rows that may refer to them.
-        for table, columns in _POINTED_AT.items():
-            pointers = con.execute(_POINTERS, [columns, list(TABLES)]).fetchall()
-            named = " union ".join(f"select {quoted(name)} from store.main.{quoted(other)}" for other, name in pointers)
-            con.execute(_ADD_POINTED_AT.format(table=table, key=TABLES[table].key[0], named=named))
+        pointers = con.execute(_POINTERS, [list(TABLES)]).fetchall()
+        named = " union ".join(f"select instance_id from store.main.{quoted(table)}" for (table,) in pointers)
+        con.execute(_ADD_INSTANCES.format(named=named))
         # The origin of a variant is an instance, too.
         con.execute(_ADD_ORIGINS)
         needed = con.execute(_NEEDED, [list(run_ids)]).fetchall()
@@ -484,8 +483,6 @@ _KEPT_BY: Mapping[str, str] = MappingProxyType(
         "kept_sample": "select sample_id from old.main.sample semi join kept_iteration using (iteration_id)",
         "kept_pair": "select pair_id from old.main.pair semi join kept_iteration using (iteration_id)",
         "kept_dataset": "select dataset_id from old.main.dataset semi join kept_iteration using (iteration_id)",
-        "kept_judgement": "select tree_id, node_index from old.main.judgement "
-        "semi join kept_iteration using (iteration_id)",
     }
 )
 """Queries for the ids that stay, ordered so that each needs only earlier ones."""
@@ -495,11 +492,6 @@ def _kept(column: str) -> str:
     return f"{column}_id in (select {column}_id from kept_{column})"
 
 
-_OWNED = """
-case kind when 'node' then owner_id in (select tree_id from kept_tree)
-    when 'judgement' then (owner_id, position) in (select (tree_id, node_index) from kept_judgement)
-    else owner_id in (select trajectory_id from kept_trajectory) end
-"""
 _BY_ITERATION = (
     *("iteration", "chosen_instance", "planned_rollout", "tree", "judgement", "derivation", "family", "edit", "pair"),
     *("critique", "sample", "rejection", "preference", "dataset", "evaluation", "selection", "rl_step", "rl_group"),
@@ -509,12 +501,9 @@ CONDITIONS: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(_BY_ITERATION, _kept("iteration")),
         **dict.fromkeys(("run", "stage_input", "revision_state"), _kept("run")),
-        **dict.fromkeys(("generation", "tool_call", "answer", "grade"), _OWNED),
-        **dict.fromkeys(("trajectory", "step", "rl_credit"), _kept("trajectory")),
-        **dict.fromkeys(("message", "message_span"), _kept("sample")),
+        **dict.fromkeys(("trajectory", "assessment", "rl_credit"), _kept("trajectory")),
         **dict.fromkeys(("checkpoint", "training_step"), _kept("checkpoint")),
         **dict.fromkeys(("node", "oracle_verdict"), _kept("tree")),
-        "verdict": _kept("pair"),
         "dataset_row": _kept("dataset"),
         "episode": _kept("evaluation"),
         "event": f"{_kept('run')} and (iteration_id is null or {_kept('iteration')})",
@@ -523,26 +512,20 @@ CONDITIONS: Mapping[str, str] = MappingProxyType(
         "else scope_id in (select evaluation_id from kept_evaluation) end",
         # Any later run may reuse the answer of a tool.
         "answered_call": "true",
-        "text": "false",
         "instance": "false",
     }
 )
-"""The condition on the rows of each table that are copied. Texts and instances come after all rows
-that refer to them.
+"""The condition on the rows of each table that are copied. Instances come after all rows that refer
+to them.
 """
-_POINTED_AT: Mapping[str, list[str]] = MappingProxyType(
-    {
-        "text": ["text_id", "reply_id", "observation_id", "first_observation_id", "output_id"],
-        "instance": ["instance_id"],
-    }
-)
-"""The columns that refer to rows of texts and instances."""
 _POINTERS = """
-select table_name, column_name from duckdb_columns()
-where database_name = 'store' and schema_name = 'main' and lower(column_name) in (select unnest(?))
-    and lower(table_name) in (select unnest(?)) and lower(table_name) not in ('text', 'instance')
+select table_name from duckdb_columns()
+where database_name = 'store' and schema_name = 'main' and lower(column_name) = 'instance_id'
+    and lower(table_name) in (select unnest(?)) and lower(table_name) <> 'instance'
 """
-_ADD_POINTED_AT = "insert into store.main.{table} by name select * from old.main.{table} where {key} in ({named})"
+_ADD_INSTANCES = """
+insert into store.main.instance by name select * from old.main.instance where instance_id in ({named})
+"""
 _ADD_ORIGINS = """
 insert into store.main.instance by name select * from old.main.instance
 where instance_id in (

@@ -20,7 +20,7 @@ from agentr_core.fingerprint import canonical, fingerprint
 from agentr_core.recipes.alarms import Crossing
 from agentr_core.store.codec.trajectories import instance_row, load_trajectories
 from agentr_core.store.database import Store, put
-from agentr_core.store.tables import Rows
+from agentr_core.store.tables import Rows, row_of
 from agentr_core.types import Instance, Rejection, Step, Trajectory
 
 Status = Literal["running", "evaluating", "collecting", "finished", "failed"]
@@ -164,18 +164,7 @@ def evaluation_rows(
 
 def rejection_rows(rejections: Iterable[Rejection], *, iteration_id: str) -> Rows:
     """Return the rows of the rejections of a filter."""
-    return {
-        "rejection": [
-            {
-                "iteration_id": iteration_id,
-                "stage": rejection.stage,
-                "subject": rejection.subject,
-                "reason": rejection.reason,
-                "detail": rejection.detail,
-            }
-            for rejection in rejections
-        ]
-    }
+    return {"rejection": [row_of("rejection", rejection, iteration_id=iteration_id) for rejection in rejections]}
 
 
 def metric_rows(
@@ -492,7 +481,7 @@ _OUTCOMES = f"""
 ), outcome as (
     select iteration, step, number, instance_id, episodes, reward from group_of_run
     union all
-    select iteration, 0, 0, instance_id, count(*), avg(node.reward)
+    select iteration, 0, 0, instance_id, count(*), avg(node.step.reward)
     from tree join earlier using (iteration_id) join node using (tree_id) anti join led using (tree_id, node_index)
     where tree.finished and node.stop is not null group by all
 )
@@ -522,8 +511,7 @@ def store_anew(store: Store, rows: Rows, *, iteration_id: str, stage: str, kinds
     with store.transaction() as con:
         put(con, rows)
         con.execute(_REMOVE_PREFERENCES, {**old, "made": made["preference"]})
-        for table in ("message_span", "message", "sample"):
-            con.execute(_REMOVE_SAMPLES.format(table=table), {**old, "made": made["sample"]})
+        con.execute(_REMOVE_SAMPLES, {**old, "made": made["sample"]})
         con.execute(
             _REMOVE_REJECTIONS,
             {
@@ -546,7 +534,7 @@ where iteration_id = $iteration_id and preference_id not in (select unnest($made
     and chosen_sample_id in ({_OLD})
 """
 _REMOVE_SAMPLES = f"""
-delete from {{table}}
+delete from sample
 where sample_id in ({_OLD}) and sample_id not in (select unnest($made::varchar[]))
 """
 _REMOVE_REJECTIONS = """

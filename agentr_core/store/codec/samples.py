@@ -2,36 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import groupby
-from operator import itemgetter
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from agentr_core.fingerprint import canonical
-from agentr_core.store.codec.trajectories import (
-    answer_columns,
-    answer_of,
-    instance_row,
-    load_trajectories,
-    text_id,
-    text_rows,
-)
+from agentr_core.store.codec.trajectories import instance_row, load_trajectories
 from agentr_core.store.database import Store, put
-from agentr_core.store.tables import Row, Rows, merge
-from agentr_core.types import (
-    Answer,
-    Derivation,
-    Instance,
-    Message,
-    Preference,
-    PreferenceCase,
-    Provenance,
-    Sample,
-    Span,
-    Trajectory,
-)
+from agentr_core.store.tables import Rows, load, merge, row_of
+from agentr_core.types import Answer, Derivation, Instance, Preference, PreferenceCase, Sample, Trajectory
 
 
 def sample_rows(
@@ -50,43 +29,17 @@ def sample_rows(
         trajectory_id: the stored trajectory behind it, such as an expert's episode or a continued
             splice.
     """
-    origin = sample.provenance
-    # Which turns are examples is one of its further facts.
-    shown = [position for position, message in enumerate(sample.messages) if message.example]
-    extra = {**origin.extra, **({_EXAMPLES: shown} if shown else {})}
-    return {
-        "instance": [] if sample.instance is None else [instance_row(sample.instance)],
-        "text": text_rows(
-            text for message in sample.messages for text in (message.text, *(span.text for span in message.spans))
-        ),
-        "sample": [
-            {
-                "sample_id": sample_id,
-                "iteration_id": iteration_id,
-                "kind": str(sample.kind),
-                "instance_id": None if sample.instance is None else sample.instance.key,
-                "tree_id": origin.tree_id or None,
-                "good_leaf": origin.good_leaf,
-                "bad_leaf": origin.bad_leaf,
-                "shared_steps": origin.split,
-                "cut": origin.cut,
-                "good_reward": origin.good_reward,
-                "bad_reward": origin.bad_reward,
-                "extra": canonical(extra),
-                "pair_id": pair_id,
-                "trajectory_id": trajectory_id,
-            }
-        ],
-        "message": [
-            {"sample_id": sample_id, "position": position, "role": message.role, **_part_row(message)}
-            for position, message in enumerate(sample.messages)
-        ],
-        "message_span": [
-            {"sample_id": sample_id, "message": number, "position": position, **_part_row(span)}
-            for number, message in enumerate(sample.messages)
-            for position, span in enumerate(message.spans)
-        ],
-    }
+    row = row_of(
+        "sample",
+        sample,
+        sample_id=sample_id,
+        iteration_id=iteration_id,
+        instance_id=None if sample.instance is None else sample.instance.key,
+        pair_id=pair_id,
+        trajectory_id=trajectory_id,
+        tree_id=sample.provenance.tree_id or None,
+    )
+    return {"instance": [] if sample.instance is None else [instance_row(sample.instance)], "sample": [row]}
 
 
 def dataset_rows(
@@ -127,42 +80,15 @@ def load_samples(
     """
     if not store.path.exists():
         return {}
-    chosen = {"ids": None if ids is None else list(ids), "iteration_id": iteration_id}
+    wanted = {
+        "iteration_id = ?": iteration_id,
+        "sample_id in (select unnest(?::varchar[]))": None if ids is None else list(ids),
+    }
+    chosen = {condition: value for condition, value in wanted.items() if value is not None}
     with store.reading() as con:
-        heads = con.execute(_SAMPLES, chosen).fetchall()
-        records = con.execute(_MESSAGES, chosen).fetchall()
-        parts = con.execute(_SPANS, chosen).fetchall()
-    spans = {
-        key: tuple(Span(**_part(part)) for _, _, *part in group) for key, group in groupby(parts, key=itemgetter(0, 1))
-    }
-    messages = {
-        key: tuple(
-            Message(role=role, spans=spans.get((key, position), ()), **_part(part))
-            for _, position, role, *part in group
-        )
-        for key, group in groupby(records, key=itemgetter(0))
-    }
-    samples = {}
-    for key, kind, environment, split, index, tree_id, good_leaf, bad_leaf, shared, cut, good, bad, extra in heads:
-        further = json.loads(extra)
-        shown = set(further.pop(_EXAMPLES, ()))
-        turns = enumerate(messages.get(key, ()))
-        samples[key] = Sample(
-            kind=kind,
-            messages=tuple(replace(turn, example=True) if at in shown else turn for at, turn in turns),
-            instance=None if environment is None else Instance(environment=environment, split=split, index=index),
-            provenance=Provenance(
-                tree_id=tree_id or "",
-                good_leaf=good_leaf,
-                bad_leaf=bad_leaf,
-                split=shared,
-                cut=cut,
-                good_reward=good,
-                bad_reward=bad,
-                extra=further,
-            ),
-        )
-    return samples if ids is None else {key: samples[key] for key in ids if key in samples}
+        condition = " and ".join(chosen) or "true"
+        samples = dict(load(con, "sample", condition, list(chosen.values()), also=("sample_id",)))
+    return {key: samples[key] for key in (sorted(samples) if ids is None else ids) if key in samples}
 
 
 def load_dataset(store: Store, dataset_id: str) -> list[tuple[str, Sample]]:
@@ -175,63 +101,10 @@ def load_dataset(store: Store, dataset_id: str) -> list[tuple[str, Sample]]:
     return [(sample_id, samples[sample_id]) for sample_id in ids]
 
 
-def _part_row(part: Message | Span) -> Row:
-    return {
-        "text_id": text_id(part.text),
-        "train": part.train,
-        "token_ids": None if part.token_ids is None else list(part.token_ids),
-        "finish_reason": part.finish_reason,
-        "tokenizer": part.tokenizer,
-    }
-
-
-def _part(record: Sequence[Any]) -> dict[str, Any]:
-    """Return the fields that a turn and a span have in common."""
-    text, train, token_ids, finish_reason, tokenizer = record
-    return {
-        "text": text,
-        "train": train,
-        "token_ids": None if token_ids is None else tuple(token_ids),
-        "finish_reason": finish_reason,
-        "tokenizer": tokenizer,
-    }
-
-
-_EXAMPLES = "example_turns"
-"""The name, in a sample's further facts, of the positions of its turns that are examples."""
-
 _SET_LENGTHS = """
 update sample set num_tokens = tokens, num_trained_tokens = trained
 from (select unnest(?::varchar[]) as id, unnest(?::integer[]) as tokens, unnest(?::integer[]) as trained)
 where sample_id = id
-"""
-
-_CHOSEN = """
-($ids::varchar[] is null or s.sample_id in (select unnest($ids::varchar[])))
-    and ($iteration_id::varchar is null or s.iteration_id = $iteration_id)
-"""
-_SAMPLES = f"""
-select s.sample_id, s.kind, i.environment, i.split, i.instance_index, s.tree_id, s.good_leaf, s.bad_leaf,
-    s.shared_steps, s.cut, s.good_reward, s.bad_reward, s.extra
-from sample s left join instance i using (instance_id)
-where {_CHOSEN}
-order by s.sample_id
-"""
-_MESSAGES = f"""
-select m.sample_id, m.position, m.role, t.text, m.train, m.token_ids, m.finish_reason, m.tokenizer
-from message m
-join sample s using (sample_id)
-join text t using (text_id)
-where {_CHOSEN}
-order by m.sample_id, m.position
-"""
-_SPANS = f"""
-select p.sample_id, p.message, t.text, p.train, p.token_ids, p.finish_reason, p.tokenizer
-from message_span p
-join sample s using (sample_id)
-join text t using (text_id)
-where {_CHOSEN}
-order by p.sample_id, p.message, p.position
 """
 
 
@@ -328,21 +201,7 @@ order by p.position
 
 def derivation_rows(derivations: Iterable[Derivation], *, iteration_id: str) -> Rows:
     """Return the rows of derivations; store them with the trajectories of the children."""
-    return {
-        "derivation": [
-            {
-                "child_id": made.child,
-                "parent_id": made.parent,
-                "operator": made.operator,
-                "position": made.position,
-                "prompt_hash": made.prompt_hash,
-                "seed": made.seed,
-                "round": made.round,
-                "iteration_id": iteration_id,
-            }
-            for made in derivations
-        ]
-    }
+    return {"derivation": [row_of("derivation", one, iteration_id=iteration_id) for one in derivations]}
 
 
 # Families of a flywheel, and the model answers that made them, to rows and back.
@@ -367,27 +226,33 @@ def edit_rows(
     edit_id: str, answer: Answer, *, subject: str, prompt: str, instance: Instance, iteration_id: str
 ) -> Rows:
     """Return the rows of the question that asked a model to make a child, and of its answer."""
-    return {
-        "instance": [instance_row(instance)],
-        "text": text_rows([answer.text]),
-        "edit": [
-            {
-                "edit_id": edit_id,
-                "iteration_id": iteration_id,
-                "instance_id": instance.key,
-                "subject": subject,
-                "prompt": prompt,
-                **answer_columns(answer),
-            }
-        ],
-    }
+    row = row_of(
+        "edit",
+        answer,
+        edit_id=edit_id,
+        iteration_id=iteration_id,
+        instance_id=instance.key,
+        subject=subject,
+        prompt=prompt,
+    )
+    return {"instance": [instance_row(instance)], "edit": [row]}
 
 
 def load_edits(store: Store, iteration_id: str) -> list[StoredEdit]:
     """Return the answers of models in an iteration's flywheel."""
+    if not store.path.exists():
+        return []
+    with store.reading() as con:
+        stored = load(
+            con,
+            "edit",
+            "iteration_id = ? order by edit_id",
+            [iteration_id],
+            also=("edit_id", "subject", "instance_id"),
+        )
     return [
-        StoredEdit(edit_id=edit_id, subject=subject, instance_id=instance_id, answer=answer_of(columns))
-        for edit_id, subject, instance_id, *columns in store.rows(_EDITS, iteration_id)
+        StoredEdit(edit_id=edit_id, subject=subject, instance_id=instance_id, answer=answer)
+        for edit_id, subject, instance_id, answer in stored
     ]
 
 
@@ -428,17 +293,11 @@ def tokens_written(store: Store, trajectory_ids: Sequence[str]) -> dict[str, int
     return {key: int(tokens) for key, tokens in store.rows(_TOKENS, list(trajectory_ids))}
 
 
-_EDITS = """
-select e.edit_id, e.subject, e.instance_id, e.role, e.model, e.prompt_hash, e.seed, t.text, e.finish_reason,
-    e.prompt_tokens, e.completion_tokens, e.thinks
-from edit e join text t on t.text_id = e.reply_id
-where e.iteration_id = ?
-order by e.edit_id
-"""
 _TOKENS = """
-select owner_id, sum(completion_tokens) from generation
-where kind = 'step' and seed is not null and owner_id in (select unnest(?::varchar[]))
-group by owner_id
+select trajectory_id, sum(tokens) from (
+    select trajectory_id, unnest(asked).completion_tokens as tokens from trajectory
+    where trajectory_id in (select unnest(?::varchar[]))
+) where tokens is not null group by trajectory_id
 """
 
 
@@ -547,11 +406,9 @@ select instance_id, episodes, correctness, cost, s_corr, s_tool, front, crowding
 from selection where iteration_id = ? order by instance_id
 """
 _OUTCOMES = """
-with called as (select owner_id, count(*)::integer as calls from tool_call where kind = 'step' group by owner_id)
-select p.instance_id, t.reward, if(t.trajectory_id is null, null, coalesce(c.calls, 0)), t.num_steps
+select p.instance_id, t.reward, list_sum([len(step.tool_calls) for step in t.steps]), t.num_steps
 from planned_rollout p
 left join trajectory t using (trajectory_id)
-left join called c on c.owner_id = t.trajectory_id
 where p.iteration_id = ?
 order by p.position
 """

@@ -3,41 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby
-from operator import itemgetter
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from agentr_core.fingerprint import canonical
-from agentr_core.store.codec.trajectories import (
-    COLUMNS,
-    TOKENS_ONLY,
-    Draw,
-    call_rows,
-    draw_row,
-    grade_rows,
-    has_tokens,
-    instance_row,
-    load_calls,
-    load_draws,
-    read_step,
-    step_columns,
-    step_tokens,
-    text_id,
-    text_rows,
-)
+from agentr_core.store.codec.trajectories import asked, instance_row
 from agentr_core.store.database import Store
-from agentr_core.store.tables import Row, Rows, merge
+from agentr_core.store.tables import Draw, Row, Rows, TreeHead, load, row_of
 from agentr_core.types import (
     Critique,
     Generation,
     Grading,
-    Instance,
     Judgement,
     Node,
     PathPair,
-    StepVerdict,
-    StopReason,
     Tree,
     Verdict,
 )
@@ -96,45 +74,18 @@ def load_pairs(store: Store, iteration_id: str) -> dict[str, list[StoredPair]]:
 
 def judgement_rows(tree_id: str, judgement: Judgement, *, iteration_id: str) -> Rows:
     """Return the rows of a judgement with the judge's replies; they are one unit."""
-    draws = [
-        Draw(seed=judgement.seed, number=number, generation=generation)
-        for number, generation in enumerate(judgement.generations)
-    ]
-    return {
-        "text": text_rows(generation.text for generation in judgement.generations),
-        "judgement": [
-            {
-                "tree_id": tree_id,
-                "node_index": judgement.node,
-                "iteration_id": iteration_id,
-                "verdict": str(judgement.verdict),
-                "votes": [str(vote) for vote in judgement.votes],
-                "dropped_steps": judgement.dropped_steps,
-            }
-        ],
-        "generation": [draw_row("judgement", tree_id, judgement.node, draw) for draw in draws],
-    }
+    row = row_of("judgement", judgement, tree_id=tree_id, iteration_id=iteration_id)
+    return {"judgement": [row]}
 
 
 def load_judgements(store: Store, tree_ids: Sequence[str]) -> dict[str, dict[int, Judgement]]:
     """Return the stored judgements by tree and node."""
-    records = store.rows(
-        "select tree_id, node_index, verdict, votes, dropped_steps from judgement "
-        "where tree_id in (select unnest(?)) order by tree_id, node_index",
-        list(tree_ids),
-    )
-    draws = load_draws(store, "judgement", tree_ids)
     judgements: dict[str, dict[int, Judgement]] = {}
-    for tree_id, node, verdict, votes, dropped_steps in records:
-        replies = draws.get(tree_id, {}).get(node, ())
-        judgements.setdefault(tree_id, {})[node] = Judgement(
-            node=node,
-            seed=replies[0].seed if replies else 0,
-            dropped_steps=dropped_steps,
-            verdict=Verdict(verdict),
-            votes=tuple(map(Verdict, votes)),
-            generations=tuple(reply.generation for reply in replies),
-        )
+    if store.path.exists():
+        with store.reading() as con:
+            stored = load(con, "judgement", _OF_TREES, [list(tree_ids)], also=("tree_id",))
+        for tree_id, judgement in sorted(stored, key=lambda one: (one[0], one[1].node)):
+            judgements.setdefault(tree_id, {})[judgement.node] = judgement
     return judgements
 
 
@@ -167,20 +118,8 @@ def critique_rows(
     Args:
         nodes: indices of the bad path's nodes, so that `nodes[position]` is the judged node.
     """
-    return {
-        "text": text_rows(verdict.reply for verdict in critique.verdicts),
-        "critique": [{"pair_id": pair_id, "iteration_id": iteration_id, "first_error": critique.first_error}],
-        "verdict": [
-            {
-                "pair_id": pair_id,
-                "position": verdict.position,
-                "verdict": str(verdict.verdict),
-                "reply_id": text_id(verdict.reply),
-                "node_index": nodes[verdict.position] if verdict.position < len(nodes) else None,
-            }
-            for verdict in critique.verdicts
-        ],
-    }
+    row = row_of("critique", critique, pair_id=pair_id, iteration_id=iteration_id, nodes=tuple(nodes))
+    return {"critique": [row]}
 
 
 def load_critiques(store: Store, pair_ids: Sequence[str]) -> dict[str, Critique]:
@@ -188,28 +127,8 @@ def load_critiques(store: Store, pair_ids: Sequence[str]) -> dict[str, Critique]
     if not store.path.exists():
         return {}
     with store.reading() as con:
-        first_errors = dict(
-            con.execute(
-                "select pair_id, first_error from critique where pair_id in (select unnest(?))", [list(pair_ids)]
-            ).fetchall()
-        )
-        records = con.execute(
-            "select v.pair_id, v.position, v.verdict, t.text from verdict v join text t on t.text_id = v.reply_id "
-            "where v.pair_id in (select unnest(?)) order by v.pair_id, v.position",
-            [list(pair_ids)],
-        ).fetchall()
-    verdicts = {
-        pair_id: tuple(
-            StepVerdict(position=position, verdict=Verdict(verdict), reply=reply)
-            for _, position, verdict, reply in group
-        )
-        for pair_id, group in groupby(records, key=itemgetter(0))
-    }
-    return {
-        pair_id: Critique(verdicts=verdicts.get(pair_id, ()), first_error=first_errors[pair_id])
-        for pair_id in pair_ids
-        if pair_id in first_errors
-    }
+        stored = dict(load(con, "critique", "pair_id in (select unnest(?))", [list(pair_ids)], also=("pair_id",)))
+    return {pair_id: stored[pair_id] for pair_id in pair_ids if pair_id in stored}
 
 
 # Trees, judgements and rollouts of other runs, copied with all their rows under ids of this
@@ -254,8 +173,6 @@ def copy_trees(store: Store, originals: Mapping[str, str], *, iteration_id: str)
         new, old = [key for key, _ in rows], [key for _, key in rows]
         con.execute(_COPY_TREE, [new, old, iteration_id])
         con.execute(_COPY_NODES, [new, old])
-        for sql in _COPY_OF_STEPS:
-            con.execute(sql, [new, old, "node"])
     return new
 
 
@@ -270,7 +187,6 @@ def copy_judgements(store: Store, tree_ids: Sequence[str], run_id: str, *, itera
         columns: list[Any] = [list(column) for column in zip(*rows, strict=True)]
         if rows:
             con.execute(_COPY_JUDGEMENTS, [*columns, iteration_id])
-            con.execute(_COPY_REPLIES, columns)
     return len(rows)
 
 
@@ -286,9 +202,6 @@ def copy_rollouts(store: Store, originals: Mapping[str, str], *, iteration_id: s
         rows = con.execute(_ROLLOUTS_TO_COPY, [list(originals), list(originals.values())]).fetchall()
         new, old = [key for key, _ in rows], [key for _, key in rows]
         con.execute(_COPY_TRAJECTORY, [new, old, iteration_id])
-        con.execute(_COPY_STEPS, [new, old])
-        for sql in _COPY_OF_STEPS:
-            con.execute(sql, [new, old, "step"])
     return new
 
 
@@ -315,13 +228,6 @@ insert into node by name
 {_PAIRS}
 select n.* exclude (created_at) replace (new_id as tree_id) from node n join ids on n.tree_id = old_id
 """
-_COPY_OWNED = f"""
-insert into {{table}} by name
-{_PAIRS}
-select g.* exclude (created_at) replace (new_id as owner_id) from {{table}} g join ids on g.owner_id = old_id
-where g.kind = ?
-"""
-_COPY_OF_STEPS = [_COPY_OWNED.format(table=table) for table in ("generation", "tool_call", "answer", "grade")]
 _JUDGEMENTS_TO_COPY = """
 select mine.tree_id, other.tree_id, j.node_index
 from tree mine
@@ -331,20 +237,12 @@ join judgement j on j.tree_id = other.tree_id
 where mine.tree_id in (select unnest(?)) and mine.tree_id <> other.tree_id
     and (mine.tree_id, j.node_index) not in (select (tree_id, node_index) from judgement)
 """
-_COPIED = "with ids as (select unnest(?) as new_id, unnest(?) as old_id, unnest(?) as place)"
-_COPY_JUDGEMENTS = f"""
+_COPY_JUDGEMENTS = """
 insert into judgement by name
-{_COPIED}
+with ids as (select unnest(?) as new_id, unnest(?) as old_id, unnest(?) as place)
 select j.* exclude (created_at) replace (new_id as tree_id, ? as iteration_id,
     coalesce(j.copied_from, j.tree_id) as copied_from)
 from judgement j join ids on j.tree_id = old_id and j.node_index = place
-"""
-_COPY_REPLIES = f"""
-insert into generation by name
-{_COPIED}
-select g.* exclude (created_at) replace (new_id as owner_id)
-from generation g join ids on g.owner_id = old_id and g.position = place
-where g.kind = 'judgement'
 """
 _ROLLOUTS_TO_COPY = f"""
 {_PAIRS}
@@ -357,11 +255,6 @@ insert into trajectory by name
 select t.* exclude (created_at) replace (new_id as trajectory_id, ? as iteration_id,
     coalesce(t.copied_from, t.trajectory_id) as copied_from)
 from trajectory t join ids on t.trajectory_id = old_id
-"""
-_COPY_STEPS = f"""
-insert into step by name
-{_PAIRS}
-select s.* exclude (created_at) replace (new_id as trajectory_id) from step s join ids on s.trajectory_id = old_id
 """
 
 
@@ -395,24 +288,6 @@ class Growth(Protocol):
     def dives_done(self) -> int: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TreeHead:
-    """The facts about a tree that do not change while it grows. `checkpoint_id` is the policy that
-    searches, `config` plain data.
-
-    `writer` marks the process that stores the rows; rows of another process are refused.
-    """
-
-    tree_id: str
-    iteration_id: str
-    checkpoint_id: str
-    config: Any
-    instance: Instance
-    first_observation: str
-    seed: int
-    writer: str | None = None
-
-
 def claim_trees(store: Store, tree_ids: Sequence[str], writer: str) -> None:
     """Make `writer` the only process that may grow those of the trees that are stored; from then
     on, rows of an earlier writer are refused.
@@ -423,13 +298,11 @@ def claim_trees(store: Store, tree_ids: Sequence[str], writer: str) -> None:
 
 def tree_rows(head: TreeHead, tree: Tree) -> Rows:
     """Return the rows of a whole tree, such as one that is only a root; they are one unit."""
-    return merge(
-        [
-            {"instance": [instance_row(head.instance)], "text": text_rows([head.first_observation])},
-            {"tree": [_tree_row(head, tree.dives_done, finished=False)]},
-            _node_rows(head.tree_id, tree.nodes, (), drawn=()),
-        ]
-    )
+    return {
+        "instance": [instance_row(head.instance)],
+        **_tree_row(head, tree.dives_done, finished=False),
+        "node": [_node_row(head.tree_id, node) for node in tree.nodes],
+    }
 
 
 def growth_rows(head: TreeHead, growth: Growth) -> Rows:
@@ -440,18 +313,27 @@ def growth_rows(head: TreeHead, growth: Growth) -> Rows:
     some expansion, whenever the process was killed. The tree itself, with its root, must have been
     stored before (`tree_rows`).
     """
-    return merge(
-        [
-            {"tree": [_tree_row(head, growth.dives_done, finished=False)]},
-            _node_rows(head.tree_id, growth.created, growth.changed, drawn=growth.draws),
-            *(grade_rows("node", head.tree_id, node, grading) for node, grading in growth.gradings),
-        ]
-    )
+    draws: dict[int, list[Draw]] = {}
+    for one in growth.draws:
+        draws.setdefault(one.node, []).append(Draw(seed=one.seed, number=one.number, generation=one.generation))
+    gradings = dict(growth.gradings)
+    # Of a changed node only the statistics are stored again.
+    bare = (replace(node, step=None) for node in growth.changed)
+    nodes = [
+        *(_node_row(head.tree_id, node) for node in bare),
+        *(
+            _node_row(head.tree_id, node, draws.get(node.index, ()), gradings.pop(node.index, None))
+            for node in growth.created
+        ),
+    ]
+    if gradings:
+        raise ValueError(f"nodes {sorted(gradings)} are graded, but were made before")
+    return {**_tree_row(head, growth.dives_done, finished=False), "node": nodes}
 
 
 def finished_rows(head: TreeHead, tree: Tree) -> Rows:
     """Return the row that marks a tree as finished; its nodes must have been stored before."""
-    return {"tree": [_tree_row(head, tree.dives_done, finished=True)]}
+    return _tree_row(head, tree.dives_done, finished=True)
 
 
 def load_trees(store: Store, tree_ids: Sequence[str]) -> dict[str, Tree]:
@@ -459,36 +341,20 @@ def load_trees(store: Store, tree_ids: Sequence[str]) -> dict[str, Tree]:
     if not store.path.exists():
         return {}
     with store.reading() as con:
-        heads = con.execute(_TREES, [list(tree_ids)]).fetchall()
-        records = con.execute(_NODES, [list(tree_ids)]).fetchall()
-        calls = load_calls(con, "node", list(tree_ids))
-    nodes = {
-        tree_id: tuple(
-            Node(
-                index=index,
-                parent=parent,
-                depth=depth,
-                step=None if step[0] is None else read_step(step, calls.get((tree_id, index), {})),
-                visits=visits,
-                value_sum=value_sum,
-                terminal=terminal,
-                stop=None if stop is None else StopReason(stop),
-                dive=dive,
-                duplicates=duplicates,
-            )
-            for _, index, parent, depth, visits, value_sum, terminal, stop, dive, duplicates, *step in group
-        )
-        for tree_id, group in groupby(records, key=itemgetter(0))
-    }
+        heads = load(con, "tree", _OF_TREES, [list(tree_ids)], also=("dives_done",))
+        stored = load(con, "node", _OF_TREES, [list(tree_ids)], also=("tree_id",))
+    nodes: dict[str, list[Node]] = {}
+    for tree_id, node in sorted(stored, key=lambda one: (one[0], one[1].index)):
+        nodes.setdefault(tree_id, []).append(node)
     trees = {
-        tree_id: Tree(
-            instance=Instance(environment=environment, split=split, index=index),
-            first_observation=first_observation,
-            nodes=nodes.get(tree_id, ()),
+        head.tree_id: Tree(
+            instance=head.instance,
+            first_observation=head.first_observation,
+            nodes=tuple(nodes.get(head.tree_id, ())),
             dives_done=dives_done,
-            seed=seed,
+            seed=head.seed,
         )
-        for tree_id, environment, split, index, first_observation, dives_done, seed in heads
+        for dives_done, head in heads
     }
     return {tree_id: trees[tree_id] for tree_id in tree_ids if tree_id in trees}
 
@@ -528,88 +394,15 @@ def stored_trees(store: Store, tree_ids: Sequence[str]) -> frozenset[str]:
     return frozenset(tree_id for (tree_id,) in rows)
 
 
-def _tree_row(head: TreeHead, dives_done: int, *, finished: bool) -> Row:
-    return {
-        "tree_id": head.tree_id,
-        "iteration_id": head.iteration_id,
-        "instance_id": head.instance.key,
-        "checkpoint_id": head.checkpoint_id,
-        "seed": head.seed,
-        "config": canonical(head.config),
-        "first_observation_id": text_id(head.first_observation),
-        "dives_done": dives_done,
-        "finished": finished,
-        "writer": head.writer,
-    }
+def _tree_row(head: TreeHead, dives_done: int, *, finished: bool) -> Rows:
+    row = row_of("tree", head, instance_id=head.instance.key, dives_done=dives_done, finished=finished)
+    return {"tree": [row]}
 
 
-def _node_rows(tree_id: str, created: Sequence[Node], changed: Sequence[Node], *, drawn: Sequence[NodeDraw]) -> Rows:
-    # The step of a node that was merged from siblings is made from the first of them.
-    made_of: dict[int, int] = {}
-    for draw in drawn:
-        made_of.setdefault(draw.node, draw.number)
-    nodes: list[Row] = []
-    for node in (*changed, *created):
-        number = made_of.get(node.index)
-        if number is None and node.step is not None and has_tokens(node.step):
-            number = TOKENS_ONLY
-        nodes.append(
-            {
-                "tree_id": tree_id,
-                "node_index": node.index,
-                "parent": node.parent,
-                "depth": node.depth,
-                **step_columns(node.step),
-                "visits": node.visits,
-                "value_sum": float(node.value_sum),
-                "terminal": node.terminal,
-                "stop": None if node.stop is None else str(node.stop),
-                "dive": node.dive,
-                "duplicates": node.duplicates,
-                "draw": number,
-            }
-        )
-    steps = [(node.index, node.step) for node in created if node.step is not None]
-    rows = {
-        "text": text_rows(
-            [
-                *(text for _, step in steps for text in (step.reply, step.observation)),
-                *(draw.generation.text for draw in drawn),
-            ]
-        ),
-        "node": nodes,
-        "generation": [
-            *(
-                draw_row(
-                    "node", tree_id, draw.node, Draw(seed=draw.seed, number=draw.number, generation=draw.generation)
-                )
-                for draw in drawn
-            ),
-            *(
-                row
-                for index, step in steps
-                if index not in made_of
-                for row in step_tokens("node", tree_id, index, step)
-            ),
-        ],
-    }
-    return merge([rows, call_rows("node", tree_id, steps)])
+def _node_row(tree_id: str, node: Node, draws: Sequence[Draw] = (), grading: Grading | None = None) -> Row:
+    # The step of a node that was merged from siblings is made of the first of them.
+    first = asked(node.step, draws[0]) if draws and node.step is not None else None
+    return row_of("node", node, tree_id=tree_id, asked=first, merged=tuple(draws[1:]), grading=grading)
 
 
-_TREES = """
-select t.tree_id, i.environment, i.split, i.instance_index, o.text, t.dives_done, t.seed
-from tree t
-join instance i using (instance_id)
-join text o on o.text_id = t.first_observation_id
-where t.tree_id in (select unnest(?))
-"""
-_NODES = f"""
-select s.tree_id, s.node_index, s.parent, s.depth, s.visits, s.value_sum, s.terminal, s.stop, s.dive, s.duplicates,
-    {COLUMNS}
-from node s
-left join text r on r.text_id = s.reply_id
-left join text o on o.text_id = s.observation_id
-left join generation g on g.kind = 'node' and g.owner_id = s.tree_id and g.position = s.node_index and g.draw = s.draw
-where s.tree_id in (select unnest(?))
-order by s.tree_id, s.node_index
-"""
+_OF_TREES = "tree_id in (select unnest(?))"

@@ -87,12 +87,12 @@ order by m.name = 'gain_over_base' limit 1
 """
 # Of a reply without a finish reason it is not known whether it was cut.
 _SHARES = f"""
-with reply as (
-    select if(g.kind = 'judgement', 'judged', 'collected') as purpose, g.reply_id, g.finish_reason
+with said as (
+    select if(g.kind = 'judgement', 'judged', 'collected') as purpose, g.reply, g.finish_reason
     from generation g join tree t on t.tree_id = g.owner_id
     where t.iteration_id = $1 and g.kind in ('node', 'judgement')
     union all
-    select if(t.source in {GATHERED}, 'collected', 'evaluated'), g.reply_id, g.finish_reason
+    select if(t.source in {GATHERED}, 'collected', 'evaluated'), g.reply, g.finish_reason
     from generation g join trajectory t on t.trajectory_id = g.owner_id
     where t.iteration_id = $1 and g.kind = 'step' and t.source in ('episode', 'rollout', 'validation', 'flywheel')
         and g.seed is not null
@@ -102,10 +102,9 @@ with reply as (
 ), audit as (
     from v_critic_audit where (run_id, iteration) = (select (run_id, iteration) from iteration where iteration_id = $1)
 )
-select 'cut ' || purpose, count(finish_reason), count(*) filter (finish_reason = 'length') from reply group by purpose
+select 'cut ' || purpose, count(finish_reason), count(*) filter (finish_reason = 'length') from said group by purpose
 union all
-select 'empty ' || purpose, count(*), count(*) filter (trim(text) = '') from reply join text on text_id = reply_id
-group by purpose
+select 'empty ' || purpose, count(*), count(*) filter (trim(reply) = '') from said group by purpose
 union all
 select 'unread verdicts', count(*), count(*) filter (verdict = 'unparsable') from judged
 union all

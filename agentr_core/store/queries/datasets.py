@@ -187,7 +187,7 @@ def dataset_of(store: Store, iteration_id: str) -> StoredDataset | None:
 
 def whole_datasets(store: Store, iteration_id: str) -> list[str]:
     """Return the hashes of those datasets of an iteration that have all their rows in the store,
-    with their samples, turns and texts.
+    with their samples.
     """
     return [digest for (digest,) in store.rows(_WHOLE, iteration_id)]
 
@@ -222,15 +222,16 @@ def _dataset(rows: Iterable[tuple[Any, ...]]) -> StoredDataset | None:
 
 
 _HEADS = """
-select s.sample_id, i.run_id, i.iteration, s.kind, s.instance_id, s.pair_id, s.trajectory_id, s.tree_id, s.good_leaf,
-    s.bad_leaf, s.cut, s.good_reward, s.bad_reward, s.num_tokens, s.num_trained_tokens,
+select s.sample_id, i.run_id, i.iteration, s.kind, s.instance_id, s.pair_id, s.trajectory_id, s.tree_id,
+    s.provenance.good_leaf, s.provenance.bad_leaf, s.provenance.cut, s.provenance.good_reward,
+    s.provenance.bad_reward, s.num_tokens, s.num_trained_tokens,
     exists (from dataset_row w where w.sample_id = s.sample_id)
 from sample s left join iteration i using (iteration_id)
 where s.sample_id in (select unnest(?))
 """
 _CALLS = """
 select s.sample_id, to_json(list({
-    'position': c.position, 'tool': c.tool, 'provider': c.provider, 'parameters': c.parameters, 'key': c.key,
+    'position': c.position, 'tool': c.tool, 'provider': c.provider, 'parameters': c.parameters::json, 'key': c.key,
     'status': c.status, 'milliseconds': c.milliseconds, 'cached': c.cached
 } order by c.position, c.number))
 from sample s join tool_call c on c.kind = 'step' and c.owner_id = s.trajectory_id
@@ -267,13 +268,8 @@ order by r.started_at, r.run_id, i.iteration, d.created_at
 _WHOLE = """
 with wanted as (
     select distinct sample_id from dataset join dataset_row using (dataset_id) where iteration_id = $1
-), broken as (
-    select sample_id from message semi join wanted using (sample_id) anti join text using (text_id)
-    union
-    select sample_id from message_span semi join wanted using (sample_id) anti join text using (text_id)
 ), whole as (
-    select sample_id from wanted semi join sample using (sample_id) semi join message using (sample_id)
-    anti join broken using (sample_id)
+    select sample_id from sample semi join wanted using (sample_id) where len(messages) > 0
 )
 select d.hash from dataset d join dataset_row w using (dataset_id) join whole using (sample_id)
 where d.iteration_id = $1
@@ -587,14 +583,15 @@ group by stop
 """
 _REFUSED = f"""
 with refused as (
-    select n.observation_id from node n join tree t using (tree_id) where t.iteration_id = $1 and not n.valid
+    select n.step.observation as said from node n join tree t using (tree_id)
+    where t.iteration_id = $1 and not n.step.valid
     union all
-    select s.observation_id from step s join trajectory t using (trajectory_id)
+    select s.observation from step s join trajectory t using (trajectory_id)
     where t.iteration_id = $1 and t.source in {GATHERED} and not s.valid
 )
-select array_to_string(regexp_extract_all(regexp_replace(o.text, '^\\s*<\\w+>', ''), '\\S+')[1:3], ' ') as opening,
+select array_to_string(regexp_extract_all(regexp_replace(said, '^\\s*<\\w+>', ''), '\\S+')[1:3], ' ') as opening,
     count(*)
-from refused r join text o on o.text_id = r.observation_id
+from refused
 group by opening
 order by count(*) desc, opening
 limit $2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -117,11 +117,12 @@ select d.hash, i.run_id as run, i.iteration,
         where w.dataset_id = d.dataset_id) where policy is not null) as "checkpoint: collected by"
 from dataset d left join iteration i on i.iteration_id = d.iteration_id where d.dataset_id = $1""",
     "sample": """
-select kind, instance_id as instance, good_reward, bad_reward, cut, num_tokens as tokens,
+select kind, instance_id as instance, provenance.good_reward as good_reward, provenance.bad_reward as bad_reward,
+    provenance.cut as cut, num_tokens as tokens,
     num_trained_tokens as trained_tokens,
     (select list(dataset_id order by dataset_id) from dataset_row w where w.sample_id = s.sample_id) as datasets,
     pair_id as "pair: spliced from", trajectory_id as "trajectory: taken from",
-    case when pair_id is null then tree_id || '#' || good_leaf end as "node: path to"
+    case when pair_id is null then tree_id || '#' || provenance.good_leaf end as "node: path to"
 from sample s where sample_id = $1""",
     "pair": """
 select good_reward, bad_reward, gap, first_error, tree_id || '#' || good_leaf as "node: good path to",
@@ -132,7 +133,8 @@ select kind, instance_id as instance, chosen_reward, rejected_reward,
     chosen_sample_id as "sample: chosen", rejected_sample_id as "sample: rejected"
 from preference where preference_id = $1""",
     "node": """
-select depth, action, reward, visits, round(value_sum / greatest(visits, 1), 3) as value, stop, verdict,
+select depth, step.action as action, step.reward as reward, visits,
+    round(value_sum / greatest(visits, 1), 3) as value, stop, verdict,
     tree_id as "tree: grown in"
 from node left join judgement using (tree_id, node_index)
 where tree_id = split_part($1, '#', 1) and node_index = try_cast(split_part($1, '#', 2) as integer)""",
@@ -142,7 +144,7 @@ select instance_id as instance, seed, dives_done as dives,
 from tree t where tree_id = $1""",
     "trajectory": """
 select source, t.instance_id as instance,
-    (select min_by(seed, position) from generation where kind = 'step' and owner_id = t.trajectory_id) as seed,
+    [one.seed for one in t.asked if one is not null][1] as seed,
     t.reward, success, stop, num_steps as steps, operator, g.policy,
     d.parent_id as "trajectory: derived from", tree_id || '#' || leaf as "node: path to",
     case when source <> 'expert'
@@ -330,8 +332,8 @@ TRAJECTORIES = Listing(
 TREES = Listing(
     columns="t.tree_id, t.instance_id, x.depth, i.iteration, t.dives_done, t.finished, t.created_at",
     source="tree t join instance x using (instance_id) left join iteration i using (iteration_id)",
-    details="left join (select tree_id, count(*) as nodes, count(*) filter (success) as wins, max(reward) as best "
-    "from node where tree_id in (select tree_id from page) group by tree_id) using (tree_id) "
+    details="left join (select tree_id, count(*) as nodes, count(*) filter (step.success) as wins, "
+    "max(step.reward) as best from node where tree_id in (select tree_id from page) group by tree_id) using (tree_id) "
     "order by created_at, tree_id",
     order="t.created_at, t.tree_id",
     filters={
@@ -402,13 +404,7 @@ REJECTIONS = Listing(
     choices={"stage": "select stage from rejection", "reason": "select reason from rejection"},
 )
 # The revision tests of two runs may go on from different failures of the same instance.
-_GIVEN_THE_SAME = """
-not exists (
-    from step p join step q using (position)
-    where p.trajectory_id = a.trajectory_id and q.trajectory_id = b.trajectory_id and position < a.cut
-        and p.reply_id <> q.reply_id
-)
-"""
+_GIVEN_THE_SAME = "[s.reply for s in t.steps[:a.cut]] = [s.reply for s in u.steps[:a.cut]]"
 DIFFERENCES = Listing(
     columns="a.instance_id, x.depth, a.repeat, a.cut, a.trajectory_id as before_id, b.trajectory_id as after_id, "
     "t.success as before, u.success as after, t.reward as before_reward, u.reward as after_reward",
@@ -436,49 +432,6 @@ LISTINGS: Mapping[str, Listing] = {
     "differences": DIFFERENCES,
 }
 """The lists by name."""
-
-
-# The places of a text: the steps, nodes, samples and verdicts that contain it.
-
-
-class Place(NamedTuple):
-    """A row that contains a text."""
-
-    text_id: str
-    kind: str
-    """trajectory, node, sample or pair."""
-    key: str
-    """Its id; for a node, the id of its tree."""
-    position: int | None
-    """The step of a trajectory, the number of a node, the message of a sample, the judged step of a
-    pair; None for the first observation of a trajectory.
-    """
-
-
-def places_of_texts(store: Store, text_ids: Sequence[str], limit: int) -> list[Place]:
-    """Return at most `limit` places of each text."""
-    return [Place(*row) for row in store.rows(_PLACES, list(text_ids), limit)]
-
-
-_PLACES = """
-with wanted as (select unnest($1::varchar[]) as text_id),
-found as (
-    select reply_id as text_id, 'trajectory' as kind, trajectory_id as key, position from step
-        semi join wanted on text_id = reply_id
-    union all select observation_id, 'trajectory', trajectory_id, position from step
-        semi join wanted on text_id = observation_id
-    union all select first_observation_id, 'trajectory', trajectory_id, null from trajectory
-        semi join wanted on text_id = first_observation_id
-    union all select reply_id, 'node', tree_id, node_index from node semi join wanted on text_id = reply_id
-    union all select observation_id, 'node', tree_id, node_index from node semi join wanted on text_id = observation_id
-    union all select text_id, 'sample', sample_id, position from message semi join wanted using (text_id)
-    union all select text_id, 'sample', sample_id, message from message_span semi join wanted using (text_id)
-    union all select reply_id, 'pair', pair_id, position from verdict semi join wanted on text_id = reply_id
-)
-from found
-qualify row_number() over (partition by text_id order by kind = 'sample', kind, key, position) <= $2
-order by text_id, kind = 'sample', kind, key, position
-"""
 
 
 # What a workspace holds at a glance: its runs, and the iterations of one of them.

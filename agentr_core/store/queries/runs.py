@@ -264,7 +264,7 @@ _ANSWERED = """
     or (kind = 'step' and owner_id in (
         select trajectory_id from trajectory
         where iteration_id = $1 and source <> 'ungraded' and copied_from is null
-    ) and given is not true)
+    ) and not given)
 """
 _PLAYED = f"select trajectory_id from trajectory where iteration_id = $1 and source in {GATHERED}"
 _TOKENS = f"""
@@ -290,7 +290,7 @@ select coalesce(sum(completion_tokens), 0)::bigint from (
         or (kind = 'step' and seed is not null and owner_id in (from trajectory_id_of))
     union all
     select completion_tokens from answer
-    where given is not true and (
+    where not given and (
         (kind = 'node' and owner_id in (from tree_id_of)) or (kind = 'step' and owner_id in (from trajectory_id_of))
     )
     union all
@@ -336,24 +336,24 @@ order by purpose
 """
 _HELPERS = """
 with reply as (
-    select 'judge' as role, reply_id, finish_reason, thinks from generation
+    select 'judge' as role, reply as text, finish_reason, thinks from generation
     where kind = 'judgement'
         and (owner_id, position) in (select (tree_id, node_index) from judgement where iteration_id = $1)
     union all
-    select role, reply_id, finish_reason, thinks from answer
-    where given is not true and (
+    select role, text, finish_reason, thinks from answer
+    where not given and (
         (kind = 'node' and owner_id in (select tree_id from tree where iteration_id = $1))
         or (kind = 'step' and owner_id in (
             select trajectory_id from trajectory where iteration_id = $1 and source <> 'ungraded'
         ))
     )
     union all
-    select role, reply_id, finish_reason, thinks from edit where iteration_id = $1
+    select role, text, finish_reason, thinks from edit where iteration_id = $1
 )
 """
 # No other reply can be unreadable: see `answers.is_unreadable`.
 _DOUBTFUL = """
-select role, text, finish_reason, thinks from reply join text on text_id = reply_id
+select role, text, finish_reason, thinks from reply
 where finish_reason = 'length' and (thinks or contains(text, '<think>'))
 """
 _WRITTEN = """

@@ -124,54 +124,36 @@ def family(store: Store, trajectory_id: str) -> list[Derivation]:
 
 
 _TRAJECTORY_HEAD = """
-select t.trajectory_id, t.source, i.run_id, i.iteration, t.evaluation_id, e.name, t.instance_id, n.depth, x.text,
-    t.reward, t.success, t.stop, t.num_steps, t.tree_id, t.leaf, r.iteration_id, r.step, r.number, r.advantage,
+select t.trajectory_id, t.source, i.run_id, i.iteration, t.evaluation_id, e.name, t.instance_id, n.depth,
+    t.first_observation, t.reward, t.success, t.stop, t.num_steps, t.tree_id, t.leaf, r.iteration_id,
+    r.step, r.number, r.advantage,
     (select count(*) from derivation d where $1 in (d.child_id, d.parent_id)),
     (select coalesce(max(d.position), 0) from derivation d where d.child_id = $1)
 from trajectory t
 join instance n using (instance_id)
-join text x on x.text_id = t.first_observation_id
 left join evaluation e using (evaluation_id)
 left join iteration i on i.iteration_id = coalesce(t.iteration_id, e.iteration_id)
 left join rl_rollout r using (trajectory_id)
 where t.trajectory_id = $1
 """
 _STEPS_OF_A_TRAJECTORY = """
-with mine as (from step where trajectory_id = $1),
-drawn as (from generation where kind = 'step' and owner_id = $1),
-texts as (
-    select text_id, text from text
-    where text_id in (select reply_id from mine union all select observation_id from mine)
-)
-select s.position, null, r.text, s.action, s.valid, o.text, s.reward, s.success, s.disaster, s.dropped,
-    g.completion_tokens, g.finish_reason, null, null, c.advantage
-from mine s
-join texts r on r.text_id = s.reply_id
-join texts o on o.text_id = s.observation_id
-left join drawn g on g.position = s.position and g.draw = s.draw
-left join rl_credit c on c.trajectory_id = $1 and c.position = s.position
+select s.position, null, s.reply, s.action, s.valid, s.observation, s.reward, s.success, s.disaster, s.dropped,
+    coalesce(s.asked.completion_tokens, nullif(len(s.token_ids), 0)), s.finish_reason, null, null, c.advantage
+from step s left join rl_credit c on c.trajectory_id = $1 and c.position = s.position
+where s.trajectory_id = $1
 order by s.position
 """
 _NODES_OF_A_PATH = """
-with mine as materialized (
-    from node where tree_id = $1 and node_index in (select unnest($2::integer[])) and reply_id is not null
-),
-drawn as materialized (from generation where kind = 'node' and owner_id = $1),
-texts as materialized (
-    select text_id, text from text
-    where text_id in (select reply_id from mine union all select observation_id from mine)
-)
-select n.depth - 1, n.node_index, r.text, n.action, n.valid, o.text, n.reward, n.success, n.disaster, n.dropped,
-    g.completion_tokens, g.finish_reason, n.visits, n.value_sum / nullif(n.visits, 0), null
-from mine n
-join texts r on r.text_id = n.reply_id
-join texts o on o.text_id = n.observation_id
-left join drawn g on g.position = n.node_index and g.draw = n.draw
-order by n.depth, n.node_index
+select depth - 1, node_index, step.reply, step.action, step.valid, step.observation, step.reward, step.success,
+    step.disaster, step.dropped, coalesce(asked.completion_tokens, nullif(len(step.token_ids), 0)), step.finish_reason,
+    visits, value_sum / nullif(visits, 0), null
+from node
+where tree_id = $1 and node_index in (select unnest($2::integer[])) and step is not null
+order by depth, node_index
 """
 _CALLS_OF_A_STEP = """
-select c.position, c.tool, c.key, c.status, c.milliseconds, c.cached, x.text
-from tool_call c join text x on x.text_id = c.output_id
+select c.position, c.tool, c.key, c.status, c.milliseconds, c.cached, c.output
+from tool_call c
 where c.kind = ? and c.owner_id = ? order by c.position, c.number
 """
 _FAMILY = """
@@ -302,7 +284,7 @@ def step_hashes(store: Store, iteration_id: str) -> dict[int, str]:
     """Return a hash of all that each finished step of an iteration sampled, by step: its groups
     with their episodes, replies and advantages, and its validation.
 
-    Rows that are missing change it, and so do texts that are missing.
+    Rows that are missing change it.
     """
     return dict(store.rows(_STEP_HASHES, iteration_id))
 
@@ -364,20 +346,11 @@ with member as (
 ), wanted as (
     select distinct trajectory_id from member
 ), played as (
-    select trajectory_id, sha256(string_agg(json_array(
-        position, r.text_id, action, o.text_id, reward, terminated, success, disaster, draw, matched, valid, dropped
-    )::varchar, ' ' order by position)) as hash
+    select trajectory_id, sha256(string_agg(sha256(json_array(
+        position, reply, action, observation, reward, terminated, success, disaster, asked.number, matched, valid,
+        dropped, len(logprobs)
+    )::varchar || token_ids::varchar), ' ' order by position)) as hash
     from step semi join wanted using (trajectory_id)
-    left join text r on r.text_id = reply_id
-    left join text o on o.text_id = observation_id
-    group by all
-), sampled as (
-    select owner_id as trajectory_id, sha256(string_agg(
-        sha256(json_array(position, draw, len(logprobs))::varchar || token_ids::varchar), ' '
-        order by position, draw
-    )) as hash
-    from generation semi join wanted on owner_id = trajectory_id
-    where kind = 'step'
     group by all
 ), origin as (
     select child_id as trajectory_id,
@@ -390,14 +363,12 @@ with member as (
     group by all
 ), episode_of_step as (
     select step, part, number, episode, trajectory_id, sha256(json_array(
-        about, t.instance_id, f.text_id, t.reward, t.success, t.stop, t.num_steps, played.hash, sampled.hash,
-        origin.words, credit.words
+        about, t.instance_id, t.first_observation, t.reward, t.success, t.stop, t.num_steps, played.hash, origin.words,
+        credit.words
     )::varchar) as hash
     from member
     left join trajectory t using (trajectory_id)
-    left join text f on f.text_id = t.first_observation_id
     left join played using (trajectory_id)
-    left join sampled using (trajectory_id)
     left join origin using (trajectory_id)
     left join credit using (trajectory_id)
 )
@@ -441,11 +412,10 @@ def operator_counts(store: Store, iteration_id: str, counts: Counts) -> list[Ope
 
 _OPERATORS = """
 with member as (
-    select t.trajectory_id, t.success, if($2 = 'steps', any_value(t.num_steps), count(c.number)) as cost
-    from trajectory t
-    left join tool_call c on c.kind = 'step' and c.owner_id = t.trajectory_id
-    where t.iteration_id = $1 and t.source = 'flywheel'
-    group by t.trajectory_id, t.success
+    select trajectory_id, success,
+        if($2 = 'steps', num_steps, coalesce(list_sum([len(step.tool_calls) for step in steps]), 0)) as cost
+    from trajectory
+    where iteration_id = $1 and source = 'flywheel'
 )
 select coalesce(d.operator, 'fresh') as made_by, count(*), count(*) filter (m.success), avg(m.cost),
     avg(p.cost - m.cost) filter (m.success),
@@ -560,37 +530,35 @@ def samples_of_pair(store: Store, pair_id: str) -> list[SampleOfPair]:
 
 _HEAD = """
 select t.tree_id, i.run_id, i.iteration, t.instance_id, n.depth, t.seed, t.dives_done, t.finished,
-    t.checkpoint_id, x.text
+    t.checkpoint_id, t.first_observation
 from tree t
 join instance n using (instance_id)
-join text x on x.text_id = t.first_observation_id
 left join iteration i using (iteration_id)
 where t.tree_id = ?
 """
 _NODES = """
-select n.node_index, n.parent, n.depth, n.action, n.visits, n.value_sum / nullif(n.visits, 0), n.reward,
-    coalesce(n.success, false), coalesce(n.disaster, false), coalesce(n.valid, true), n.stop, n.duplicates, j.verdict
+select n.node_index, n.parent, n.depth, n.step.action, n.visits, n.value_sum / nullif(n.visits, 0), n.step.reward,
+    coalesce(n.step.success, false), coalesce(n.step.disaster, false), coalesce(n.step.valid, true), n.stop,
+    n.duplicates, j.verdict
 from node n
 left join judgement j on j.tree_id = n.tree_id and j.node_index = n.node_index
 where n.tree_id = ?
 order by n.node_index
 """
 _PAIR = """
-select p.pair_id, i.run_id, i.iteration, p.tree_id, t.instance_id, x.text, p.good_leaf, p.bad_leaf, p.shared_steps,
-    p.good_reward, p.bad_reward, c.pair_id is not null, c.first_error
+select p.pair_id, i.run_id, i.iteration, p.tree_id, t.instance_id, t.first_observation, p.good_leaf, p.bad_leaf,
+    p.shared_steps, p.good_reward, p.bad_reward, c.pair_id is not null, c.first_error
 from pair p
 join tree t using (tree_id)
-join text x on x.text_id = t.first_observation_id
 left join iteration i on i.iteration_id = p.iteration_id
 left join critique c using (pair_id)
 where p.pair_id = ?
 """
 _VERDICTS = """
-select v.position, v.verdict, x.text from verdict v join text x on x.text_id = v.reply_id
-where v.pair_id = ? order by v.position
+select position, verdict, reply from verdict where pair_id = ? order by position
 """
 _SAMPLES = """
-select sample_id, kind, cut, exists (from dataset_row w where w.sample_id = s.sample_id)
+select sample_id, kind, provenance.cut, exists (from dataset_row w where w.sample_id = s.sample_id)
 from sample s where pair_id = ? order by created_at, sample_id
 """
 

@@ -16,7 +16,7 @@ with trees as (
     select iteration_id, count(*) as critiques, count(first_error) as errors_found from critique group by iteration_id
 ), samples as (
     select s.iteration_id, count(*) as samples, count(*) filter (s.kind = 'revision') as revisions,
-        count(*) filter (s.kind = 'revision' and (s.extra->>'$.mode') = 'verified') as verified
+        count(*) filter (s.kind = 'revision' and (s.provenance.extra->>'$.mode') = 'verified') as verified
     from sample s group by s.iteration_id
 ), rows_kept as (
     select d.iteration_id, count(*) as dataset_rows from dataset d join dataset_row using (dataset_id) group by d.iteration_id
@@ -78,7 +78,8 @@ comment on column v_pairs.samples is 'Samples that were spliced from the pair.';
 create view v_preferences as
 select i.run_id, i.iteration, p.preference_id, p.kind, p.instance_id, p.chosen_reward, p.rejected_reward, p.margin, p.dropped_steps,
     p.chosen_sample_id, p.rejected_sample_id, c.trajectory_id as chosen_trajectory_id, r.trajectory_id as rejected_trajectory_id,
-    coalesce(c.tree_id, r.tree_id) as tree_id, c.good_leaf, r.bad_leaf, c.shared_steps,
+    coalesce(c.tree_id, r.tree_id) as tree_id, c.provenance.good_leaf as good_leaf, r.provenance.bad_leaf as bad_leaf,
+    c.provenance.split as shared_steps,
     exists (from dataset_row d where d.sample_id = p.rejected_sample_id) as used
 from preference p
 join iteration i using (iteration_id)
@@ -89,18 +90,14 @@ comment on view v_preferences is 'Preference pairs with the trajectories, or the
 comment on column v_preferences.used is 'Whether a dataset has the pair.';
 
 create view v_samples as
-with conversation as (
-    select m.sample_id, count(*) as num_messages,
-        to_json(list({'role': m.role, 'text': t.text, 'train': m.train} order by m.position)) as messages
-    from message m join text t using (text_id)
-    group by m.sample_id
-)
-select s.sample_id, i.run_id, i.iteration, s.kind, s.instance_id, s.pair_id, s.trajectory_id, s.tree_id, s.good_leaf, s.bad_leaf,
-    s.shared_steps, s.cut, s.good_reward, s.bad_reward, s.num_tokens, s.num_trained_tokens,
-    exists (from dataset_row d where d.sample_id = s.sample_id) as used, c.num_messages, c.messages, s.extra, s.created_at
+select s.sample_id, i.run_id, i.iteration, s.kind, s.instance_id, s.pair_id, s.trajectory_id, s.tree_id,
+    s.provenance.good_leaf as good_leaf, s.provenance.bad_leaf as bad_leaf, s.provenance.split as shared_steps, s.provenance.cut as cut,
+    s.provenance.good_reward as good_reward, s.provenance.bad_reward as bad_reward, s.num_tokens, s.num_trained_tokens,
+    exists (from dataset_row d where d.sample_id = s.sample_id) as used, nullif(len(s.messages), 0) as num_messages,
+    if(len(s.messages) > 0, to_json([{'role': m.role, 'text': m.text, 'train': m.train} for m in s.messages]), null) as messages,
+    s.provenance.extra::json as extra, s.created_at
 from sample s
-left join iteration i using (iteration_id)
-left join conversation c using (sample_id);
+left join iteration i using (iteration_id);
 comment on view v_samples is 'The samples with their messages as one JSON list of role, text and train flag.';
 comment on column v_samples.used is 'Whether a dataset has the sample.';
 
@@ -108,44 +105,31 @@ comment on column v_samples.used is 'Whether a dataset has the sample.';
 -- joins cannot.
 create view v_lineage as
 with picked as materialized (
-    select c.checkpoint_id, c.parent_id, c.weights_sha256, d.dataset_id, d.hash, w.position as dataset_position, s.sample_id, s.kind, s.cut,
-        s.pair_id, s.instance_id, s.iteration_id, s.tree_id, v.position as verdict_position, v.verdict, v.reply_id as verdict_reply_id,
-        coalesce(v.node_index, s.bad_leaf, s.good_leaf) as node_index
+    select c.checkpoint_id, c.parent_id, c.weights_sha256, d.dataset_id, d.hash, w.position as dataset_position, s.sample_id, s.kind, s.provenance.cut as cut,
+        s.pair_id, s.instance_id, s.iteration_id, s.tree_id, v.position as verdict_position, v.verdict, v.reply as verdict_reply,
+        coalesce(v.node_index, s.provenance.bad_leaf, s.provenance.good_leaf) as node_index
     from checkpoint c
     join dataset d using (dataset_id)
     join dataset_row w using (dataset_id)
     join sample s using (sample_id)
     left join verdict v on v.pair_id = s.pair_id
 ), nodes as materialized (
-    select n.tree_id, n.node_index, n.depth, n.reply_id, n.action, n.observation_id, n.reward, n.draw
+    select n.tree_id, n.node_index, n.depth, n.step.reply as reply, n.step.action as action, n.step.observation as observation,
+        n.step.reward as reward, n.asked.seed as seed
     from node n semi join picked p on (p.tree_id, p.node_index) = (n.tree_id, n.node_index)
 ), trees as materialized (
-    select t.tree_id, t.seed, t.checkpoint_id, t.first_observation_id from tree t semi join picked p on p.tree_id = t.tree_id
-), draws as (
-    select g.owner_id, g.position, g.draw, g.seed
-    from generation g semi join picked p on (p.tree_id, p.node_index) = (g.owner_id, g.position)
-    where g.kind = 'node'
-), texts as materialized (
-    select x.text_id, x.text from text x semi join (
-        select verdict_reply_id as text_id from picked
-        union all select reply_id from nodes
-        union all select observation_id from nodes
-        union all select first_observation_id from trees
-    ) wanted on wanted.text_id = x.text_id
+    select t.tree_id, t.seed, t.checkpoint_id, t.first_observation from tree t semi join picked p on p.tree_id = t.tree_id
 )
 select p.checkpoint_id, p.parent_id as parent_checkpoint_id, p.weights_sha256, p.dataset_id, p.hash as dataset_hash, p.dataset_position,
-    p.sample_id, p.kind, p.cut, p.pair_id, k.first_error, p.verdict_position, p.verdict, j.text as verdict_reply,
-    n.tree_id, n.node_index, n.depth as node_depth, a.text as reply, n.action, o.text as observation, n.reward as node_reward,
-    p.instance_id, x.environment, x.split, x.instance_index, t.seed as tree_seed, g.seed as generation_seed,
+    p.sample_id, p.kind, p.cut, p.pair_id, k.first_error, p.verdict_position, p.verdict, p.verdict_reply,
+    n.tree_id, n.node_index, n.depth as node_depth, n.reply, n.action,
+    if(n.node_index is not null, coalesce(n.observation, t.first_observation), null) as observation, n.reward as node_reward,
+    p.instance_id, x.environment, x.split, x.instance_index, t.seed as tree_seed, n.seed as generation_seed,
     t.checkpoint_id as policy_checkpoint_id, i.iteration, r.run_id, r.recipe, r.config
 from picked p
 left join critique k using (pair_id)
 left join trees t on t.tree_id = p.tree_id
 left join nodes n on n.tree_id = p.tree_id and n.node_index = p.node_index
-left join draws g on g.owner_id = n.tree_id and g.position = n.node_index and g.draw = n.draw
-left join texts j on j.text_id = p.verdict_reply_id
-left join texts a on a.text_id = n.reply_id
-left join texts o on o.text_id = case when n.node_index is not null then coalesce(n.observation_id, t.first_observation_id) end
 left join instance x on x.instance_id = p.instance_id
 left join iteration i on i.iteration_id = p.iteration_id
 left join run r on r.run_id = i.run_id;

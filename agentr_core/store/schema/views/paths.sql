@@ -1,24 +1,21 @@
 -- Trees and trajectories with their texts, what judges say of them, and what models and tools did for them.
 
 create view v_nodes as
-select n.tree_id, t.instance_id, t.iteration_id, n.node_index, n.parent, n.depth, r.text as reply, n.action, n.matched, n.valid, o.text as observation,
-    n.reward, n.terminated, n.success, n.disaster, n.visits, n.value_sum / nullif(n.visits, 0) as value, n.terminal, n.stop,
-    n.dive, n.duplicates, g.seed, g.prompt_tokens, g.completion_tokens, n.created_at
+select n.tree_id, t.instance_id, t.iteration_id, n.node_index, n.parent, n.depth, n.step.reply as reply, n.step.action as action,
+    n.step.matched as matched, n.step.valid as valid, coalesce(n.step.observation, t.first_observation) as observation,
+    n.step.reward as reward, n.step.terminated as terminated, n.step.success as success, n.step.disaster as disaster, n.visits, n.value_sum / nullif(n.visits, 0) as value, n.terminal, n.stop,
+    n.dive, n.duplicates, n.asked.seed as seed, n.asked.prompt_tokens as prompt_tokens,
+    coalesce(n.asked.completion_tokens, nullif(len(n.step.token_ids), 0)) as completion_tokens, n.created_at
 from node n
-join tree t using (tree_id)
-left join text r on r.text_id = n.reply_id
-left join text o on o.text_id = coalesce(n.observation_id, t.first_observation_id)
-left join generation g on g.kind = 'node' and g.owner_id = n.tree_id and g.position = n.node_index and g.draw = n.draw;
+join tree t using (tree_id);
 comment on view v_nodes is 'The nodes of all trees with their texts; the observation of a root is the first one.';
 
 create view v_steps as
-select s.trajectory_id, t.source, t.instance_id, t.iteration_id, t.evaluation_id, s.position, r.text as reply, s.action, s.matched, s.valid,
-    o.text as observation, s.reward, s.terminated, s.success, s.disaster, g.seed, g.prompt_tokens, g.completion_tokens
+select s.trajectory_id, t.source, t.instance_id, t.iteration_id, t.evaluation_id, s.position, s.reply, s.action, s.matched, s.valid,
+    s.observation, s.reward, s.terminated, s.success, s.disaster, s.asked.seed as seed, s.asked.prompt_tokens as prompt_tokens,
+    coalesce(s.asked.completion_tokens, nullif(len(s.token_ids), 0)) as completion_tokens
 from step s
 join trajectory t using (trajectory_id)
-join text r on r.text_id = s.reply_id
-join text o on o.text_id = s.observation_id
-left join generation g on g.kind = 'step' and g.owner_id = s.trajectory_id and g.position = s.position and g.draw = s.draw
 order by s.trajectory_id, s.position;
 comment on view v_steps is 'The steps of all trajectories with their texts.';
 
@@ -29,7 +26,7 @@ with children as (
     select distinct p.iteration_id, p.tree_id, v.node_index, v.verdict
     from verdict v join pair p using (pair_id) where v.node_index is not null
 ), valued as (
-    select j.*, n.depth, n.action, n.visits, n.value_sum / nullif(n.visits, 0) as value,
+    select j.*, n.depth, n.step.action as action, n.visits, n.value_sum / nullif(n.visits, 0) as value,
         (c.value_sum - n.value_sum) / nullif(c.visits - n.visits, 0) as sibling_value
     from judged j
     join node n on (n.tree_id, n.node_index) = (j.tree_id, j.node_index)
@@ -96,8 +93,8 @@ comment on column v_critic_audit.judge_after_tree is 'Steps by which the judge s
 create view v_families as
 select r.recipe, i.run_id, i.iteration, t.instance_id, t.trajectory_id, d.parent_id, d.round, coalesce(d.operator, 'fresh') as operator,
     d.position, t.success, t.reward, t.num_steps,
-    (select count(*) from tool_call c where c.kind = 'step' and c.owner_id = t.trajectory_id) as calls,
-    (select count(*) from tool_call c where c.kind = 'step' and c.owner_id = t.trajectory_id and c.given is not true) as calls_made,
+    coalesce(list_sum([len(step.tool_calls) for step in t.steps]), 0)::bigint as calls,
+    coalesce(list_sum([len(step.tool_calls) for step in t.steps[t.given + 1:]]), 0)::bigint as calls_made,
     s.sample_id is not null as is_sample
 from trajectory t
 join iteration i using (iteration_id)
@@ -115,7 +112,7 @@ comment on column v_families.is_sample is 'Whether it is fit to be trained on.';
 create view v_tool_calls as
 with made as (
     select t.iteration_id, t.source, c.* from tool_call c join trajectory t on t.trajectory_id = c.owner_id
-    where c.kind = 'step' and c.given is not true and t.copied_from is null and t.source not in ('tree', 'ungraded')
+    where c.kind = 'step' and not c.given and t.copied_from is null and t.source not in ('tree', 'ungraded')
     union all
     select t.iteration_id, 'tree', c.* from tool_call c join tree t on t.tree_id = c.owner_id where c.kind = 'node' and t.copied_from is null
 )
@@ -150,7 +147,7 @@ with spent as (
     from answer a
     left join tree t on a.kind = 'node' and t.tree_id = a.owner_id
     left join trajectory s on a.kind = 'step' and s.trajectory_id = a.owner_id
-    where a.given is not true and coalesce(t.copied_from, s.copied_from) is null and coalesce(s.source, '') <> 'ungraded'
+    where not a.given and coalesce(t.copied_from, s.copied_from) is null and coalesce(s.source, '') <> 'ungraded'
     union all
     select iteration_id, 'edited', role, prompt_tokens, completion_tokens, finish_reason from edit
 ), asked as (

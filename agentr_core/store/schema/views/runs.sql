@@ -128,10 +128,8 @@ comment on column v_metrics.n is 'Episodes, or instances where a number is over 
 -- that they were given are, too.
 create view v_comparisons as
 with given as (
-    select p.trajectory_id, list(s.reply_id order by s.position) as replies
-    from (select distinct trajectory_id, cut from episode where cut > 0) p
-    join step s on s.trajectory_id = p.trajectory_id and s.position < p.cut
-    group by p.trajectory_id
+    select p.trajectory_id, [step.reply for step in t.steps[:p.cut]] as replies
+    from (select distinct trajectory_id, cut from episode where cut > 0) p join trajectory t using (trajectory_id)
 ), played as (
     select i.run_id, i.iteration, e.name as evaluation, e.split, p.instance_id, p.repeat, p.cut, coalesce(g.replies, []) as given,
         t.success, t.reward

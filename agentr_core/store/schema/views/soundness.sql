@@ -1,46 +1,26 @@
 -- What a sound store has none of.
 
 create view v_orphans as
-with owned as (
-    select 'tool_call' as child, kind, owner_id, position from tool_call
-    union all select 'answer', kind, owner_id, position from answer
-    union all select 'grade', kind, owner_id, position from grade
-)
 select 'iteration' as child, 'run_id' as reference, run_id as missing_id from iteration anti join run using (run_id)
 union all select 'tree', 'iteration_id', iteration_id from tree anti join iteration using (iteration_id)
 union all select 'tree', 'instance_id', instance_id from tree anti join instance using (instance_id)
-union all select 'tree', 'first_observation_id', first_observation_id from tree t anti join text x on x.text_id = t.first_observation_id
 union all select 'node', 'tree_id', tree_id from node anti join tree using (tree_id)
 union all select 'node', 'parent', n.tree_id || '/' || n.parent from node n anti join node p on p.tree_id = n.tree_id and p.node_index = n.parent where n.node_index > 0
-union all select 'node', 'reply_id', reply_id from node n anti join text x on x.text_id = n.reply_id where reply_id is not null
-union all select 'node', 'observation_id', observation_id from node n anti join text x on x.text_id = n.observation_id where observation_id is not null
-union all select 'generation', 'owner_id', owner_id from generation g anti join node n on n.tree_id = g.owner_id and n.node_index = g.position where g.kind = 'node'
-union all select 'generation', 'owner_id', owner_id from generation g anti join step s on s.trajectory_id = g.owner_id and s.position = g.position where g.kind = 'step'
-union all select 'generation', 'owner_id', owner_id from generation g anti join judgement j on j.tree_id = g.owner_id and j.node_index = g.position where g.kind = 'judgement'
-union all select 'generation', 'reply_id', reply_id from generation g anti join text x on x.text_id = g.reply_id
 union all select 'judgement', 'node_index', j.tree_id || '/' || j.node_index from judgement j anti join node n using (tree_id, node_index)
 union all select 'judgement', 'iteration_id', iteration_id from judgement anti join iteration using (iteration_id)
 union all select 'trajectory', 'instance_id', instance_id from trajectory anti join instance using (instance_id)
 union all select 'trajectory', 'iteration_id', iteration_id from trajectory anti join iteration using (iteration_id) where iteration_id is not null
 union all select 'trajectory', 'evaluation_id', evaluation_id from trajectory anti join evaluation using (evaluation_id) where evaluation_id is not null
-union all select 'trajectory', 'first_observation_id', first_observation_id from trajectory t anti join text x on x.text_id = t.first_observation_id
 union all select 'trajectory', 'tree_id', tree_id from trajectory t anti join node n on n.tree_id = t.tree_id and n.node_index = t.leaf where t.tree_id is not null
-union all select 'step', 'trajectory_id', trajectory_id from step anti join trajectory using (trajectory_id)
-union all select 'step', 'reply_id', reply_id from step s anti join text x on x.text_id = s.reply_id
-union all select 'step', 'observation_id', observation_id from step s anti join text x on x.text_id = s.observation_id
 union all select 'pair', 'iteration_id', iteration_id from pair anti join iteration using (iteration_id)
 union all select 'pair', 'good_leaf', p.tree_id || '/' || good_leaf from pair p anti join node n on n.tree_id = p.tree_id and n.node_index = p.good_leaf
 union all select 'pair', 'bad_leaf', p.tree_id || '/' || bad_leaf from pair p anti join node n on n.tree_id = p.tree_id and n.node_index = p.bad_leaf
 union all select 'critique', 'pair_id', pair_id from critique anti join pair using (pair_id)
-union all select 'verdict', 'pair_id', pair_id from verdict anti join critique using (pair_id)
-union all select 'verdict', 'reply_id', reply_id from verdict v anti join text x on x.text_id = v.reply_id
 union all select 'sample', 'iteration_id', iteration_id from sample anti join iteration using (iteration_id)
 union all select 'sample', 'instance_id', instance_id from sample anti join instance using (instance_id) where instance_id is not null
 union all select 'sample', 'pair_id', pair_id from sample anti join pair using (pair_id) where pair_id is not null
 union all select 'sample', 'trajectory_id', trajectory_id from sample anti join trajectory using (trajectory_id) where trajectory_id is not null
 union all select 'sample', 'tree_id', tree_id from sample anti join tree using (tree_id) where tree_id is not null
-union all select 'message', 'sample_id', sample_id from message anti join sample using (sample_id)
-union all select 'message', 'text_id', text_id from message anti join text using (text_id)
 union all select 'rejection', 'iteration_id', iteration_id from rejection anti join iteration using (iteration_id)
 union all select 'dataset', 'iteration_id', iteration_id from dataset anti join iteration using (iteration_id)
 union all select 'dataset_row', 'dataset_id', dataset_id from dataset_row anti join dataset using (dataset_id)
@@ -67,15 +47,9 @@ union all select 'chosen_instance', 'iteration_id', iteration_id from chosen_ins
 union all select 'chosen_instance', 'instance_id', instance_id from chosen_instance anti join instance using (instance_id)
 union all select 'planned_rollout', 'iteration_id', iteration_id from planned_rollout anti join iteration using (iteration_id)
 union all select 'planned_rollout', 'instance_id', instance_id from planned_rollout anti join instance using (instance_id)
-union all select 'message_span', 'message', p.sample_id || '/' || p.message from message_span p anti join message m on m.sample_id = p.sample_id and m.position = p.message
-union all select 'message_span', 'text_id', text_id from message_span p anti join text x on x.text_id = p.text_id
 union all select 'derivation', 'child_id', child_id from derivation d anti join trajectory t on t.trajectory_id = d.child_id
 union all select 'derivation', 'parent_id', parent_id from derivation d anti join trajectory t on t.trajectory_id = d.parent_id
 union all select 'derivation', 'iteration_id', iteration_id from derivation anti join iteration using (iteration_id)
-union all select child, 'owner_id', owner_id from owned o anti join node n on n.tree_id = o.owner_id and n.node_index = o.position where o.kind = 'node'
-union all select child, 'owner_id', owner_id from owned o anti join step s on s.trajectory_id = o.owner_id and s.position = o.position where o.kind = 'step'
-union all select 'tool_call', 'output_id', output_id from tool_call c anti join text x on x.text_id = c.output_id
-union all select 'answer', 'reply_id', reply_id from answer a anti join text x on x.text_id = a.reply_id
 union all select 'rl_step', 'iteration_id', iteration_id from rl_step anti join iteration using (iteration_id)
 union all select 'rl_group', 'iteration_id', iteration_id from rl_group anti join iteration using (iteration_id)
 union all select 'rl_group', 'instance_id', instance_id from rl_group anti join instance using (instance_id)
@@ -85,13 +59,12 @@ union all select 'iteration', 'promoted', promoted from iteration i anti join ch
 union all select 'rl_validation', 'iteration_id', iteration_id from rl_validation anti join iteration using (iteration_id)
 union all select 'rl_validation', 'trajectory_id', trajectory_id from rl_validation anti join trajectory using (trajectory_id)
 union all select 'rl_credit', 'trajectory_id', trajectory_id from rl_credit anti join rl_rollout using (trajectory_id)
-union all select 'answered_call', 'output_id', output_id from answered_call a anti join text t on t.text_id = a.output_id
 union all select 'family', 'iteration_id', iteration_id from family anti join iteration using (iteration_id)
 union all select 'family', 'instance_id', instance_id from family anti join instance using (instance_id)
 union all select 'family', 'checkpoint_id', checkpoint_id from family anti join checkpoint using (checkpoint_id)
 union all select 'edit', 'iteration_id', iteration_id from edit anti join iteration using (iteration_id)
+union all select 'assessment', 'trajectory_id', trajectory_id from assessment anti join trajectory using (trajectory_id)
 union all select 'edit', 'instance_id', instance_id from edit anti join instance using (instance_id)
-union all select 'edit', 'reply_id', reply_id from edit e anti join text t on t.text_id = e.reply_id
 union all select 'selection', 'iteration_id', iteration_id from selection anti join iteration using (iteration_id)
 union all select 'selection', 'instance_id', instance_id from selection anti join instance using (instance_id)
 union all select 'iteration', 'collected_by', collected_by from iteration i anti join checkpoint c on c.checkpoint_id = i.collected_by where collected_by is not null
@@ -103,13 +76,13 @@ with children as (
     select tree_id, parent as node_index, sum(visits) as visits, sum(value_sum) as value_sum
     from node where parent >= 0 group by all
 ), played as (
-    select trajectory_id, count(*) as steps, arg_max(success, position) as success, max(position) as last
-    from step group by all
+    select trajectory_id, stop, num_steps, len(steps) as steps, steps[-1].success as success, num_steps - 1 as last
+    from trajectory
 )
 select 'node' as kind, tree_id as id, node_index as position, 'it stopped as ' || stop || ', which its step denies' as what
 from node
-where (stop = 'success' and not coalesce(success, false)) or (stop = 'failure' and success)
-    or (stop = 'disaster' and not coalesce(disaster, false))
+where (stop = 'success' and not coalesce(step.success, false)) or (stop = 'failure' and step.success)
+    or (stop = 'disaster' and not coalesce(step.disaster, false))
 union all
 select 'node', n.tree_id, n.node_index, 'it stopped as ' || n.stop || ' and has children'
 from node n join children c using (tree_id, node_index) where n.stop is not null
@@ -124,10 +97,10 @@ union all
 select 'node', n.tree_id, n.node_index, 'its parent ' || n.parent || ' is not there'
 from node n anti join node p on p.tree_id = n.tree_id and p.node_index = n.parent where n.parent >= 0
 union all
-select 'trajectory', t.trajectory_id, p.last, 'it has ' || p.steps || ' steps and counts ' || t.num_steps
-from trajectory t join played p using (trajectory_id) where p.steps <> t.num_steps or p.last <> t.num_steps - 1
+select 'node', tree_id, node_index, 'it has no step' from node where parent >= 0 and step is null
 union all
-select 'trajectory', t.trajectory_id, p.last, 'it stopped as ' || t.stop || ', which its last step denies'
-from trajectory t join played p using (trajectory_id)
-where (t.stop = 'success' and not p.success) or (t.stop = 'failure' and p.success);
+select 'trajectory', trajectory_id, last, 'it has ' || steps || ' steps and counts ' || num_steps from played where steps <> num_steps
+union all
+select 'trajectory', trajectory_id, last, 'it stopped as ' || stop || ', which its last step denies'
+from played where (stop = 'success' and not success) or (stop = 'failure' and success);
 comment on view v_contradictions is 'Trees and trajectories whose rows contradict each other, as when two processes wrote one of them; a sound store has none.';

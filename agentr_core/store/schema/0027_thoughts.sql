@@ -1,4 +1,0 @@
--- Thoughts that an editor writes before the bare actions of an expert.
-comment on column trajectory.source is 'tree: a path of a tree; rollout: collected alone; episode: of an evaluation; splice: a splice played live; expert; bare: an expert''s episode before it has its thoughts; ungraded: an episode that waits for its grade, with the reward that it had without one; or a word of the method that made it.';
-comment on column edit.subject is 'What was to be made. Of a family its member: names from the first trajectory on, each with round and operator; I0 locates a step for I1 and I2. Of an expert''s episode its name, the step before which a thought was to stand, and the try.';
-comment on column derivation.prompt_hash is 'Hash of the prompt by which a model was asked for it, or of the hashes of several; empty where none was.';
