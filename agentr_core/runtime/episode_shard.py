@@ -26,8 +26,14 @@ from agentr_core.runtime.equipment import (
 from agentr_core.runtime.place import Workplace, helpers
 from agentr_core.runtime.shards import Effort, spent
 from agentr_core.store.codec.samples import PlannedRollout, planned_rows
-from agentr_core.store.codec.trajectories import episode_rows, load_draws, load_trajectories, trajectory_rows
-from agentr_core.store.codec.trees import copy_rollouts, runs_alike
+from agentr_core.store.codec.trajectories import (
+    copy_rollouts,
+    episode_rows,
+    load_draws,
+    load_trajectories,
+    runs_alike,
+    trajectory_rows,
+)
 from agentr_core.store.database import Store
 from agentr_core.store.tables import Draw, Rows
 from agentr_core.types import NO_LIMITS, EpisodeLimits, Sampling

@@ -10,7 +10,7 @@ from pathlib import Path
 from measures import Clock, Measure
 
 from agentr_core.search.tree import Arena, Draw, Expansion
-from agentr_core.store.codec.trees import growth_rows, load_trees, tree_rows
+from agentr_core.store.codec.trajectories import growth_rows, load_trees, tree_rows
 from agentr_core.store.database import Store, Writer
 from agentr_core.store.tables import TreeHead
 from agentr_core.types import Generation, Instance, Node, Step

@@ -32,12 +32,20 @@ from agentr_core.store.codec.ledger import (
     training_step_rows,
     validation_rows,
 )
-from agentr_core.store.codec.trajectories import text_id, trajectory_rows
-from agentr_core.store.codec.trees import TreeHead, critique_rows, finished_rows, oracle_rows, pair_rows, tree_rows
+from agentr_core.store.codec.trajectories import (
+    critique_rows,
+    finished_rows,
+    oracle_rows,
+    pair_rows,
+    trajectory_rows,
+    tree_rows,
+)
 from agentr_core.store.database import Writer
-from agentr_core.store.tables import Rows, merge
+from agentr_core.store.tables import Draw, Rows, TreeHead, merge
 from agentr_core.types import (
     Critique,
+    FinishReason,
+    Generation,
     Instance,
     Node,
     PathPair,
@@ -165,7 +173,9 @@ def answer(place: Workplace, iteration: int, replies: Sequence[str], *, cut: int
     units: list[Rows] = []
     for number, reply in enumerate(replies):
         key = f"{iteration}-{number}"
-        spoken = Step(reply=reply, action="go", observation="seen", reward=0.0)
+        ending: FinishReason = "length" if number < cut else "stop"
+        spoken_as = Generation(text=reply, token_ids=(1,), finish_reason=ending, prompt_tokens=1, completion_tokens=1)
+        spoken = Step(reply=reply, action="go", observation="seen", reward=0.0, token_ids=(1,), finish_reason=ending)
         episode = Trajectory(
             instance=Instance(environment="toy", split="train", index=number),
             first_observation="Start.",
@@ -174,21 +184,15 @@ def answer(place: Workplace, iteration: int, replies: Sequence[str], *, cut: int
             success=False,
             stop=StopReason.STEP_LIMIT,
         )
-        drawn = {
-            "kind": "step",
-            "owner_id": key,
-            "position": 0,
-            "draw": 0,
-            "reply_id": text_id(reply),
-            "token_ids": [1],
-            "logprobs": None,
-            "seed": 1,
-            "finish_reason": "length" if number < cut else "stop",
-            "prompt_tokens": 1,
-            "completion_tokens": 1,
-        }
-        kept = trajectory_rows(key, episode, source="rollout", iteration_id=place.iteration_id(iteration))
-        units += [kept, {"generation": [drawn]}]
+        units.append(
+            trajectory_rows(
+                key,
+                episode,
+                source="rollout",
+                iteration_id=place.iteration_id(iteration),
+                draws={0: Draw(seed=1, number=0, generation=spoken_as)},
+            )
+        )
     place.store.write(merge(units))
 
 

@@ -27,9 +27,8 @@ from agentr_core.recipes.recipe import ErrorsConfig
 from agentr_core.runtime.episode_shard import draws_of, load_ungraded, ungraded_id
 from agentr_core.search.grow import grow
 from agentr_core.search.tree import leaf_paths
-from agentr_core.store.codec.trajectories import load_trajectories, trajectory_rows
-from agentr_core.store.codec.trees import growth_rows, load_trees
-from agentr_core.store.codec.trees import tree_rows as rows_of_tree
+from agentr_core.store.codec.trajectories import growth_rows, load_trajectories, load_trees, trajectory_rows
+from agentr_core.store.codec.trajectories import tree_rows as rows_of_tree
 from agentr_core.store.database import Store
 from agentr_core.store.tables import TreeHead
 from agentr_core.types import (

@@ -21,7 +21,7 @@ from agentr_core.recipes.recipe import resolved
 from agentr_core.search.grow import grow
 from agentr_core.search.tree import Arena, Expansion
 from agentr_core.store.codec.ledger import checkpoint_rows, iteration_rows, run_rows
-from agentr_core.store.codec.trees import claim_trees, finished_rows, growth_rows, load_trees, tree_rows
+from agentr_core.store.codec.trajectories import claim_trees, finished_rows, growth_rows, load_trees, tree_rows
 from agentr_core.store.database import Store, Writer
 from agentr_core.store.queries.listings import iteration_lines, run_lines
 from agentr_core.store.tables import TreeHead, merge

@@ -24,7 +24,7 @@ from agentr_core.recipes.agent_r import SearchConfig
 from agentr_core.recipes.recipe import ErrorsConfig
 from agentr_core.runtime.equipment import Checkpoint, Equipment
 from agentr_core.search.grow import grow
-from agentr_core.store.codec.trees import load_trees, unfinished_trees
+from agentr_core.store.codec.trajectories import load_trees, unfinished_trees
 from agentr_core.store.database import Store, Writer
 from agentr_core.types import Instance, Sampling, Transition
 

@@ -21,8 +21,7 @@ from agentr_core.errors import ConfigError, CorruptStore, StoreError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.store import connection, migrations
 from agentr_core.store.codec.samples import load_samples
-from agentr_core.store.codec.trajectories import load_trajectories
-from agentr_core.store.codec.trees import load_critiques, load_trees, oracle_rows
+from agentr_core.store.codec.trajectories import load_critiques, load_trajectories, load_trees, oracle_rows
 from agentr_core.store.database import Store, put, settled_state, snapshot
 from agentr_core.store.records import table_of
 from agentr_core.store.tables import TABLES

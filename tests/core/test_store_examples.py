@@ -13,8 +13,7 @@ from click.testing import CliRunner
 from agentr_core.errors import ConfigError
 from agentr_core.store.codec.ledger import metric_rows, timing_rows
 from agentr_core.store.codec.samples import derivation_rows
-from agentr_core.store.codec.trajectories import load_trajectories, trajectory_rows
-from agentr_core.store.codec.trees import oracle_rows
+from agentr_core.store.codec.trajectories import load_trajectories, oracle_rows, trajectory_rows
 from agentr_core.store.database import Store
 from agentr_core.store.questions import example, examples
 from agentr_core.store.tables import merge

@@ -16,8 +16,7 @@ from agentr_core.store.codec.ledger import (
     validation_rows,
 )
 from agentr_core.store.codec.samples import derivation_rows
-from agentr_core.store.codec.trajectories import instance_row, trajectory_rows
-from agentr_core.store.codec.trees import finished_rows, tree_rows
+from agentr_core.store.codec.trajectories import finished_rows, instance_row, trajectory_rows, tree_rows
 from agentr_core.store.database import Store
 from agentr_core.store.queries.datasets import instance_traits
 from agentr_core.store.queries.trees import Validation, validation_of, validations

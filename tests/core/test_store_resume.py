@@ -17,8 +17,14 @@ from toy import Growing, Line, Policy, instance
 import agentr_core
 from agentr_core.recipes.agent_r import SearchConfig
 from agentr_core.search.grow import grow
-from agentr_core.store.codec.trajectories import load_draws
-from agentr_core.store.codec.trees import finished_rows, growth_rows, load_trees, tree_rows, unfinished_trees
+from agentr_core.store.codec.trajectories import (
+    finished_rows,
+    growth_rows,
+    load_draws,
+    load_trees,
+    tree_rows,
+    unfinished_trees,
+)
 from agentr_core.store.database import Store, Writer
 from agentr_core.store.tables import TreeHead
 from agentr_core.types import Node, Tree

@@ -11,8 +11,7 @@ from door import Door
 from agentr_core.episodes.transcript import transcript_of
 from agentr_core.samples.identity import turn_classes
 from agentr_core.store.codec.samples import derivation_rows, load_samples, sample_rows
-from agentr_core.store.codec.trajectories import load_trajectories, trajectory_rows
-from agentr_core.store.codec.trees import copy_rollouts
+from agentr_core.store.codec.trajectories import copy_rollouts, load_trajectories, trajectory_rows
 from agentr_core.store.database import Store
 from agentr_core.store.queries.runs import token_use
 from agentr_core.store.tables import Draw, merge

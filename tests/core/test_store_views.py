@@ -23,8 +23,16 @@ from agentr_core.store.codec.ledger import (
     timing_rows,
 )
 from agentr_core.store.codec.samples import dataset_rows, load_dataset, sample_rows, store_dataset
-from agentr_core.store.codec.trajectories import episode_rows, instance_row, load_episodes
-from agentr_core.store.codec.trees import critique_rows, finished_rows, pair_rows, tree_rows, unfinished_trees
+from agentr_core.store.codec.trajectories import (
+    critique_rows,
+    episode_rows,
+    finished_rows,
+    instance_row,
+    load_episodes,
+    pair_rows,
+    tree_rows,
+    unfinished_trees,
+)
 from agentr_core.store.database import Store
 from agentr_core.store.queries.datasets import tree_counts
 from agentr_core.store.queries.runs import checkpoints_beginning

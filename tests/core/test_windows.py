@@ -24,8 +24,7 @@ from agentr_core.samples.identity import check_flags, turn_classes
 from agentr_core.samples.rows import token_row
 from agentr_core.search.grow import grow
 from agentr_core.search.tree import Expansion, leaf_paths
-from agentr_core.store.codec.trajectories import load_trajectories, trajectory_rows
-from agentr_core.store.codec.trees import load_trees, tree_rows
+from agentr_core.store.codec.trajectories import load_trajectories, load_trees, trajectory_rows, tree_rows
 from agentr_core.store.database import Store
 from agentr_core.store.tables import TreeHead, merge
 from agentr_core.types import Generation, Message, Rejection, Request, Sample, Sampling, StopReason, Trajectory

@@ -12,14 +12,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agentr_core.store.codec.samples import load_samples, sample_rows
-from agentr_core.store.codec.trajectories import load_draws, load_trajectories, trajectory_rows
-from agentr_core.store.codec.trees import (
+from agentr_core.store.codec.trajectories import (
     critique_rows,
     growth_rows,
     judgement_rows,
     load_critiques,
+    load_draws,
     load_judgements,
+    load_trajectories,
     load_trees,
+    trajectory_rows,
     tree_rows,
 )
 from agentr_core.store.database import Store

@@ -21,8 +21,15 @@ from agentr_core.store.codec.ledger import (
     run_rows,
 )
 from agentr_core.store.codec.samples import dataset_rows, derivation_rows, preference_rows, sample_rows, store_dataset
-from agentr_core.store.codec.trajectories import episode_rows, instance_row, trajectory_rows
-from agentr_core.store.codec.trees import critique_rows, finished_rows, pair_rows, tree_rows
+from agentr_core.store.codec.trajectories import (
+    critique_rows,
+    episode_rows,
+    finished_rows,
+    instance_row,
+    pair_rows,
+    trajectory_rows,
+    tree_rows,
+)
 from agentr_core.store.database import Store
 from agentr_core.store.tables import Rows, TreeHead, merge, row_of
 from agentr_core.types import (

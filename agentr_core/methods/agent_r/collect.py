@@ -26,8 +26,8 @@ from agentr_core.runtime.shards import Effort, spent
 from agentr_core.search.grow import grow
 from agentr_core.search.tree import Arena, Expansion, grown
 from agentr_core.stages.demonstrate import need_expert
-from agentr_core.store.codec import trees as stored
-from agentr_core.store.codec.trees import (
+from agentr_core.store.codec import trajectories as stored
+from agentr_core.store.codec.trajectories import (
     claim_trees,
     copy_trees,
     finished_rows,

@@ -31,8 +31,8 @@ from agentr_core.runtime.equipment import Readings, held_back, in_flight, units_
 from agentr_core.runtime.place import Workplace
 from agentr_core.search.tree import leaf_paths, steps_to, way_to
 from agentr_core.store.codec.ledger import rejection_rows
-from agentr_core.store.codec.trajectories import Episode
-from agentr_core.store.codec.trees import (
+from agentr_core.store.codec.trajectories import (
+    Episode,
     copy_judgements,
     critique_rows,
     judgement_rows,

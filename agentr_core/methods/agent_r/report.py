@@ -35,7 +35,7 @@ from agentr_core.reports.document import (
 from agentr_core.runtime.place import Workplace
 from agentr_core.stages.report import estimate, expert_episodes, rejected_by, to_rows
 from agentr_core.store.codec.samples import load_samples
-from agentr_core.store.codec.trees import load_critiques
+from agentr_core.store.codec.trajectories import load_critiques
 from agentr_core.store.queries import datasets, runs, trees
 from agentr_core.store.queries.datasets import trained_revisions
 from agentr_core.store.queries.runs import iteration_state

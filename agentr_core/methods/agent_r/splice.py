@@ -40,8 +40,7 @@ from agentr_core.samples.rendering import load_renderer
 from agentr_core.search.tree import leaf_paths
 from agentr_core.store.codec.ledger import rejection_rows, store_anew
 from agentr_core.store.codec.samples import sample_rows
-from agentr_core.store.codec.trajectories import load_trajectories, trajectory_rows
-from agentr_core.store.codec.trees import load_critiques
+from agentr_core.store.codec.trajectories import load_critiques, load_trajectories, trajectory_rows
 from agentr_core.store.tables import Rows, merge
 from agentr_core.system import check_wanted, in_thread
 from agentr_core.types import Critique, Instance, Path, PathPair, Rejection, Sample, SampleKind, Step, Trajectory, Tree

@@ -38,8 +38,7 @@ from agentr_core.stages.dataset import whole_rows
 from agentr_core.stages.demonstrate import best_experts
 from agentr_core.store.codec.ledger import rejection_rows, store_anew
 from agentr_core.store.codec.samples import load_planned, preference_rows
-from agentr_core.store.codec.trajectories import load_trajectories
-from agentr_core.store.codec.trees import finished_trees_of_run, load_trees
+from agentr_core.store.codec.trajectories import finished_trees_of_run, load_trajectories, load_trees
 from agentr_core.store.queries.datasets import failed_subjects
 from agentr_core.store.queries.runs import runs_beginning
 from agentr_core.store.tables import merge

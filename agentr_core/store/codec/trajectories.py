@@ -1,14 +1,28 @@
-"""Trajectories, and the episodes of an evaluation, to rows and back."""
+"""Trees and trajectories as rows, and back."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 from agentr_core.store.database import Store, snapshot
-from agentr_core.store.tables import Asked, Draw, Row, Rows, load, merge, row_of
-from agentr_core.types import Answer, Generation, Grading, Instance, Step, ToolCall, Trajectory
+from agentr_core.store.tables import Asked, Draw, Row, Rows, TreeHead, load, merge, row_of
+from agentr_core.types import (
+    Answer,
+    Critique,
+    Generation,
+    Grading,
+    Instance,
+    Judgement,
+    Node,
+    PathPair,
+    Step,
+    ToolCall,
+    Trajectory,
+    Tree,
+    Verdict,
+)
 
 
 def instance_row(instance: Instance, depth: int | None = None, origin: Instance | None = None) -> Row:
@@ -308,3 +322,393 @@ _EPISODES = """
     where e.evaluation_id = ?
     order by i.environment, i.split, i.instance_index, e.repeat, e.cut
 """
+
+
+# Search trees to rows and back; a half-grown tree resumes from its rows.
+
+# Pairs of paths and what the judge said about them, to rows and back.
+
+
+def pair_rows(pair_id: str, pair: PathPair, *, iteration_id: str, position: int = 0) -> Rows:
+    """Return the row of table `pair`. The paths themselves follow from the tree, which is stored
+    with all its nodes.
+
+    Args:
+        position: its place among the pairs of its tree, from 0.
+    """
+    good, bad = pair.good.trajectory.reward, pair.bad.trajectory.reward
+    return {
+        "pair": [
+            {
+                "pair_id": pair_id,
+                "iteration_id": iteration_id,
+                "tree_id": pair.good.tree_id,
+                "good_leaf": pair.good.leaf,
+                "bad_leaf": pair.bad.leaf,
+                "shared_steps": pair.split,
+                "good_reward": float(good),
+                "bad_reward": float(bad),
+                "gap": float(good - bad),
+                "position": position,
+            }
+        ]
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPair:
+    """A good and a bad path of a tree, each by the index of its last node."""
+
+    tree_id: str
+    good_leaf: int
+    bad_leaf: int
+    shared_steps: int
+    """Steps that both have in common from the root."""
+
+
+def load_pairs(store: Store, iteration_id: str) -> dict[str, list[StoredPair]]:
+    """Return the pairs of an iteration by tree, in the order in which they were made."""
+    pairs: dict[str, list[StoredPair]] = {}
+    for row in store.rows(
+        "select tree_id, good_leaf, bad_leaf, shared_steps from pair where iteration_id = ? order by tree_id, position",
+        iteration_id,
+    ):
+        made = StoredPair(*row)
+        pairs.setdefault(made.tree_id, []).append(made)
+    return pairs
+
+
+def judgement_rows(tree_id: str, judgement: Judgement, *, iteration_id: str) -> Rows:
+    """Return the rows of a judgement with the judge's replies; they are one unit."""
+    row = row_of("judgement", judgement, tree_id=tree_id, iteration_id=iteration_id)
+    return {"judgement": [row]}
+
+
+def load_judgements(store: Store, tree_ids: Sequence[str]) -> dict[str, dict[int, Judgement]]:
+    """Return the stored judgements by tree and node."""
+    judgements: dict[str, dict[int, Judgement]] = {}
+    if store.path.exists():
+        with store.reading() as con:
+            stored = load(con, "judgement", _OF_TREES, [list(tree_ids)], also=("tree_id",))
+        for tree_id, judgement in sorted(stored, key=lambda one: (one[0], one[1].node)):
+            judgements.setdefault(tree_id, {})[judgement.node] = judgement
+    return judgements
+
+
+def oracle_rows(tree_id: str, truth: Mapping[int, Verdict]) -> Rows:
+    """Return the rows of the true verdicts on nodes of a tree, by their indices."""
+    return {
+        "oracle_verdict": [
+            {"tree_id": tree_id, "node_index": node, "verdict": str(verdict)} for node, verdict in truth.items()
+        ]
+    }
+
+
+def load_oracle(store: Store, tree_ids: Sequence[str]) -> dict[tuple[str, int], Verdict]:
+    """Return the stored true verdicts by tree and node."""
+    rows = store.rows(
+        "select tree_id, node_index, verdict from oracle_verdict where tree_id in (select unnest(?))", list(tree_ids)
+    )
+    return {(tree_id, node): Verdict(verdict) for tree_id, node, verdict in rows}
+
+
+def critique_rows(
+    pair_id: str,
+    critique: Critique,
+    *,
+    iteration_id: str,
+    nodes: Sequence[int] = (),
+) -> Rows:
+    """Return the rows of a finished critique; they are one unit.
+
+    Args:
+        nodes: indices of the bad path's nodes, so that `nodes[position]` is the judged node.
+    """
+    row = row_of("critique", critique, pair_id=pair_id, iteration_id=iteration_id, nodes=tuple(nodes))
+    return {"critique": [row]}
+
+
+def load_critiques(store: Store, pair_ids: Sequence[str]) -> dict[str, Critique]:
+    """Return the stored critiques of pairs, by pair id in the order given."""
+    if not store.path.exists():
+        return {}
+    with store.reading() as con:
+        stored = dict(load(con, "critique", "pair_id in (select unnest(?))", [list(pair_ids)], also=("pair_id",)))
+    return {pair_id: stored[pair_id] for pair_id in pair_ids if pair_id in stored}
+
+
+# Trees, judgements and rollouts of other runs, copied with all their rows under ids of this
+# run.
+
+OF_DATASETS = "dataset"
+"""The stage whose input is the contents of the general data; no reply depends on them."""
+OF_FILES = "files"
+"""What stands as a stage for the contents of all files that a run reads."""
+
+
+def stage_input_rows(run_id: str, inputs: Mapping[str, str]) -> Rows:
+    """Return a row for each stage of a run, with the hash of the inputs that determine what it
+    makes.
+    """
+    return {
+        "stage_input": [{"run_id": run_id, "stage": stage, "input_id": input_id} for stage, input_id in inputs.items()]
+    }
+
+
+def known_input(store: Store, run_id: str, stage: str) -> str | None:
+    """Return the hash of the inputs of a stage as a run stored it; None if it stored none."""
+    rows = store.rows("select input_id from stage_input where run_id = ? and stage = ?", run_id, stage)
+    return next((key for (key,) in rows), None)
+
+
+def runs_alike(store: Store, run_id: str, stage: str) -> list[str]:
+    """Return the other runs with the same inputs of a stage, the oldest first."""
+    return [run for (run,) in store.rows(_ALIKE, run_id, stage)]
+
+
+def copy_trees(store: Store, originals: Mapping[str, str], *, iteration_id: str) -> list[str]:
+    """Copy finished trees as trees of an iteration; return the ids of the copies.
+
+    A tree that is already stored under its new id, finished or not, is left as it is.
+
+    Args:
+        originals: the id of the tree to copy, by the id of its copy.
+    """
+    with store.transaction() as con:
+        rows = con.execute(_TREES_TO_COPY, [list(originals), list(originals.values())]).fetchall()
+        new, old = [key for key, _ in rows], [key for _, key in rows]
+        con.execute(_COPY_TREE, [new, old, iteration_id])
+        con.execute(_COPY_NODES, [new, old])
+    return new
+
+
+def copy_judgements(store: Store, tree_ids: Sequence[str], run_id: str, *, iteration_id: str) -> int:
+    """Copy another run's judgements of the same trees, where this run has none; return the number
+    of nodes.
+
+    Trees are the same if one is a copy of the other, or both are copies of a third.
+    """
+    with store.transaction() as con:
+        rows = con.execute(_JUDGEMENTS_TO_COPY, [run_id, list(tree_ids)]).fetchall()
+        columns: list[Any] = [list(column) for column in zip(*rows, strict=True)]
+        if rows:
+            con.execute(_COPY_JUDGEMENTS, [*columns, iteration_id])
+    return len(rows)
+
+
+def copy_rollouts(store: Store, originals: Mapping[str, str], *, iteration_id: str) -> list[str]:
+    """Copy stored rollouts as rollouts of an iteration; return the ids of the copies.
+
+    A rollout that is already stored under its new id is left as it is.
+
+    Args:
+        originals: the id of the trajectory to copy, by the id of its copy.
+    """
+    with store.transaction() as con:
+        rows = con.execute(_ROLLOUTS_TO_COPY, [list(originals), list(originals.values())]).fetchall()
+        new, old = [key for key, _ in rows], [key for _, key in rows]
+        con.execute(_COPY_TRAJECTORY, [new, old, iteration_id])
+    return new
+
+
+_PAIRS = "with ids as (select unnest(?) as new_id, unnest(?) as old_id)"
+_ALIKE = """
+select other.run_id from stage_input mine join stage_input other using (stage, input_id)
+where mine.run_id = ? and stage = ? and other.run_id <> mine.run_id
+order by other.created_at, other.run_id
+"""
+_TREES_TO_COPY = f"""
+{_PAIRS}
+select new_id, old_id from ids join tree t on t.tree_id = old_id
+where t.finished and new_id not in (select tree_id from tree)
+"""
+_COPY_TREE = f"""
+insert into tree by name
+{_PAIRS}
+select t.* exclude (created_at) replace (new_id as tree_id, ? as iteration_id, null as writer,
+    coalesce(t.copied_from, t.tree_id) as copied_from)
+from tree t join ids on t.tree_id = old_id
+"""
+_COPY_NODES = f"""
+insert into node by name
+{_PAIRS}
+select n.* exclude (created_at) replace (new_id as tree_id) from node n join ids on n.tree_id = old_id
+"""
+_JUDGEMENTS_TO_COPY = """
+select mine.tree_id, other.tree_id, j.node_index
+from tree mine
+join tree other on coalesce(other.copied_from, other.tree_id) = coalesce(mine.copied_from, mine.tree_id)
+join iteration i on i.iteration_id = other.iteration_id and i.run_id = ?
+join judgement j on j.tree_id = other.tree_id
+where mine.tree_id in (select unnest(?)) and mine.tree_id <> other.tree_id
+    and (mine.tree_id, j.node_index) not in (select (tree_id, node_index) from judgement)
+"""
+_COPY_JUDGEMENTS = """
+insert into judgement by name
+with ids as (select unnest(?) as new_id, unnest(?) as old_id, unnest(?) as place)
+select j.* exclude (created_at) replace (new_id as tree_id, ? as iteration_id,
+    coalesce(j.copied_from, j.tree_id) as copied_from)
+from judgement j join ids on j.tree_id = old_id and j.node_index = place
+"""
+_ROLLOUTS_TO_COPY = f"""
+{_PAIRS}
+select new_id, old_id from ids join trajectory t on t.trajectory_id = old_id
+where t.source = 'rollout' and new_id not in (select trajectory_id from trajectory)
+"""
+_COPY_TRAJECTORY = f"""
+insert into trajectory by name
+{_PAIRS}
+select t.* exclude (created_at) replace (new_id as trajectory_id, ? as iteration_id,
+    coalesce(t.copied_from, t.trajectory_id) as copied_from)
+from trajectory t join ids on t.trajectory_id = old_id
+"""
+
+
+class NodeDraw(Protocol):
+    """One sampled reply, and the node that represents it."""
+
+    @property
+    def node(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def number(self) -> int: ...
+    @property
+    def generation(self) -> Generation: ...
+
+
+class Growth(Protocol):
+    """The changes that one expansion made to a tree, such as
+    `agentr_core.search.tree.Expansion`.
+    """
+
+    @property
+    def created(self) -> Sequence[Node]: ...
+    @property
+    def changed(self) -> Sequence[Node]: ...
+    @property
+    def draws(self) -> Sequence[NodeDraw]: ...
+    @property
+    def gradings(self) -> Sequence[tuple[int, Grading]]: ...
+    @property
+    def dives_done(self) -> int: ...
+
+
+def claim_trees(store: Store, tree_ids: Sequence[str], writer: str) -> None:
+    """Make `writer` the only process that may grow those of the trees that are stored; from then
+    on, rows of an earlier writer are refused.
+    """
+    with store.transaction() as con:
+        con.execute("update tree set writer = ? where tree_id in (select unnest(?))", [writer, list(tree_ids)])
+
+
+def tree_rows(head: TreeHead, tree: Tree) -> Rows:
+    """Return the rows of a whole tree, such as one that is only a root; they are one unit."""
+    return {
+        "instance": [instance_row(head.instance)],
+        **_tree_row(head, tree.dives_done, finished=False),
+        "node": [_node_row(head.tree_id, node) for node in tree.nodes],
+    }
+
+
+def growth_rows(head: TreeHead, growth: Growth) -> Rows:
+    """Return the rows of one expansion: new nodes with all sampled replies, and nodes whose
+    statistics changed.
+
+    They are one unit. If they are stored after each expansion, a loaded tree is as it was after
+    some expansion, whenever the process was killed. The tree itself, with its root, must have been
+    stored before (`tree_rows`).
+    """
+    draws: dict[int, list[Draw]] = {}
+    for one in growth.draws:
+        draws.setdefault(one.node, []).append(Draw(seed=one.seed, number=one.number, generation=one.generation))
+    gradings = dict(growth.gradings)
+    # Of a changed node only the statistics are stored again.
+    bare = (replace(node, step=None) for node in growth.changed)
+    nodes = [
+        *(_node_row(head.tree_id, node) for node in bare),
+        *(
+            _node_row(head.tree_id, node, draws.get(node.index, ()), gradings.pop(node.index, None))
+            for node in growth.created
+        ),
+    ]
+    if gradings:
+        raise ValueError(f"nodes {sorted(gradings)} are graded, but were made before")
+    return {**_tree_row(head, growth.dives_done, finished=False), "node": nodes}
+
+
+def finished_rows(head: TreeHead, tree: Tree) -> Rows:
+    """Return the row that marks a tree as finished; its nodes must have been stored before."""
+    return _tree_row(head, tree.dives_done, finished=True)
+
+
+def load_trees(store: Store, tree_ids: Sequence[str]) -> dict[str, Tree]:
+    """Return those of the trees that are stored, finished or not, by id in the order given."""
+    if not store.path.exists():
+        return {}
+    with store.reading() as con:
+        heads = load(con, "tree", _OF_TREES, [list(tree_ids)], also=("dives_done",))
+        stored = load(con, "node", _OF_TREES, [list(tree_ids)], also=("tree_id",))
+    nodes: dict[str, list[Node]] = {}
+    for tree_id, node in sorted(stored, key=lambda one: (one[0], one[1].index)):
+        nodes.setdefault(tree_id, []).append(node)
+    trees = {
+        head.tree_id: Tree(
+            instance=head.instance,
+            first_observation=head.first_observation,
+            nodes=tuple(nodes.get(head.tree_id, ())),
+            dives_done=dives_done,
+            seed=head.seed,
+        )
+        for dives_done, head in heads
+    }
+    return {tree_id: trees[tree_id] for tree_id in tree_ids if tree_id in trees}
+
+
+def unfinished_trees(store: Store, tree_ids: Sequence[str]) -> list[str]:
+    """Return the ids of the trees whose search is not finished, or not begun, in their order."""
+    rows = store.rows("select tree_id from tree where finished and tree_id in (select unnest(?))", list(tree_ids))
+    finished = {tree_id for (tree_id,) in rows}
+    return [tree_id for tree_id in tree_ids if tree_id not in finished]
+
+
+def finished_trees(store: Store, iteration_id: str, checkpoint_id: str) -> list[str]:
+    """Return the ids of the finished trees that a policy grew in an iteration, by instance."""
+    rows = store.rows(
+        "select t.tree_id from tree t join instance i using (instance_id) "
+        "where t.finished and t.iteration_id = ? and t.checkpoint_id = ? "
+        "order by i.environment, i.split, i.instance_index, t.tree_id",
+        iteration_id,
+        checkpoint_id,
+    )
+    return [tree_id for (tree_id,) in rows]
+
+
+def finished_trees_of_run(store: Store, run_id: str) -> list[str]:
+    """Return the ids of the finished trees of a run, sorted."""
+    rows = store.rows(
+        "select t.tree_id from tree t join iteration i using (iteration_id) "
+        "where i.run_id = ? and t.finished order by t.tree_id",
+        run_id,
+    )
+    return [tree_id for (tree_id,) in rows]
+
+
+def stored_trees(store: Store, tree_ids: Sequence[str]) -> frozenset[str]:
+    """Return the ids among `tree_ids` of stored trees, finished or not."""
+    rows = store.rows("select tree_id from tree where tree_id in (select unnest(?))", list(tree_ids))
+    return frozenset(tree_id for (tree_id,) in rows)
+
+
+def _tree_row(head: TreeHead, dives_done: int, *, finished: bool) -> Rows:
+    row = row_of("tree", head, instance_id=head.instance.key, dives_done=dives_done, finished=finished)
+    return {"tree": [row]}
+
+
+def _node_row(tree_id: str, node: Node, draws: Sequence[Draw] = (), grading: Grading | None = None) -> Row:
+    # The step of a node that was merged from siblings is made of the first of them.
+    first = asked(node.step, draws[0]) if draws and node.step is not None else None
+    return row_of("node", node, tree_id=tree_id, asked=first, merged=tuple(draws[1:]), grading=grading)
+
+
+_OF_TREES = "tree_id in (select unnest(?))"
