@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from measures import Clock, Measure
@@ -47,13 +48,8 @@ class Recorder:
     requests: list[Request] = field(default_factory=list)
     replies: list[list[Generation]] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.name = self.model.name
-        self.fingerprint = self.model.fingerprint
-        self.context_length = self.model.context_length
-        self.count_tokens = self.model.count_tokens
-        self.cached_share = self.model.cached_share
-        self.close = self.model.close
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
 
     async def generate(self, requests: Sequence[Request]) -> list[list[Generation]]:
         started = self.clock()
