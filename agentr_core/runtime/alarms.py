@@ -26,7 +26,10 @@ def watch_step(
             validation after it, if there was one.
     """
     store, alarms, key = place.store, place.recipe.alarms, place.iteration_id(iteration)
-    history = queries.step_measures(store, key, step, measured)
+    history = queries.step_measures(store, key, step)
+    history.append(
+        {rule: measured.get(column) for rule, column in {**queries.WATCHED, "empty_replies": "empty_share"}.items()}
+    )
     if "eval_success" in measured and queries.improved(store, key):
         bounds = {
             one.step: success_rate([n < round(one.success * one.episodes) for n in range(one.episodes)])

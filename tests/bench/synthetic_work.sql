@@ -14,8 +14,10 @@ select n::varchar || stage, iteration_id, stage, part, 1.5, n from range(500) nu
         kinds(iteration_id, stage, part);
 
 insert into trajectory
-    (trajectory_id, source, iteration_id, instance_id, first_observation_id, reward, success, stop, num_steps, created_at)
-select left(md5('episode' || n), 16), 'rollout', 'second', 'bench/train/' || n % 100, 'none', n % 2, n % 2 = 1, 'step_limit', 9,
+    (trajectory_id, source, iteration_id, instance_id, instance, first_observation, reward, success, stop, num_steps, given, asked,
+    steps, created_at)
+select left(md5('episode' || n), 16), 'rollout', 'second', 'bench/train/' || n % 100,
+    {environment: 'bench', split: 'train', index: n % 100}, 'none', n % 2, n % 2 = 1, 'step_limit', 9, 0, [], [],
     timestamp '2026-01-01' + to_seconds(n)
 from range($steps // 50) numbers(n);
 

@@ -270,8 +270,8 @@ async def test_a_control_has_the_prefixes_of_one_instance_and_the_suffixes_of_an
     assert exchanged["dataset_hash"] != made["dataset_hash"]
     pairs = one.ask(
         "select p.instance_id, s.instance_id from sample c "
-        "join sample p on p.sample_id = json_extract_string(c.extra, '$.prefix_of') "
-        "join sample s on s.sample_id = json_extract_string(c.extra, '$.suffix_of')"
+        "join sample p on p.sample_id = json_extract_string(c.provenance.extra, '$.prefix_of') "
+        "join sample s on s.sample_id = json_extract_string(c.provenance.extra, '$.suffix_of')"
     )
     assert len(pairs) == made["samples"]["revision"]
     assert all(prefix != suffix for prefix, suffix in pairs)

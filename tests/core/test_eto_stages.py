@@ -308,7 +308,7 @@ async def test_a_second_pass_replaces_the_pairs_of_the_first(site: Sites) -> Non
 
     assert await prefer(calm.place, 1) == last
     assert await dataset(calm.place, 1) == await dataset(slow.place, 1)
-    for table in ("preference", "sample", "message", "message_span", "rejection"):
+    for table in ("preference", "sample", "message", "rejection"):
         assert slow.ask(f"select count(*) from {table}") == calm.ask(f"select count(*) from {table}")
     assert slow.ask("select * from v_orphans") == []
 

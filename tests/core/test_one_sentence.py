@@ -176,7 +176,7 @@ def test_an_odd_name_of_a_workspace_is_a_name(tmp_path: Path, monkeypatch: pytes
     store = open_store(Path(name))
     store.write({"rl_validation": [{"trajectory_id": "a", "step": 1, "iteration_id": "x"}]})
     store.checkpoint()
-    assert store.query("select text from text")["text"].tolist() == ["x"]
+    assert store.query("select iteration_id from rl_validation")["iteration_id"].tolist() == ["x"]
     assert (tmp_path / name / store.path.name).is_file()
     assert isinstance(store, Store)
 

@@ -46,6 +46,7 @@ OF_KIND = {
     "Collection[int]": [3],
     "Collection[str]": ["tree"],
     "int": 3,
+    "int | None": 3,
     "bool": True,
     "ModelRole": "judge",
     "Counts": "steps",

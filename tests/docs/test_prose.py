@@ -27,9 +27,21 @@ def test_lines_fit(file: str) -> None:
     assert not [line for line in long if len(max(line.split(), key=len)) < COLUMNS // 2]
 
 
-@pytest.mark.parametrize("file", ["agentr_core/DECISIONS.md", "deployments/LOG.md"])
-def test_contents_are_those_of_the_page(file: str) -> None:
-    text = ROOT.joinpath(file).read_text(encoding="utf-8")
+def test_the_log_lists_each_of_its_entries_once_the_newest_first() -> None:
+    table = ROOT.joinpath("deployments", "LOG.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| ([\d-]{10}) \| \[[^]]+\]\(log/([^)]+)\) \|[^|]*(?:\\\|[^|]*)*\|[^|]*(?:\\\|[^|]*)*\|$", table, re.M
+    )
+    assert len(rows) == len(table.splitlines()) - 7
+    assert sorted(name for _, name in rows) == sorted(
+        file.name for file in ROOT.joinpath("deployments", "log").iterdir()
+    )
+    assert [date for date, _ in rows] == sorted((date for date, _ in rows), reverse=True)
+    assert all(name.startswith(date) for date, name in rows)
+
+
+def test_contents_are_those_of_the_page() -> None:
+    text = ROOT.joinpath("agentr_core", "DECISIONS.md").read_text(encoding="utf-8")
     headings = re.findall(r"^## (?!Contents$)(.+)$", text, re.M)
     anchors = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
     listed = re.findall(r"^- \[(.+)\]\(#(.+)\)$", text, re.M)

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 _CHOICE = "select * exclude (iteration_id, created_at) from selection order by instance_id"
 BRANCHING = {"branching": {"initial_rollouts": 2, "branch_probability": 0.9}}
 _GROUPS = (
-    "select r.step, r.number, r.episode, r.advantage, r.shaped, t.reward, s.position, s.reply_id, s.observation_id "
+    "select r.step, r.number, r.episode, r.advantage, r.shaped, t.reward, s.position, s.reply, s.observation "
     "from rl_rollout r join trajectory t using (trajectory_id) join step s using (trajectory_id) order by all"
 )
 

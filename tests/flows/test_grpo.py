@@ -538,7 +538,7 @@ def test_killed_while_it_samples_it_samples_only_what_is_missing(
 
     assert stored <= all_rows(store_of(file))
     texts = (
-        "select r.step, r.number, r.episode, s.position, s.reply_id, s.reward "
+        "select r.step, r.number, r.episode, s.position, s.reply, s.reward "
         "from rl_rollout r join step s using (trajectory_id) order by all"
     )
     assert store_of(file).query(texts).equals(store_of(calm).query(texts))

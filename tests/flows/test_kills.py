@@ -93,7 +93,7 @@ from agentr_core.store import Store
 store, seconds = Store(Path(sys.argv[1])), float(sys.argv[2])
 for _ in range(3):
     with store.reading() as con:
-        print(con.execute("select count(*) from text").fetchall(), flush=True)
+        print(con.execute("select count(*) from run").fetchall(), flush=True)
         time.sleep(seconds / 3)
 """
 # A stage that was tried twice has two rows, with the tokens of both.

@@ -12,7 +12,7 @@ from small_runs import small_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("door_installed")]
 ROWS = """
-select i.iteration, d.hash, w.position, s.kind, s.instance_id, s.good_leaf, s.bad_leaf
+select i.iteration, d.hash, w.position, s.kind, s.instance_id, s.provenance.good_leaf, s.provenance.bad_leaf
 from dataset d join iteration i using (iteration_id) join dataset_row w using (dataset_id)
 join sample s using (sample_id) order by i.iteration, w.position
 """

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from agentr_core.store.database import Store
 from agentr_core.store.queries.runs import GATHERED
 
-_WATCHED: Mapping[str, str] = MappingProxyType(
+WATCHED: Mapping[str, str] = MappingProxyType(
     {
         "entropy": "entropy",
         "clip_share": "clip_share",
@@ -21,17 +21,9 @@ _WATCHED: Mapping[str, str] = MappingProxyType(
 """Columns of table rl_step by the rules that look at them."""
 
 
-def step_measures(
-    store: Store, iteration_id: str, step: int, measured: Mapping[str, float | None]
-) -> list[dict[str, float | None]]:
-    """Return what is watched of the steps of group RL of an iteration up to one, by rule.
-
-    Args:
-        measured: what the last step has measured, by column; also the share of empty replies, which
-            is no column.
-    """
-    now = {rule: measured.get(column) for rule, column in {**_WATCHED, "empty_replies": "empty_share"}.items()}
-    return [*(dict(zip(_WATCHED, row, strict=True)) for row in store.rows(_STEPS, iteration_id, step)), now]
+def step_measures(store: Store, iteration_id: str, step: int) -> list[dict[str, float | None]]:
+    """Return what is watched of the steps of group RL of an iteration before one, by rule."""
+    return [dict(zip(WATCHED, row, strict=True)) for row in store.rows(_STEPS, iteration_id, step)]
 
 
 def improved(store: Store, iteration_id: str) -> bool:
@@ -39,11 +31,10 @@ def improved(store: Store, iteration_id: str) -> bool:
     RL the mean reward of its episodes, elsewhere the loss, over the last three steps beside the
     first three. Fewer than four steps say nothing.
     """
-    ((first, last, steps),) = store.rows(_REWARDS, iteration_id)
-    if steps:
-        return bool(steps > 3 and last > first)
-    ((first, last, steps),) = store.rows(_LOSSES, iteration_id)
-    return bool(steps > 3 and last < first)
+    for first, last, steps in store.rows(_REWARDS, iteration_id):
+        if steps:
+            return bool(steps > 3 and last > first)
+    return any(steps > 3 and last < first for first, last, steps in store.rows(_LOSSES, iteration_id))
 
 
 def held_out_gain(store: Store, iteration_id: str) -> tuple[float, float] | None:
@@ -59,11 +50,11 @@ def shares(store: Store, iteration_id: str) -> dict[str, tuple[int, int]]:
     judged paths on which the judge names the same first error as a witness that knows any (`agrees
     tree`).
     """
-    return {name: (whole, part) for name, whole, part in store.rows(_SHARES, iteration_id)}
+    return {name: (whole, part) for name, whole, part in store.rows(_SHARES, iteration_id) if whole}
 
 
 _STEPS = f"""
-select {", ".join(_WATCHED.values())} from rl_step where iteration_id = ? and step < ? order by step
+select {", ".join(WATCHED.values())} from rl_step where iteration_id = ? and step < ? order by step
 """
 _REWARDS = """
 with numbered as (

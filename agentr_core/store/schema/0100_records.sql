@@ -119,15 +119,15 @@ create table node (
     tree_id varchar not null,
     node_index bigint not null,
     asked struct(seed bigint, number bigint, prompt_tokens bigint, completion_tokens bigint, thinks boolean),
-        merged struct(seed bigint, number bigint, generation struct(text varchar, token_ids bigint[], finish_reason
+    merged struct(seed bigint, number bigint, generation struct(text varchar, token_ids bigint[], finish_reason
         varchar, prompt_tokens bigint, completion_tokens bigint, logprobs double[], tokenizer varchar, thinks
         boolean))[] not null,
-        grading struct(grade struct(reward double, success boolean), before struct(reward double, success boolean),
+    grading struct(grade struct(reward double, success boolean), before struct(reward double, success boolean),
         answer struct(role varchar, model varchar, prompt_hash varchar, seed bigint, text varchar, finish_reason
         varchar, prompt_tokens bigint, completion_tokens bigint, thinks boolean)),
     parent bigint not null,
     depth bigint not null,
-        step struct(reply varchar, action varchar, observation varchar, reward double, matched varchar, valid boolean,
+    step struct(reply varchar, action varchar, observation varchar, reward double, matched varchar, valid boolean,
         terminated boolean, success boolean, disaster boolean, token_ids bigint[], logprobs double[], finish_reason
         varchar, tokenizer varchar, dropped bigint, tool_calls struct(tool varchar, provider varchar, parameters
         varchar, key varchar, status varchar, milliseconds double, cached boolean, output varchar)[], answers
@@ -162,7 +162,7 @@ create table judgement (
     dropped_steps bigint not null,
     verdict varchar not null,
     votes varchar[] not null,
-        generations struct(text varchar, token_ids bigint[], finish_reason varchar, prompt_tokens bigint,
+    generations struct(text varchar, token_ids bigint[], finish_reason varchar, prompt_tokens bigint,
         completion_tokens bigint, logprobs double[], tokenizer varchar, thinks boolean)[] not null,
     created_at timestamp not null default (now() at time zone 'UTC'),
     primary key (tree_id, node_index)
@@ -189,9 +189,9 @@ create table trajectory (
     instance_id varchar not null,
     num_steps bigint not null,
     given bigint not null,
-        asked struct(seed bigint, number bigint, prompt_tokens bigint, completion_tokens bigint, thinks boolean)[] not
-        null,
-        grading struct(grade struct(reward double, success boolean), before struct(reward double, success boolean),
+    asked struct(seed bigint, number bigint, prompt_tokens bigint, completion_tokens bigint, thinks boolean)[] not
+    null,
+    grading struct(grade struct(reward double, success boolean), before struct(reward double, success boolean),
         answer struct(role varchar, model varchar, prompt_hash varchar, seed bigint, text varchar, finish_reason
         varchar, prompt_tokens bigint, completion_tokens bigint, thinks boolean)),
     source varchar not null,
@@ -202,7 +202,7 @@ create table trajectory (
     leaf bigint,
     instance struct(environment varchar, split varchar, index bigint) not null,
     first_observation varchar not null,
-        steps struct(reply varchar, action varchar, observation varchar, reward double, matched varchar, valid
+    steps struct(reply varchar, action varchar, observation varchar, reward double, matched varchar, valid
         boolean, terminated boolean, success boolean, disaster boolean, token_ids bigint[], logprobs double[],
         finish_reason varchar, tokenizer varchar, dropped bigint, tool_calls struct(tool varchar, provider varchar,
         parameters varchar, key varchar, status varchar, milliseconds double, cached boolean, output varchar)[],
@@ -370,11 +370,11 @@ create table sample (
     num_tokens bigint,
     num_trained_tokens bigint,
     kind varchar not null,
-        messages struct(role varchar, text varchar, train boolean, token_ids bigint[], finish_reason varchar,
+    messages struct(role varchar, text varchar, train boolean, token_ids bigint[], finish_reason varchar,
         tokenizer varchar, spans struct(text varchar, train boolean, token_ids bigint[], finish_reason varchar,
         tokenizer varchar)[], example boolean)[] not null,
     instance struct(environment varchar, split varchar, index bigint),
-        provenance struct(tree_id varchar, good_leaf bigint, bad_leaf bigint, split bigint, cut bigint, good_reward
+    provenance struct(tree_id varchar, good_leaf bigint, bad_leaf bigint, split bigint, cut bigint, good_reward
         double, bad_reward double, extra varchar) not null,
     created_at timestamp not null default (now() at time zone 'UTC')
 );
