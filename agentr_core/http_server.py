@@ -258,7 +258,9 @@ def serve(app: ASGIApp, *, host: str, port: int, listening: Callable[[str], Any]
         # acknowledgement of its head.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except (OSError, OverflowError) as error:
-        raise ConfigError(f"cannot listen on {host}:{port} ({error}); choose another --host or --port") from error
+        # Python appends the address, which the sentence has already.
+        reason = str(error.strerror if isinstance(error, OSError) else error).partition(" (while attempting")[0]
+        raise ConfigError(f"cannot listen on {host}:{port} ({reason}); choose another --host or --port") from error
     with listener:
         listening(f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}")
         uvicorn.Server(configured(app, log_level="warning", timeout_graceful_shutdown=5)).run(sockets=[listener])

@@ -17,8 +17,8 @@ from uuid import NAMESPACE_URL, uuid4, uuid5
 from prefect.events import emit_event
 
 from agentr_core.runtime.place import Workplace
-from agentr_core.store.codec.ledger import Alarm
 from agentr_core.store.queries.runs import Published, published
+from agentr_core.store.tables import Alarm
 from tasks.wiring import viewer_page
 
 DATASET = "agentr.dataset.published"

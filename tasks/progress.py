@@ -79,13 +79,14 @@ async def stage_progress(
     name = f"iteration {iteration}  {stage}" if iteration else f"base model   {stage}"
     target = console.get()
     artifact = _Artifact(f"{stage}-{iteration}", active=TaskRunContext.get() is not None)
+    pace = _Pace(expected)
     if target is not None and target.is_terminal:
-        shown = _bar(target, name, expected)
+        shown = _bar(target, name, pace)
     else:
         say = _logger() if target is None else partial(target.print, highlight=False, soft_wrap=True)
-        shown = _lines(say, name, expected)
+        shown = _lines(say, name, pace)
     run = _run.get()
-    pace, began, last = _Pace(expected), time.time(), (0, 0, "")
+    began, last = time.time(), (0, 0, "")
 
     async def tell_live(file: Path) -> None:
         while True:
@@ -93,7 +94,7 @@ async def stage_progress(
             stage_left, run_left = pace.left(done, total)
             live.tell_progress(
                 file,
-                live.Progress(
+                live.StageProgress(
                     iteration=iteration,
                     stage=stage,
                     done=done,
@@ -188,11 +189,10 @@ class _Pace:
 
 
 @asynccontextmanager
-async def _bar(target: Console, name: str, expected: Remaining) -> AsyncIterator[Progress]:
+async def _bar(target: Console, name: str, pace: _Pace) -> AsyncIterator[Progress]:
     """Yield a function that draws a bar on a terminal. Where the line is too narrow, the note is
     cut: name, count and times are always whole.
     """
-    pace = _Pace(expected)
 
     def times(task: Task) -> str:
         stage, run = map(_clock, pace.left(int(task.completed), int(task.total or 0)))
@@ -234,9 +234,8 @@ class _Text(TextColumn):
 
 
 @asynccontextmanager
-async def _lines(say: Callable[[str], object], name: str, expected: Remaining) -> AsyncIterator[Progress]:
+async def _lines(say: Callable[[str], object], name: str, pace: _Pace) -> AsyncIterator[Progress]:
     """Yield a function that writes a line every few seconds; a silence is told, too."""
-    pace = _Pace(expected)
     last, said_at, heard_at = name, pace.started, pace.started
 
     def line(done: int, total: int, note: str) -> None:

@@ -28,8 +28,9 @@ from agentr_core.runtime.remaining import remaining
 from agentr_core.runtime.start import check_run
 from agentr_core.stages import headroom as sampled
 from agentr_core.stages.headroom import Found
-from agentr_core.store.codec.ledger import Alarm, alarms_of
+from agentr_core.store.codec.ledger import alarms_of
 from agentr_core.store.database import snapshot
+from agentr_core.store.tables import Alarm
 from tasks import events
 from tasks.options import OPTIONS
 from tasks.progress import stage_progress, tell
@@ -117,12 +118,12 @@ async def perform(run: RunRef, iteration: int, name: str, *, limit: int | None =
 async def _workplace(run: RunRef, stage: str, iteration: int) -> AsyncIterator[Workplace]:
     """Yield the workplace of a stage, with its progress shown and its new alarms told."""
     quiet = quiet_workplace(run)
-    known = {alarm.id for alarm in alarms_of(quiet.store, quiet.iteration_id(iteration))}
+    raised = {alarm.id for alarm in alarms_of(quiet.store, quiet.iteration_id(iteration))}
 
     def alarmed(alarm: Alarm) -> None:
-        if alarm.id in known:
+        if alarm.id in raised:
             return
-        known.add(alarm.id)
+        raised.add(alarm.id)
         where = f" in step {alarm.step}" if alarm.step else ""
         tell(f"alarm {alarm.name}, {stage} of iteration {iteration}{where}: {alarm.message}")
         events.raised(quiet, iteration, alarm)

@@ -23,8 +23,8 @@ from agentr_core.recipes.alarms import Crossing
 from agentr_core.recipes.models import ModelConfig, ModelRole
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.replies import is_unreadable
-from agentr_core.store.codec.ledger import Alarm, event_rows
-from agentr_core.store.tables import Rows
+from agentr_core.store.codec.ledger import event_rows
+from agentr_core.store.tables import Alarm, Rows, row_of
 from agentr_core.system import in_thread
 from agentr_core.types import Answer, Generation, Instance, Message, Request, Sampling
 
@@ -180,10 +180,10 @@ class Equipment:
         the rows.
         """
         key, reaction = self.iteration_id(iteration), self.recipe.alarms.reaction
-        raised = [Alarm(iteration_id=key, stage=stage, reaction=reaction, **asdict(one)) for one in crossed]
+        raised = [Alarm(iteration_id=key, stage=stage, reaction=reaction, **asdict(crossing)) for crossing in crossed]
         for alarm in raised:
             self.alarmed(alarm)
-        return Alarm.rows(raised)
+        return {"alarm": [row_of("alarm", alarm, alarm_id=alarm.id) for alarm in raised]}
 
 
 def held_back(sampler: Sampler, sink: Sink) -> Ask:

@@ -23,7 +23,7 @@ _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class StageProgress:
     """How far the stage of a run is. Moments are seconds since 1970; `stage_left` and `run_left`
     are the seconds that were left when it was told, None where that is not known.
     """
@@ -41,7 +41,7 @@ class Progress:
 
 StepLine = tuple[int, float, float | None, float | None]
 """An optimizer step: its number, loss, learning rate and gradient norm."""
-_PROGRESS = TypeAdapter(Progress)
+_PROGRESS = TypeAdapter(StageProgress)
 _STEPS = TypeAdapter(list[StepLine])
 
 
@@ -55,7 +55,7 @@ def steps_file(workspace: Path, run_id: str, iteration: int) -> Path:
     return workspace / FOLDER / f"{run_id}-{iteration}.jsonl"
 
 
-def tell_progress(file: Path, progress: Progress) -> None:
+def tell_progress(file: Path, progress: StageProgress) -> None:
     """Write the progress of a run all at once. A disk that takes nothing ends no run for this."""
     draft = file.with_suffix(".new")
     with suppress(OSError):
@@ -64,7 +64,7 @@ def tell_progress(file: Path, progress: Progress) -> None:
         draft.replace(file)
 
 
-def read_progress(workspace: Path, run_id: str) -> Progress | None:
+def read_progress(workspace: Path, run_id: str) -> StageProgress | None:
     """Return the last progress that a run told; None if there is none."""
     with suppress(OSError, ValidationError):
         if _PLAIN.issuperset(run_id):

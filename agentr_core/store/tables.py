@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from agentr_core.fingerprint import fingerprint
+from agentr_core.recipes.alarms import Crossing
 from agentr_core.store.connection import quoted
 from agentr_core.store.records import fields_of, rows_of
 from agentr_core.types import (
@@ -70,6 +72,22 @@ class TreeHead:
     first_observation: str
     seed: int
     writer: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alarm(Crossing):
+    """A threshold that was crossed in a stage of an iteration, and what the recipe does then."""
+
+    iteration_id: str
+    stage: str
+    reaction: str
+
+    @property
+    def id(self) -> str:
+        """Its id: an alarm is raised once for each stage of an iteration and each threshold; its
+        row stays as it was when it is raised again.
+        """
+        return fingerprint("alarm", self.iteration_id, self.stage, self.name, self.threshold)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +215,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
         "revision_state": Table(("run_id", "position")),
         "metric": Table(("scope", "scope_id", "name"), ("value", "low", "high", "n")),
         "event": Table(("event_id",)),
-        "alarm": Table(("alarm_id",)),
+        "alarm": Table(("alarm_id",), record=Alarm, more={"alarm_id": str}),
         "selection": Table(("iteration_id", "instance_id")),
         "rl_step": Table(("iteration_id", "step")),
         "rl_group": Table(("iteration_id", "step", "number")),

@@ -12,7 +12,7 @@ import httpx
 import storage
 from measures import Clock, Measure
 
-from agentr_core.runtime.live import Progress, progress_file, tell_progress
+from agentr_core.runtime.live import StageProgress, progress_file, tell_progress
 from agentr_core.store.database import Store
 from agentr_core.store.text_index import TextIndex
 from agentr_core.system import LOOPBACK
@@ -43,7 +43,7 @@ def measure(folder: Path, *, steps: int, clock: Clock) -> list[Measure]:
         con.execute(_AT_WORK.read_text(encoding="utf-8").replace("$steps", str(stored)))
     tell_progress(
         progress_file(folder, "run"),
-        Progress(iteration=2, stage="reinforce", done=9, total=99, note="steps", began=0.0, told=time.time()),
+        StageProgress(iteration=2, stage="reinforce", done=9, total=99, note="steps", began=0.0, told=time.time()),
     )
     index = folder / "texts.sqlite"
     started = clock()

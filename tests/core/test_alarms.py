@@ -22,7 +22,6 @@ from agentr_core.runtime.start import begin, start
 from agentr_core.search.tree import leaf_paths
 from agentr_core.stages.report import alarm_section
 from agentr_core.store.codec.ledger import (
-    Alarm,
     alarms_of,
     checkpoint_rows,
     evaluation_rows,
@@ -41,7 +40,7 @@ from agentr_core.store.codec.trajectories import (
     tree_rows,
 )
 from agentr_core.store.database import Writer
-from agentr_core.store.tables import Draw, Rows, TreeHead, merge
+from agentr_core.store.tables import Alarm, Draw, Rows, TreeHead, merge
 from agentr_core.types import (
     Critique,
     FinishReason,

@@ -21,7 +21,7 @@ from browser import browse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentr_core.runtime.live import (
-    Progress,
+    StageProgress,
     progress_file,
     read_progress,
     read_steps,
@@ -42,10 +42,10 @@ from tasks.wiring import RunRef
 RUN = gallery.RUN
 
 
-def at(done: int, **other: Any) -> Progress:
+def at(done: int, **other: Any) -> StageProgress:
     now = time.time()
     known = {"iteration": 1, "stage": "train", "total": 40, "note": "steps", "began": now - 65, "told": now}
-    return Progress(**{**known, "done": done, **other})
+    return StageProgress(**{**known, "done": done, **other})
 
 
 def test_progress_is_read_as_it_was_told(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from agentr_core.methods.grpo.train import reinforce
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.runtime.alarms import check_stage
 from agentr_core.runtime.start import begin, start
-from agentr_core.store.codec.ledger import Alarm
 from agentr_core.store.database import Store
+from agentr_core.store.tables import Alarm
 from agentr_core.training.checkpoints import read_manifest
 from agentr_core.types import Message
 from tasks.wiring import load_recipe, quiet_workplace, reference

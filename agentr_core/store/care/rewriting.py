@@ -360,7 +360,8 @@ class Pruned(NamedTuple):
 
     `needed` are the iterations of the pruned runs that stay because other runs need them, as run
     and number; `unnamed` are the folders and files of the workspace that no row names any longer:
-    weights, finished or not, with their logs, datasets, reports, and weights that samplers shared.
+    weights, finished or not, with their logs, datasets, reports, what told how far a run was, and
+    weights that samplers shared.
     """
 
     rewritten: Rewritten
@@ -542,5 +543,8 @@ where iteration_id is not null and path not in (select path from store.main.chec
 _GONE_FILES = """
 select 'datasets/' || dataset_id || '.parquet' from old.main.dataset anti join store.main.dataset using (dataset_id)
 union all select 'reports/' || run_id from old.main.run anti join store.main.run using (run_id)
+union all select 'live/' || run_id || '.json' from old.main.run anti join store.main.run using (run_id)
+union all select 'live/' || i.run_id || '-' || i.iteration || '.jsonl'
+    from old.main.iteration i anti join store.main.run using (run_id)
 """
 _KEPT_IDS = "select checkpoint_id from store.main.checkpoint union all select iteration_id from store.main.iteration"

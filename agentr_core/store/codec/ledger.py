@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import groupby
 from operator import itemgetter
@@ -17,10 +17,9 @@ from typing import Any, Literal
 
 from agentr_core.episodes.units import UnitError
 from agentr_core.fingerprint import canonical, fingerprint
-from agentr_core.recipes.alarms import Crossing
 from agentr_core.store.codec.trajectories import instance_row, load_trajectories
 from agentr_core.store.database import Store, put
-from agentr_core.store.tables import Rows, row_of
+from agentr_core.store.tables import Alarm, Rows, load, row_of
 from agentr_core.types import Instance, Rejection, Step, Trajectory
 
 Status = Literal["running", "evaluating", "collecting", "finished", "failed"]
@@ -205,30 +204,11 @@ def event_rows(error: UnitError, *, run_id: str, iteration_id: str, stage: str) 
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alarm(Crossing):
-    """A threshold that was crossed in a stage of an iteration, and what the recipe does then."""
-
-    iteration_id: str
-    stage: str
-    reaction: str
-
-    @property
-    def id(self) -> str:
-        """Its id: an alarm is raised once for each stage of an iteration and each threshold."""
-        return fingerprint("alarm", self.iteration_id, self.stage, self.name, self.threshold)
-
-    @classmethod
-    def rows(cls, alarms: Iterable[Alarm]) -> Rows:
-        """Return the rows of alarms; one that is raised again stays as it was."""
-        return {"alarm": [{"alarm_id": alarm.id, **asdict(alarm)} for alarm in alarms]}
-
-
 def alarms_of(store: Store, iteration_id: str) -> list[Alarm]:
     """Return the alarms of an iteration, the earliest first."""
-    names = [field.name for field in fields(Alarm)]
-    query = f"select {', '.join(names)} from alarm where iteration_id = ? order by created_at, name"
-    return [Alarm(**dict(zip(names, row, strict=True))) for row in store.rows(query, iteration_id)]
+    with store.reading() as con:
+        rows = load(con, "alarm", "iteration_id = ? order by created_at, name", (iteration_id,))
+    return [alarm for (alarm,) in rows]
 
 
 def timing_rows(iteration_id: str, stage: str, parts: Mapping[Part, float], *, tokens: int | None = None) -> Rows:
