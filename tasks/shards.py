@@ -19,8 +19,8 @@ from prefect.futures import PrefectFuture
 
 from agentr_core.errors import ConfigError, WorkerLost
 from agentr_core.recipes.recipe import Recipe
+from agentr_core.runtime.equipment import Batch, Shard, work_through
 from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.shards import Batch, Shard, work_through
 from tasks import runners
 from tasks.options import OPTIONS
 from tasks.progress import tell

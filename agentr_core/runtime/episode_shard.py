@@ -13,18 +13,19 @@ from agentr_core.fingerprint import fingerprint
 from agentr_core.models.samplers import Sampler
 from agentr_core.runtime.equipment import (
     Checkpoint,
+    Effort,
     Equipment,
     Progress,
     Sink,
     held_back,
     in_flight,
     speed,
+    spent,
     tokens_in,
     units_done,
     window,
 )
 from agentr_core.runtime.place import Workplace, helpers
-from agentr_core.runtime.shards import Effort, spent
 from agentr_core.store.codec.samples import PlannedRollout, planned_rows
 from agentr_core.store.codec.trajectories import (
     copy_rollouts,
@@ -99,7 +100,7 @@ def load_ungraded(store: Store, plans: Mapping[str, EpisodePlan]) -> dict[str, E
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeShard:
     """Episodes of one stage that are not played yet, sampled as its recipe says. See
-    `shards.Shard`.
+    `equipment.Shard`.
 
     Those that belong to no evaluation (`evaluation_id` is empty) are stored as rollouts, or as
     trajectories of another `source`.
@@ -127,7 +128,7 @@ class EpisodeShard:
     def trajectory_id(self, iteration_id: str, plan: EpisodePlan) -> str:
         """Return the trajectory id of an episode."""
         if self.evaluation_id:
-            return fingerprint("episode", self.evaluation_id, plan.key)
+            return episode_id(self.evaluation_id, plan.key)
         return rollout_id(iteration_id, self.checkpoint.id, plan)
 
     def split(self, size: int) -> tuple[EpisodeShard, ...]:
@@ -138,7 +139,7 @@ class EpisodeShard:
         )
 
     async def work(self, equipment: Equipment, sink: Sink) -> Effort:
-        """Play the episodes; `sink` is given the rows of each. Raises as `shards.Shard.work`."""
+        """Play the episodes; `sink` is given the rows of each. Raises as `equipment.Shard.work`."""
         path = self.checkpoint.path
         async with (
             equipment.sampling(path, self.checkpoint.role) as batcher,
@@ -257,7 +258,7 @@ class EpisodeShards:
         return tuple(EpisodeShards(parts=(piece,)) for part in self.parts for piece in part.split(size))
 
     async def work(self, equipment: Equipment, sink: Sink) -> Effort:
-        """Play the episodes; `sink` is given the rows of each. Raises as `shards.Shard.work`."""
+        """Play the episodes; `sink` is given the rows of each. Raises as `equipment.Shard.work`."""
         path = self.checkpoint.path
         async with equipment.sampling(path) as batcher, helpers(equipment, path, batcher, sink) as aside:
             done = {part.name: part.done for part in self.parts}
@@ -281,6 +282,11 @@ class EpisodeShards:
                 # The first fault ended the other tasks.
                 raise faults.exceptions[0] from None
             return sum((task.result() for task in playing), spent(batcher) + aside.effort())
+
+
+def episode_id(evaluation_id: str, key: str) -> str:
+    """Return the trajectory id of an episode of an evaluation; `key` is that of its plan."""
+    return fingerprint("episode", evaluation_id, key)
 
 
 def rollout_id(iteration_id: str, checkpoint_id: str, plan: EpisodePlan) -> str:
@@ -343,7 +349,7 @@ async def play_rollouts(
         max_steps: the most replies of the policy in an episode.
         limits: the most tokens and seconds of an episode.
 
-    Raises as `shards.carry_out`.
+    Raises as `equipment.carry_out`.
     """
     unplayed = place.store.missing("trajectory", list(wanted))
     missing, left = unplayed[: place.limit], len(unplayed)

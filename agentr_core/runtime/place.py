@@ -23,8 +23,19 @@ from agentr_core.models.samplers import Sampler
 from agentr_core.recipes.models import ModelRole
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.recipes.training import TrainingConfig
-from agentr_core.runtime.equipment import Checkpoint, Equipment, Readings, Sink, readings_of, teacher_of
-from agentr_core.runtime.shards import Effort, Shard, Spread, carry_out, spent
+from agentr_core.runtime.equipment import (
+    Checkpoint,
+    Effort,
+    Equipment,
+    Readings,
+    Shard,
+    Sink,
+    Spread,
+    carry_out,
+    readings_of,
+    spent,
+    teacher_of,
+)
 from agentr_core.store.codec.ledger import started_at, timing_rows
 from agentr_core.store.database import Store, Writer
 from agentr_core.store.queries.runs import StoredCheckpoint, checkpoint_made, checkpoint_promoted
@@ -244,7 +255,7 @@ class Method:
     sampled: Callable[[Recipe, int, int], dict[str, Asked]] = lambda recipe, train, test: {}
     """Returns the most that an iteration asks of models, by purpose, given a recipe and the numbers
     of training instances and of held-out episodes; its evaluation is added to that."""
-    taken_over: tuple[str, ...] = ("collect", "critique", "explore")
+    taken_over: tuple[str, ...] = ("collect", "critique", "explore", "evaluate")
     """The stages, by name, whose inputs are stored with a run, so that runs with equal inputs take
     over each other's work. The default also names them for a method that has none of them, since
     runs have been stored that way.
@@ -379,7 +390,7 @@ class Workplace(Equipment):
         """Have the work of a shard done and its rows stored; its effort becomes a timing of the
         stage.
 
-        `what` names the units of the shard in progress lines. Raises as `shards.carry_out`.
+        `what` names the units of the shard in progress lines. Raises as `equipment.carry_out`.
         """
         with self.timed(stage, iteration) as clock:
             async with Writer(self.store) as writer:

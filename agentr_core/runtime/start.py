@@ -131,7 +131,20 @@ def input_ids(
         "explore": fingerprint(
             "explore", *acting, eto["explore"], eto["expert"], files, eto["phases"], *forks, *edited
         ),
+        **_evaluations(recipe, asked, (VERSION, recipe.seed, world, model("actor"), recipe.context, *besides)),
     }
+
+
+def _evaluations(recipe: Recipe, asked: Mapping[str, Any], acting: Sequence[Any]) -> dict[str, str]:
+    """Return the inputs of the evaluation, as `evaluate`, and of each of its further sets, as
+    `evaluate/NAME`: one more set, or another choice of the set for development, changes no episode
+    of the others.
+    """
+    config = {field: value for field, value in asked["evaluation"].items() if field not in ("sets", "development")}
+    instances = {field: value for field, value in asked["instances"].items() if field.startswith("test")}
+    whole = fingerprint("evaluate", *acting, asked["environments"] if recipe.environments else instances, config)
+    sets = asked["evaluation"].get("sets", {})
+    return {"evaluate": whole, **{f"evaluate/{name}": fingerprint(whole, chosen) for name, chosen in sets.items()}}
 
 
 def played_from(recipe: Recipe) -> dict[str, str]:
@@ -592,7 +605,7 @@ def _inputs(place: Workplace, now: datetime) -> list[Rows]:
     begun = place.started_at() or now
     asked, files, prompts = asked_for(recipe, place.method), input_files(recipe), prompt_files(recipe)
     known = input_ids(recipe, asked, weights=weights, files=files, prompts=prompts, at=begun)
-    inputs = {stage: key for stage, key in known.items() if stage in place.method.taken_over}
+    inputs = {stage: key for stage, key in known.items() if stage.partition("/")[0] in place.method.taken_over}
     return [stage_input_rows(place.run_id, inputs)]
 
 

@@ -20,12 +20,18 @@ from agentr_core.evaluation.metrics import Estimate
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.recipes.environments import REVISION, TEST
 from agentr_core.recipes.recipe import Recipe
-from agentr_core.runtime.episode_shard import EpisodeShard, EpisodeShards, with_ungraded
+from agentr_core.runtime.episode_shard import EpisodeShard, EpisodeShards, episode_id, with_ungraded
 from agentr_core.runtime.equipment import Checkpoint
 from agentr_core.runtime.instances import held_out
 from agentr_core.runtime.place import Workplace
 from agentr_core.store.codec.ledger import evaluation_rows, metric_rows, rejection_rows
-from agentr_core.store.codec.trajectories import Episode, load_episodes, load_trajectories
+from agentr_core.store.codec.trajectories import (
+    Episode,
+    copy_episodes,
+    evaluations_alike,
+    load_episodes,
+    load_trajectories,
+)
 from agentr_core.store.database import Store, snapshot
 from agentr_core.store.queries import datasets as queries
 from agentr_core.store.queries.datasets import (
@@ -594,6 +600,8 @@ async def play_evaluations(place: Workplace, iteration: int, series: Sequence[Se
     """
     checkpoint = place.trained(iteration)
     place.store.write(merge(_head(place, iteration, one, checkpoint, finished=False) for one in series))
+    for one in series:
+        _take_over(place, iteration, one, checkpoint)
     iteration_id = place.iteration_id(iteration)
     shards: list[EpisodeShard] = []
     with snapshot(place.store) as state:
@@ -631,6 +639,40 @@ async def play_evaluations(place: Workplace, iteration: int, series: Sequence[Se
     if lost:
         place.store.write(rejection_rows(lost, iteration_id=iteration_id))
     return True
+
+
+def _take_over(place: Workplace, iteration: int, series: Series, checkpoint: Checkpoint) -> None:
+    """Copy the missing episodes of an evaluation that other runs have played with equal weights, as
+    this run would play them.
+    """
+    stage = STAGE if series.name in (TEST, REVISION) else f"{STAGE}/{series.name}"
+    missing = {plan.key: plan for plan in series.plans}
+    for episode in load_episodes(place.store, series.evaluation_id):
+        missing.pop(_key(episode), None)
+    others = evaluations_alike(
+        place.store,
+        place.run_id,
+        stage,
+        iteration=iteration,
+        name=series.name,
+        weights_sha256=checkpoint.weights_sha256,
+    )
+    for other in others:
+        if not missing:
+            break
+        # The revision test of another run may go on from other steps.
+        originals = {
+            episode_id(series.evaluation_id, _key(episode)): episode.trajectory_id
+            for episode in load_episodes(place.store, other)
+            if (plan := missing.get(_key(episode))) and given_steps(episode) == tuple(s.reply for s in plan.prefix)
+        }
+        copied = copy_episodes(
+            place.store,
+            originals,
+            evaluation_id=series.evaluation_id,
+            iteration_id=place.iteration_id(iteration),
+        )
+        missing = {key: plan for key, plan in missing.items() if episode_id(series.evaluation_id, key) not in copied}
 
 
 def keep_measures(place: Workplace, iteration: int, found: Sequence[tuple[Series, Measures]]) -> None:

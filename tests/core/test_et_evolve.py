@@ -20,7 +20,7 @@ from agentr_core.errors import ErrorBudgetSpent, ModelUnavailable
 from agentr_core.methods.et_agent.evolve import evolve
 from agentr_core.methods.et_agent.report import family_sections, funnel
 from agentr_core.methods.et_agent.selection import select_rft
-from agentr_core.runtime.shards import Batch, Shard, work_through
+from agentr_core.runtime.equipment import Batch, Shard, work_through
 from agentr_core.stages.report import bills, build_report
 from agentr_core.store.codec.samples import load_samples
 from agentr_core.store.queries.listings import ancestry

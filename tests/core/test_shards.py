@@ -30,9 +30,8 @@ from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.recipes.models import ModelRole
-from agentr_core.runtime.equipment import Equipment
+from agentr_core.runtime.equipment import Batch, Effort, Equipment, Shard, Spread, work_through
 from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.shards import Batch, Effort, Shard, Spread, work_through
 from agentr_core.runtime.start import begin, start
 from agentr_core.stages.evaluate import evaluate
 from agentr_core.store.database import Store

@@ -26,6 +26,7 @@ from agentr_core.models.scripted import ScriptedModel
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, start
 from agentr_core.stages.dataset import dataset
+from agentr_core.stages.evaluate import evaluate
 from agentr_core.stages.report import build_report
 from agentr_core.store.codec.ledger import checkpoint_rows
 from agentr_core.store.database import Store
@@ -308,3 +309,51 @@ async def test_exploration_is_taken_over_too(site: Make) -> None:
     hotter = site("eto.explore.samples=2", "eto.explore.temperature=0.9", method="eto")
     await explored(hotter)
     assert hotter.asked.act > 0
+
+
+@pytest.mark.slow
+async def test_the_evaluation_of_equal_weights_is_taken_over(site: Make) -> None:
+    further = "evaluation.sets={dev: {split: test, temperature: 0.5}}"
+
+    async def evaluated(one: Site) -> tuple[dict[str, Any], list[tuple[Any, ...]]]:
+        await start(one.place)
+        scores = await evaluate(one.place, 0)
+        measures = one.place.store.rows(
+            "select evaluation, metric, value, low, high, n from v_metrics where run_id = ? order by all",
+            one.place.run_id,
+        )
+        return scores, measures
+
+    first = site(further)
+    scores, measures = await evaluated(first)
+    assert first.asked.act > 0
+    assert set(scores) == {"test", "dev", "revision_test"}
+    assert measures
+
+    corrected = site(further, RATE)
+    assert await evaluated(corrected) == (scores, measures)
+    assert corrected.asked == Asked(), "other training, same base: nothing is played again"
+    own = "select count(*) from trajectory where iteration_id = ? and copied_from is {} null"
+    assert corrected.count(own.format("not"), corrected.place.iteration_id(0)) > 0
+    assert corrected.count(own.format(""), corrected.place.iteration_id(0)) == 0
+
+    other = site("evaluation.sets={dev: {split: test, temperature: 0.6}}")
+    await evaluated(other)
+    assert 0 < other.asked.act < first.asked.act, "the other set alone is played"
+    longer = site(further, "evaluation.max_new_tokens=9")
+    await evaluated(longer)
+    assert longer.asked.act == first.asked.act
+    sound(first)
+
+
+@pytest.mark.slow
+async def test_episodes_that_the_other_run_lost_are_played(site: Make) -> None:
+    first = site()
+    await start(first.place)
+    scores = await evaluate(first.place, 0)
+    with first.place.store.transaction() as con:
+        con.execute("delete from episode where instance_id = (select min(instance_id) from episode) and cut = 0")
+    second = site(RATE)
+    await start(second.place)
+    assert await evaluate(second.place, 0) == scores
+    assert 0 < second.asked.act < first.asked.act

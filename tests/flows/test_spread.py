@@ -21,7 +21,7 @@ from wheel import launched
 from agentr_core.errors import ConfigError, EnvironmentFault, WorkerLost
 from agentr_core.methods.faults import parse
 from agentr_core.recipes.recipe import Recipe
-from agentr_core.runtime.shards import Batch
+from agentr_core.runtime.equipment import Batch
 from tasks import runners
 from tasks import shards as work
 from tasks.shards import spread

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from agentr_core.errors import EnvironmentFault, EnvironmentUnavailable
-from agentr_core.runtime.equipment import Checkpoint, Equipment, Sink
-from agentr_core.runtime.shards import Effort
+from agentr_core.runtime.equipment import Checkpoint, Effort, Equipment, Sink
 
 NOWHERE = Checkpoint(id="none", path=Path("nowhere"), weights_sha256="")
 

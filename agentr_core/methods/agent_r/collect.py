@@ -19,10 +19,20 @@ from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.models.samplers import Sampler
 from agentr_core.recipes.fields import sampling_of
 from agentr_core.recipes.recipe import Recipe
-from agentr_core.runtime.equipment import Checkpoint, Equipment, Sink, following, held_back, in_flight, speed, window
+from agentr_core.runtime.equipment import (
+    Checkpoint,
+    Effort,
+    Equipment,
+    Sink,
+    following,
+    held_back,
+    in_flight,
+    speed,
+    spent,
+    window,
+)
 from agentr_core.runtime.instances import separate_instances
 from agentr_core.runtime.place import Workplace, helpers
-from agentr_core.runtime.shards import Effort, spent
 from agentr_core.search.grow import grow
 from agentr_core.search.tree import Arena, Expansion, grown
 from agentr_core.stages.demonstrate import need_expert
@@ -70,7 +80,7 @@ def restarted(first_id: str, number: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TreeShard:
-    """Trees of one iteration that are not finished, claimed by `writer`. See `shards.Shard`."""
+    """Trees of one iteration that are not finished, claimed by `writer`. See `equipment.Shard`."""
 
     iteration: int
     checkpoint: Checkpoint
@@ -91,7 +101,7 @@ class TreeShard:
 
     async def work(self, equipment: Equipment, sink: Sink) -> Effort:
         """Grow the trees; `sink` is given the rows of each expansion. Raises as
-        `shards.Shard.work`.
+        `equipment.Shard.work`.
         """
         recipe = equipment.recipe
         with closing(SharedEnvironments(equipment.make_environment)) as environments:

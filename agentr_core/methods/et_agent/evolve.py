@@ -47,17 +47,18 @@ from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.episode_shard import UNGRADED, ungraded_id
 from agentr_core.runtime.equipment import (
     Checkpoint,
+    Effort,
     Equipment,
     Sink,
     held_back,
     in_flight,
+    spent,
     tokens_in,
     units_done,
     window,
 )
 from agentr_core.runtime.instances import separate_instances
 from agentr_core.runtime.place import Workplace, helpers
-from agentr_core.runtime.shards import Effort, spent
 from agentr_core.store.codec.ledger import rejection_rows
 from agentr_core.store.codec.samples import (
     FLYWHEEL,
@@ -489,7 +490,7 @@ class FamilyMaker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyShard:
-    """Questions of one iteration. See `shards.Shard`."""
+    """Questions of one iteration. See `equipment.Shard`."""
 
     iteration: int
     checkpoint: Checkpoint
@@ -510,7 +511,7 @@ class FamilyShard:
 
     async def work(self, equipment: Equipment, sink: Sink) -> Effort:
         """Grow the families; `sink` is given the rows of each child and each model answer. Raises
-        as `shards.Shard.work`.
+        as `equipment.Shard.work`.
         """
         recipe, path, timer = equipment.recipe, self.checkpoint.path, EpisodeTimer()
         with closing(SharedEnvironments(equipment.make_environment)) as environments:

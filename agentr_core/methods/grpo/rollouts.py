@@ -20,10 +20,9 @@ from agentr_core.models.samplers import Sampler
 from agentr_core.recipes.grpo import BranchingConfig, GrpoConfig
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.episode_shard import EpisodeShard, rollout_id, with_ungraded
-from agentr_core.runtime.equipment import Checkpoint, Worlds
+from agentr_core.runtime.equipment import Checkpoint, Effort, Worlds
 from agentr_core.runtime.instances import held_out
 from agentr_core.runtime.place import Workplace
-from agentr_core.runtime.shards import Effort
 from agentr_core.stages.demonstrate import expert_id, expert_rows, expert_trajectory, need_expert
 from agentr_core.stages.evaluate import limited
 from agentr_core.store.codec.ledger import VALIDATION, Group, load_failures, rejection_rows, validation_rows

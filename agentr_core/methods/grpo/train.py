@@ -33,10 +33,9 @@ from agentr_core.protocols import ChatModel, Reloading, Sleeping
 from agentr_core.recipes.grpo import GrpoConfig
 from agentr_core.recipes.recipe import replace, resolved
 from agentr_core.runtime.alarms import watch_step
-from agentr_core.runtime.equipment import Checkpoint, Worlds
+from agentr_core.runtime.equipment import Checkpoint, Effort, Worlds
 from agentr_core.runtime.instances import trained_instances
 from agentr_core.runtime.place import Clock, Workplace, helpers
-from agentr_core.runtime.shards import Effort
 from agentr_core.runtime.start import check_weights, rows_of
 from agentr_core.samples.rendering import Renderer, load_renderer
 from agentr_core.stages.train import store_checkpoint

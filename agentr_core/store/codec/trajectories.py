@@ -437,8 +437,8 @@ def load_critiques(store: Store, pair_ids: Sequence[str]) -> dict[str, Critique]
     return {pair_id: stored[pair_id] for pair_id in pair_ids if pair_id in stored}
 
 
-# Trees, judgements and rollouts of other runs, copied with all their rows under ids of this
-# run.
+# Trees, judgements, rollouts and evaluations of other runs, copied with all their rows under ids of
+# this run.
 
 OF_DATASETS = "dataset"
 """The stage whose input is the contents of the general data; no reply depends on them."""
@@ -507,7 +507,34 @@ def copy_rollouts(store: Store, originals: Mapping[str, str], *, iteration_id: s
     with store.transaction() as con:
         rows = con.execute(_ROLLOUTS_TO_COPY, [list(originals), list(originals.values())]).fetchall()
         new, old = [key for key, _ in rows], [key for _, key in rows]
-        con.execute(_COPY_TRAJECTORY, [new, old, iteration_id])
+        con.execute(_COPY_TRAJECTORY, [new, old, iteration_id, None])
+    return new
+
+
+def evaluations_alike(
+    store: Store, run_id: str, stage: str, *, iteration: int, name: str, weights_sha256: str
+) -> list[str]:
+    """Return the ids of the evaluations named `name` of the same iteration of other runs, of equal
+    weights and with the same inputs of a stage; those of the oldest run first.
+    """
+    rows = store.rows(_EVALUATIONS_ALIKE, run_id, stage, iteration, name, weights_sha256)
+    return [evaluation_id for (evaluation_id,) in rows]
+
+
+def copy_episodes(store: Store, originals: Mapping[str, str], *, evaluation_id: str, iteration_id: str) -> list[str]:
+    """Copy stored episodes as episodes of another evaluation; return the trajectory ids of the
+    copies.
+
+    An episode that is already stored under its new id is left as it is.
+
+    Args:
+        originals: the id of the trajectory to copy, by the id of its copy.
+    """
+    with store.transaction() as con:
+        rows = con.execute(_EPISODES_TO_COPY, [list(originals), list(originals.values())]).fetchall()
+        new, old = [key for key, _ in rows], [key for _, key in rows]
+        con.execute(_COPY_TRAJECTORY, [new, old, iteration_id, evaluation_id])
+        con.execute(_COPY_EPISODE, [new, old, evaluation_id])
     return new
 
 
@@ -558,9 +585,30 @@ where t.source = 'rollout' and new_id not in (select trajectory_id from trajecto
 _COPY_TRAJECTORY = f"""
 insert into trajectory by name
 {_PAIRS}
-select t.* exclude (created_at) replace (new_id as trajectory_id, ? as iteration_id,
+select t.* exclude (created_at) replace (new_id as trajectory_id, ? as iteration_id, ? as evaluation_id,
     coalesce(t.copied_from, t.trajectory_id) as copied_from)
 from trajectory t join ids on t.trajectory_id = old_id
+"""
+_EVALUATIONS_ALIKE = """
+select e.evaluation_id
+from stage_input mine join stage_input other using (stage, input_id)
+join iteration i on i.run_id = other.run_id
+join evaluation e using (iteration_id)
+join checkpoint c on c.checkpoint_id = e.checkpoint_id
+where mine.run_id = ? and stage = ? and other.run_id <> mine.run_id
+    and i.iteration = ? and e.name = ? and c.weights_sha256 = ?
+order by other.created_at, other.run_id
+"""
+_EPISODES_TO_COPY = f"""
+{_PAIRS}
+select new_id, old_id from ids join trajectory t on t.trajectory_id = old_id
+where t.source = 'episode' and new_id not in (select trajectory_id from trajectory)
+"""
+_COPY_EPISODE = f"""
+insert into episode by name
+{_PAIRS}
+select e.* exclude (created_at) replace (new_id as trajectory_id, ? as evaluation_id)
+from episode e join ids on e.trajectory_id = old_id
 """
 
 
