@@ -169,11 +169,21 @@ def count_loops(actions: Sequence[str], length: int) -> int:
 
 def is_stuck(actions: Sequence[str]) -> bool:
     """Return whether a sequence of 1 to 5 actions occurs at least three times in a row."""
-    return any(
-        all(actions[i + k] == actions[i + k + length] for k in range(length * (_IN_A_ROW - 1)))
+    return first_loop(actions) is not None
+
+
+def first_loop(actions: Sequence[str]) -> tuple[int, int] | None:
+    """Return where the first sequence of 1 to 5 actions that occurs at least three times in a row
+    begins, from 0, and its length; None where there is none.
+    """
+    loops = (
+        (start, length)
+        for start in range(len(actions))
         for length in LOOP_LENGTHS
-        for i in range(len(actions) - length * _IN_A_ROW + 1)
+        if start + length * _IN_A_ROW <= len(actions)
+        and all(actions[start + k] == actions[start + k + length] for k in range(length * (_IN_A_ROW - 1)))
     )
+    return next(loops, None)
 
 
 def loops(episodes: Sequence[Sequence[str]]) -> Loops:

@@ -491,6 +491,8 @@ class IterationReport:
     """None if the run goes on with the last model."""
     alarms: tuple[Section, ...] = ()
     """The section on what was noticed while it worked; none where nothing was."""
+    failures: tuple[Section, ...] = ()
+    """The section on episodes that failed; none where none did."""
     funnel_title: str = "Training data"
     funnel: tuple[FunnelStage, ...] = ()
     worlds: Mapping[str, Counts] = field(default_factory=dict)

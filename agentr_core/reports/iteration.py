@@ -582,6 +582,7 @@ def sections(report: IterationReport) -> tuple[Section, ...]:
         _scores(report),
         *_held_out(report),
         _revision(report),
+        *report.failures,
         _loops(report),
         _funnel(report),
         *([Section("data-worlds", "Training data by world", (worlds(report.worlds),), note)] if report.worlds else []),

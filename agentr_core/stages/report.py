@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -18,6 +19,7 @@ from agentr_core.recipes.recipe import Recipe, identifying, shown
 from agentr_core.reports import wording
 from agentr_core.reports.document import (
     Bill,
+    Column,
     DepthScore,
     ErrorRecord,
     Estimate,
@@ -28,9 +30,11 @@ from agentr_core.reports.document import (
     Paragraph,
     PassAt,
     Promoted,
+    Row,
     Section,
     SetScore,
     StopCount,
+    Table,
     TokenCounts,
     Transcripts,
     Unfinished,
@@ -69,6 +73,7 @@ from agentr_core.store.queries.runs import (
     run_versions,
 )
 from agentr_core.store.queries.trees import providers
+from agentr_core.types import Trajectory
 
 # What served models read and wrote in an iteration, and what that costs at the recipe's prices.
 
@@ -348,6 +353,7 @@ def build_report(
         errors=errors,
         samples=tuple(samples),
         hashes={name: text for name, text in hashes.items() if text},
+        failures=failures(place, iteration),
     )
 
 
@@ -413,6 +419,73 @@ def build_outline(place: Workplace, iteration: int, board: Scoreboard, *, viewer
         viewer=viewer,
         rows={name: count for name, count in listed.items() if count},
     )
+
+
+_FAILURES = 5
+_EXCERPT = 90
+
+
+def failures(place: Workplace, iteration: int) -> tuple[Section, ...]:
+    """Return the section on failed held-out episodes: up to five, those first that the model before
+    had won, each with what went wrong in words; none where none failed.
+    """
+    own = ended_episodes(place, evaluation_id(place, iteration, TEST))
+    failed = [episode for episode in own if not episode.trajectory.success and episode.trajectory_id]
+    if not failed:
+        return ()
+    before = ended_episodes(place, evaluation_id(place, iteration - 1, TEST)) if iteration else []
+    won_before = {_key(episode) for episode in before if episode.trajectory.success}
+    lost = [episode for episode in failed if _key(episode) in won_before]
+    gained = sum(_key(e) in won_before for e in own if e.trajectory.success)
+    columns = (
+        Column("Instance", "text"),
+        Column("Problem", "text"),
+        Column("What went wrong", "text"),
+        Column("Steps"),
+        *([Column(wording.iteration(iteration - 1).capitalize(), "text")] if before else []),
+    )
+    rows = (
+        Row(
+            (
+                episode.instance.key,
+                _excerpt(episode.trajectory.first_observation.strip().rpartition("\n")[2]),
+                mishap(episode.trajectory),
+                str(len(episode.trajectory.steps)),
+                *(["won" if episode in lost else "lost"] if before else []),
+            )
+        )
+        for episode in [*lost, *(episode for episode in failed if episode not in lost)][:_FAILURES]
+    )
+    note = f"{len(failed)} of {len(own)} episodes failed."
+    if before:
+        name, won = wording.iteration(iteration - 1), len(own) - len(failed)
+        note += f" {name.capitalize()} had won {len(lost)} of them; {won - gained} that it lost are won now."
+    return (Section("failures", "Failed episodes", (Table(columns, tuple(rows)),), note),)
+
+
+def mishap(trajectory: Trajectory) -> str:
+    """Return a sentence on the first step with which a failed episode went wrong: one that was
+    refused, one from which on it repeats itself, else the one that it ended with.
+    """
+    steps = trajectory.steps
+    if not steps:
+        return f"no step; it ended by {wording.label(trajectory.stop)}"
+    actions = [step.action for step in steps]
+    refused = next((number for number, step in enumerate(steps) if step.valid is False), len(steps))
+    loop, length = metrics.first_loop(actions) or (len(steps), 0)
+    if loop < refused:
+        repeated = "; ".join(map(_excerpt, actions[loop : loop + length]))
+        return f"from step {loop + 1} on it repeats: {repeated}"
+    number = min(refused, len(steps) - 1)
+    step = steps[number]
+    how = "refused" if number == refused else f"last, ended by {wording.label(trajectory.stop)}"
+    answer = _excerpt(step.observation)
+    return f"step {number + 1}, {how}: {_excerpt(step.action or step.reply)}{f' → {answer}' if answer else ''}"
+
+
+def _excerpt(text: str) -> str:
+    """Return a text in one short line."""
+    return textwrap.shorten(text, _EXCERPT, placeholder="…")
 
 
 def alarm_section(place: Workplace, iteration: int) -> tuple[Section, ...]:
