@@ -42,6 +42,7 @@ from agentr_core.stages.report import (
     with_run,
 )
 from agentr_core.store.database import settled_state
+from agentr_core.store.queries.datasets import finished_evaluations
 from agentr_core.store.queries.runs import trained_iterations
 from agentr_core.system import write_text
 from tasks.wiring import RunRef, quiet_workplace, viewer_address, viewer_page
@@ -162,9 +163,13 @@ def write_reports(workspace: Path, prefix: str, *, viewer: str = VIEWER) -> list
     if place.recipe.compare.arms:
         return [_write_comparison(run)[0]]
     finished = _finished(place)
-    if not finished:
-        raise ConfigError(f"run {run.run_id} has trained no model yet, so there is nothing to report; let it go on")
-    return _written(run, finished, viewer=viewer)[0]
+    # A run that only evaluates a model has the page of that model.
+    if not finished and not finished_evaluations(place.store, run.run_id, after=-1):
+        raise ConfigError(
+            f"run {run.run_id} has neither trained nor evaluated a model yet, so there is nothing to report; let it "
+            "go on"
+        )
+    return _written(run, finished or [0], viewer=viewer)[0]
 
 
 def compare_runs(workspace: Path, prefixes: Sequence[str], *, viewer: str = VIEWER) -> tuple[str, Path]:

@@ -324,6 +324,8 @@ class IterationScore:
     success: Estimate
     reward: Estimate
     versus_base: Estimate | None = None
+    name: str = ""
+    """The name of a model that the run only evaluates; empty where it goes by its iteration."""
     steps_to_success: float | None = None
     """Mean steps of the successful episodes; None when there are none."""
     by_depth: tuple[DepthScore, ...] = ()

@@ -95,7 +95,7 @@ def scores(all_scores: Sequence[IterationScore], current: int, pending: Sequence
     rows = (
         Row(
             (
-                wording.iteration(score.iteration),
+                wording.model(score),
                 wording.percent(score.success.value),
                 wording.interval(score.success),
                 _whisker(score.success),
@@ -118,8 +118,7 @@ def lost(all_scores: Sequence[IterationScore]) -> list[str]:
     """
     ways = {"out": "left out of the means", "zero": "counted as failures with reward 0"}
     return [
-        f"{wording.iteration(score.iteration)}: episodes that failed for good, {ways[score.lost_as]}: "
-        f"{wording.count(score.lost)}."
+        f"{wording.model(score)}: episodes that failed for good, {ways[score.lost_as]}: {wording.count(score.lost)}."
         for score in all_scores
         if score.lost
     ]
@@ -138,7 +137,7 @@ def by_depth(all_scores: Sequence[IterationScore]) -> Table:
     columns = (
         Column("Depth", "text"),
         Column("Episodes"),
-        *(Column(wording.iteration(score.iteration), "meter") for score in all_scores),
+        *(Column(wording.model(score), "meter") for score in all_scores),
     )
     rows = []
     for depth in depths:
@@ -173,7 +172,7 @@ def sets(all_scores: Sequence[IterationScore], current: int, pending: Sequence[U
     rows = [
         Row(
             (
-                wording.iteration(score.iteration),
+                wording.model(score),
                 name,
                 wording.percent(found.success.value),
                 wording.interval(found.success),
@@ -217,7 +216,7 @@ def world_tables(all_scores: Sequence[IterationScore], current: int) -> Table:
             # Each world counts the same, however many episodes it has.
             cells = (
                 "mean of worlds",
-                wording.iteration(score.iteration),
+                wording.model(score),
                 wording.percent(_mean([world.success for world in score.worlds])),
                 wording.percent(_mean([world.reward for world in score.worlds])),
                 wording.NOTHING,
@@ -234,7 +233,7 @@ def _world_row(score: IterationScore, current: int, name: str, found: SetScore |
     return Row(
         (
             name,
-            wording.iteration(score.iteration),
+            wording.model(score),
             _measured(found.success),
             _measured(found.reward),
             gain(found.versus_base),
@@ -261,17 +260,17 @@ def set_by_depth(all_scores: Sequence[IterationScore], name: str, current: int) 
     """Return success on one set for each difficulty class (rows) and model (columns), and the
     current one's gain.
     """
-    played = [(score.iteration, found) for score in all_scores if (found := score.of_set(name))]
-    cells = {(iteration, part.depth): part for iteration, found in played for part in found.by_depth}
+    played = [(score, found) for score in all_scores if (found := score.of_set(name))]
+    cells = {(score.iteration, part.depth): part for score, found in played for part in found.by_depth}
     columns = (
         Column("Depth", "text"),
         Column("Episodes"),
-        *(Column(wording.iteration(iteration), "meter") for iteration, _ in played),
-        Column(f"{wording.iteration(current).capitalize()} against base"),
+        *(Column(wording.model(score), "meter") for score, _ in played),
+        *([Column(f"{wording.iteration(current).capitalize()} against base")] if current != BASE else []),
     )
     rows = []
     for depth in sorted({depth for _, depth in cells}):
-        parts = [cells.get((iteration, depth)) for iteration, _ in played]
+        parts = [cells.get((score.iteration, depth)) for score, _ in played]
         now = cells.get((current, depth))
         rows.append(
             Row(
@@ -279,7 +278,7 @@ def set_by_depth(all_scores: Sequence[IterationScore], name: str, current: int) 
                     str(depth),
                     wording.count(max(part.success.n for part in parts if part)),
                     *(_meter(part.success if part else None) for part in parts),
-                    gain(now.versus_base if now else None),
+                    *([gain(now.versus_base if now else None)] if current != BASE else []),
                 )
             )
         )
@@ -308,7 +307,7 @@ def pass_at(all_scores: Sequence[IterationScore]) -> Table:
             rows.append(
                 Row(
                     (
-                        wording.iteration(score.iteration),
+                        wording.model(score),
                         one.name,
                         f"pass@{at.k}",
                         wording.percent(at.success.value),
@@ -353,7 +352,7 @@ def revision(all_scores: Sequence[IterationScore], current: int) -> Table:
     rows = (
         Row(
             (
-                wording.iteration(score.iteration),
+                wording.model(score),
                 wording.percent(score.revision.value),
                 wording.interval(score.revision),
                 _whisker(score.revision),
@@ -383,7 +382,7 @@ def loops(all_scores: Sequence[IterationScore], current: int) -> Table:
     for score in all_scores:
         if score.loops:
             means: list[float | None] = [*score.loops, *[None] * (longest - len(score.loops))]
-            cells = (wording.iteration(score.iteration), *map(wording.decimal, means), wording.percent(score.looping))
+            cells = (wording.model(score), *map(wording.decimal, means), wording.percent(score.looping))
             rows.append(Row(cells, _tone(score, current)))
     return Table(columns, tuple(rows))
 

@@ -21,7 +21,7 @@ def render_markdown(report: IterationReport) -> str:
     """
     roles = "".join(f" · {escape(role)}: {escape(model)}" for role, model in report.roles.items())
     head = (
-        f"# {escape(report.recipe_name)}, {wording.iteration(report.iteration)}\n\n"
+        f"# {escape(report.recipe_name)}, {escape(wording.title(report))}\n\n"
         f"Run {_code(report.run_id)} · {escape(report.environment)} · {escape(report.model)}{roles} · "
         f"{escape(report.date)}\n"
     )

@@ -200,7 +200,7 @@ def _table(reports: Sequence[IterationReport]) -> Table:
         rows.append(
             Row(
                 (
-                    wording.iteration(score.iteration),
+                    wording.model(score),
                     wording.percent(score.success.value),
                     wording.interval(score.success),
                     against,
@@ -209,6 +209,20 @@ def _table(reports: Sequence[IterationReport]) -> Table:
                 )
             )
         )
+    rows += [
+        Row(
+            (
+                f"{wording.model(score)}, revision test",
+                wording.percent(score.revision.value),
+                wording.interval(score.revision),
+                wording.NOTHING,
+                wording.percent(score.revision_reward.value if score.revision_reward else None),
+                wording.count(score.revision.n),
+            )
+        )
+        for _, score in sorted(scores.items())
+        if score.revision
+    ]
     return Table(columns, (*rows, *unfinished_rows(columns, [one for one in pending if one.name == "test"])))
 
 
@@ -240,7 +254,7 @@ def _table_of_sets(scores: Sequence[IterationScore], pending: Sequence[Unfinishe
 def _set_row(name: str, score: IterationScore, success: Estimate, versus_base: Estimate | None) -> Row:
     return Row(
         (
-            wording.iteration(score.iteration),
+            wording.model(score),
             name,
             wording.percent(success.value),
             wording.interval(success),

@@ -67,7 +67,7 @@ def success(scores: Sequence[IterationScore], current: int) -> str:
         _error_bar(mark, x, score.success, y)
         ET.SubElement(mark, "circle", {"class": "dot", "cx": _at(x), "cy": _at(y(score.success.value)), "r": "4"})
         _text(mark, x, y(score.success.high) - 7, wording.percent(score.success.value), "middle", "number")
-        name = wording.iteration(score.iteration)
+        name = wording.model(score)
         _text(mark, x, height - 8, name if len(scores) <= _NAMED else name.split()[-1], "middle", "tick")
     return _markup(svg)
 

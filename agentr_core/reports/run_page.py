@@ -134,7 +134,7 @@ def _funnels(reports: Sequence[IterationReport]) -> Section:
         return not_measured("funnels", title, "no stage of data construction has been counted")
     tables = []
     for (kind, _), alike in kinds.items():
-        columns = (Column(kind, "text"), *(Column(wording.iteration(report.iteration)) for report in alike))
+        columns = (Column(kind, "text"), *(Column(wording.title(report)) for report in alike))
         rows = []
         for stages in zip(*(report.funnel for report in alike), strict=True):
             counts = (wording.count(stage.count) for stage in stages)
@@ -217,7 +217,7 @@ def _pages(reports: Sequence[IterationReport]) -> Section:
         rows.append(
             Row(
                 (
-                    Link(wording.iteration(report.iteration), f"{report_name(report.iteration)}.html"),
+                    Link(wording.title(report), f"{report_name(report.iteration)}.html"),
                     report.date,
                     success,
                     *counts,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 
-from agentr_core.reports.document import BASE, Estimate, Measured, TurnPart
+from agentr_core.reports.document import BASE, Estimate, IterationReport, IterationScore, Measured, TurnPart
 from agentr_core.texts import visible as visible
 
 MINUS = "\N{MINUS SIGN}"
@@ -98,6 +98,17 @@ def share(part: float, whole: float) -> float | None:
 def iteration(number: int) -> str:
     """Return the name of a model in a report: `base` or `iteration 2`."""
     return "base" if number == BASE else f"iteration {number}"
+
+
+def model(score: IterationScore) -> str:
+    """Return the name of the model that has a score."""
+    return score.name or iteration(score.iteration)
+
+
+def title(report: IterationReport) -> str:
+    """Return the name of the model that a report is about."""
+    score = report.score(report.iteration)
+    return model(score) if score else iteration(report.iteration)
 
 
 def label(slug: str) -> str:

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import get_args
 
 import yaml
@@ -71,6 +72,7 @@ from agentr_core.store.queries.runs import (
     promotion_of,
     request_use,
     run_versions,
+    trained_iterations,
 )
 from agentr_core.store.queries.trees import providers
 from agentr_core.types import Trajectory
@@ -215,8 +217,10 @@ class Scoreboard:
                 if on_set := self.measured(iteration, name):
                     sets.append(_set_score(name, split, on_set))
         loops = [measures[name].mean for length in metrics.LOOP_LENGTHS if (name := f"loops@{length}") in measures]
+        trained = iteration or trained_iterations(self._place.store, self._place.run_id)
         return IterationScore(
             iteration=iteration,
+            name="" if trained else Path(recipe.model.label).name,
             success=estimate(measures["success"]),
             reward=estimate(measures["reward"]),
             versus_base=finite(measures.get("gain_over_base")),
