@@ -152,6 +152,9 @@ def token_weights(
     return [1 / (episodes * (whole if loss_type == "grpo" else most)) for whole in wholes]
 
 
+# The old policy of the ratio is the sampler itself. Recomputing it, as most trainers do, leaves
+# episodes off-policy by what other kernels and bfloat16 change, which then needs a correction of
+# its own (truncated importance sampling); so the ratio itself is the weight.
 def surrogate(
     logprobs: Tensor,
     sampled_logprobs: Tensor,
