@@ -633,6 +633,7 @@ async def play_evaluations(place: Workplace, iteration: int, series: Sequence[Se
     return True
 
 
+# Rows, so that SQL, reports and the viewer show the same numbers, and none computes them anew.
 def keep_measures(place: Workplace, iteration: int, found: Sequence[tuple[Series, Measures]]) -> None:
     """Store the measures of evaluations, which finishes them."""
     checkpoint = place.trained(iteration)
