@@ -242,6 +242,8 @@ class ModelConfig:
     backend: Literal["transformers", "vllm", "openai"] = "transformers"
     path: str = ""
     """A Hugging Face model directory, relative to the working directory."""
+    # A phase after another is a second run, not a recipe of two methods, which would read the same
+    # sections in different ways. What an unfinished run promotes could still change.
     from_run: str = later("")
     """The id of a finished run in the same workspace, or the beginning of the id: when the recipe
     is loaded, the checkpoint that this run would go on from replaces `path`."""

@@ -98,8 +98,8 @@ def load_parent(model_dir: Path, config: TrainingConfig, *, zero3: bool) -> Pare
                 f"training all weights under ZeRO-3 cannot start from the adapter {model_dir}; publish merged "
                 "checkpoints (training.publish), or use zero2"
             )
-        # On from this adapter, not a second one on top: a checkpoint is one adapter on the first
-        # model.
+        # Training continues with this adapter and does not stack another: a checkpoint is a single
+        # adapter on the first model.
         model = PeftModel.from_pretrained(
             model, model_dir, is_trainable=bool(config.lora_r), autocast_adapter_dtype=not zero3
         )

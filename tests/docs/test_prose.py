@@ -46,7 +46,7 @@ def test_each_decision_is_a_line_that_names_the_file_with_its_reason() -> None:
     assert len(text.splitlines()) <= 250
     assert len(subjects) > 5
     for subject in subjects:
-        lines = subject.split("\n\n", 1)[1].splitlines()
+        lines = subject.strip().splitlines()
         listed = [re.fullmatch(r"- (2\d{3}-\d\d-\d\d) .*\w.*: `(\S+)`", line) for line in lines]
         assert all(listed), [line for line, found in zip(lines, listed, strict=True) if not found]
         dates, files = zip(*(found.groups() for found in listed if found), strict=True)

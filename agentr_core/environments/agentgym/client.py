@@ -164,8 +164,8 @@ class Connection:
             self._lent.add(env_id)
             return self.restarts
 
-    # Most of the servers never free an environment. Lent again, there are as many as episodes in
-    # flight, not one for each episode.
+    # Most of the servers never free an environment. Since each is lent again, there are only as
+    # many as episodes in flight.
     def spare(self) -> tuple[int, int] | None:
         """Return the id of an environment that was given back, which is then lent to the caller,
         and the number of restarts so far; None if there is none.

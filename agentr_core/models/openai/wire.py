@@ -229,7 +229,7 @@ class Choice(Strict):
             raise ModelFault(f"the server withheld a reply: {message.withheld or 'its content filter cut it'}")
         if strange := sorted({part.type for part in message.parts} - {*_TEXT_PARTS, *_THOUGHT_PARTS, "refusal"}):
             raise MalformedReply(f"reply {self.index} has parts that are not text: {', '.join(strange)}")
-        # Null is no ending, either: servers that break off send it, too.
+        # No finish reason is a fault, too: servers that broke off send null.
         if self.ending is None:
             if not self.finish_reason:
                 raise MalformedReply(

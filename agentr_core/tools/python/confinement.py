@@ -171,7 +171,7 @@ class Level(StrEnum):
         return self.value + ("" if self.includes(Level.LANDLOCK) else ", where code can use your files")
 
 
-# A warning about a weaker level would be overlooked, and code could read the user's files.
+# Never a weaker level with a warning, which nobody would see while code reads their files.
 STRICTEST = "strictest"
 """The name for the strictest level that holds on this machine and keeps code from the user's files;
 a weaker one must be named.
