@@ -148,6 +148,8 @@ class Environment(ABC):
     """
     blocking: bool = False
     """Whether calls wait for something outside the process, and so belong in a thread."""
+    # An attribute of the world, not a field of the recipe: what is too long differs between a
+    # browser and a simulator, and whoever writes the world knows it.
     time_limit: float | None = None
     """The seconds that one call of a world that blocks, such as a reset or a step, may take.
 
@@ -251,6 +253,8 @@ class Environment(ABC):
         "question" in its info; nothing else in that transition counts, and `answer` goes on.
         """
 
+    # Two calls, so that a world holds neither a thread nor a client of a model while one is asked,
+    # and the questions of hundreds of episodes share batches.
     def answer(self, reply: str) -> Transition:
         """Return how the step goes on, given the reply to its last question without its thoughts;
         empty if it was cut within them. The step is done once this returns a transition without a
@@ -322,6 +326,8 @@ class Environment(ABC):
         """
         return self.reset(instance)
 
+    # Three renamings of one goal are not three independent goals: intervals are clustered by
+    # origin, and variants of a held-out instance are kept out of training.
     def origin(self, instance: Instance) -> Instance:
         """Return the instance that this one is a variant of; itself if there is none."""
         return instance
@@ -406,6 +412,7 @@ Check = Callable[..., Any]
 """Calls a method of a world with its arguments, and returns its result once that is checked."""
 
 
+# The methods of the class are replaced, so that no caller can forget the check.
 class _Checked:
     """A method of a world's class whose results are checked; a static or class method stays one."""
 

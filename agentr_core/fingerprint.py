@@ -28,6 +28,8 @@ def derive_seed(*parts: Any) -> int:
     return int.from_bytes(hashlib.sha256(canonical(parts).encode()).digest()[:8], "big") >> 1
 
 
+# So recipes gain fields, and all runs that were made before keep their ids. Such a default never
+# changes.
 def later(default: Any = dataclasses.MISSING, *, default_factory: Any = dataclasses.MISSING) -> Any:
     """Return a dataclass field that was added after values had been stored: at its default it is
     left out of ids.

@@ -270,4 +270,6 @@ def configured(app: ASGIApp, **settings: Any) -> uvicorn.Config:
     """Return the configuration with which applications are served."""
     # The connection is kept for longer than clients keep an idle one, so that none is closed under
     # a request.
+    # `Watched` derives from the protocol of h11, so httptools is not used even where it is
+    # installed.
     return uvicorn.Config(app, http=Watched, ws="none", timeout_keep_alive=75, **settings)

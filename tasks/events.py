@@ -65,6 +65,7 @@ def collected(
         anew: whether the server shall keep the event even if it has the same one already.
     """
     more = {"trajectories": trajectories, "parameters": again, "page": viewer_page("run", place.run_id)}
+    # A label, since triggers of Prefect count events and cannot add up numbers in them.
     label = {"agentr.enough": "true" if enough else "false"}
     # The number of trajectories tells one such event from the others of its iteration.
     key = f"{_iteration(place, iteration)}/{trajectories}/{enough}{f'/{uuid4()}' if anew else ''}"

@@ -54,6 +54,8 @@ def with_workers(place: Workplace) -> Workplace:
     return replace(place, spread=partial(spread, place.recipe, place.run_id, at=place.started_at()))
 
 
+# By task runners, not work pools: a pool would make a flow run of each shard, send its rows through
+# result storage, and not notice a killed worker by itself.
 @task(task_run_name="{name}", **OPTIONS)
 async def work(name: str, order: bytes) -> Batch:
     """Work through a pickled `Order`. The task has no tags: its stage already holds their slots,

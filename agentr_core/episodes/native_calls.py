@@ -139,6 +139,8 @@ def calling(tool: Tool, *texts: str, beside: str = "") -> str:
 # `tool`; the observation after a reply without a readable call is a user turn.
 
 
+# A call stays the text that was sampled, so that its tokens are trained as they were; only the
+# adapter of OpenAI's protocol makes fields of it, and text of fields.
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeTurns(Turns):
     """Reply and result in turns, after tools, instruction and first observation.

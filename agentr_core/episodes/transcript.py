@@ -274,6 +274,7 @@ class Until:
     stop: tuple[str, ...]
 
 
+# What a small model writes after its first action is invented, and keeping it would train it.
 def _up_to_action(env: Any, sampling: Sampling) -> Sampling:
     """Return the settings for a reply to an environment, which may end at its first action."""
     until: Until | None = env.until

@@ -47,6 +47,7 @@ def supervised(recipe: Recipe, iteration: int, *, anew: bool = False) -> Trainin
     )
 
 
+# A run may have both trainings (`agent_r.phases`), and they cannot share a learning rate.
 def reinforced(recipe: Recipe, *, anew: bool = False) -> Training:
     """Return group RL that goes on from the last policy; settings of section `grpo` take precedence
     over section `training`.

@@ -19,6 +19,8 @@ from agentr_core.types import Generation, Request
 # alternative is `batching`.
 
 
+# Not in batches: one would wait for its slowest reply, fail as a whole, and be sent, and paid for,
+# again in halves.
 class Relay:
     """A sender of requests one by one, so that a fault belongs to one request alone. It has
     `Batcher`'s methods.

@@ -17,6 +17,7 @@ from agentr_core.recipes.fields import BeyondProtocol, Count, Natural, Positive,
 # Secrets in a recipe's data: given as names of environment variables, since recipes are stored and
 # shown.
 
+# To mask them in the store would not do: a resumed run would send the mask.
 _REFERENCE = re.compile(r"\$\{([A-Z][A-Z0-9_]*)\}")
 """A reference to an environment variable, which must be the whole text, such as `${SEARCH_KEY}`."""
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+")
@@ -241,6 +242,8 @@ class ModelConfig:
     backend: Literal["transformers", "vllm", "openai"] = "transformers"
     path: str = ""
     """A Hugging Face model directory, relative to the working directory."""
+    # A phase after another is a second run, not a recipe of two methods, which would read the same
+    # sections in different ways. What an unfinished run promotes could still change.
     from_run: str = later("")
     """The id of a finished run in the same workspace, or the beginning of the id: when the recipe
     is loaded, the checkpoint that this run would go on from replaces `path`."""
@@ -261,6 +264,8 @@ class ModelConfig:
     one thread each, or one for each GPU. Small models gain from this, since threads of one process
     wait for each other at every operation. A model whose matrix products keep all processors busy
     does not, and each process holds all weights. Not part of a run's identity."""
+    # No limit on batches, which may take an hour, and no heartbeat from another thread, which goes
+    # on while the computation stands still.
     worker_timeout: Annotated[float, Field(ge=1)] = later(600.0)
     """Seconds after which a worker that begins no forward pass counts as hung. It is then replaced,
     as one that dies is, and what it was asked is asked again. Loading its weights must take less,
@@ -355,6 +360,7 @@ def model_faults(section: str, model: ModelConfig) -> list[str]:
     return faults
 
 
+# Users name the GPUs: which of them a training or another run takes is not known here.
 def gpu_faults(models: Mapping[str, ModelConfig]) -> list[str]:
     """Return what is wrong with the GPUs of served models, given by their sections, one sentence
     each. Identical models share a server, except with the actor, whose weights change.

@@ -80,6 +80,8 @@ class Recipe:
     one that succeeds most often on `evaluation.development` (`best`), among all so far and the
     model that the run begins with."""
     environment: EnvironmentConfig = EnvironmentConfig()
+    # Code that lists instances, checks and plans reads the recipe of one world (`in_world`), and so
+    # knows nothing of several.
     environments: dict[str, WorldConfig] = later(default_factory=dict)
     """Several worlds in which one model acts, by name, in place of `environment` and `instances`.
     """

@@ -318,6 +318,8 @@ def identity(model: ModelConfig) -> str:
     return weights_sha256(Path(model.path))
 
 
+# A role, not a second meaning of `model`: training, evaluation and promotion go on from one actor.
+# As a checkpoint of the store it can collect what the actor collects.
 def teacher_of(recipe: Recipe) -> Checkpoint | None:
     """Return the teacher of a recipe as the store knows it, or None where it has none. Raises as
     `identity`.

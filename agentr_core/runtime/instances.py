@@ -216,6 +216,7 @@ def _some(listed: Sequence[Instance], split: str, limit: int, field: str, *, spr
     return tuple(listed[position * len(listed) // limit if spread else position] for position in range(limit))
 
 
+# A later stage that chose again would open every world to list it, and could choose otherwise.
 async def separate_instances(place: Workplace, iteration: int) -> tuple[Instance, ...]:
     """Return the instances of an iteration, once these and the held-out ones are stored and checked
     not to overlap.

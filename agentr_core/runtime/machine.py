@@ -109,6 +109,7 @@ def _number(file: Path) -> int | None:
         return None
 
 
+# Were `auto` part of an id, a run could be resumed in another number format on another machine.
 def settled(recipe: Recipe) -> Recipe:
     """Return a recipe in which each `auto` of `dtype`, `bf16` and `num_processes` is replaced by
     what suits this machine.

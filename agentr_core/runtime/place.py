@@ -295,6 +295,8 @@ class Method:
 class Workplace(Equipment):
     """Everything a stage needs; made by the caller."""
 
+    # Handed in by whoever knows the method, since methods import what recipes and stages are made
+    # of.
     method: Method
     """The method of the recipe."""
     root: Path

@@ -609,6 +609,8 @@ def _inputs(place: Workplace, now: datetime) -> list[Rows]:
     return [stage_input_rows(place.run_id, inputs)]
 
 
+# The hash is a row and not part of the id, which would have changed the ids of all runs with
+# general data.
 def _general_data(place: Workplace) -> list[Rows]:
     """Return the row of what is in the file of general data; none where it is stored already.
 

@@ -150,6 +150,8 @@ def thought_in(answer: Answer) -> str:
     return " ".join(said[: label.start() if label else None].split())
 
 
+# One question a step, with what the expert had seen by then: thoughts that are asked for together
+# may know later steps, and a model that learns from them learns to guess.
 def writing(bare: Bare) -> Generator[Asked, Answer, Written]:
     """Yield the questions about one episode, step by step, take the answers, and return the episode
     with its thoughts, or why it gets none.
@@ -387,6 +389,7 @@ def expert_trajectory(env: Environment, instance: Instance) -> Trajectory | None
     return trajectory
 
 
+# Only the replies of a file count: what they lead to is the world's word, not the file's.
 def replayed(env: Environment, demonstration: Demonstration) -> tuple[Trajectory, str]:
     """Return a demonstration played live, and how it falls short of what its file claims, empty if
     it is sound.

@@ -675,6 +675,7 @@ def _take_over(place: Workplace, iteration: int, series: Series, checkpoint: Che
         missing = {key: plan for key, plan in missing.items() if episode_id(series.evaluation_id, key) not in copied}
 
 
+# Rows, so that SQL, reports and the viewer show the same numbers, and none computes them anew.
 def keep_measures(place: Workplace, iteration: int, found: Sequence[tuple[Series, Measures]]) -> None:
     """Store the measures of evaluations, which finishes them."""
     checkpoint = place.trained(iteration)

@@ -207,6 +207,7 @@ def plan(
     while trained < max_tokens:
         order.append(next(stream))
         trained += tokens[order[-1]]
+    # The authors of Agent-R count in tokens: their trainer packs rows of full length.
     if step_tokens:
         steps: list[list[int]] = [[]]
         room = step_tokens

@@ -98,6 +98,8 @@ def load_parent(model_dir: Path, config: TrainingConfig, *, zero3: bool) -> Pare
                 f"training all weights under ZeRO-3 cannot start from the adapter {model_dir}; publish merged "
                 "checkpoints (training.publish), or use zero2"
             )
+        # Training continues with this adapter and does not stack another: a checkpoint is a single
+        # adapter on the first model.
         model = PeftModel.from_pretrained(
             model, model_dir, is_trainable=bool(config.lora_r), autocast_adapter_dtype=not zero3
         )
@@ -107,6 +109,7 @@ def load_parent(model_dir: Path, config: TrainingConfig, *, zero3: bool) -> Pare
     return Parent(model if config.lora_r else merge(model).requires_grad_(True), tokenizer, dtype, None)
 
 
+# From a fresh copy: the weights in training may be split (ZeRO-3) or rounded (QLoRA).
 def merged(base: Path, adapter: Path, dtype: torch.dtype) -> Any:
     """Return the model in `base`, on the CPU, with an adapter added to its weights in 32 bits, and
     then converted to `dtype`. Raises `TrainingFault` as `merge` does.
@@ -172,6 +175,7 @@ def read_weights(path: Path, config: TrainingConfig, *, zero3: bool) -> tuple[An
     which it is stored.
     """
     attention = {"attn_implementation": config.attn_implementation} if config.attn_implementation else {}
+    # Weights that are not trained need no 32 bits, and LoRA is meant to save memory.
     as_it_is = bool(config.lora_r and config.bf16 and not config.lora_modules_to_save)
     if config.load_in_4bit or zero3:
         dtype = AutoConfig.from_pretrained(path).dtype or torch.float32

@@ -173,6 +173,8 @@ class FollowsPlan:
         """Return what is watched of a logged step."""
         return {"gradient_norm": entry.get("grad_norm")}
 
+    # By the share of the seconds that has passed: nobody knows how many steps fit into them, and
+    # every arm of a comparison must have its whole schedule.
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Return the schedule over the steps, or over the seconds if time is the budget."""
         if not self._max_seconds:

@@ -53,6 +53,7 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
 """The names of the folders and pages of reports."""
 
 
+# Escaping and this policy each suffice alone; a test with a browser tries both.
 class Sealed:
     """An application whose answers get headers that keep the shown texts from running or loading
     anything.

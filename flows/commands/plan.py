@@ -261,6 +261,7 @@ def _within(field: str, sections: Iterable[str]) -> bool:
     return any(field == section or field.startswith(f"{section}.") for section in sections)
 
 
+# Under each stage that reads it, a field would be told many times, and one that none reads never.
 def _of_fields(fields: Sequence[FieldValue], idle: Sequence[FieldValue] = ()) -> list[str]:
     """Return fields as lines: one for each that has been changed, also of those in `idle`, which
     the run does not read; the others share lines, by section.

@@ -1,4 +1,4 @@
-"""Prose in Markdown: lines that fit, and contents that are those of the page."""
+"""Prose in Markdown: lines that fit, the table of the log, and the list of decisions."""
 
 import re
 import subprocess
@@ -40,11 +40,15 @@ def test_the_log_lists_each_of_its_entries_once_the_newest_first() -> None:
     assert all(name.startswith(date) for date, name in rows)
 
 
-def test_contents_are_those_of_the_page() -> None:
+def test_each_decision_is_a_line_that_names_the_file_with_its_reason() -> None:
     text = ROOT.joinpath("agentr_core", "DECISIONS.md").read_text(encoding="utf-8")
-    headings = re.findall(r"^## (?!Contents$)(.+)$", text, re.M)
-    anchors = [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
-    listed = re.findall(r"^- \[(.+)\]\(#(.+)\)$", text, re.M)
-    assert listed == list(zip(headings, anchors, strict=True))
-    assert len(set(anchors)) == len(anchors)
-    assert not re.search(r"\S ## ", text), "a heading stands inside a paragraph"
+    subjects = re.split(r"^## .+$", text, flags=re.M)[1:]
+    assert len(text.splitlines()) <= 250
+    assert len(subjects) > 5
+    for subject in subjects:
+        lines = subject.strip().splitlines()
+        listed = [re.fullmatch(r"- (2\d{3}-\d\d-\d\d) .*\w.*: `(\S+)`", line) for line in lines]
+        assert all(listed), [line for line, found in zip(lines, listed, strict=True) if not found]
+        dates, files = zip(*(found.groups() for found in listed if found), strict=True)
+        assert list(dates) == sorted(dates)
+        assert not [file for file in files if not (ROOT / "agentr_core" / file).exists() and not (ROOT / file).exists()]

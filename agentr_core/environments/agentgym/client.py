@@ -164,6 +164,8 @@ class Connection:
             self._lent.add(env_id)
             return self.restarts
 
+    # Most of the servers never free an environment. Since each is lent again, there are only as
+    # many as episodes in flight.
     def spare(self) -> tuple[int, int] | None:
         """Return the id of an environment that was given back, which is then lent to the caller,
         and the number of restarts so far; None if there is none.
@@ -483,6 +485,8 @@ class AgentGymWorld(Environment):
             if closed:
                 self._release()
 
+    # The servers know no idempotency key, so a step without an answer may have been carried out:
+    # sending it once more could do it twice.
     def _insist(self, attempt: Callable[[], T]) -> T:
         """Return the result of an attempt; after a fault, give up the environment and try again in
         a fresh one.

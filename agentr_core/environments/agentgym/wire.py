@@ -345,6 +345,7 @@ def _is_finite(value: float) -> bool:
 
 _TOOLS = Wire(item="id", id_key="env_idx", bare_id=True, item_at_create=True, first="text", before="Action: ")
 
+# A wrong row is wrong in client and server alike, so tests compare rows with literal exchanges.
 WIRES: Mapping[str, Wire] = {
     "textcraft": Wire(item="data_idx", created_ready=True, closes=True),
     "sciworld": Wire(item="data_idx", introduction="task_description", reward="score", scale=100.0, closes=True),

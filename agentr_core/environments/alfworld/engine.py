@@ -33,6 +33,8 @@ class Mark:
     removed: frozenset[Any]
 
 
+# Not the package `alfworld`: it sets variables and makes folders when it is imported. What is
+# overridden and read here is not public, so pyproject.toml bounds the versions of TextWorld.
 class HouseGame(PddlEnv):  # type: ignore[misc]
     """A game, with things named as ALFWorld names them. Each object has its own copy of Fast
     Downward's library (33 MB).

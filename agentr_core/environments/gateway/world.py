@@ -89,6 +89,8 @@ def _presence(url: str, token: str, process: int) -> _Presence:
     return _Presence(url, token)
 
 
+# An agent cannot choose its instance: groups and held-out sets need to know which one is played
+# before the episode begins. As a world, it has the plans, seeds, retries and lineage of all others.
 class Gateway(Environment):
     """Episodes played by outside agents, which connect to a gateway (`agentr gateway`) at `url`.
 

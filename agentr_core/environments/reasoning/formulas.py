@@ -300,6 +300,9 @@ Value = Any
 """A `Fraction`, or a number of mpmath."""
 
 
+# Why not math-verify: its time limits are signals, which work in the main thread alone, and worlds
+# answer in threads; it reads the first number of a text, so that 12:30 equals 12:45. SymPy's
+# `parse_expr` runs its input as Python.
 class Unreadable(Exception):
     """A text that is not a formula, or is too large."""
 

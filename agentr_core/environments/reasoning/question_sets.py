@@ -86,6 +86,7 @@ def load(sets: tuple[str | QuestionFile, ...], domains: tuple[tuple[str, Domain]
         for split, row, where in _rows(file):
             problem = problem_of(row, where, source=file.source, domains=domain_of)
             if not problem.id:
+                # Not the row's number, which changes when a row before it is removed.
                 name = f"{problem.source}-{fingerprint(problem.question, problem.golds)[:8]}"
                 equal[name] += 1
                 problem = replace(problem, id=name if equal[name] == 1 else f"{name}-{equal[name]}")

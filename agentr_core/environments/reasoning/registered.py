@@ -49,6 +49,8 @@ class Reasoning(ReasoningWorld):
         """
         return 4
 
+    # The registry reads the options of a recipe from this signature, so it is long: records as
+    # parameters would put the nesting of the code into every recipe.
     def __init__(
         self,
         *,

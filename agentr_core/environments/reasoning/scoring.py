@@ -231,6 +231,7 @@ _LETTERED = re.compile(
 )
 """The letter of an option, and what follows it, such as its text."""
 
+# By words alone, "yes and no" would earn two thirds where "yes" is right.
 _WHOLE = frozenset({"yes", "no", "noanswer"})
 """Answers that are right or wrong as a whole: part of one is another answer."""
 

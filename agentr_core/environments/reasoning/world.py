@@ -291,6 +291,7 @@ class ReasoningWorld(Environment):
         self._heard = ""
         return problem.question
 
+    # Tools that were called again might answer otherwise: code prints the time, the web changes.
     def resume(self, instance: Instance, steps: Sequence[Step]) -> str:
         """Put the episode into the state after recorded steps, without calling tools, and return
         the question. A step without a recorded validity was written into the turn and never taken.

@@ -294,6 +294,7 @@ class SciWorld(Environment):
         truncated = not terminated and late
         self._episode = Episode(path=path, best=best, over=terminated or truncated)
         info: dict[str, Any] = {
+            # ETO's code counts every episode that the simulator ended, even by a wrong focus.
             "success": reward == 1.0,
             "valid": not answer.observation.startswith((UNKNOWN, NO_CHOICE)),
             "raw_score": answer.score,

@@ -609,6 +609,8 @@ def _compared(text: str) -> str:
     return utils.default_process(text.translate(_DROPPED))
 
 
+# The default, since the published tagger is 500 MB. In the published tests' examples the shares
+# differ by at most 0.05, on the same side of each threshold.
 def word_nouns(title: str) -> list[str]:
     """Return the words of a title except function words and numbers.
 

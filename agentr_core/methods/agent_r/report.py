@@ -232,6 +232,7 @@ TITLE = "Judge beside the tree's values"
 _FARTHEST = 5
 """Distances of this much or more share the outermost bars."""
 Witnesses = Callable[[PathAudit], tuple[int | None, int | None]]
+# A drop is from the mean of the siblings, not from the best of them, which is high by chance.
 _COMPARED: dict[str, Witnesses] = {
     "judge and tree": lambda one: (one.judge, one.tree),
     "judge and oracle": lambda one: (one.judge, one.oracle),

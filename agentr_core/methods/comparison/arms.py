@@ -31,6 +31,8 @@ OF_SAMPLES = ("critique.", "pairs.", "splice.")
 its own, made of the trees of the pool.
 """
 OF_POOL = ("data.windowed",)
+# Tokens fix the steps in advance, the same on any machine; how many fit into seconds depends on its
+# load.
 BUDGET = ("training.max_tokens", "training.max_seconds", "eto.dpo.max_tokens")
 RUNS = "compare-runs"
 SAME = ("name", "workspace", "seed", "environment", "model", "instances.test", "evaluation", "compare", "scale")

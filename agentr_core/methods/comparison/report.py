@@ -53,6 +53,8 @@ def episodes_by_set(place: Workplace, iteration: int) -> EpisodesBySet:
     return {name: episodes for name, episodes in found.items() if episodes}
 
 
+# Student's interval over three seeds is wide, and ignores that all arms played the same instances:
+# it says how much another seed may change, this one how sure a difference is on these instances.
 def differences(models: Mapping[str, Mapping[int, EpisodesBySet]]) -> tuple[Difference, ...]:
     """Return the difference in success between every two models on each set.
 

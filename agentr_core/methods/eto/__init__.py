@@ -96,6 +96,8 @@ _FUNNELS: dict[Phase, Funnel] = {
 }
 
 
+# The baselines (SFT, RFT) and the variant without an expert are other orders of the same
+# iterations, so that resume, evaluation and report know nothing of them.
 def phase_of(eto: EtoConfig, iteration: int) -> Phase:
     """Return the phase of an iteration, counted from 1: what it trains on."""
     return in_iteration(eto.phases, iteration)

@@ -396,6 +396,8 @@ class Rollouts:
             effort += took
         return groups, effort
 
+    # No evaluation: that is of a checkpoint, one an iteration, and a policy between two steps is
+    # none. Its seeds are its own, so that a training comes out the same without it.
     async def validate(self, step: int, policy: Checkpoint) -> None:
         """Have a policy play the development set after a step, and store its episodes as a
         validation. Those that are stored already are not played again.

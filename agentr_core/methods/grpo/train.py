@@ -296,6 +296,8 @@ async def _train(place: Workplace, iteration: int, instances: Sequence[Instance]
         clock.tokens = (clock.tokens or 0) + aside.effort().tokens
 
 
+# Not TRL's GRPOTrainer, which owns its loop: it takes prompts from a data loader, samples again
+# what it has sampled before a restart, and cannot draw other groups for those without contrast.
 @dataclass(slots=True)
 class _Training:
     """A training in progress."""

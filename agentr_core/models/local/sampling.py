@@ -95,6 +95,7 @@ class Logits:
         return weights, weights.sum(dim=-1).double()
 
 
+# Not by Gumbel noise, which draws a number for each token of the vocabulary.
 def choose(
     logits: Logits,
     temperature: Tensor,

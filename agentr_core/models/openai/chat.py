@@ -372,6 +372,8 @@ class OpenAIModel:
     async def _part(self, body: dict[str, Any], request: Request, limit: int) -> list[Generation]:
         return await self._ask(body, lambda payload: read_completion(payload, request, n=body["n"], limit=limit))
 
+    # A refusal alone ends no path: each server words it differently, and length is not the only
+    # reason. Nothing is learned from earlier requests: a reply must not depend on them.
     async def _measure(self, request: Request) -> int:
         """Return the server's count of the tokens in a prompt, or our own if the server does not
         tell.

@@ -229,6 +229,7 @@ class Choice(Strict):
             raise ModelFault(f"the server withheld a reply: {message.withheld or 'its content filter cut it'}")
         if strange := sorted({part.type for part in message.parts} - {*_TEXT_PARTS, *_THOUGHT_PARTS, "refusal"}):
             raise MalformedReply(f"reply {self.index} has parts that are not text: {', '.join(strange)}")
+        # No finish reason is a fault, too: servers that broke off send null.
         if self.ending is None:
             if not self.finish_reason:
                 raise MalformedReply(
@@ -255,6 +256,8 @@ class Choice(Strict):
             if not helper:
                 count = len(self.token_ids or ()) or total
                 raise MalformedReply(f"reply {self.index} is a thought that was cut after {count} tokens; {_THINKS}")
+        # A broken server and a model that ends its turn at once look the same; only token ids tell
+        # them apart.
         elif not message.text and not self.token_ids:
             hint = _THINKS if self.is_cut else _PARSED if message.thinks else _PROVES
             raise MalformedReply(f"reply {self.index} is empty after {total} tokens; {hint}")

@@ -18,6 +18,8 @@ from contextlib import suppress
 
 GRACE = 10.0
 """Seconds for an orderly exit before the program is killed."""
+# This signal alone is not enough: it is sent when the parent's thread ends, and stages start
+# servers from threads.
 _SET_PARENT_DEATH_SIGNAL = 1
 
 

@@ -95,6 +95,8 @@ class _Weights(_Strict):
     version: str
 
 
+# Token ids, not the chat endpoint: that renders with its own copy of the template and tokenises
+# earlier replies anew, so the tokens that are trained would not be those that were sampled.
 def body(
     request: Request, prompt: Sequence[int], *, served_name: str, limit: int, stop_ids: Collection[int], seeds: bool
 ) -> dict[str, Any]:
@@ -244,6 +246,9 @@ class VllmModel:
                     self._addresses = addresses
             return self._addresses
 
+    # A file that vLLM reads again is the one way for CPUs and GPUs, for whole weights and merged
+    # adapters, and for any number of workers; a replica that is restarted finds it, too. Weight
+    # transfer needs NCCL or CUDA IPC.
     async def reload(self, weights: Path) -> None:
         """Have all replicas take over the weights of a safetensors file, without a restart, once
         the replies under way are done. Whatever they computed with the old ones is dropped.

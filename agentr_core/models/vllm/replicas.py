@@ -556,6 +556,8 @@ class Replicas:
             for replica in self._replicas:
                 replica.suspected |= replica.address == address
 
+    # By a restart: it serves whole weights and adapters alike, and needs neither vLLM's development
+    # mode nor LoRA updates at run time, which leave a prefix cache of the weights before.
     def serve(self, launch: Launch) -> None:
         """Serve another model in the same way on the same ports: stop the replicas, and let
         `advance` start new ones.

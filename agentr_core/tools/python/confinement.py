@@ -171,6 +171,7 @@ class Level(StrEnum):
         return self.value + ("" if self.includes(Level.LANDLOCK) else ", where code can use your files")
 
 
+# Never a weaker level with a warning, which nobody would see while code reads their files.
 STRICTEST = "strictest"
 """The name for the strictest level that holds on this machine and keeps code from the user's files;
 a weaker one must be named.
@@ -181,6 +182,8 @@ CANDIDATES = tuple(level for level in reversed(Level) if level is not Level.NONE
 
 # Linux system calls that Python's library lacks.
 
+# By ctypes, since pyseccomp needs a C library that is not everywhere, and the package landlock has
+# no rules for TCP and signals.
 PR_SET_PDEATHSIG = 1
 PR_SET_SECCOMP = 22
 PR_SET_CHILD_SUBREAPER = 36

@@ -95,6 +95,7 @@ class Watch:
     def _excess(self) -> str:
         """Return which limit that the kernel does not enforce is exceeded, or "" if none is."""
         limits = self._limits
+        # Not by RLIMIT_NPROC, which counts all processes of the user and does not hold for root.
         tasks = sum(len(_listed(f"/proc/{process}/task")) for process in _descendants(os.getpid()))
         if tasks > limits.tasks:
             return f"more than {limits.tasks} threads and processes"

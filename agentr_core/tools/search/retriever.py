@@ -422,6 +422,8 @@ def split(text: str) -> Iterator[str]:
 ENGLISH = analyser(split, stemmer="english")
 
 
+# Of the libraries, bm25s needs numpy alone and maps its index into memory; rank-bm25 keeps the
+# words of all documents in Python lists, and reads them all for each query.
 class Bm25:
     """A ranking of documents by the words that they share with a query. Threads may share it."""
 

@@ -306,6 +306,8 @@ class Once:
             with self._lock:
                 del self._under_way[identity]
 
+    # A read of the store takes 10 ms: only answers that are there are read, by a list that is read
+    # once.
     def _known(self, kept: Kept) -> Collection[str]:
         """Return the identities that were kept at the first call of this method."""
         with self._listing:

@@ -64,6 +64,8 @@ def step_advantages(
     return [[advantage / unit for advantage in of_steps] for of_steps in by_episode]
 
 
+# Actions, since thoughts hardly ever agree; observations too, so that a choice gets no credit for
+# luck in the world.
 def _path(episode: Trajectory) -> list[tuple[tuple[object, ...], tuple[object, ...]]]:
     """Return the state and the choice of each step: the pairs of action and observation before the
     step, and those pairs with its action.

@@ -152,6 +152,9 @@ def token_weights(
     return [1 / (episodes * (whole if loss_type == "grpo" else most)) for whole in wholes]
 
 
+# The old policy of the ratio is the sampler itself. Most trainers recompute it with their own
+# kernels, so that episodes are off-policy from the start, and correct that by truncated importance
+# sampling. Here the ratio is the importance weight, and the clip truncates it.
 def surrogate(
     logprobs: Tensor,
     sampled_logprobs: Tensor,

@@ -66,6 +66,8 @@ def make_learner(
     return Ranks(model_dir, training, grpo, updates=updates, most=most, folder=folder, seed=seed)
 
 
+# The run holds no policy itself: a collective operation that waits for a lost process ends in no
+# other way than with its process.
 class Ranks:
     """A `Learner` whose work several processes share, with the same methods; `close` it.
 

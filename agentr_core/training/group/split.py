@@ -27,6 +27,8 @@ from agentr_core.training.process import read_zero, splits_weights
 _TAG = "state"
 
 
+# PyTorch and DeepSpeed are called directly: Accelerate leaves FSDP out on a CPU, and a Trainer
+# wants its rows before it begins.
 class Whole:
     """One process alone, with the whole policy. The other ways to hold it are subclasses.
 

@@ -102,6 +102,8 @@ class BaseConfig:
     """Share of the expert episodes in which the expert misreads a command for some replies, which
     are not trained.
     """
+    # A model that saw right moves alone is certain of its mistakes, too: it makes them in eight
+    # episodes of eight, and neither a search nor a group has anything to learn from.
     careless_share: Unit = 0.0
     """Share of the expert episodes in which the expert is careless; `mistake_share` then counts
     among the others. All replies of a careless expert are trained, so that the model does now
