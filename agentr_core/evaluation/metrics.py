@@ -17,7 +17,7 @@ import numpy as np
 from agentr_core.types import StopReason, Trajectory
 
 LOOP_LENGTHS = range(1, 6)
-_IN_A_ROW = 3
+IN_A_ROW = 3
 """How often a sequence comes in an episode that is stuck."""
 _RESAMPLES = 2000
 _AT_ONCE = 1 << 14
@@ -170,9 +170,9 @@ def count_loops(actions: Sequence[str], length: int) -> int:
 def is_stuck(actions: Sequence[str]) -> bool:
     """Return whether a sequence of 1 to 5 actions occurs at least three times in a row."""
     return any(
-        all(actions[i + k] == actions[i + k + length] for k in range(length * (_IN_A_ROW - 1)))
+        all(actions[i + k] == actions[i + k + length] for k in range(length * (IN_A_ROW - 1)))
         for length in LOOP_LENGTHS
-        for i in range(len(actions) - length * _IN_A_ROW + 1)
+        for i in range(len(actions) - length * IN_A_ROW + 1)
     )
 
 
