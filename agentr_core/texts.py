@@ -28,6 +28,12 @@ _OURS = re.compile(rf"{re.escape(str(Path(__file__).parents[1]))}/(agentr_core|f
 """Files whose lines are never the cause: these packages, and what imports modules."""
 MOST_FAULTS = 20
 """The most faults that a message lists; it counts the others."""
+_GOAL = re.compile(
+    r"\b(?:(?:goal|task|instruction|question)(?: is)?(?: to)?:|your (?:goal|task) is to\b)\s*(?:\[SEP\]\s*)?"
+    r"(?P<goal>\S[^\n]*)",
+    re.IGNORECASE,
+)
+_MOST_OF_A_GOAL = 160
 _GZIP = b"\x1f\x8b"
 _LENIENT_JSON = json.JSONDecoder(strict=False)
 _THOUGHT_MARK = re.compile(
@@ -43,6 +49,17 @@ def visible(text: str) -> str:
     carriage returns are shown, because a tokenizer saw them.
     """
     return _UNSEEN.sub(_mark, text)
+
+
+def goal(opening: str) -> str:
+    """Return what an episode is to reach, from the text it begins with: what follows the label of a
+    goal, task, instruction or question in its line or in the next one, else the first line; at most
+    160 characters.
+    """
+    labelled = _GOAL.search(opening)
+    line = labelled["goal"] if labelled else next((line for line in opening.splitlines() if line.strip()), "")
+    words = " ".join(visible(line.partition(" [SEP]")[0]).split())
+    return words if len(words) <= _MOST_OF_A_GOAL else words[: _MOST_OF_A_GOAL - 1] + "…"
 
 
 def lone_surrogate(text: str) -> int | None:

@@ -17,7 +17,7 @@ import numpy as np
 from agentr_core.types import StopReason, Trajectory
 
 LOOP_LENGTHS = range(1, 6)
-_IN_A_ROW = 3
+IN_A_ROW = 3
 """How often a sequence comes in an episode that is stuck."""
 _RESAMPLES = 2000
 _AT_ONCE = 1 << 14
@@ -180,8 +180,8 @@ def first_loop(actions: Sequence[str]) -> tuple[int, int] | None:
         (start, length)
         for start in range(len(actions))
         for length in LOOP_LENGTHS
-        if start + length * _IN_A_ROW <= len(actions)
-        and all(actions[start + k] == actions[start + k + length] for k in range(length * (_IN_A_ROW - 1)))
+        if start + length * IN_A_ROW <= len(actions)
+        and all(actions[start + k] == actions[start + k + length] for k in range(length * (IN_A_ROW - 1)))
     )
     return next(loops, None)
 

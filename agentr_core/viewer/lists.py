@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 from agentr_core.reports import document, wording
 from agentr_core.store.database import Store
 from agentr_core.store.queries.listings import LISTINGS, choices, listed
+from agentr_core.texts import goal
 
 PAGE_ROWS: Final = 50
 Record = Mapping[str, Any]
@@ -70,6 +71,7 @@ def _instance(name: str) -> Column:
     return Column("Instance", "instance_id", "code", lambda r: document.listing(name, instance=r["instance_id"]))
 
 
+_GOAL = Column("Goal", "first_observation", "goal")
 _ITERATION = Column("Iteration", "iteration")
 _DEPTH = Column("Depth", "depth")
 SHOWN: Mapping[str, Shown] = {
@@ -77,6 +79,7 @@ SHOWN: Mapping[str, Shown] = {
         "Trajectories",
         (
             Column("Trajectory", "trajectory_id", "code", _own("trajectory", "trajectory_id")),
+            _GOAL,
             _instance("trajectories"),
             _DEPTH,
             Column("Source", "source", "text"),
@@ -91,6 +94,7 @@ SHOWN: Mapping[str, Shown] = {
         "Search trees",
         (
             Column("Tree", "tree_id", "code", _own("tree", "tree_id")),
+            _GOAL,
             _instance("trees"),
             _DEPTH,
             _ITERATION,
@@ -105,6 +109,7 @@ SHOWN: Mapping[str, Shown] = {
         "Pairs of a good and a bad path",
         (
             Column("Pair", "pair_id", "code", _own("pair", "pair_id")),
+            _GOAL,
             _instance("pairs"),
             _ITERATION,
             Column("Good reward", "good_reward"),
@@ -165,6 +170,7 @@ SHOWN: Mapping[str, Shown] = {
     "differences": Shown(
         "The same instances before and after",
         (
+            _GOAL,
             _instance("trajectories"),
             _DEPTH,
             Column("Repeat", "repeat"),
@@ -211,6 +217,8 @@ def _cell(column: Column, record: Record) -> Cell:
     href = column.leads(record) if value is not None else None
     if value is None:
         return Cell(wording.NOTHING)
+    if column.kind == "goal":
+        return Cell(goal(value), href)
     if column.kind == "flag":
         return Cell("yes" if value else "no", href, "good" if value else "soft")
     return Cell(number(value) if isinstance(value, float) else str(value), href)

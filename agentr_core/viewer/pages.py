@@ -43,13 +43,18 @@ from agentr_core.store.queries.listings import (
 from agentr_core.store.queries.runs import iteration_key, run_config, run_versions, runs_beginning
 from agentr_core.store.queries.trees import (
     Derivation,
+    PathStep,
+    Sampled,
     ToolCall,
     TreeNode,
+    VerdictLine,
+    failures_beside,
     family,
     group_head,
     group_rollouts,
     group_steps,
     node_steps,
+    oracle_verdicts,
     pair_head,
     pairs_of_tree,
     samples_of_pair,
@@ -60,9 +65,11 @@ from agentr_core.store.queries.trees import (
     tree_nodes,
     validations,
     verdicts_of_pair,
+    win_beside,
 )
 from agentr_core.store.text_index import RANKED, Matches, Place, phrases, text_of
 from agentr_core.texts import visible
+from agentr_core.viewer import strip
 from agentr_core.viewer.lists import list_page
 
 # The result of a request: a page, or a redirection.
@@ -126,7 +133,11 @@ def tree_drawing(
         middle = (bend + x2) / 2
         # Straight along the label of the parent, which is written above and below the edge.
         curve = f"M{x1:g} {y1:g}H{bend:g}C{middle:g} {y1:g} {middle:g} {y2:g} {x2:g} {y2:g}"
-        ET.SubElement(svg, "path", {"class": f"edge {_tone(node, good, bad)}".strip(), "d": curve})
+        tone = _tone(node, good, bad)
+        ET.SubElement(svg, "path", {"class": f"edge {tone}".strip(), "d": curve})
+        if tone == "both":
+            # As in the legend: green above red.
+            ET.SubElement(svg, "path", {"class": "edge bad", "d": curve, "transform": "translate(0 2.2)"})
     most = max(node.visits for node in nodes)
     for node in nodes:
         _node(svg, node, tree_id, spots[node.number], most, _tone(node, good, bad))
@@ -189,7 +200,7 @@ def _node(svg: ET.Element, node: TreeNode, tree_id: str, spot: tuple[float, floa
         words.append("invalid")
     words.extend(wording.label(word) for word in (node.verdict, node.stop) if word)
     _text(link, x + radius + 5, y + 13, " ".join(words), "numbers")
-    ET.SubElement(link, "title").text = f"node {node.number}: {action[:300]}"
+    ET.SubElement(link, "title").text = f"node {node.number}: {action[:300]}\n{visible(node.text)}".rstrip()
 
 
 def _text(parent: ET.Element, x: float, y: float, text: str, kind: str) -> None:
@@ -303,11 +314,7 @@ def node(store: Store, tree_id: str, index: int) -> Page | None:
         "head": head,
         "node": nodes[index],
         "steps": steps,
-        "siblings": {
-            number: [one for one in nodes.values() if one.parent == nodes[number].parent and one.number != number]
-            for number in (step.node for step in steps)
-            if number is not None
-        },
+        "siblings": _siblings(nodes.values(), steps),
         "children": [one for one in nodes.values() if one.parent == index],
         "calls": by_position([c._replace(position=way[c.position]) for c in calls if c.position in way]),
         "ancestry": ancestry(store, f"{tree_id}#{index}", "node"),
@@ -326,17 +333,62 @@ def pair(store: Store, pair_id: str) -> Page | None:
     good = [step for step in steps if step.node in on_good]
     bad = [step for step in steps if step.node in on_bad]
     samples = samples_of_pair(store, pair_id)
+    oracle = oracle_verdicts(store, head.tree_id)
+    siblings = _siblings(nodes, steps)
+    verdicts = {verdict.position: verdict for verdict in verdicts_of_pair(store, pair_id)}
+    witnesses = [
+        Witnesses(step, verdicts.get(step.position), _siblings_value(siblings[step.node]), oracle.get(step.node))
+        for step in bad
+        # All three look at the same steps.
+        if step.node is not None and step.position >= min(verdicts, default=0)
+    ]
+    drops = [one.drop for one in witnesses if one.drop is not None]
     values = {
         "head": head,
+        "witnesses": witnesses,
+        "tree_error": next((w.step.position for w in witnesses if w.drop == max(drops) > 0), None) if drops else None,
+        "oracle_error": next((one.step.position for one in witnesses if one.oracle == "bad"), None),
+        "knows": bool(oracle),
+        "siblings": siblings,
         "shared": bad[: head.shared_steps],
         "good": good[head.shared_steps :],
         "bad": bad[head.shared_steps :],
-        "verdicts": {verdict.position: verdict for verdict in verdicts_of_pair(store, pair_id)},
+        "verdicts": verdicts,
         "samples": samples,
         "splices": load_samples(store, [sample.sample_id for sample in samples[:1]]),
         "ancestry": ancestry(store, pair_id, "pair"),
     }
     return Page("pair", values)
+
+
+class Witnesses(NamedTuple):
+    """What judge, tree and oracle say of a step of a bad path, None where they say nothing."""
+
+    step: PathStep
+    judge: VerdictLine | None
+    siblings: float | None
+    """The mean value of its siblings by visits; None if none was visited."""
+    oracle: str | None
+
+    @property
+    def drop(self) -> float | None:
+        """How much less the step is worth than its siblings, as view v_critic_steps has it."""
+        return None if self.siblings is None or self.step.value is None else self.siblings - self.step.value
+
+
+def _siblings(nodes: Collection[TreeNode], steps: Sequence[PathStep]) -> dict[int, list[TreeNode]]:
+    """Return the siblings of the node of each step, by its number."""
+    children: dict[int, list[TreeNode]] = {}
+    for one in nodes:
+        children.setdefault(one.parent, []).append(one)
+    parents = {one.number: one.parent for one in nodes}
+    numbers = [step.node for step in steps if step.node is not None]
+    return {number: [one for one in children[parents[number]] if one.number != number] for number in numbers}
+
+
+def _siblings_value(siblings: Sequence[TreeNode]) -> float | None:
+    visits = sum(one.visits for one in siblings)
+    return sum(one.visits * (one.value or 0.0) for one in siblings) / visits if visits else None
 
 
 def by_position(calls: Sequence[ToolCall]) -> dict[int, list[ToolCall]]:
@@ -510,13 +562,26 @@ def listing(store: Store, name: str, query: Mapping[str, str]) -> Page:
 
 
 def trajectory(store: Store, trajectory_id: str) -> Page | None:
-    """Return the page of a trajectory, step by step."""
+    """Return the page of a trajectory: what went wrong in it, beside a won episode of its instance,
+    and step by step.
+    """
     head = trajectory_head(store, trajectory_id)
     if head is None:
         return None
+    steps = trajectory_steps(store, trajectory_id)
+    win = None if head.success else win_beside(store, head)
+    apart = strip.parting([step.action for step in steps], win.actions) if win else None
+    line = strip.folds(steps, apart)
     values = {
         "head": head,
-        "steps": trajectory_steps(store, trajectory_id),
+        "steps": steps,
+        "strip": line,
+        "faults": [] if head.success else strip.faults(steps, line, head.stop),
+        "win": win,
+        "parting": apart,
+        "beside": strip.folds(trajectory_steps(store, win.trajectory_id), apart) if win else [],
+        "failures": failures_beside(store, trajectory_id),
+        "same": strip.same_before(head.first_observation, steps),
         "calls": by_position(tool_calls(store, "step", trajectory_id)),
         "ancestry": ancestry(store, trajectory_id, "trajectory"),
     }
@@ -573,6 +638,35 @@ def token_turns(tokens: Sequence[ReadToken]) -> list[TokenTurn]:
             turns.append((one.writer, []))
         turns[-1][1].append((at, one))
     return [TokenTurn(name, parts, sum(one.train for _, one in parts)) for name, parts in turns]
+
+
+class Reply(NamedTuple):
+    """Where a step's reply stands in the tokens of a conversation: `end` is behind its last one."""
+
+    conversation: int
+    start: int
+    end: int
+    sampled: Sampled
+
+
+def replies_in(conversations: Sequence[Sequence[ReadToken]], sampled: Sequence[Sampled]) -> dict[int, Reply]:
+    """Return where the replies of a trajectory stand that are read with the tokens that were
+    sampled, by step. A reply of which the sampler told no tokens is left out.
+    """
+    waiting = [one for one in sampled if one.token_ids]
+    places: dict[int, Reply] = {}
+    for number, tokens in enumerate(conversations):
+        ids = [one.token for one in tokens]
+        at = 0
+        while waiting:
+            wanted = waiting[0].token_ids
+            ends = (start + len(wanted) for start in range(at, len(ids)) if tokens[start].train)
+            at = next((end for end in ends if ids[end - len(wanted) : end] == wanted), 0)
+            if not at:
+                break
+            step = waiting.pop(0)
+            places[step.position] = Reply(number, at - len(wanted), at, step)
+    return places
 
 
 def token_text(text: str) -> str:

@@ -27,7 +27,9 @@ from agentr_core.reports.html import environment
 from agentr_core.samples.rendering import ReadToken
 from agentr_core.store.database import Store, snapshot
 from agentr_core.store.queries.listings import LISTINGS
+from agentr_core.store.queries.trees import sampled_tokens
 from agentr_core.store.text_index import TextIndex
+from agentr_core.texts import goal
 from agentr_core.viewer import pages
 from agentr_core.viewer.lists import number
 from agentr_core.viewer.pages import MOST_CHARS, PAGE_ROWS, Page, node, results
@@ -177,11 +179,13 @@ class _Viewer:
 
         def endpoint(request: Request) -> Response:
             assert self._reading is not None
-            key, why, conversations = request.path_params["key"], "", []
+            key, why, conversations, sampled = request.path_params["key"], "", [], []
             with snapshot(self._store) as state:
                 page = pages.DETAILS[kind](state, key)
                 if page is None:
                     return self.missing(request, LookupError())
+                if kind == "trajectory":
+                    sampled = sampled_tokens(state, key)
                 try:
                     read = self._reading(state, kind, key)
                 except UserError as error:
@@ -190,7 +194,24 @@ class _Viewer:
                 conversations = [] if why else read()
             except UserError as error:
                 why = str(error)
-            return self._render("tokens", 200, kind=kind, key=key, conversations=conversations, why=why, **page.values)
+            replies = pages.replies_in(conversations, sampled)
+            asked = request.query_params.get("step", "")
+            reply = replies.get(int(asked)) if asked.isascii() and asked.isdecimal() and len(asked) < 7 else None
+            if reply is not None:
+                # The prompt of a step, and what was replied to it.
+                conversations = [conversations[reply.conversation][: reply.end]]
+                replies = {
+                    position: one._replace(conversation=0)
+                    for position, one in replies.items()
+                    if one.conversation == reply.conversation and one.end <= reply.end
+                }
+            logprobs = {
+                (one.conversation, one.start + number): logprob
+                for one in replies.values()
+                for number, logprob in enumerate(one.sampled.logprobs)
+            }
+            own = {"kind": kind, "key": key, "asked": asked, "reply": reply, "logprobs": logprobs}
+            return self._render("tokens", 200, **page.values, **own, conversations=conversations, why=why)
 
         return endpoint
 
@@ -256,7 +277,7 @@ def templates() -> Environment:
     made = environment("agentr_core.viewer")
     # As in reports: markup made by `plots` from numbers.
     made.filters.update(inline_svg=lambda figure: Markup(figure.svg))
-    made.filters.update(number=number, fact=_fact, turns=pages.token_turns, token=pages.token_text)
+    made.filters.update(number=number, fact=_fact, goal=goal, turns=pages.token_turns, token=pages.token_text)
     made.globals.update(page_of=document.page_of, listing=document.listing, group_page=document.group)
     made.globals.update(stage_page=document.stage_page)
     # Only some pages change while they are shown.

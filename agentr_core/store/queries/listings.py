@@ -308,7 +308,8 @@ _INSTANCE = "starts_with({}.instance_id, $value)"
 _DEPTHS = "select depth from instance where depth is not null"
 
 TRAJECTORIES = Listing(
-    columns="t.trajectory_id, t.instance_id, n.depth, t.source, i.iteration, t.success, t.reward, t.num_steps, t.stop",
+    columns="t.trajectory_id, t.first_observation, t.instance_id, n.depth, t.source, i.iteration, t.success, t.reward, "
+    "t.num_steps, t.stop",
     source="trajectory t join instance n using (instance_id) left join evaluation e using (evaluation_id) "
     "left join iteration i on i.iteration_id = coalesce(t.iteration_id, e.iteration_id)",
     order="t.created_at, t.trajectory_id",
@@ -330,7 +331,7 @@ TRAJECTORIES = Listing(
     },
 )
 TREES = Listing(
-    columns="t.tree_id, t.instance_id, x.depth, i.iteration, t.dives_done, t.finished, t.created_at",
+    columns="t.tree_id, t.first_observation, t.instance_id, x.depth, i.iteration, t.dives_done, t.finished, t.created_at",
     source="tree t join instance x using (instance_id) left join iteration i using (iteration_id)",
     details="left join (select tree_id, count(*) as nodes, count(*) filter (step.success) as wins, "
     "max(step.reward) as best from node where tree_id in (select tree_id from page) group by tree_id) using (tree_id) "
@@ -345,7 +346,7 @@ TREES = Listing(
     choices={"depth": _DEPTHS},
 )
 PAIRS = Listing(
-    columns="p.pair_id, t.instance_id, i.iteration, p.good_reward, p.bad_reward, p.shared_steps, c.first_error, "
+    columns="p.pair_id, t.first_observation, t.instance_id, i.iteration, p.good_reward, p.bad_reward, p.shared_steps, c.first_error, "
     "exists (from sample s where s.pair_id = p.pair_id) as spliced",
     source="pair p join tree t using (tree_id) left join iteration i on i.iteration_id = p.iteration_id "
     "left join critique c using (pair_id)",
@@ -406,7 +407,7 @@ REJECTIONS = Listing(
 # The revision tests of two runs may go on from different failures of the same instance.
 _GIVEN_THE_SAME = "[s.reply for s in t.steps[:a.cut]] = [s.reply for s in u.steps[:a.cut]]"
 DIFFERENCES = Listing(
-    columns="a.instance_id, x.depth, a.repeat, a.cut, a.trajectory_id as before_id, b.trajectory_id as after_id, "
+    columns="a.instance_id, t.first_observation, x.depth, a.repeat, a.cut, a.trajectory_id as before_id, b.trajectory_id as after_id, "
     "t.success as before, u.success as after, t.reward as before_reward, u.reward as after_reward",
     source="episode a join episode b using (instance_id, repeat, cut) join instance x using (instance_id) "
     "join trajectory t on t.trajectory_id = a.trajectory_id join trajectory u on u.trajectory_id = b.trajectory_id",
@@ -515,6 +516,7 @@ class EpisodeLine(NamedTuple):
     num_steps: int
     stop: str
     stored_at: datetime
+    first_observation: str
 
 
 class EventLine(NamedTuple):
@@ -634,7 +636,8 @@ from timing t join iteration i using (iteration_id) where i.run_id = ?
 group by 1, 2 order by i.iteration, ended, stage
 """
 _LAST_EPISODES = """
-select t.trajectory_id, i.iteration, t.source, t.instance_id, t.success, t.reward, t.num_steps, t.stop, t.created_at
+select t.trajectory_id, i.iteration, t.source, t.instance_id, t.success, t.reward, t.num_steps, t.stop, t.created_at,
+    t.first_observation
 from trajectory t left join evaluation e using (evaluation_id)
 join iteration i on i.iteration_id = coalesce(t.iteration_id, e.iteration_id)
 where i.run_id = $1 and coalesce(i.iteration = $2, true)

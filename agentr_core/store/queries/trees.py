@@ -92,6 +92,37 @@ class Derivation(NamedTuple):
     num_steps: int
 
 
+class Win(NamedTuple):
+    """A won episode of an instance; `kin` says how near it is to another episode of that: of the
+    same group, of the same evaluation, of another model or iteration, or the expert's.
+    """
+
+    trajectory_id: str
+    kin: str
+    source: str
+    iteration: int | None
+    actions: list[str]
+
+
+class Neighbours(NamedTuple):
+    """The failed episodes beside one in its evaluation, or of its source in its iteration."""
+
+    before: str | None
+    after: str | None
+    number: int
+    """How many of them come before it."""
+    total: int
+
+
+class Sampled(NamedTuple):
+    """The tokens of a step as they were sampled; empty where the sampler told none."""
+
+    position: int
+    token_ids: list[int]
+    logprobs: list[float]
+    prompt_tokens: int | None
+
+
 def trajectory_head(store: Store, trajectory_id: str) -> TrajectoryHead | None:
     """Return what is known about a trajectory; None if it is not stored."""
     return next((TrajectoryHead(*row) for row in store.rows(_TRAJECTORY_HEAD, trajectory_id)), None)
@@ -112,6 +143,38 @@ def tool_calls(store: Store, kind: str, owner_id: str) -> list[ToolCall]:
     in order.
     """
     return [ToolCall(*row) for row in store.rows(_CALLS_OF_A_STEP, kind, owner_id)]
+
+
+def win_beside(store: Store, head: TrajectoryHead) -> Win | None:
+    """Return the won episode of the same instance that is next to one: of the nearest kin, of these
+    the one that shares most actions with it before they part, else the shortest; None if nobody won.
+    """
+    return next(
+        (
+            Win(*row)
+            for row in store.rows(
+                _WIN,
+                head.trajectory_id,
+                head.instance_id,
+                head.evaluation_id,
+                head.group_iteration,
+                head.group_step,
+                head.group_number,
+            )
+        ),
+        None,
+    )
+
+
+def failures_beside(store: Store, trajectory_id: str) -> Neighbours:
+    """Return the failed episodes before and after a stored one, in the order of the lists."""
+    ((before, after, number, total),) = store.rows(_FAILURES, trajectory_id)
+    return Neighbours(before, after, number, total)
+
+
+def sampled_tokens(store: Store, trajectory_id: str) -> list[Sampled]:
+    """Return the tokens of each step of a trajectory, with their natural-log probabilities."""
+    return [Sampled(*row) for row in store.rows(_SAMPLED, trajectory_id)]
 
 
 def family(store: Store, trajectory_id: str) -> list[Derivation]:
@@ -155,6 +218,45 @@ _CALLS_OF_A_STEP = """
 select c.position, c.tool, c.key, c.status, c.milliseconds, c.cached, c.output
 from tool_call c
 where c.kind = ? and c.owner_id = ? order by c.position, c.number
+"""
+# An episode that begins like this one shows best where they part.
+_WIN = """
+with mine as (
+    select [s.action for s in steps] as actions from trajectory where trajectory_id = $1
+), won as (
+    select t.trajectory_id, t.source, [s.action for s in t.steps] as actions, i.iteration, t.num_steps,
+        case when (r.iteration_id, r.step, r.number) = ($4, $5, $6) then 'group'
+            when t.evaluation_id = $3 then 'evaluation' when t.source = 'expert' then 'expert' else 'other' end as kin
+    from trajectory t
+    left join evaluation e using (evaluation_id)
+    left join iteration i on i.iteration_id = coalesce(t.iteration_id, e.iteration_id)
+    left join rl_rollout r using (trajectory_id)
+    where t.instance_id = $2 and t.success and t.trajectory_id <> $1 and t.source not in ('bare', 'ungraded')
+)
+select won.trajectory_id, kin, source, iteration, won.actions
+from won, mine
+order by list_position(['group', 'evaluation', 'other', 'expert'], kin),
+    len(list_filter(range(1, num_steps + 1), lambda n: won.actions[:n] = mine.actions[:n])) desc, num_steps, trajectory_id
+limit 1
+"""
+_FAILURES = """
+with mine as (
+    select trajectory_id, created_at, source, evaluation_id, iteration_id from trajectory where trajectory_id = $1
+), failure as (
+    select t.trajectory_id, t.created_at, (t.created_at, t.trajectory_id) < (m.created_at, m.trajectory_id) as earlier
+    from trajectory t join mine m
+        on t.source = m.source and t.evaluation_id is not distinct from m.evaluation_id
+        and t.iteration_id is not distinct from m.iteration_id
+    where not t.success and t.trajectory_id <> $1
+)
+select arg_max(trajectory_id, (created_at, trajectory_id)) filter (earlier),
+    arg_min(trajectory_id, (created_at, trajectory_id)) filter (not earlier),
+    count(*) filter (earlier), count(*)
+from failure
+"""
+_SAMPLED = """
+select position, coalesce(token_ids, []), coalesce(logprobs, []), asked.prompt_tokens
+from step where trajectory_id = ? order by position
 """
 _FAMILY = """
 with recursive up as (
@@ -245,6 +347,7 @@ class GroupHead(NamedTuple):
     wins: int
     contrast: bool
     prefix: int
+    first_observation: str
 
 
 class GroupRollout(NamedTuple):
@@ -301,7 +404,9 @@ def validations(store: Store, iteration_id: str) -> list[Validation]:
 
 _GROUP = """
 select g.iteration_id, i.run_id, i.iteration, g.step, g.number, g.instance_id, g.policy, g.reward, g.wins, g.contrast,
-    g.prefix
+    g.prefix, (select any_value(t.first_observation) from trajectory t where t.trajectory_id in (
+        select trajectory_id from rl_rollout r where (r.iteration_id, r.step, r.number) = (g.iteration_id, g.step, g.number)
+    ))
 from rl_group g join iteration i using (iteration_id)
 where g.iteration_id = ? and g.step = ? and g.number = ?
 """
@@ -460,6 +565,8 @@ class TreeNode(NamedTuple):
     duplicates: int
     """The number of sampled replies that it represents, its own included."""
     verdict: str | None
+    text: str = ""
+    """The beginnings of its reply and observation."""
 
 
 class PairHead(NamedTuple):
@@ -523,6 +630,11 @@ def verdicts_of_pair(store: Store, pair_id: str) -> list[VerdictLine]:
     return [VerdictLine(*row) for row in store.rows(_VERDICTS, pair_id)]
 
 
+def oracle_verdicts(store: Store, tree_id: str) -> dict[int, str]:
+    """Return the true verdicts on nodes of a tree, by number; empty where the world knows none."""
+    return dict(store.rows("select node_index, verdict from oracle_verdict where tree_id = ?", tree_id))
+
+
 def samples_of_pair(store: Store, pair_id: str) -> list[SampleOfPair]:
     """Return the samples that were made from a pair."""
     return [SampleOfPair(*row) for row in store.rows(_SAMPLES, pair_id)]
@@ -539,7 +651,7 @@ where t.tree_id = ?
 _NODES = """
 select n.node_index, n.parent, n.depth, n.step.action, n.visits, n.value_sum / nullif(n.visits, 0), n.step.reward,
     coalesce(n.step.success, false), coalesce(n.step.disaster, false), coalesce(n.step.valid, true), n.stop,
-    n.duplicates, j.verdict
+    n.duplicates, j.verdict, coalesce(left(n.step.reply, 300) || chr(10) || left(n.step.observation, 200), '')
 from node n
 left join judgement j on j.tree_id = n.tree_id and j.node_index = n.node_index
 where n.tree_id = ?
