@@ -25,11 +25,12 @@ one.
 """
 _FORM: Final = re.compile(
     r'<form\b.*?</form>|<nav class="views".*?</nav>|<script src="/static/live.js".*?</noscript>'
+    r'|<div class="behind">.*?</div>'
     r'|(?<=<main) data-live="[^<>]*"',
     re.DOTALL,
 )
 """What needs a server. Pages of tokens would need the model, too."""
-_ASKED: Final = re.compile(r"/(find|search|tokens)\b|[?&]instance=")
+_ASKED: Final = re.compile(r"/(find|search|tokens)\b|[?&](instance|sort|columns)=|^/differences$|^/\w+\.(csv|json)\b")
 """Addresses that take queries, are computed when they are asked for, or have a page for each
 instance.
 """

@@ -29,7 +29,7 @@ from agentr_core.store.database import Store, snapshot
 from agentr_core.store.queries.listings import LISTINGS
 from agentr_core.store.text_index import TextIndex
 from agentr_core.viewer import pages
-from agentr_core.viewer.lists import number
+from agentr_core.viewer.lists import MOST_ROWS, list_file, number
 from agentr_core.viewer.pages import MOST_CHARS, PAGE_ROWS, Page, node, results
 
 # Limits on what a browser may do with the pages.
@@ -122,6 +122,7 @@ def app(
         Route("/group/{iteration}/{step:int}/{number:int}", viewer.page(_group)),
         *(Route(f"/tokens/{kind}/{{key}}", viewer.tokens(kind)) for kind in ("sample", "trajectory") if reading),
         *(Route(f"/{name}", viewer.page(_listing(name))) for name in LISTINGS),
+        *(Route(f"/{name}.{form}", viewer.file(name, form)) for name in LISTINGS for form in _FORMS),
         *(Route(f"/{kind}/{{key}}", viewer.page(_detail(make))) for kind, make in pages.DETAILS.items()),
     ]
     made: ASGIApp = Starlette(
@@ -166,6 +167,20 @@ class _Viewer:
             with snapshot(self._store) as state:
                 made = make(state, request)
             return self._answer(request, made)
+
+        return endpoint
+
+    def file(self, name: str, form: str) -> Callable[[Request], Response]:
+        """Return an endpoint that answers with a whole list as a file."""
+
+        def endpoint(request: Request) -> Response:
+            with snapshot(self._store) as state:
+                text = list_file(state, name, form, query_of(request))
+            if text is None:
+                why = f"This list has more than {MOST_ROWS:,} rows; narrow it by filters, or ask `agentr sql`."
+                return self._render("message", 413, title="Too many rows", text=why)
+            head = {"Content-Disposition": f'attachment; filename="{name}.{form}"'}
+            return Response(text, media_type=_FORMS[form], headers=head)
 
         return endpoint
 
@@ -276,7 +291,17 @@ def _fact(value: Any) -> str:
 
 
 def _listing(name: str) -> Make:
-    return lambda store, request: pages.listing(store, name, dict(request.query_params))
+    return lambda store, request: pages.listing(store, name, query_of(request))
+
+
+def query_of(request: Request) -> dict[str, str]:
+    """Return the query of a request; the values of a name that is there several times, as boxes of
+    a form make it, are joined by commas.
+    """
+    query: dict[str, str] = {}
+    for key, value in request.query_params.multi_items():
+        query[key] = f"{query[key]},{value}" if key == "columns" and key in query else value
+    return query
 
 
 def _detail(make: pages.Detail) -> Make:
@@ -297,6 +322,8 @@ def _group(store: Store, request: Request) -> Page | None:
     return pages.group(store, asked["iteration"], asked["step"], asked["number"])
 
 
+_FORMS: Final = {"csv": "text/csv", "json": "application/json"}
+"""The formats of a list as a file, with their types."""
 _MOST_STEPS: Final = 200
 """The rows of the table of the steps of reinforcement learning on the page of a run."""
 _STATIC: Final = {
