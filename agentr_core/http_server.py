@@ -48,6 +48,7 @@ class Guard:
     Args:
         hosts: the allowed names in `Host`; None allows any. A page whose own name resolves to this
             machine sends that name there.
+        posts: whether forms on pages of this server itself may post.
         linked: whether a link on a page of any site may lead here. A page that only links here
             cannot read the answer.
         refusal: makes the answers to refused requests.
@@ -59,11 +60,13 @@ class Guard:
         hosts: Collection[str] | None = None,
         *,
         linked: bool = False,
+        posts: bool = False,
         refusal: Refusal = detail,
     ) -> None:
         self._app = app
         self._hosts = hosts
         self._linked = linked
+        self._posts = posts
         self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -102,7 +105,10 @@ class Guard:
         # A link opens a whole page in a tab of its own.
         fetched = (headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest"))
         link = scope["method"] == "GET" and b"origin" not in headers and fetched == (b"navigate", b"document")
-        if of_page and not (self._linked and link):
+        site = headers.get(b"sec-fetch-site", b"same-origin")
+        named = headers.get(b"origin", b"").partition(b"://")
+        own = scope["method"] == "POST" and named[0] in (b"http", b"https") and named[2] == headers.get(b"host")
+        if of_page and not (self._linked and link) and not (self._posts and own and site == b"same-origin"):
             return 403, "requests of web pages are not answered here"
         if self._hosts is not None and host_in(headers.get(b"host", b"").decode("latin-1")) not in self._hosts:
             return 403, "this server does not answer to that name"

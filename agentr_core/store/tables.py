@@ -72,6 +72,14 @@ class TreeHead:
     writer: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """What a person wrote about a trajectory."""
+
+    tags: tuple[str, ...]
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """A table: `key` identifies a row; `mutable` are the columns that a later row of the same key
@@ -154,6 +162,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
                 "leaf": int | None,
             },
         ),
+        "note": Table(("trajectory_id",), ("tags", "text"), record=Note, more={"trajectory_id": str}),
         "derivation": Table(
             ("child_id", "parent_id"),
             record=Derivation,

@@ -114,6 +114,9 @@ SHOWN: Mapping[str, Shown] = {
             Column("Run", "run_id", "code", _own("run", "run_id"), extra=True),
             Column("Evaluation", "evaluation", "text", extra=True),
             Column("Stored", "created_at", "text", extra=True),
+            # Not shown unless chosen, so that no bundle has them.
+            Column("Tags", "tags", "text", lambda r: f"/notes/{r['trajectory_id']}", extra=True),
+            Column("Note", "note", "long", lambda r: f"/notes/{r['trajectory_id']}", extra=True),
         ),
     ),
     "trees": Shown(
@@ -272,6 +275,7 @@ def list_file(store: Store, name: str, form: str, query: Mapping[str, str]) -> s
 
 
 def _plain(value: Any) -> Any:
+    value = ", ".join(value) if isinstance(value, list) else value
     return f"'{value}" if isinstance(value, str) and value[:1] in tuple("=+-@\t\r") and value else value
 
 
@@ -325,6 +329,8 @@ def _cell(column: Column, record: Record) -> Cell:
     href = column.leads(record) if value is not None else None
     if value is None:
         return Cell(wording.NOTHING)
+    if isinstance(value, list):
+        return Cell(", ".join(value) or wording.NOTHING, href)
     if column.kind == "flag":
         return Cell("yes" if value else "no", href, "good" if value else "soft")
     return Cell(number(value) if isinstance(value, float) else str(value), href)

@@ -55,7 +55,7 @@ def write(workspace: Path, folder: Path, *, run: str | None, most: int) -> str:
     # A page would only say that it is not there.
     runs_beginning(store, "")
     start = f"/run/{find_run(workspace, run)}" if run else "/"
-    shown = app(store.path, index=_index(workspace), hosts=LOOPBACK)
+    shown = app(store.path, index=_index(workspace), hosts=LOOPBACK, notes=False)
     made = asyncio.run(bundle(shown, folder, start=start, most=most))
     left_out = f"; at least {made.left_out} more were left out, --pages takes in others" if made.left_out else ""
     return f"{counted(made.pages, 'page')} in {folder / 'index.html'} and beside it{left_out}"

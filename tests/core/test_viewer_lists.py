@@ -110,3 +110,37 @@ def test_a_spreadsheet_computes_no_text(tmp_path: Path) -> None:
     text = list_file(store, "rejections", "csv", {})
     assert text is not None
     assert {row["detail"] for row in csv.DictReader(io.StringIO(text))} == {"'=1+1"}
+
+
+async def test_notes_are_kept_shown_and_filtered_and_only_own_pages_write_them(tmp_path: Path) -> None:
+    store = gallery.fill(tmp_path / "store.duckdb", HOSTILE)
+    made = app(store.path, index=tmp_path / "texts.sqlite", hosts=LOOPBACK)
+    own = {"origin": "http://localhost:4280", "sec-fetch-site": "same-origin"}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(made), base_url=own["origin"]) as http:
+        key = (await http.get("/trajectories.json")).json()["rows"][0]["trajectory_id"]
+        form = await http.get(f"/notes/{key}")
+        assert form.headers["referrer-policy"] == "same-origin"
+        (secret,) = re.findall(r'name="key" value="([^"]*)"', form.text)
+        sent = {"key": secret, "tags": "odd, <b>wrong</b>, odd", "text": "</textarea><script>x</script>"}
+        for headers in ({"origin": "http://elsewhere"}, {"origin": "null"}, {**own, "sec-fetch-site": "cross-site"}):
+            assert (await http.post(f"/notes/{key}", data=sent, headers=headers)).status_code == 403
+        assert (await http.post(f"/notes/{key}", data={**sent, "key": "?"}, headers=own)).status_code == 403
+        assert (await http.post(f"/notes/{key}", data={**sent, "tags": "x" * 99}, headers=own)).status_code == 400
+        assert (await http.post("/notes/none", data=sent, headers=own)).status_code == 404
+        assert store.rows("select * from note") == []
+        assert (await http.post(f"/notes/{key}", data=sent, headers=own)).status_code == 303
+        assert store.rows("select trajectory_id, tags, text from note") == [
+            (key, ["odd", "<b>wrong</b>"], sent["text"])
+        ]
+        shown = (await http.get(f"/notes/{key}")).text
+        assert "<b>wrong" not in shown
+        assert "<script>x" not in shown
+        rows = (await http.get("/trajectories.json?tag=odd&columns=trajectory_id&columns=tags")).json()["rows"]
+        assert rows == [{"trajectory_id": key, "tags": ["odd", "<b>wrong</b>"]}]
+        assert (await http.get("/trajectories.json?tag=even")).json()["total"] == 0
+        assert "odd, &lt;b&gt;wrong" in (await http.get("/trajectories?columns=tags")).text
+    without = app(store.path, index=tmp_path / "texts.sqlite", hosts=LOOPBACK, notes=False)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(without), base_url=own["origin"]) as http:
+        assert (await http.get(f"/notes/{key}")).status_code == 404
+        assert "tags and notes" not in (await http.get(f"/trajectory/{key}")).text
+        assert (await http.post(f"/notes/{key}", data=sent, headers=own)).status_code == 403

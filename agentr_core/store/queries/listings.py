@@ -385,9 +385,10 @@ _DEPTHS = "select depth from instance where depth is not null"
 
 TRAJECTORIES = Listing(
     columns="t.trajectory_id, t.instance_id, n.depth, t.source, i.run_id, i.iteration, e.name as evaluation, "
-    "t.success, t.reward, t.num_steps, t.stop, n.environment, n.split, t.created_at",
+    "t.success, t.reward, t.num_steps, t.stop, n.environment, n.split, t.created_at, o.tags, o.text as note",
     source="trajectory t join instance n using (instance_id) left join evaluation e using (evaluation_id) "
-    "left join iteration i on i.iteration_id = coalesce(t.iteration_id, e.iteration_id)",
+    "left join iteration i on i.iteration_id = coalesce(t.iteration_id, e.iteration_id) "
+    "left join note o using (trajectory_id)",
     order="t.created_at, t.trajectory_id",
     filters={
         "run": _RUN,
@@ -397,12 +398,14 @@ TRAJECTORIES = Listing(
         "source": "t.source = $value",
         "outcome": "t.success = ($value = 'success')",
         "stop": "t.stop = $value",
+        "tag": "list_contains(o.tags, $value)",
         "depth": "n.depth = try_cast($value as integer)",
     },
     choices={
         "source": "select source from trajectory",
         "outcome": "values ('success'), ('no success')",
         "stop": "select stop from trajectory",
+        "tag": "select unnest(tags) from note",
         "depth": _DEPTHS,
     },
 )
