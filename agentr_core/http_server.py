@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Collection
 from http.cookies import CookieError, SimpleCookie
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import uvicorn
 from starlette.responses import JSONResponse, RedirectResponse, Response
@@ -268,6 +268,24 @@ def serve(app: ASGIApp, *, host: str, port: int, listening: Callable[[str], Any]
     with listener:
         listening(f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}")
         uvicorn.Server(configured(app, log_level="warning", timeout_graceful_shutdown=5)).run(sockets=[listener])
+
+
+def address_elsewhere(where: str) -> str:
+    """Return an address of this machine that others can open: one that names no machine, `0.0.0.0`
+    or `::`, becomes that of its way out, or of its name where it has none.
+    """
+    place = urlsplit(where)
+    if place.hostname not in ("0.0.0.0", "::"):
+        return where
+    family, outside = (socket.AF_INET, "192.0.2.1") if place.hostname == "0.0.0.0" else (socket.AF_INET6, "2001:db8::1")
+    with socket.socket(family, socket.SOCK_DGRAM) as door:
+        try:
+            # Sends nothing: it only chooses the way.
+            door.connect((outside, 9))
+            name = str(door.getsockname()[0])
+        except OSError:
+            name = socket.gethostname()
+    return f"{place.scheme}://{f'[{name}]' if ':' in name else name}:{place.port}"
 
 
 def configured(app: ASGIApp, **settings: Any) -> uvicorn.Config:

@@ -15,6 +15,8 @@ from agentr_core.store.queries.evaluations import EvaluationName, changes, evalu
 from agentr_core.store.queries.listings import LISTINGS, choices, listed, listing_sql, sortable, suggestions
 
 PAGE_ROWS: Final = 50
+_COMPUTED: Final = ("=", "+", "-", "@", "\t", "\r")
+"""With these, what a spreadsheet computes begins."""
 MOST_ROWS: Final = 100_000
 """The maximum number of rows of a list as a file."""
 Record = Mapping[str, Any]
@@ -242,7 +244,10 @@ def list_page(store: Store, name: str, query: Mapping[str, str]) -> ListPage:
         suggestions=suggestions(store, source),
         crumbs=_crumbs(filters, sides),
         sides={key: sides[filters[key]] for key in ("before", "after") if filters.get(key) in sides},
-        changes=_changes(store, filters) if both else {},
+        changes={
+            kind: Cell(wording.count(count), link(change=kind))
+            for kind, count in (changes(store, filters["before"], filters["after"]) if both else {}).items()
+        },
         keeps=keeps,
         sql=listing_sql(source, filters, sort=sort),
         files={form: link(f"/{name}.{form}") for form in ("csv", "json")},
@@ -270,13 +275,10 @@ def list_file(store: Store, name: str, form: str, query: Mapping[str, str]) -> s
     lines = io.StringIO()
     writer = csv.writer(lines)
     writer.writerow(names)
-    writer.writerows([[_plain(row[name]) for name in names] for row in found.rows])
+    for row in found.rows:
+        texts = [", ".join(row[name]) if isinstance(row[name], list) else row[name] for name in names]
+        writer.writerow([f"'{one}" if isinstance(one, str) and one.startswith(_COMPUTED) else one for one in texts])
     return lines.getvalue()
-
-
-def _plain(value: Any) -> Any:
-    value = ", ".join(value) if isinstance(value, list) else value
-    return f"'{value}" if isinstance(value, str) and value[:1] in tuple("=+-@\t\r") and value else value
 
 
 def _wanted(name: str, query: Mapping[str, str]) -> tuple[dict[str, str], str, tuple[Column, ...]]:
@@ -314,14 +316,6 @@ def _crumbs(filters: Mapping[str, str], sides: Mapping[str, EvaluationName]) -> 
     if filters.get("iteration", "").isdigit():
         crumbs.append(Cell(wording.iteration(int(filters["iteration"])), None))
     return crumbs
-
-
-def _changes(store: Store, filters: Mapping[str, str]) -> dict[str, Cell]:
-    sides = {key: filters[key] for key in ("before", "after")}
-    return {
-        kind: Cell(wording.count(count), document.listing("differences", **sides, change=kind))
-        for kind, count in changes(store, **sides).items()
-    }
 
 
 def _cell(column: Column, record: Record) -> Cell:

@@ -15,6 +15,7 @@ import httpx
 import pytest
 from browser import HOSTILE
 
+from agentr_core.http_server import address_elsewhere
 from agentr_core.store.database import Store
 from agentr_core.store.queries.listings import LISTINGS, sortable
 from agentr_core.system import LOOPBACK
@@ -144,3 +145,12 @@ async def test_notes_are_kept_shown_and_filtered_and_only_own_pages_write_them(t
         assert (await http.get(f"/notes/{key}")).status_code == 404
         assert "tags and notes" not in (await http.get(f"/trajectory/{key}")).text
         assert (await http.post(f"/notes/{key}", data=sent, headers=own)).status_code == 403
+
+
+def test_an_address_for_all_names_one_that_opens_elsewhere() -> None:
+    assert address_elsewhere("http://127.0.0.1:80") == "http://127.0.0.1:80"
+    for where in ("http://0.0.0.0:4280", "http://[::]:4280"):
+        found = address_elsewhere(where)
+        assert found.endswith(":4280")
+        assert "0.0.0.0" not in found
+        assert "[::]" not in found
