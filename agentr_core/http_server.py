@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Collection
 from http.cookies import CookieError, SimpleCookie
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import uvicorn
 from starlette.responses import JSONResponse, RedirectResponse, Response
@@ -48,6 +48,7 @@ class Guard:
     Args:
         hosts: the allowed names in `Host`; None allows any. A page whose own name resolves to this
             machine sends that name there.
+        posts: whether forms on pages of this server itself may post.
         linked: whether a link on a page of any site may lead here. A page that only links here
             cannot read the answer.
         refusal: makes the answers to refused requests.
@@ -59,11 +60,13 @@ class Guard:
         hosts: Collection[str] | None = None,
         *,
         linked: bool = False,
+        posts: bool = False,
         refusal: Refusal = detail,
     ) -> None:
         self._app = app
         self._hosts = hosts
         self._linked = linked
+        self._posts = posts
         self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -102,7 +105,10 @@ class Guard:
         # A link opens a whole page in a tab of its own.
         fetched = (headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest"))
         link = scope["method"] == "GET" and b"origin" not in headers and fetched == (b"navigate", b"document")
-        if of_page and not (self._linked and link):
+        site = headers.get(b"sec-fetch-site", b"same-origin")
+        named = headers.get(b"origin", b"").partition(b"://")
+        own = scope["method"] == "POST" and named[0] in (b"http", b"https") and named[2] == headers.get(b"host")
+        if of_page and not (self._linked and link) and not (self._posts and own and site == b"same-origin"):
             return 403, "requests of web pages are not answered here"
         if self._hosts is not None and host_in(headers.get(b"host", b"").decode("latin-1")) not in self._hosts:
             return 403, "this server does not answer to that name"
@@ -264,6 +270,24 @@ def serve(app: ASGIApp, *, host: str, port: int, listening: Callable[[str], Any]
     with listener:
         listening(f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}")
         uvicorn.Server(configured(app, log_level="warning", timeout_graceful_shutdown=5)).run(sockets=[listener])
+
+
+def address_elsewhere(where: str) -> str:
+    """Return an address of this machine that others can open: one that names no machine, `0.0.0.0`
+    or `::`, becomes that of its way out, or of its name where it has none.
+    """
+    place = urlsplit(where)
+    if place.hostname not in ("0.0.0.0", "::"):
+        return where
+    family, outside = (socket.AF_INET, "192.0.2.1") if place.hostname == "0.0.0.0" else (socket.AF_INET6, "2001:db8::1")
+    with socket.socket(family, socket.SOCK_DGRAM) as door:
+        try:
+            # Sends nothing: it only chooses the way.
+            door.connect((outside, 9))
+            name = str(door.getsockname()[0])
+        except OSError:
+            name = socket.gethostname()
+    return f"{place.scheme}://{f'[{name}]' if ':' in name else name}:{place.port}"
 
 
 def configured(app: ASGIApp, **settings: Any) -> uvicorn.Config:

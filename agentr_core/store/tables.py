@@ -90,6 +90,14 @@ class Alarm(Crossing):
         return fingerprint("alarm", self.iteration_id, self.stage, self.name, self.threshold)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """What a person wrote about a trajectory."""
+
+    tags: tuple[str, ...]
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """A table: `key` identifies a row; `mutable` are the columns that a later row of the same key
@@ -172,6 +180,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
                 "leaf": int | None,
             },
         ),
+        "note": Table(("trajectory_id",), ("tags", "text"), record=Note, more={"trajectory_id": str}),
         "derivation": Table(
             ("child_id", "parent_id"),
             record=Derivation,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from contextlib import ExitStack
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from html import unescape
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
 import httpx
@@ -25,11 +26,12 @@ one.
 """
 _FORM: Final = re.compile(
     r'<form\b.*?</form>|<nav class="views".*?</nav>|<script src="/static/live.js".*?</noscript>'
+    r'|<div class="behind">.*?</div>'
     r'|(?<=<main) data-live="[^<>]*"',
     re.DOTALL,
 )
 """What needs a server. Pages of tokens would need the model, too."""
-_ASKED: Final = re.compile(r"/(find|search|tokens)\b|[?&]instance=")
+_ASKED: Final = re.compile(r"/(find|search|tokens)\b|[?&](instance|sort|columns)=|^/differences$|^/\w+\.(csv|json)\b")
 """Addresses that take queries, are computed when they are asked for, or have a page for each
 instance.
 """
@@ -45,15 +47,20 @@ class Bundled:
     left_out: int
 
 
-async def bundle(app: ASGIApp, folder: Path, *, start: str, most: int) -> Bundled:
-    """Write a page, and the pages that it links to, to a new folder; `index.html` is the first.
+async def bundle(
+    app: ASGIApp, folder: Path, *, start: str, most: int, tell: Callable[[int], Any] = lambda pages: None
+) -> Bundled:
+    """Write a page, and the pages that it links to, to a new folder; `index.html` is the first. The
+    folder appears once it is complete.
 
     Searches and filters, which need a server, are left out. So are the list of runs and the pages
     of other runs, unless the first page is that list.
 
     Args:
-        most: the maximum number of pages, each kind in its turn, those nearest to the first page;
-            links to others are removed.
+        most: the maximum number of pages, each kind in its turn: first what changed between two
+            evaluations, then what they played, then those nearest to the first page; links to
+            others are removed.
+        tell: is called with the number of pages, after each.
 
     Raises:
         ConfigError: the folder exists and is not empty, or there is nothing to show.
@@ -61,14 +68,15 @@ async def bundle(app: ASGIApp, folder: Path, *, start: str, most: int) -> Bundle
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} already exists; name a new folder")
-    # Before the pages are made, which may take minutes.
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as undoing:
-        undoing.callback(folder.rmdir)
+    draft = folder.with_name(f".{folder.name}.new")
+    try:
+        # Before the pages are made, which may take minutes.
+        with writing(folder):
+            shutil.rmtree(draft, ignore_errors=True)
+            draft.mkdir(parents=True)
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=None) as http:
-            pages, left_out = await _collected(http, start, most)
+            pages, left_out = await _collected(http, start, most, tell)
             if not pages:
                 raise ConfigError(f"there is nothing at {start}; `agentr runs` lists what there is")
             names = {start: "index.html"}
@@ -78,25 +86,30 @@ async def bundle(app: ASGIApp, folder: Path, *, start: str, most: int) -> Bundle
                 names[path] = f"{readable}-{sha256(path.encode()).hexdigest()[:8]}.html"
             files = {names[path]: _self_contained(text, names) for path, text in pages.items()}
             files |= {name: (await http.get(f"/static/{name}")).text for name in _STATIC}
-        undoing.pop_all()
-    with writing(folder):
-        for name, text in files.items():
-            folder.joinpath(name).write_text(text, encoding="utf-8")
+        with writing(folder):
+            for name, text in files.items():
+                draft.joinpath(name).write_text(text, encoding="utf-8")
+            draft.rename(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
     return Bundled(len(pages), left_out)
 
 
-async def _collected(http: httpx.AsyncClient, start: str, most: int) -> tuple[dict[str, str], int]:
+async def _collected(
+    http: httpx.AsyncClient, start: str, most: int, tell: Callable[[int], Any]
+) -> tuple[dict[str, str], int]:
     """Return pages by address, and how many more they link to. Kinds take turns: there are far more
     lists and trajectories than trees, pairs and samples.
     """
     pages: dict[str, str] = {}
-    waiting = {_kind(start): {start: None}}
+    # The rank of each page by its address.
+    waiting = {_kind(start): {start: _OTHERS}}
     elsewhere: set[str] = set()
     while waiting and len(pages) < most:
         kind = next(iter(waiting))
         paths = waiting.pop(kind)
-        path = next(iter(paths))
-        del paths[path]
+        path = min(paths, key=lambda one: paths[one])
+        rank = paths.pop(path)
         if paths:
             waiting[kind] = paths
         answer = await http.get(path)
@@ -109,11 +122,25 @@ async def _collected(http: httpx.AsyncClient, start: str, most: int) -> tuple[di
             elsewhere.add(path)
             continue
         pages[path] = answer.text
+        tell(len(pages))
         for found in _links(answer.text):
             unknown = found not in pages and found not in elsewhere
             if unknown and not _ASKED.search(found) and not _leads_elsewhere(found, start):
-                waiting.setdefault(_kind(found), {})[found] = None
+                # What a list of changed or played episodes leads to is of its rank.
+                near = _rank(found) if _kind(path) != "list" else min(rank, _rank(found))
+                some = waiting.setdefault(_kind(found), {})
+                some[found] = min(near, some.get(found, near))
     return pages, sum(map(len, waiting.values()))
+
+
+_OTHERS: Final = 2
+
+
+def _rank(path: str) -> int:
+    """Return 0 for a list of what changed between two evaluations, 1 for one of what an evaluation
+    played, 2 for every other page.
+    """
+    return 0 if path.startswith("/differences") else 1 if "evaluation=" in path else _OTHERS
 
 
 def _kind(path: str) -> str:

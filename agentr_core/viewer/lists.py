@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from agentr_core.reports import document, wording
 from agentr_core.store.database import Store
-from agentr_core.store.queries.listings import LISTINGS, choices, listed
+from agentr_core.store.queries.evaluations import EvaluationName, changes, evaluation_names
+from agentr_core.store.queries.listings import LISTINGS, choices, listed, listing_sql, sortable, suggestions
 from agentr_core.texts import goal
 
 PAGE_ROWS: Final = 50
+_COMPUTED: Final = ("=", "+", "-", "@", "\t", "\r")
+"""With these, what a spreadsheet computes begins."""
+MOST_ROWS: Final = 100_000
+"""The maximum number of rows of a list as a file."""
 Record = Mapping[str, Any]
 
 
@@ -33,6 +41,8 @@ class Column:
     name: str
     kind: str = "number"
     leads: Callable[[Record], str | None] = lambda record: None
+    extra: bool = False
+    """Whether it is shown only to those who choose it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +60,10 @@ class ListPage:
     name: str
     title: str
     columns: tuple[Column, ...]
+    every: tuple[Column, ...]
+    """All columns that can be chosen."""
+    heads: list[Cell]
+    """The titles of the columns, with links that sort by them; their tone is `asc` or `desc`."""
     rows: list[list[Cell]]
     total: int
     first: int
@@ -59,6 +73,18 @@ class ListPage:
     """The values of the filters that have few."""
     free: tuple[str, ...]
     """Filters that are typed in."""
+    suggestions: dict[str, list[tuple[str, str]]]
+    """Values of filters that are typed in, each with a name for it."""
+    crumbs: list[Cell]
+    sides: dict[str, EvaluationName]
+    """For differences: the evaluations that are compared."""
+    changes: dict[str, Cell]
+    """For differences: how many episodes changed and how, with links to them."""
+    keeps: dict[str, str]
+    """What a form with the filters passes on: the order and the columns."""
+    sql: str
+    files: dict[str, str]
+    """The addresses of the whole list as a file, by format."""
     previous: str | None
     following: str | None
 
@@ -88,6 +114,14 @@ SHOWN: Mapping[str, Shown] = {
             Column("Reward", "reward"),
             Column("Steps", "num_steps"),
             Column("Ended by", "stop", "text"),
+            Column("World", "environment", "text", extra=True),
+            Column("Split", "split", "text", extra=True),
+            Column("Run", "run_id", "code", _own("run", "run_id"), extra=True),
+            Column("Evaluation", "evaluation", "text", extra=True),
+            Column("Stored", "created_at", "text", extra=True),
+            # Not shown unless chosen, so that no bundle has them.
+            Column("Tags", "tags", "text", lambda r: f"/notes/{r['trajectory_id']}", extra=True),
+            Column("Note", "note", "long", lambda r: f"/notes/{r['trajectory_id']}", extra=True),
         ),
     ),
     "trees": Shown(
@@ -185,31 +219,109 @@ SHOWN: Mapping[str, Shown] = {
 
 
 def list_page(store: Store, name: str, query: Mapping[str, str]) -> ListPage:
-    """Return a page of a list. Filters that the list lacks, and pages that do not exist, are
-    ignored: a link may be old.
+    """Return a page of a list. Filters, orders and columns that the list lacks, and pages that do
+    not exist, are ignored: a link may be old.
     """
     source, shown = LISTINGS[name], SHOWN[name]
-    filters = {key: value for key, value in query.items() if key in source.filters and value}
+    filters, sort, columns = _wanted(name, query)
     asked = query.get("page", "")
     page = min(int(asked), 10**9) if asked.isascii() and asked.isdigit() else 0
-    found = listed(store, source, filters, offset=page * PAGE_ROWS, limit=PAGE_ROWS)
+    found = listed(store, source, filters, offset=page * PAGE_ROWS, limit=PAGE_ROWS, sort=sort)
+    keeps = {"sort": sort, "columns": query["columns"] if columns != _usual(name) else ""}
+    keeps = {key: value for key, value in keeps.items() if value}
+    sides = evaluation_names(store, [filters[key] for key in ("before", "after", "evaluation") if key in filters])
+    both = name == "differences" and set(source.always) <= filters.keys()
 
-    def link(number: int) -> str:
-        return document.with_query(f"/{name}", {**filters, "page": number})
+    def link(path: str = f"/{name}", **more: Any) -> str:
+        return document.with_query(path, {**filters, **keeps, **more})
 
     return ListPage(
         name=name,
         title=shown.title,
-        columns=shown.columns,
-        rows=[[_cell(column, record) for column in shown.columns] for record in found.rows],
+        columns=columns,
+        every=shown.columns,
+        heads=[_head(column, sort, column.name in sortable(source), link) for column in columns],
+        rows=[[_cell(column, record) for column in columns] for record in found.rows],
         total=found.total,
         first=page * PAGE_ROWS + 1,
         filters=filters,
         choices=choices(store, source),
         free=tuple(key for key in source.filters if key not in source.choices),
-        previous=link(page - 1) if page else None,
-        following=link(page + 1) if (page + 1) * PAGE_ROWS < found.total else None,
+        suggestions=suggestions(store, source),
+        crumbs=_crumbs(filters, sides),
+        sides={key: sides[filters[key]] for key in ("before", "after") if filters.get(key) in sides},
+        changes={
+            kind: Cell(wording.count(count), link(change=kind))
+            for kind, count in (changes(store, filters["before"], filters["after"]) if both else {}).items()
+        },
+        keeps=keeps,
+        sql=listing_sql(source, filters, sort=sort),
+        files={form: link(f"/{name}.{form}") for form in ("csv", "json")},
+        previous=link(page=page - 1) if page else None,
+        following=link(page=page + 1) if (page + 1) * PAGE_ROWS < found.total else None,
     )
+
+
+def list_file(store: Store, name: str, form: str, query: Mapping[str, str]) -> str | None:
+    """Return all rows of a list that pass the filters as CSV or JSON; None if there are more than
+    `MOST_ROWS`.
+
+    JSON has the query, too. A text in CSV that a spreadsheet would compute has an apostrophe before
+    it.
+    """
+    filters, sort, columns = _wanted(name, query)
+    found = listed(store, LISTINGS[name], filters, offset=0, limit=MOST_ROWS, sort=sort)
+    if found.total > MOST_ROWS:
+        return None
+    names = [column.name for column in columns]
+    if form == "json":
+        sql = listing_sql(LISTINGS[name], filters, sort=sort)
+        rows = [{name: row[name] for name in names} for row in found.rows]
+        return json.dumps({"sql": sql, "total": found.total, "rows": rows}, default=str, indent=1)
+    lines = io.StringIO()
+    writer = csv.writer(lines)
+    writer.writerow(names)
+    for row in found.rows:
+        texts = [", ".join(row[name]) if isinstance(row[name], list) else row[name] for name in names]
+        writer.writerow([f"'{one}" if isinstance(one, str) and one.startswith(_COMPUTED) else one for one in texts])
+    return lines.getvalue()
+
+
+def _wanted(name: str, query: Mapping[str, str]) -> tuple[dict[str, str], str, tuple[Column, ...]]:
+    """Return the filters, the order and the columns that a query names."""
+    source, every = LISTINGS[name], SHOWN[name].columns
+    filters = {key: value for key, value in query.items() if key in source.filters and value}
+    sort = query.get("sort", "")
+    if sort.removeprefix("-") not in sortable(source):
+        sort = ""
+    chosen = query.get("columns", "").split(",")
+    return filters, sort, tuple(column for column in every if column.name in chosen) or _usual(name)
+
+
+def _usual(name: str) -> tuple[Column, ...]:
+    return tuple(column for column in SHOWN[name].columns if not column.extra)
+
+
+def _head(column: Column, sort: str, can: bool, link: Callable[..., str]) -> Cell:
+    if not can:
+        return Cell(column.title)
+    # First the largest numbers; texts from A to Z.
+    ways = ("-", "") if column.kind in ("number", "flag") else ("", "-")
+    first, second = (f"{way}{column.name}" for way in ways)
+    tone = "desc" if sort == f"-{column.name}" else "asc" if sort == column.name else ""
+    return Cell(column.title, link(sort=second if sort == first else first), tone)
+
+
+def _crumbs(filters: Mapping[str, str], sides: Mapping[str, EvaluationName]) -> list[Cell]:
+    """Return what a list belongs to, from the run down."""
+    of = next((sides[filters[key]] for key in ("evaluation", "after", "before") if filters.get(key) in sides), None)
+    run = filters.get("run") or (of.run_id if of else None)
+    crumbs = [Cell(run, document.page_of("run", run))] if run else []
+    if "evaluation" in filters and of:
+        crumbs.append(Cell(f"{wording.label(of.name)}, {wording.iteration(of.iteration)}", None))
+    if filters.get("iteration", "").isdigit():
+        crumbs.append(Cell(wording.iteration(int(filters["iteration"])), None))
+    return crumbs
 
 
 def _cell(column: Column, record: Record) -> Cell:
@@ -219,6 +331,8 @@ def _cell(column: Column, record: Record) -> Cell:
         return Cell(wording.NOTHING)
     if column.kind == "goal":
         return Cell(goal(value), href)
+    if isinstance(value, list):
+        return Cell(", ".join(value) or wording.NOTHING, href)
     if column.kind == "flag":
         return Cell("yes" if value else "no", href, "good" if value else "soft")
     return Cell(number(value) if isinstance(value, float) else str(value), href)

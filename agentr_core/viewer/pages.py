@@ -34,6 +34,7 @@ from agentr_core.store.queries.listings import (
     entities_beginning,
     evaluation_lines,
     event_lines,
+    instance_beginning,
     iteration_lines,
     last_episodes,
     run_line,
@@ -718,6 +719,8 @@ def find(store: Store, words: str) -> Page:
         known += [(one.kind, one.key) for one in entities_beginning(store, words, limit=3)]
         if len(known) == 1:
             instead = document.page_of(*known[0])
+    if "/" in words and instance_beginning(store, words) is not None:
+        instead = document.listing("trajectories", instance=words)
     return Page("", {}, elsewhere=instead)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
+import secrets
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import parse_qsl
 
 from jinja2 import Environment
 from markupsafe import Markup
@@ -27,11 +29,13 @@ from agentr_core.reports.html import environment
 from agentr_core.samples.rendering import ReadToken
 from agentr_core.store.database import Store, snapshot
 from agentr_core.store.queries.listings import LISTINGS
+from agentr_core.store.queries.notes import note_of, write_note
 from agentr_core.store.queries.trees import sampled_tokens
+from agentr_core.store.tables import Note
 from agentr_core.store.text_index import TextIndex
 from agentr_core.texts import goal
 from agentr_core.viewer import pages
-from agentr_core.viewer.lists import number
+from agentr_core.viewer.lists import MOST_ROWS, list_file, number
 from agentr_core.viewer.pages import MOST_CHARS, PAGE_ROWS, Page, node, results
 
 # Limits on what a browser may do with the pages.
@@ -93,16 +97,19 @@ def app(
     hosts: Collection[str] | None,
     token: str | None = None,
     reading: Reading | None = None,
+    notes: bool = True,
 ) -> ASGIApp:
-    """Return the application that shows the store at a path, and never changes it.
+    """Return the application that shows the store at a path, and changes nothing in it but the
+    notes.
 
     Args:
         index: the file of the search index of its texts; created if missing.
         hosts: the host names that a request may be for; None allows any.
         token: the token that a browser must present; None admits every request that gets here.
         reading: how samples and trajectories are read token by token; None shows no tokens.
+        notes: whether notes of trajectories are shown and taken.
     """
-    viewer = _Viewer(Store(store, wait_s=_WAIT_FOR_STORE_S), index, reading)
+    viewer = _Viewer(Store(store, wait_s=_WAIT_FOR_STORE_S), index, reading, notes=notes)
     routes = [
         Route("/", viewer.page(lambda store, _: pages.runs(store))),
         Route("/find", viewer.page(lambda store, request: pages.find(store, request.query_params.get("q", "")[:100]))),
@@ -121,10 +128,12 @@ def app(
         ),
         Route("/moving/run/{key}", viewer.page(_moving)),
         Route("/moving/stage/{key}/{iteration:int}/{stage}", viewer.page(_moving)),
+        *([Route("/notes/{key}", viewer.note, methods=["GET", "POST"])] if notes else []),
         Route("/node/{tree}/{node:int}", viewer.page(_node)),
         Route("/group/{iteration}/{step:int}/{number:int}", viewer.page(_group)),
         *(Route(f"/tokens/{kind}/{{key}}", viewer.tokens(kind)) for kind in ("sample", "trajectory") if reading),
         *(Route(f"/{name}", viewer.page(_listing(name))) for name in LISTINGS),
+        *(Route(f"/{name}.{form}", viewer.file(name, form)) for name in LISTINGS for form in _FORMS),
         *(Route(f"/{kind}/{{key}}", viewer.page(_detail(make))) for kind, make in pages.DETAILS.items()),
     ]
     made: ASGIApp = Starlette(
@@ -140,19 +149,21 @@ def app(
             refusal=lambda status, why: PlainTextResponse(f"{why}\n", status),
             cookie="agentr_view",
         )
-    return Sealed(Guard(made, hosts, linked=True))
+    return Sealed(Guard(made, hosts, linked=True, posts=notes))
 
 
 class _Viewer:
     """The endpoints of the pages, which also take new texts into the index in the background."""
 
-    def __init__(self, store: Store, index: Path, reading: Reading | None) -> None:
+    def __init__(self, store: Store, index: Path, reading: Reading | None, *, notes: bool) -> None:
         self._store = store
         self._index = TextIndex(store, index)
         self._reports = store.path.parent / "reports"
         self._reading = reading
         self._templates = templates()
-        self._templates.globals["shows_tokens"] = reading is not None
+        self._templates.globals.update(shows_tokens=reading is not None, takes_notes=notes)
+        # In each form: without it, another program of this machine could post, too.
+        self._key = secrets.token_urlsafe(16)
         self._indexing: asyncio.Task[None] | None = None
 
     @asynccontextmanager
@@ -169,6 +180,43 @@ class _Viewer:
             with snapshot(self._store) as state:
                 made = make(state, request)
             return self._answer(request, made)
+
+        return endpoint
+
+    async def note(self, request: Request) -> Response:
+        """Answer with the form of the note of a trajectory, and store what it sends."""
+        key = request.path_params["key"]
+        before = await run_in_threadpool(note_of, self._store, key)
+        if before is None:
+            return self.missing(request, LookupError())
+        if request.method == "POST":
+            sent = dict(parse_qsl((await request.body()).decode("utf-8", "replace"), keep_blank_values=True))
+            if not secrets.compare_digest(sent.get("key", "").encode(), self._key.encode()):
+                why = "The form is of a viewer that has ended; load its page again."
+                return self._render("message", 403, title="Nothing was stored", text=why)
+            tags = tuple(dict.fromkeys(tag for part in sent.get("tags", "").split(",") if (tag := part.strip())))
+            if len(tags) > _MOST_TAGS or max(map(len, (*tags, ""))) > _TAG_CHARS:
+                why = f"A trajectory has at most {_MOST_TAGS} tags of {_TAG_CHARS} characters each."
+                return self._render("message", 400, title="Nothing was stored", text=why)
+            after = Note(tags=tags, text=sent.get("text", "").replace("\r\n", "\n")[:_NOTE_CHARS])
+            await run_in_threadpool(write_note, self._store, key, after)
+            return RedirectResponse(f"/notes/{key}", 303)
+        page = self._render("notes", 200, trajectory_id=key, note=before, key=self._key, most_chars=_NOTE_CHARS)
+        # With `no-referrer`, a browser would not name the origin of the form.
+        page.headers["Referrer-Policy"] = "same-origin"
+        return page
+
+    def file(self, name: str, form: str) -> Callable[[Request], Response]:
+        """Return an endpoint that answers with a whole list as a file."""
+
+        def endpoint(request: Request) -> Response:
+            with snapshot(self._store) as state:
+                text = list_file(state, name, form, query_of(request))
+            if text is None:
+                why = f"This list has more than {MOST_ROWS:,} rows; narrow it by filters, or ask `agentr sql`."
+                return self._render("message", 413, title="Too many rows", text=why)
+            head = {"Content-Disposition": f'attachment; filename="{name}.{form}"'}
+            return Response(text, media_type=_FORMS[form], headers=head)
 
         return endpoint
 
@@ -298,7 +346,17 @@ def _fact(value: Any) -> str:
 
 
 def _listing(name: str) -> Make:
-    return lambda store, request: pages.listing(store, name, dict(request.query_params))
+    return lambda store, request: pages.listing(store, name, query_of(request))
+
+
+def query_of(request: Request) -> dict[str, str]:
+    """Return the query of a request; the values of a name that is there several times, as boxes of
+    a form make it, are joined by commas.
+    """
+    query: dict[str, str] = {}
+    for key, value in request.query_params.multi_items():
+        query[key] = f"{query[key]},{value}" if key == "columns" and key in query else value
+    return query
 
 
 def _detail(make: pages.Detail) -> Make:
@@ -319,6 +377,11 @@ def _group(store: Store, request: Request) -> Page | None:
     return pages.group(store, asked["iteration"], asked["step"], asked["number"])
 
 
+_MOST_TAGS: Final = 20
+_TAG_CHARS: Final = 60
+_NOTE_CHARS: Final = 10_000
+_FORMS: Final = {"csv": "text/csv", "json": "application/json"}
+"""The formats of a list as a file, with their types."""
 _MOST_STEPS: Final = 200
 """The rows of the table of the steps of reinforcement learning on the page of a run."""
 _STATIC: Final = {

@@ -53,10 +53,12 @@ def publish_checkpoint(workspace: Path, prefix: str, folder: Path, *, base_model
     draft = folder.with_name(f".{folder.name}.new")
     with writing(folder):
         try:
+            # Of a process that was killed.
+            shutil.rmtree(draft, ignore_errors=True)
             # An adapter beside weights that include it names its model by a folder of this machine.
             left_out = shutil.ignore_patterns(MANIFEST, HISTORY, *([] if base_model else [ADAPTER]))
             # Without the modes of the files, which would let nobody else read them.
-            shutil.copytree(source, draft, ignore=left_out, copy_function=shutil.copyfile, dirs_exist_ok=True)
+            shutil.copytree(source, draft, ignore=left_out, copy_function=shutil.copyfile)
             _name_parent(draft, base_model)
             (draft / "README.md").write_text(card, encoding="utf-8")
             draft.rename(folder)

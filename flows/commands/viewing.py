@@ -18,17 +18,20 @@ from flows.commands.samples import reading
 from tasks.workspaces import find_run, open_store
 
 
-def serve(workspace: Path, *, index: Path | None, host: str, port: int, say: Callable[[str], Any]) -> None:
+def serve(
+    workspace: Path, *, index: Path | None, host: str, port: int, token: str | None, say: Callable[[str], Any]
+) -> None:
     """Serve the pages of a workspace until interrupted. It may still be empty, or not be there at
     all: its pages appear with its first run.
 
-    Other machines need a token, which is part of the printed address.
+    Other machines need a token, which is part of the printed address: `token`, or a new one. Where
+    it is given, this machine needs it, too.
 
     Raises `UserError` if it cannot be a workspace, or if the address cannot be listened on.
     """
     store = open_store(workspace, must_exist=workspace.is_file())
     here = host in LOOPBACK
-    token = token_for(host)
+    token = token or token_for(host)
     shown = app(
         store.path,
         index=index or _index(workspace),
@@ -39,12 +42,14 @@ def serve(workspace: Path, *, index: Path | None, host: str, port: int, say: Cal
     )
     entry = "" if token is None else f"/?token={token}"
     waiting = "" if store.path.exists() else ", and waits for its first run"
-    http_server.serve(
-        shown, host=host, port=port, listening=lambda where: say(f"{workspace} is shown at {where}{entry}{waiting}")
-    )
+
+    def listening(where: str) -> None:
+        say(f"{workspace} is shown at {http_server.address_elsewhere(where)}{entry}{waiting}")
+
+    http_server.serve(shown, host=host, port=port, listening=listening)
 
 
-def write(workspace: Path, folder: Path, *, run: str | None, most: int) -> str:
+def write(workspace: Path, folder: Path, *, run: str | None, most: int, say: Callable[[str], Any]) -> str:
     """Write the pages of a workspace, or of one of its runs, to a folder, and return what was
     written.
 
@@ -55,10 +60,24 @@ def write(workspace: Path, folder: Path, *, run: str | None, most: int) -> str:
     # A page would only say that it is not there.
     runs_beginning(store, "")
     start = f"/run/{find_run(workspace, run)}" if run else "/"
-    shown = app(store.path, index=_index(workspace), hosts=LOOPBACK)
-    made = asyncio.run(bundle(shown, folder, start=start, most=most))
-    left_out = f"; at least {made.left_out} more were left out, --pages takes in others" if made.left_out else ""
+    shown = app(store.path, index=_index(workspace), hosts=LOOPBACK, notes=False)
+
+    def tell(pages: int) -> None:
+        if pages % _PROGRESS == 0:
+            say(f"{pages} of at most {most} pages")
+
+    made = asyncio.run(bundle(shown, folder, start=start, most=most, tell=tell))
+    left_out = (
+        f"; changed and held-out episodes came first, and at least {made.left_out} pages were left out, "
+        "--pages takes in others"
+        if made.left_out
+        else ""
+    )
     return f"{counted(made.pages, 'page')} in {folder / 'index.html'} and beside it{left_out}"
+
+
+_PROGRESS = 100
+"""Pages after which a line says how many there are."""
 
 
 def _index(workspace: Path) -> Path:

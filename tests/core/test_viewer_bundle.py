@@ -12,7 +12,7 @@ from finished import finish
 from starlette.responses import HTMLResponse, PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from agentr_core.errors import ConfigError, StoreError
+from agentr_core.errors import ConfigError, DiskError, StoreError
 from agentr_core.system import LOOPBACK
 from agentr_core.viewer.bundle import Bundled, bundle
 from agentr_core.viewer.server import app
@@ -111,3 +111,36 @@ async def test_no_more_pages_are_written_than_asked_for(tmp_path: Path) -> None:
         await bundle(shown, tmp_path / "site", start="/", most=5)
     with pytest.raises(ConfigError, match="there is nothing at /run/x"):
         await bundle(shown, tmp_path / "other", start="/run/x", most=5)
+
+
+async def test_changed_and_held_out_episodes_come_first(tmp_path: Path) -> None:
+    async def site(scope: Scope, receive: Receive, send: Send) -> None:
+        query = scope["query_string"].decode()
+        linked = {
+            "/run/r": ["/trajectories?run=r", "/trajectories?evaluation=e", "/differences?before=b&after=e"],
+            "/trajectories": [f"/trajectory/{'h' if 'evaluation' in query else 't'}{n}" for n in range(9)],
+            "/differences": ["/trajectory/c0", "/trajectory/c1"],
+        }.get(scope["path"], [])
+        page = "".join(f'<a href="{link.replace("&", "&amp;")}">x</a>' for link in linked)
+        await HTMLResponse(f"<html><head></head>{page}</html>")(scope, receive, send)
+
+    told: list[int] = []
+    await bundle(site, tmp_path / "site", start="/run/r", most=8, tell=told.append)
+    assert told == list(range(1, 9))
+    names = {file.name.split("-")[1] for file in (tmp_path / "site").glob("trajectory-*.html")}
+    assert {"c0", "c1"} <= names
+    assert not [name for name in names if name.startswith("t")]
+
+
+async def test_a_bundle_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, text: str, **options: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    store = gallery.fill(tmp_path / "store.duckdb")
+    shown = app(store.path, index=tmp_path / "texts.sqlite", hosts=LOOPBACK)
+    before = {*tmp_path.iterdir()}
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", full)
+        with pytest.raises(DiskError, match="free some disk space"):
+            await bundle(shown, tmp_path / "site", start="/", most=5)
+    assert {*tmp_path.iterdir()} == before

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from agentr_core.store.connection import tell_runs_at_work
+from agentr_core.store.connection import literal, quoted, tell_runs_at_work
 from agentr_core.store.database import Store
 from agentr_core.store.weights import weights_now
 from agentr_core.types import Instance
@@ -258,6 +258,8 @@ class Listing:
     order: str
     filters: Mapping[str, str]
     """The condition of each filter; `$value` stands for the requested value."""
+    suggestions: Mapping[str, str] = field(default_factory=dict)
+    """For filters with many values: the query of some of them, each with a name for it."""
     choices: Mapping[str, str] = field(default_factory=dict)
     """For filters with few values: the query that lists them."""
     always: tuple[str, ...] = ()
@@ -272,23 +274,58 @@ class Listed:
     total: int
 
 
-def listed(store: Store, listing: Listing, wanted: Mapping[str, str], *, offset: int, limit: int) -> Listed:
+def listed(
+    store: Store, listing: Listing, wanted: Mapping[str, str], *, offset: int, limit: int, sort: str = ""
+) -> Listed:
     """Return the rows of a list that pass the filters, from row `offset` on; none if a filter is
     missing that the list needs.
+
+    Args:
+        sort: the column by which they are sorted, with a minus sign before it for the largest
+            first; empty for the list's own order.
 
     Raises `KeyError` for a filter that the list does not have.
     """
     if not store.path.exists() or not set(listing.always) <= wanted.keys():
         return Listed([], 0)
-    conditions = [f"({listing.filters[name].replace('$value', f'${name}')})" for name in wanted]
-    rest = f"from {listing.source} where {' and '.join(conditions or ['true'])}"
-    page = f"select {listing.columns} {rest} order by {listing.order} limit {int(limit)} offset {int(offset)}"
+    values = {name: f"${name}" for name in wanted}
     with store.reading() as con:
-        ((total,),) = con.execute(f"select count(*) {rest}", dict(wanted)).fetchall()
-        found = con.execute(f"with page as ({page}) from page {listing.details}", dict(wanted))
+        ((total,),) = con.execute(f"select count(*) {_rest(listing, values)}", dict(wanted)).fetchall()
+        page = _page(listing, values, sort, f" limit {int(limit)} offset {int(offset)}")
+        found = con.execute(page, dict(wanted))
         names = [column[0] for column in found.description]
         rows = [dict(zip(names, row, strict=True)) for row in found.fetchall()]
-    return Listed(rows, total)
+    return Listed([{name: row[name] for name in names if name != "place"} for row in rows], total)
+
+
+def sortable(listing: Listing) -> frozenset[str]:
+    """Return the columns by which a list can be sorted; what is looked up only for the rows of a
+    page is none of them.
+    """
+    return frozenset(part.split(" ")[-1].rpartition(".")[2] for part in re.split(r", (?![^()]*\))", listing.columns))
+
+
+def listing_sql(listing: Listing, wanted: Mapping[str, str], *, sort: str = "") -> str:
+    """Return the query of all rows of a list that pass the filters, as `agentr sql` takes it."""
+    values = {name: literal(value) for name, value in wanted.items()}
+    return _page(listing, values, sort, "")
+
+
+def _rest(listing: Listing, values: Mapping[str, str]) -> str:
+    # A function: in a replacement, a backslash in a value would have a meaning.
+    conditions = [f"({listing.filters[name].replace('$value', value)})" for name, value in values.items()]
+    return f"from {listing.source} where {' and '.join(conditions or ['true'])}"
+
+
+def _page(listing: Listing, values: Mapping[str, str], sort: str, part: str) -> str:
+    column = sort.removeprefix("-")
+    assert not column or column in sortable(listing)
+    first = f"{quoted(column)} {'desc' if sort.startswith('-') else 'asc'} nulls last, " if column else ""
+    page = f"select {listing.columns} {_rest(listing, values)} order by {first}{listing.order}{part}"
+    return (
+        f"with page as (select *, row_number() over () as place from ({page})) "
+        f"select * from page {listing.details} order by place"
+    )
 
 
 def choices(store: Store, listing: Listing) -> dict[str, list[str]]:
@@ -302,16 +339,56 @@ def choices(store: Store, listing: Listing) -> dict[str, list[str]]:
     return {name: values for name, values in found.items() if values}
 
 
+def suggestions(store: Store, listing: Listing) -> dict[str, list[tuple[str, str]]]:
+    """Return some values of each filter that has many, each with a name for it; at most 500 of a
+    filter.
+    """
+    found = {
+        name: [(str(value), str(title)) for value, title in store.rows(f"{sql} limit 500")]
+        for name, sql in {**_SUGGESTIONS, **listing.suggestions}.items()
+        if name in listing.filters and name not in listing.choices
+    }
+    return {name: values for name, values in found.items() if values}
+
+
+def instance_beginning(store: Store, words: str) -> str | None:
+    """Return the first instance whose id begins with some words, the id itself before others; None
+    if there is none.
+    """
+    rows = store.rows(
+        "select instance_id from instance where starts_with(instance_id, $1) order by length(instance_id), 1 limit 1",
+        words,
+    )
+    return rows[0][0] if rows else None
+
+
+_EVALUATIONS_BY_NAME = """
+select e.evaluation_id, r.recipe || ' ' || left(r.run_id, 8) || ', '
+    || if(i.iteration = 0, 'base', 'iteration ' || i.iteration) || ', ' || e.name
+from evaluation e join iteration i using (iteration_id) join run r using (run_id)
+order by r.started_at desc, e.name, i.iteration"""
+_SUGGESTIONS = {
+    "run": "select run_id, recipe from run order by started_at desc",
+    "iteration": "select distinct iteration, '' from iteration order by 1",
+    "evaluation": _EVALUATIONS_BY_NAME,
+    "before": _EVALUATIONS_BY_NAME,
+    "after": _EVALUATIONS_BY_NAME,
+    "instance": "select instance_id, '' from instance order by split, instance_index",
+    "dataset": "select dataset_id, '' from dataset order by created_at desc",
+}
+
+
 _RUN = "i.run_id = $value"
 _ITERATION = "i.iteration = try_cast($value as integer)"
 _INSTANCE = "starts_with({}.instance_id, $value)"
 _DEPTHS = "select depth from instance where depth is not null"
 
 TRAJECTORIES = Listing(
-    columns="t.trajectory_id, t.first_observation, t.instance_id, n.depth, t.source, i.iteration, t.success, t.reward, "
-    "t.num_steps, t.stop",
+    columns="t.trajectory_id, t.first_observation, t.instance_id, n.depth, t.source, i.run_id, i.iteration, e.name as evaluation, "
+    "t.success, t.reward, t.num_steps, t.stop, n.environment, n.split, t.created_at, o.tags, o.text as note",
     source="trajectory t join instance n using (instance_id) left join evaluation e using (evaluation_id) "
-    "left join iteration i on i.iteration_id = coalesce(t.iteration_id, e.iteration_id)",
+    "left join iteration i on i.iteration_id = coalesce(t.iteration_id, e.iteration_id) "
+    "left join note o using (trajectory_id)",
     order="t.created_at, t.trajectory_id",
     filters={
         "run": _RUN,
@@ -321,12 +398,14 @@ TRAJECTORIES = Listing(
         "source": "t.source = $value",
         "outcome": "t.success = ($value = 'success')",
         "stop": "t.stop = $value",
+        "tag": "list_contains(o.tags, $value)",
         "depth": "n.depth = try_cast($value as integer)",
     },
     choices={
         "source": "select source from trajectory",
         "outcome": "values ('success'), ('no success')",
         "stop": "select stop from trajectory",
+        "tag": "select unnest(tags) from note",
         "depth": _DEPTHS,
     },
 )
@@ -334,8 +413,7 @@ TREES = Listing(
     columns="t.tree_id, t.first_observation, t.instance_id, x.depth, i.iteration, t.dives_done, t.finished, t.created_at",
     source="tree t join instance x using (instance_id) left join iteration i using (iteration_id)",
     details="left join (select tree_id, count(*) as nodes, count(*) filter (step.success) as wins, "
-    "max(step.reward) as best from node where tree_id in (select tree_id from page) group by tree_id) using (tree_id) "
-    "order by created_at, tree_id",
+    "max(step.reward) as best from node where tree_id in (select tree_id from page) group by tree_id) using (tree_id)",
     order="t.created_at, t.tree_id",
     filters={
         "run": _RUN,
@@ -416,10 +494,10 @@ DIFFERENCES = Listing(
         "before": "a.evaluation_id = $value",
         "after": f"b.evaluation_id = $value and {_GIVEN_THE_SAME}",
         "change": "case $value when 'gained' then u.success and not t.success when 'lost' then t.success and not "
-        "u.success else t.success = u.success end",
+        "u.success when 'changed' then t.success <> u.success else t.success = u.success end",
         "depth": "x.depth = try_cast($value as integer)",
     },
-    choices={"change": "values ('gained'), ('lost'), ('same')", "depth": _DEPTHS},
+    choices={"change": "values ('changed'), ('gained'), ('lost'), ('same')", "depth": _DEPTHS},
     always=("before", "after"),
 )
 LISTINGS: Mapping[str, Listing] = {

@@ -1,0 +1,156 @@
+"""Lists of the viewer: their order, columns, completions, files and comparisons."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from html import unescape
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import gallery
+import httpx
+import pytest
+from browser import HOSTILE
+
+from agentr_core.http_server import address_elsewhere
+from agentr_core.store.database import Store
+from agentr_core.store.queries.listings import LISTINGS, sortable
+from agentr_core.system import LOOPBACK
+from agentr_core.viewer.lists import SHOWN, list_file
+from agentr_core.viewer.server import app
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return gallery.fill(tmp_path_factory.mktemp("ws") / "store.duckdb")
+
+
+@pytest.fixture
+async def pages(store: Store) -> Any:
+    made = app(store.path, index=store.path.with_name("texts.sqlite"), hosts=LOOPBACK)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(made), base_url="http://localhost:4280") as http:
+        yield http
+
+
+async def test_a_head_sorts_and_sorts_the_other_way_round(pages: httpx.AsyncClient) -> None:
+    async def rewards(query: str) -> list[float]:
+        return [row["reward"] for row in (await pages.get(f"/trajectories.json{query}")).json()["rows"]]
+
+    assert await rewards("?sort=reward") == sorted(await rewards(""))
+    assert await rewards("?sort=-reward") == sorted(await rewards(""), reverse=True)
+    page = (await pages.get("/trajectories?sort=-reward&outcome=success")).text
+    assert 'aria-sort="descending"' in page
+    assert 'href="/trajectories?outcome=success&amp;sort=reward"' in page
+    assert (await pages.get("/trajectories?sort=reward;drop")).status_code == 200
+
+
+@pytest.mark.parametrize("name", LISTINGS)
+async def test_every_list_sorts_by_each_of_its_columns(pages: httpx.AsyncClient, name: str) -> None:
+    always = f"before={gallery.BEFORE}&after={gallery.AFTER}&" if name == "differences" else ""
+    page = (await pages.get(f"/{name}?{always}")).text
+    heads = [unescape(link) for link in re.findall(r'<a class="sort" href="([^"]*)"', page)]
+    assert len(heads) == sum(not c.extra and c.name in sortable(LISTINGS[name]) for c in SHOWN[name].columns) >= 4
+    for head in heads:
+        answer = await pages.get(head)
+        assert answer.status_code == 200
+        assert "aria-sort" in answer.text, head
+
+
+async def test_columns_are_chosen_and_stay(pages: httpx.AsyncClient) -> None:
+    page = (await pages.get("/trajectories?columns=trajectory_id&columns=environment")).text
+    assert re.findall(r'<th class="\w+"><a[^>]*>(\w+)', page) == ["Trajectory", "World"]
+    assert "columns=trajectory_id%2Cenvironment" in page
+
+
+async def test_filters_complete(pages: httpx.AsyncClient) -> None:
+    page = (await pages.get("/trajectories")).text
+    assert 'list="some-run"' in page
+    assert f'<option value="{gallery.RUN}">toy</option>' in page
+    assert '<option value="toy/train/' in page
+
+
+async def test_an_instance_is_found_by_its_id(pages: httpx.AsyncClient) -> None:
+    instance = (await pages.get("/trajectories.json")).json()["rows"][0]["instance_id"]
+    answer = await pages.get("/find", params={"q": instance})
+    assert answer.headers["location"] == f"/trajectories?{urlencode({'instance': instance})}"
+    assert (await pages.get("/find?q=toy/nowhere")).headers["location"].startswith("/search")
+
+
+async def test_a_comparison_names_its_models_and_counts(pages: httpx.AsyncClient) -> None:
+    page = (await pages.get(f"/differences?before={gallery.BEFORE}&after={gallery.AFTER}&change=changed")).text
+    text = " ".join(re.sub(r"<[^>]*>", " ", page).split())
+    assert "Before toy aaaa0000 , base, test After toy aaaa0000 , iteration 1, test" in text
+    assert "Won now 1 Lost now 0 As before 0" in text
+    # What it belongs to stands at its head, though no filter names the run.
+    assert f'<a href="/run/{gallery.RUN}">{gallery.RUN}</a>' in page
+    run = (await pages.get(f"/run/{gallery.RUN}")).text
+    assert f"/differences?before={gallery.BEFORE}&amp;after={gallery.AFTER}&amp;change=changed" in run
+    chosen = (await pages.get("/differences")).text
+    assert f'<option value="{gallery.BEFORE}">toy aaaa0000, base, test</option>' in chosen
+
+
+async def test_a_list_is_a_file_with_its_sql(pages: httpx.AsyncClient, store: Store) -> None:
+    page = (await pages.get("/trajectories?outcome=success&instance=toy'")).text
+    (sql,) = re.findall(r"<pre>(.*?)</pre>", page, re.DOTALL)
+    assert len(store.query(unescape(sql))) == 0
+    answer = await pages.get("/trajectories.json?outcome=success")
+    assert answer.json()["total"] == len(answer.json()["rows"]) == len(store.query(answer.json()["sql"])) == 3
+    lines = list(csv.DictReader(io.StringIO((await pages.get("/trajectories.csv?outcome=success")).text)))
+    assert [line["trajectory_id"] for line in lines] == [row["trajectory_id"] for row in answer.json()["rows"]]
+
+
+def test_a_spreadsheet_computes_no_text(tmp_path: Path) -> None:
+    store = gallery.fill(tmp_path / "store.duckdb", HOSTILE)
+    with store.transaction() as con:
+        con.execute("update rejection set detail = '=1+1'")
+    text = list_file(store, "rejections", "csv", {})
+    assert text is not None
+    assert {row["detail"] for row in csv.DictReader(io.StringIO(text))} == {"'=1+1"}
+
+
+async def test_notes_are_kept_shown_and_filtered_and_only_own_pages_write_them(tmp_path: Path) -> None:
+    store = gallery.fill(tmp_path / "store.duckdb", HOSTILE)
+    made = app(store.path, index=tmp_path / "texts.sqlite", hosts=LOOPBACK)
+    own = {"origin": "http://localhost:4280", "sec-fetch-site": "same-origin"}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(made), base_url=own["origin"]) as http:
+        key = (await http.get("/trajectories.json")).json()["rows"][0]["trajectory_id"]
+        form = await http.get(f"/notes/{key}")
+        assert form.headers["referrer-policy"] == "same-origin"
+        (secret,) = re.findall(r'name="key" value="([^"]*)"', form.text)
+        sent = {"key": secret, "tags": "odd, <b>wrong</b>, odd", "text": "</textarea><script>x</script>"}
+        for headers in ({"origin": "http://elsewhere"}, {"origin": "null"}, {**own, "sec-fetch-site": "cross-site"}):
+            assert (await http.post(f"/notes/{key}", data=sent, headers=headers)).status_code == 403
+        assert (await http.post(f"/notes/{key}", data={**sent, "key": "?"}, headers=own)).status_code == 403
+        assert (await http.post(f"/notes/{key}", data={**sent, "tags": "x" * 99}, headers=own)).status_code == 400
+        assert (await http.post("/notes/none", data=sent, headers=own)).status_code == 404
+        assert store.rows("select * from note") == []
+        assert (await http.post(f"/notes/{key}", data=sent, headers=own)).status_code == 303
+        assert store.rows("select trajectory_id, tags, text from note") == [
+            (key, ["odd", "<b>wrong</b>"], sent["text"])
+        ]
+        shown = (await http.get(f"/notes/{key}")).text
+        assert "<b>wrong" not in shown
+        assert "<script>x" not in shown
+        rows = (await http.get("/trajectories.json?tag=odd&columns=trajectory_id&columns=tags")).json()["rows"]
+        assert rows == [{"trajectory_id": key, "tags": ["odd", "<b>wrong</b>"]}]
+        assert (await http.get("/trajectories.json?tag=even")).json()["total"] == 0
+        assert "odd, &lt;b&gt;wrong" in (await http.get("/trajectories?columns=tags")).text
+    without = app(store.path, index=tmp_path / "texts.sqlite", hosts=LOOPBACK, notes=False)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(without), base_url=own["origin"]) as http:
+        assert (await http.get(f"/notes/{key}")).status_code == 404
+        assert "tags and notes" not in (await http.get(f"/trajectory/{key}")).text
+        assert (await http.post(f"/notes/{key}", data=sent, headers=own)).status_code == 403
+
+
+def test_an_address_for_all_names_one_that_opens_elsewhere() -> None:
+    assert address_elsewhere("http://127.0.0.1:80") == "http://127.0.0.1:80"
+    for where in ("http://0.0.0.0:4280", "http://[::]:4280"):
+        found = address_elsewhere(where)
+        assert found.endswith(":4280")
+        assert "0.0.0.0" not in found
+        assert "[::]" not in found
