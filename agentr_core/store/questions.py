@@ -30,6 +30,19 @@ SECONDS = 300.0
 _ASKS = ("SELECT", "EXPLAIN")
 _USES_FILES = ("COPY", "EXPORT", "ATTACH", "DETACH", "LOAD", "CREATE")
 """Kinds of statements that reach beyond the store, or are only useful to those that do."""
+_DESCRIBES = re.compile(r"\s*desc(?:ribe)?\s+(\w+)\s*;?\s*", re.IGNORECASE)
+# DuckDB's own answer leaves the comments out. A view's column is called as in the table below it.
+_COLUMNS = """
+with shared as (
+    select column_name, min(c.comment) as comment
+    from duckdb_columns() c join duckdb_tables() t using (database_name, schema_name, table_name)
+    where c.database_name = current_database()
+    group by all having count(distinct c.comment) = 1
+)
+select c.column_name, c.data_type as column_type, coalesce(c.comment, s.comment, '') as what
+from duckdb_columns() c left join shared s using (column_name)
+where c.database_name = current_database() and c.schema_name = 'main' and lower(c.table_name) = ?
+order by c.column_index"""
 _AS_TEXT = ("INTERVAL", "UNION", "UHUGEINT", "BIGNUM", "VARINT", "BIT", "TIME WITH TIME ZONE", "TIMETZ")
 """Types that neither Arrow nor pandas has; their text in SQL loses nothing."""
 
@@ -57,6 +70,8 @@ def ask(
         return None
     _check(statements, store, files=files)
     con.execute("set lock_configuration = true")
+    if (named := _DESCRIBES.fullmatch(sql)) and (columns := con.sql(_COLUMNS, params=[named[1].lower()])):
+        return columns.to_arrow_table()
     if statements[-1].type.name not in _ASKS:
         return con.execute(sql, params).to_arrow_table()
     relation = con.sql(sql, params=params or None)
@@ -187,10 +202,11 @@ def example(name: str) -> Example:
     return known[name]
 
 
-# Answers to SQL queries as text: pure functions from an Arrow table to a table, JSON or CSV,
-# without loss.
+# Answers to SQL queries as text: pure functions from an Arrow table to a table, or, without loss,
+# to JSON or CSV.
 #
-# Numbers keep all their digits. Bytes are hexadecimal digits, as `unhex` reads them; times are in
+# Numbers keep all their digits, except that a table shows three decimals. Bytes are hexadecimal
+# digits, as `unhex` reads them; times are in
 # ISO 8601.
 
 _GAP = "  "
@@ -215,8 +231,10 @@ def to_csv(answer: pa.Table) -> str:
 
 
 def to_table(answer: pa.Table) -> str:
-    """Return aligned columns under their names; control characters are shown as escapes."""
-    rows = [[_visible(_plain(value, none="NULL")) for value in row] for row in _rows(answer)]
+    """Return aligned columns under their names; control characters are shown as escapes. Fractions
+    have three decimals, those below a thousandth three digits.
+    """
+    rows = [[_visible(_short(value)) for value in row] for row in _rows(answer)]
     heads = [_visible(name) for name in answer.column_names]
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     right = [pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in answer.schema.types]
@@ -249,6 +267,13 @@ def _rows(answer: pa.Table) -> list[Sequence[Any]]:
             # Times beyond the years of Python's calendar.
             columns.append(column.cast(pa.string()).to_pylist())
     return list(zip(*columns, strict=True)) if columns else []
+
+
+def _short(value: Any) -> str:
+    # Where floats are no longer dense, decimals would be digits that are not there.
+    if not isinstance(value, float) or not math.isfinite(value) or abs(value) >= 1e15:
+        return _plain(value, none="NULL")
+    return f"{value:.3g}" if 0 < abs(value) < 0.001 else f"{value:.3f}"
 
 
 def _plain(value: Any, *, none: str) -> str:

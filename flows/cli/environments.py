@@ -1,4 +1,4 @@
-"""Commands on environments: list them, check them, play one, write examples, serve one."""
+"""Commands on environments: list, show and check them, play one, write examples, serve one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flows.cli.options import NamedPath, standard_input
 
 @click.group()
 def env() -> None:
-    """Environments: list them, check them, play one, serve one."""
+    """Environments: list them, check them, show, play or serve one."""
 
 
 _option = click.option(
@@ -51,6 +51,16 @@ def doctor(name: str | None, options: tuple[str, ...], form: str) -> None:
             click.echo(f"{result['name']}: {result['status']} - {result['detail']}")
     if any(result["status"] == "broken" or (name and not result["ok"]) for result in results):
         sys.exit(1)
+
+
+@env.command("show")
+@click.argument("name")
+@_option
+def env_show(name: str, options: tuple[str, ...]) -> None:
+    """Say what an environment is: splits and sizes, options, an instance."""
+    from flows.commands.environments import described, options_of
+
+    click.echo(described(name, options_of(options)), nl=False)
 
 
 @env.command()

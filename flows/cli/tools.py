@@ -12,16 +12,16 @@ from flows.cli.options import NamedPath
 @click.command("doctor")
 @click.option("--attempts", is_flag=True, help="Also show each attempt to escape.")
 def machine_doctor(attempts: bool) -> None:
-    """Check the sandbox, number formats and scheduler.
+    """Check the machine, the sandbox and the scheduler.
 
-    It says how well a model's Python code can be confined here, what the number format `auto`
-    means, and whether Prefect's server starts what is scheduled. Environments have a doctor of
-    their own, `agentr env doctor`. Exits with 2 if code cannot be confined at all, or the server
-    starts nothing.
+    It says which Python, PyTorch, GPU and vLLM there are and how much room is on the disk, how well
+    a model's Python code can be confined here, what the number format `auto` means, and whether
+    Prefect's server starts what is scheduled. Environments have a doctor of their own, `agentr env
+    doctor`. Exits with 2 if code cannot be confined at all, or the server starts nothing.
     """
-    from flows.commands.doctor import numbers, sandbox
+    from flows.commands.doctor import machine, numbers, sandbox
 
-    for line in [*sandbox(attempts=attempts), numbers()]:
+    for line in [*sandbox(attempts=attempts), numbers(), *machine()]:
         click.echo(line)
 
     from flows import scheduler

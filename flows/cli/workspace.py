@@ -60,6 +60,7 @@ def report(runs: tuple[str, ...], beside: str | None, viewer: str | None, worksp
 )
 @click.option("--example", default="", metavar="NAME", help="Ask one of the examples instead of QUERY.")
 @click.option("--examples", is_flag=True, help="List the examples and ask nothing.")
+@click.option("--show", is_flag=True, help="With --example: print its SQL and ask nothing.")
 @click.option("--files", is_flag=True, help="Let the query read and write files: COPY ... TO, read_csv(...), ATTACH.")
 @click.option(
     "--seconds",
@@ -76,15 +77,23 @@ def sql(
     output: Path | None,
     example: str,
     examples: bool,
+    show: bool,
     files: bool,
     seconds: int,
 ) -> None:
     """Ask the store a question in SQL, even while a run is writing.
 
     QUERY - reads the question from standard input, as in `agentr sql - < question.sql`. Nothing in
-    the store can be changed. Numbers are shown with all their digits, bytes as hexadecimal digits.
+    the store can be changed. JSON and CSV have all digits of a number, a table has three decimals;
+    bytes are hexadecimal digits. `agentr sql "describe v_episodes"` says what its columns are.
     """
-    from flows.commands.questions import answer, example_list
+    from flows.commands.questions import answer, example_list, example_sql
+
+    if show and (not example or query):
+        raise click.UsageError("--show goes with --example NAME alone")
+    if show:
+        click.echo(example_sql(example), nl=False)
+        return
 
     if examples:
         click.echo(example_list(), nl=False)

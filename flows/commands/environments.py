@@ -1,9 +1,10 @@
-"""Environments on the command line: listing and diagnosing them, playing one by hand, writing
-examples of its expert, serving one.
+"""Environments on the command line: listing, showing and diagnosing them, playing one by hand,
+writing examples of its expert, serving one.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 from collections import Counter
@@ -22,7 +23,7 @@ from agentr_core.errors import AgentrError, ConfigError, EnvironmentUnavailable,
 from agentr_core.recipes.parsing import read_yaml, unfit_values
 from agentr_core.stages.demonstrate import expert_trajectory
 from agentr_core.system import token_for, write_text
-from agentr_core.texts import cause, visible
+from agentr_core.texts import cause, counted, visible
 from agentr_core.types import Instance, Message
 from tasks.wiring import gateway_token, named_environment
 
@@ -75,6 +76,42 @@ def diagnose(name: str | None, options: Mapping[str, Any]) -> list[dict[str, Any
     if name is not None and name not in registry.names():
         registry.checked(name, options)
     return [_diagnose(each, options) for each in ([name] if name else registry.names())]
+
+
+def described(name: str, options: Mapping[str, Any]) -> str:
+    """Return, in lines, what an environment is: its splits with their sizes, its options with their
+    defaults, and the first instance that can be trained on, as an agent reads it.
+
+    Raises `ConfigError` for an unknown name or option, and `EnvironmentUnavailable` when something
+    that it needs is not there.
+    """
+    parameters = inspect.signature(registry.checked(name, options)).parameters.values()
+    env = named_environment(name, options)
+    try:
+        sizes = {split: len(env.instances(split)) for split in env.splits()}
+        first = env.instances("train")[0]
+        start, replies = env.reset(first), env.expert(first)
+        expert = f"an expert wins {first.key} in {counted(len(replies), 'step')}" if replies else "no expert"
+        lines = [
+            f"{name}: episodes of at most {counted(env.step_limit, 'step')}, {expert}",
+            "",
+            "splits",
+            *(f"  {split}: {counted(size, 'instance')}" for split, size in sizes.items()),
+            "",
+            "options",
+            *(f"  {one.name}{_default(one)}" for one in parameters),
+            *(["  none"] if not parameters else []),
+            "",
+            f"the agent reads, in {first.key}",
+            *(f"  {line}" for line in f"{env.instruction}\n\n{start}".splitlines()),
+        ]
+    finally:
+        env.close()
+    return visible("".join(f"{line}".rstrip() + "\n" for line in lines))
+
+
+def _default(parameter: inspect.Parameter) -> str:
+    return ", needed" if parameter.default is parameter.empty else f" = {parameter.default!r}"
 
 
 def play(

@@ -61,11 +61,17 @@ def _scores(found: Found) -> str:
 
 
 def _contrast(found: Found) -> str:
-    columns = (Column("Instances", "text"), Column("Always won %"), Column("Mixed %"), Column("Never won %"))
+    columns = (
+        Column("Instances", "text"),
+        Column("Number"),
+        Column("Always won %"),
+        Column("Mixed %"),
+        Column("Never won %"),
+    )
     rows = []
     for name, title in _SETS.items():
         kinds = [_of_kind(found.measures[name], kind) for kind in ("always", "mixed", "never")]
-        rows.append(Row((title, *map(_share, kinds))))
+        rows.append(Row((title, wording.count(kinds[0].n if kinds[0] else 0), *map(_share, kinds))))
     return f"Instances by what their {found.episodes} episodes show\n{table_text(Table(columns, tuple(rows)))}"
 
 
@@ -118,8 +124,9 @@ def _gap(found: Found) -> str:
     """Return a line on what sampling finds beyond what the greedy policy does already."""
     sampled, greedy = found.measures[TRAIN], found.measures[TRAIN + GREEDY]
     most = _shown_ks(found)[-1]
+    number = wording.count(sampled["pass@1"].n)
     best, now = sampled[f"pass@{most}"].mean, greedy["success"].mean if greedy else math.nan
-    said = f"pass@{most} is {wording.percent(best)}% and greedy {wording.percent(now)}% on training instances"
+    said = f"pass@{most} is {wording.percent(best)}% and greedy {wording.percent(now)}% on {number} training instances"
     if best > now:
         return f"{said}: {wording.points(best - now)} points are within reach of sampling"
     return f"{said}: no headroom, sampling finds nothing that the model does not do already"

@@ -71,6 +71,11 @@ def _form_of(output: Path | None) -> str:
     raise ConfigError(f"{output}: there is no format {ending}; give one of the others with --format")
 
 
+def example_sql(name: str) -> str:
+    """Return the SQL of an example. Raises `ConfigError` for an unknown name."""
+    return f"{example(name).sql}\n"
+
+
 def example_list() -> str:
     """Return the names of the examples, with what each one shows, a line each."""
     known = examples()

@@ -141,6 +141,7 @@ def test_the_command_lists_and_asks_them_in_every_format(workspace: Path, tmp_pa
         return CliRunner().invoke(cli, ["sql", *words, "-w", str(workspace)], catch_exceptions=False).output
 
     assert said("--examples").splitlines()[0].split("  ")[0] == "success"
+    assert said("--example", "pairs", "--show") == f"{example('pairs').sql}\n"
     assert json.loads(said("--example", "pairs", "--format", "json"))[0]["pair_id"] == gallery.PAIR
     file = tmp_path / "pairs.parquet"
     assert said("--example", "pairs", "--format", "parquet", "--output", str(file)) == f"{file}: 1 row\n"

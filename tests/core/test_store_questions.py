@@ -60,8 +60,32 @@ def cells(store: Store, sql: str) -> dict[str, list[str]]:
         ("select '2026-01-02'::date", "2026-01-02"),
     ],
 )
-def test_a_value_is_exact_in_every_format(store: Store, sql: str, exact: str) -> None:
-    assert cells(store, sql) == {form: [exact] for form in ("json", "csv", "table")}
+def test_a_value_is_exact_in_json_and_csv(store: Store, sql: str, exact: str) -> None:
+    table = {"0.30000000000000004": "0.300"}.get(exact, exact)
+    assert cells(store, sql) == {"json": [exact], "csv": [exact], "table": [table]}
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [("0.5866666666", "0.587"), ("0.0", "0.000"), ("-0.00012345", "-0.000123"), ("1e-5", "1e-05"), ("2e20", "2e+20")],
+)
+def test_a_table_has_three_decimals(store: Store, value: str, said: str) -> None:
+    assert cells(store, f"select {value}::double")["table"] == [said]
+
+
+@pytest.mark.parametrize("sql", ["describe v_episodes", "DESC V_Episodes;"])
+def test_columns_are_described_with_their_comments(store: Store, sql: str) -> None:
+    answer = store.answer(sql)
+    assert answer.column_names == ["column_name", "column_type", "what"]
+    facts = {row["column_name"]: (row["column_type"], row["what"]) for row in answer.to_pylist()}
+    assert facts["depth"] == ("BIGINT", "Difficulty class, where the environment has one.")
+    assert facts["invalid_actions"][1].startswith("Actions the environment called invalid"), "as its table says"
+    assert facts["iteration"][1].startswith("The one that made the model"), "the view's own word comes first"
+
+
+def test_what_is_not_there_is_not_described(store: Store) -> None:
+    with pytest.raises(ConfigError, match="v_episode does not exist"):
+        store.answer("describe v_episode")
 
 
 def test_json_has_numbers_where_they_are_numbers(store: Store) -> None:

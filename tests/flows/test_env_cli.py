@@ -4,6 +4,7 @@ own.
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import signal
@@ -121,6 +122,18 @@ def test_doctor_has_a_line_for_each_world_and_says_how_to_get_what_is_missing(mo
 def test_a_wrong_word_is_told(words: tuple[str, ...], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         ask(*words)
+
+
+def test_a_world_is_shown_with_splits_options_and_an_instance() -> None:
+    said = ask("show", "textcraft").output
+    world = TextCraft()
+    for split in world.splits():
+        assert f"  {split}: {len(world.instances(split)):,} instances\n" in said
+    first = world.instances("train")[0]
+    assert f"an expert wins {first.key} in {len(world.expert(first) or ())} steps" in said
+    assert all(f"  {line}" in said for line in world.reset(first).splitlines() if line)
+    for name in inspect.signature(TextCraft).parameters:
+        assert f"\n  {name}" in said.split("\noptions")[1]
 
 
 def test_a_person_plays_here_and_over_http(process_env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:

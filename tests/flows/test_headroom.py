@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,8 @@ def test_headroom_is_sampled_measured_told_and_gone_on_with(recipe: Path, door_m
     assert "2 lost episodes" in table
     assert "This world has no oracle" in table
     assert all(name in table for name in ("pass@1 %", "pass@4 %", "Mixed %", "forecasts", "agent-r", "eto", "grpo"))
+    assert re.search(r"^Instances +Number +Always won %", table, re.MULTILINE), "shares are of how many"
+    assert re.search(r"is \S+% and greedy \S+% on \d+ training instances", table)
     plain = json.loads(shown(first, "json"))
     assert plain["episodes"] == 3
     assert plain["judges"] == []
