@@ -25,7 +25,7 @@ from agentr_core.tools.search.retriever import open_retriever
 from agentr_core.tools.search.tool import InProcess, Once, Provider, RetrievalServer, SearchTool, Serper
 from agentr_core.types import ToolCall
 
-_NOTHING = "The code printed nothing."
+_NO_OUTPUT = "The code printed nothing."
 _FAILED = {
     "timeout": "The code took too long and was ended.",
     "memory": "The code used too much memory and was ended.",
@@ -95,7 +95,7 @@ def python_function(
         if ran.status == "ok":
             output = printed
         elif ran.status == "empty":
-            output = _NOTHING
+            output = _NO_OUTPUT
         else:
             raised = ""
             # What code that was ended wrote there before does not say why.
@@ -138,15 +138,15 @@ class PerProcess(Generic[T]):
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
         self._of_parents: list[T] = []
-        self._made: list[T] = []
+        self._values: list[T] = []
         self._making = threading.Lock()
-        here = weakref.ref(self)
+        reference = weakref.ref(self)
 
         def forked() -> None:
-            if (it := here()) is not None:
+            if (owner := reference()) is not None:
                 # Kept alive: the clean-up when it is collected is for the parent process to do.
-                it._of_parents += it._made
-                it._made, it._making = [], threading.Lock()
+                owner._of_parents += owner._values
+                owner._values, owner._making = [], threading.Lock()
 
         os.register_at_fork(after_in_child=forked)
 
@@ -155,9 +155,9 @@ class PerProcess(Generic[T]):
         again.
         """
         with self._making:
-            if not self._made:
-                self._made.append(self._make())
-            return self._made[0]
+            if not self._values:
+                self._values.append(self._make())
+            return self._values[0]
 
 
 # The opened tools of the world: one search and one set of interpreters for all episodes of a
@@ -216,9 +216,9 @@ class ToolSettings:
 
     def of_source(self, search: SourceSearch) -> ToolSettings:
         """Return the settings for the questions of a source."""
-        given = {name: value for name, value in vars(search).items() if value is not None}
+        overrides = {name: value for name, value in vars(search).items() if value is not None}
         plain = {"searched": "corpus", "search_url": "", "corpus": ""}
-        return replace(self, **{**(plain if plain.keys() & given.keys() else {}), **given})
+        return replace(self, **{**(plain if plain.keys() & overrides.keys() else {}), **overrides})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,8 +252,8 @@ def open_tools(settings: ToolSettings, kept: Kept | None = None) -> OpenTools:
     if settings.searched not in _SEARCHED:
         raise ConfigError(f"environment.options.searched is {settings.searched!r}; it is {' or '.join(_SEARCHED)}")
     if settings.sandbox not in (STRICTEST, *Level):
-        known = ", ".join((STRICTEST, *Level))
-        raise ConfigError(f"environment.options.sandbox is {settings.sandbox!r}; the Python tool has {known}")
+        levels = ", ".join((STRICTEST, *Level))
+        raise ConfigError(f"environment.options.sandbox is {settings.sandbox!r}; the Python tool has {levels}")
     if len(set(settings.tools)) < len(settings.tools):
         raise ConfigError("environment.options.tools names a tool twice; name each once")
     if not 0 < settings.python_timeout_s < math.inf:
