@@ -33,7 +33,7 @@ from agentr_core.environment import Environment
 from agentr_core.environments.native import native
 from agentr_core.episodes.transcript import Until, transcript_of
 from agentr_core.errors import AgentrError, ConfigError, EnvironmentFault
-from agentr_core.recipes.parsing import given, sentence
+from agentr_core.recipes.parsing import quoted_value, sentence
 from agentr_core.replies import FIRST_LINE, Labels, Take
 from agentr_core.system import ROOTS
 from agentr_core.texts import cause, closest, listed
@@ -59,7 +59,7 @@ def option_faults(kind: Any, options: Mapping[str, Any]) -> list[str]:
             continue
         except ValidationError as error:
             reason = sentence(error.errors(include_url=False, include_input=False))
-            faults.append(f"environment.options.{name}: {reason} (got {given(value)})")
+            faults.append(f"environment.options.{name}: {reason} (got {quoted_value(value)})")
     return faults
 
 

@@ -19,7 +19,7 @@ from agentr_core.environments.reasoning.scoring import Domain
 from agentr_core.environments.reasoning.toolbox import OpenTools, Searched, SourceSearch, ToolSettings, open_tools
 from agentr_core.environments.reasoning.world import ReasoningWorld, Rules
 from agentr_core.errors import ConfigError
-from agentr_core.protocols import Kept, Toolbox
+from agentr_core.protocols import AnswerStore, Toolbox
 from agentr_core.system import data_path
 from agentr_core.tools.search.tool import Serper
 
@@ -137,7 +137,7 @@ class Reasoning(ReasoningWorld):
         corpora = [corpus or (str(data_path("reasoning", "corpus.jsonl")) if shipped else ""), *source_corpora]
         return (*sets, *dict.fromkeys(corpus for corpus in corpora if corpus))
 
-    def keep_answers(self, kept: Kept) -> None:
+    def keep_answers(self, kept: AnswerStore) -> None:
         """Keep the answers of search servers."""
         self._toolbox, self._by_source = _toolboxes(_open_all(self._settings, kept))
 
@@ -174,7 +174,7 @@ def _settings_of_sources(
     return ({"": settings} if sources.keys() - by_source.keys() else {}) | by_source
 
 
-def _open_all(settings: Mapping[str, ToolSettings], kept: Kept | None = None) -> dict[str, OpenTools]:
+def _open_all(settings: Mapping[str, ToolSettings], kept: AnswerStore | None = None) -> dict[str, OpenTools]:
     open_by_source: dict[str, OpenTools] = {}
     for source, tools in settings.items():
         try:

@@ -16,13 +16,13 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from agentr_core.environments.reasoning.grammar import PYTHON, SEARCH
 from agentr_core.errors import ConfigError, EnvironmentFault
-from agentr_core.protocols import Kept
+from agentr_core.protocols import AnswerStore
 from agentr_core.recipes.fields import record
 from agentr_core.system import LoopThread, data_path
 from agentr_core.tools.python.confinement import STRICTEST, Level, Limits
 from agentr_core.tools.python.tool import PythonTool
 from agentr_core.tools.search.retriever import open_retriever
-from agentr_core.tools.search.tool import InProcess, Once, Provider, RetrievalServer, SearchTool, Serper
+from agentr_core.tools.search.tool import AnswerCache, InProcess, Provider, RetrievalServer, SearchTool, Serper
 from agentr_core.types import ToolCall
 
 _NO_OUTPUT = "The code printed nothing."
@@ -234,7 +234,7 @@ class OpenTools:
     sandbox: Callable[[], str]
 
 
-def open_tools(settings: ToolSettings, kept: Kept | None = None) -> OpenTools:
+def open_tools(settings: ToolSettings, kept: AnswerStore | None = None) -> OpenTools:
     """Return the tools, which all environments with these settings share until the process ends. A
     forked process opens them anew when it first calls them.
 
@@ -286,14 +286,16 @@ def open_tools(settings: ToolSettings, kept: Kept | None = None) -> OpenTools:
     if PYTHON in settings.tools:
         python = _python(settings.sandbox, settings.python_timeout_s)
         functions[PYTHON] = lambda code: python.get().run(code)
-        sandbox = lambda: python.get().level.told()  # noqa: E731
+        sandbox = lambda: python.get().level.describe()  # noqa: E731
     toolbox = Tools(functions, blocking=bool(functions))
     return OpenTools(toolbox=toolbox, reach=reach, sandbox=sandbox)
 
 
 @lru_cache(maxsize=64)
-def _search(settings: ToolSettings, kept: Kept | None) -> PerProcess[SearchTool]:
-    return PerProcess(lambda: SearchTool(_provider(settings), once=Once(kept), document_chars=settings.document_chars))
+def _search(settings: ToolSettings, kept: AnswerStore | None) -> PerProcess[SearchTool]:
+    return PerProcess(
+        lambda: SearchTool(_provider(settings), once=AnswerCache(kept), document_chars=settings.document_chars)
+    )
 
 
 @dataclass(frozen=True, slots=True)
