@@ -18,7 +18,7 @@ from itertools import takewhile
 from typing import Any, ClassVar, NoReturn, Protocol, runtime_checkable
 
 from agentr_core.errors import AgentrError, ConfigError, EnvironmentFault, EnvironmentUnavailable, IllTypedAnswer
-from agentr_core.protocols import MOST_TOKENS, Grader, Kept
+from agentr_core.protocols import MOST_TOKENS, AnswerStore, Grader
 from agentr_core.replies import OBSERVATION, Labels, line_after_label
 from agentr_core.texts import cause, lone_surrogate, shown
 from agentr_core.types import (
@@ -55,13 +55,13 @@ class Repeatability(StrEnum):
     """
 
 
-def repeats(seen: str, recorded: str, promise: Repeatability) -> bool:
+def repeats(text: str, recorded: str, repeatability: Repeatability) -> bool:
     """Return whether a text repeats the recorded one: to the letter if that is promised, else in
     its words, in any order.
     """
-    if seen == recorded or promise is Repeatability.EXACT:
-        return seen == recorded
-    return Counter(_WORD.findall(seen)) == Counter(_WORD.findall(recorded))
+    if text == recorded or repeatability is Repeatability.EXACT:
+        return text == recorded
+    return Counter(_WORD.findall(text)) == Counter(_WORD.findall(recorded))
 
 
 # How steps become a conversation.
@@ -190,14 +190,16 @@ class Environment(ABC):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
-        others = [kind for kind in cls.__mro__ if kind not in (Environment, ABC, object)]
-        if not any("name" in vars(kind) for kind in others):
+        bases = [kind for kind in cls.__mro__ if kind not in (Environment, ABC, object)]
+        if not any("name" in vars(kind) for kind in bases):
             cls.name = cls.__name__.lower()
         # The class itself and the mixins that come before the world that it derives from.
-        own = list(takewhile(lambda kind: kind is cls or not issubclass(kind, Environment), cls.__mro__))
-        if any("snapshot" in vars(kind) for kind in own) and not any("can_snapshot" in vars(kind) for kind in own):
+        own_classes = list(takewhile(lambda kind: kind is cls or not issubclass(kind, Environment), cls.__mro__))
+        if any("snapshot" in vars(kind) for kind in own_classes) and not any(
+            "can_snapshot" in vars(kind) for kind in own_classes
+        ):
             cls.can_snapshot = True
-        if not any("labels" in vars(kind) for kind in others):
+        if not any("labels" in vars(kind) for kind in bases):
             cls.labels = None if cls.has(Environment.parse) else "lenient"
         _check_answers(cls)
 
@@ -206,8 +208,8 @@ class Environment(ABC):
         """Return whether a class has its own version of a method of this one, as in
         `world.has(Environment.oracle)`.
         """
-        own: Any = getattr(cls, method.__name__)
-        return getattr(own, "__func__", own) is not getattr(method, "__func__", method)
+        attribute: Any = getattr(cls, method.__name__)
+        return getattr(attribute, "__func__", attribute) is not getattr(method, "__func__", method)
 
     @staticmethod
     def version_of(options: Mapping[str, Any]) -> int:
@@ -332,7 +334,7 @@ class Environment(ABC):
         """Return the instance that this one is a variant of; itself if there is none."""
         return instance
 
-    def keep_answers(self, kept: Kept) -> None:
+    def keep_answers(self, kept: AnswerStore) -> None:
         """Look the answers of tools up in `kept` from now on, and keep new ones there, for later
         calls, also of other runs.
         """
@@ -388,11 +390,11 @@ class Instances(Sequence[Instance]):
     def __len__(self) -> int:
         return len(self._indices)
 
-    def __contains__(self, one: object) -> bool:
+    def __contains__(self, item: object) -> bool:
         return (
-            isinstance(one, Instance)
-            and (one.environment, one.split) == (self._environment, self._split)
-            and one.index in self._indices
+            isinstance(item, Instance)
+            and (item.environment, item.split) == (self._environment, self._split)
+            and item.index in self._indices
         )
 
     def __getitem__(self, position: Any) -> Any:
@@ -437,7 +439,7 @@ def _check_answers(kind: type[Any]) -> None:
     that is no world itself.
     """
     for name, check in _CHECKS.items():
-        method = next(vars(each)[name] for each in kind.__mro__ if name in vars(each))
+        method = next(vars(base)[name] for base in kind.__mro__ if name in vars(base))
         if not isinstance(method, _Checked) and not getattr(method, "__isabstractmethod__", False):
             setattr(kind, name, _Checked(method, check))
 
@@ -448,19 +450,19 @@ def _instances(env: Environment, method: Check, split: str) -> Sequence[Instance
     """
     with _own_code(env, f"its instances of split {split}"):
         try:
-            given = method(split)
+            instances = method(split)
         except LookupError as error:
-            if split in (known := env.splits()):
+            if split in (splits := env.splits()):
                 raise
-            raise ConfigError(f"environment {env.name} has no split {split!r}; it has {', '.join(known)}") from error
-        what = f"{env.name}: the instances of split {split}"
-        if not isinstance(given, Sequence):
-            raise IllTypedAnswer(f"{what} are {shown(given)}; they must be a sequence, such as a list")
-        if not len(given):
+            raise ConfigError(f"environment {env.name} has no split {split!r}; it has {', '.join(splits)}") from error
+        subject = f"{env.name}: the instances of split {split}"
+        if not isinstance(instances, Sequence):
+            raise IllTypedAnswer(f"{subject} are {shown(instances)}; they must be a sequence, such as a list")
+        if not len(instances):
             raise ConfigError(f"split {split} of environment {env.name} is empty; name another one")
-        if not isinstance(given[0], Instance):
-            raise IllTypedAnswer(f"{what} begin with {shown(given[0])}; each must be a types.Instance")
-    return given
+        if not isinstance(instances[0], Instance):
+            raise IllTypedAnswer(f"{subject} begin with {shown(instances[0])}; each must be a types.Instance")
+    return instances
 
 
 def _reset(env: Environment, method: Check, instance: Instance) -> str:
@@ -472,15 +474,15 @@ def _resume(env: Environment, method: Check, instance: Instance, steps: Sequence
 
 
 def _step(env: Environment, method: Check, action: str) -> Transition:
-    return _noted(env, checked_transition(method(action), f"{env.name}: action {shown(action)}"))
+    return _record_role(env, checked_transition(method(action), f"{env.name}: action {shown(action)}"))
 
 
 def _answer(env: Environment, method: Check, reply: str) -> Transition:
     where = f"{env.name}: the step that asked a model of role {env._role}"
-    return _noted(env, checked_transition(method(reply), where))
+    return _record_role(env, checked_transition(method(reply), where))
 
 
-def _noted(env: Environment, transition: Transition) -> Transition:
+def _record_role(env: Environment, transition: Transition) -> Transition:
     """Return a transition; the role that it asks is kept for what is said about its answer."""
     if (question := transition.info.get("question")) is not None:
         env._role = question.role
@@ -498,25 +500,25 @@ def _identity(env: Environment, method: Check, instance: Instance) -> str:
 
 def _depth(env: Environment, method: Check, instance: Instance) -> int | None:
     with _own_code(env, f"the depth of {instance.key}"):
-        given = method(instance)
-    if given is None:
+        value = method(instance)
+    if value is None:
         return None
-    if isinstance(given, bool) or not isinstance(given, numbers.Integral) or abs(int(given)) > MOST_TOKENS:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or abs(int(value)) > MOST_TOKENS:
         raise IllTypedAnswer(
-            f"{env.name}: the depth of {instance.key} is {shown(given)}; it must be a whole number or None"
+            f"{env.name}: the depth of {instance.key} is {shown(value)}; it must be a whole number or None"
         )
-    return int(given)
+    return int(value)
 
 
 def _expert(env: Environment, method: Check, instance: Instance) -> tuple[str, ...] | None:
     with _own_code(env, f"the expert's replies to {instance.key}"):
-        given = method(instance)
-    if given is None:
+        replies = method(instance)
+    if replies is None:
         return None
-    what = f"{env.name}: the expert's replies to {instance.key}"
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        raise IllTypedAnswer(f"{what} are {shown(given)}; they must be a sequence of texts")
-    return tuple(checked_text(reply, what) for reply in given)
+    subject = f"{env.name}: the expert's replies to {instance.key}"
+    if isinstance(replies, str) or not isinstance(replies, Sequence):
+        raise IllTypedAnswer(f"{subject} are {shown(replies)}; they must be a sequence of texts")
+    return tuple(checked_text(reply, subject) for reply in replies)
 
 
 _CHECKS: Mapping[str, Check] = {
@@ -533,20 +535,20 @@ _CHECKS: Mapping[str, Check] = {
 _check_answers(Environment)
 
 
-def checked_transition(given: Any, where: str) -> Transition:
+def checked_transition(value: Any, where: str) -> Transition:
     """Return the answer to a step with plain Python numbers and flags; `where` begins an error
     message.
 
     Raises `IllTypedAnswer` when a part has a wrong type, or the reward is not finite or above 1.
     """
-    if not isinstance(given, tuple | list) or len(given) != 5:
+    if not isinstance(value, tuple | list) or len(value) != 5:
         raise IllTypedAnswer(
-            f"{where} gave {shown(given)}; a step returns observation, reward, terminated, truncated and info"
+            f"{where} gave {shown(value)}; a step returns observation, reward, terminated, truncated and info"
         )
-    observation, reward, terminated, truncated, info = given
-    standing = checked_number(reward, f"{where}: the reward", ought=_SCALE)
-    if standing > 1:
-        raise IllTypedAnswer(f"{where}: the reward is {standing!r}; {_SCALE}")
+    observation, reward, terminated, truncated, info = value
+    number = checked_number(reward, f"{where}: the reward", requirement=_SCALE)
+    if number > 1:
+        raise IllTypedAnswer(f"{where}: the reward is {number!r}; {_SCALE}")
     if not isinstance(info, Mapping) or "success" not in info:
         raise IllTypedAnswer(f'{where}: info is {shown(info)}; it must be a mapping with the flag "success"')
     checked = {**info, "success": checked_flag(info["success"], f'{where}: info["success"]')}
@@ -556,24 +558,24 @@ def checked_transition(given: Any, where: str) -> Transition:
         checked["matched"] = checked_text(info["matched"], f'{where}: info["matched"]')
     if not isinstance(info.get("question"), Question | None):
         raise IllTypedAnswer(f'{where}: info["question"] is {shown(info["question"])}; it must be a types.Question')
-    calls, what = info.get("tool_calls", ()), f'{where}: info["tool_calls"]'
+    calls, subject = info.get("tool_calls", ()), f'{where}: info["tool_calls"]'
     if not isinstance(calls, tuple | list) or not all(isinstance(call, ToolCall) for call in calls):
-        raise IllTypedAnswer(f"{what} are {shown(calls)}; they must be a sequence of types.ToolCall")
+        raise IllTypedAnswer(f"{subject} are {shown(calls)}; they must be a sequence of types.ToolCall")
     for call in calls:
         for name in ("tool", "provider", "key", "status", "output"):
-            checked_text(getattr(call, name), f"{what}: {name}")
-        checked_number(call.milliseconds, f"{what}: milliseconds")
-        checked_flag(call.cached, f"{what}: cached")
+            checked_text(getattr(call, name), f"{subject}: {name}")
+        checked_number(call.milliseconds, f"{subject}: milliseconds")
+        checked_flag(call.cached, f"{subject}: cached")
         try:
             plain = json.dumps(call.parameters, allow_nan=False, ensure_ascii=False)
         except (TypeError, ValueError) as error:
-            raise IllTypedAnswer(f"{what}: parameters are {shown(call.parameters)}, not JSON: {error}") from error
-        checked_text(plain, f"{what}: parameters")
+            raise IllTypedAnswer(f"{subject}: parameters are {shown(call.parameters)}, not JSON: {error}") from error
+        checked_text(plain, f"{subject}: parameters")
     if calls:
         checked["tool_calls"] = tuple(calls)
     return Transition(
         checked_text(observation, f"{where}: the observation"),
-        standing,
+        number,
         checked_flag(terminated, f"{where}: terminated"),
         checked_flag(truncated, f"{where}: truncated"),
         checked,
@@ -581,7 +583,7 @@ def checked_transition(given: Any, where: str) -> Transition:
 
 
 @contextmanager
-def _own_code(env: Environment, what: str) -> Iterator[None]:
+def _own_code(env: Environment, task: str) -> Iterator[None]:
     """Turn an exception of an environment's own code into an `EnvironmentFault` that says where it
     was raised. Calls of an episode are not treated so: their exceptions become events.
     """
@@ -591,38 +593,38 @@ def _own_code(env: Environment, what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise EnvironmentFault(
-            f"environment {env.name} cannot tell {what} ({cause(error)}); correct the environment"
+            f"environment {env.name} cannot tell {task} ({cause(error)}); correct the environment"
         ) from error
 
 
-def checked_text(given: Any, what: str) -> str:
+def checked_text(value: Any, name: str) -> str:
     """Return a text that can be stored. Raises `IllTypedAnswer` for any other type and for half a
     surrogate pair.
     """
-    if not isinstance(given, str):
-        raise IllTypedAnswer(f"{what} is {shown(given)}; it must be a text")
-    if (place := lone_surrogate(given)) is not None:
-        raise IllTypedAnswer(f"{what} has half a surrogate pair at {place}; it must be text that UTF-8 can write")
-    return str(given)
+    if not isinstance(value, str):
+        raise IllTypedAnswer(f"{name} is {shown(value)}; it must be a text")
+    if (position := lone_surrogate(value)) is not None:
+        raise IllTypedAnswer(f"{name} has half a surrogate pair at {position}; it must be text that UTF-8 can write")
+    return str(value)
 
 
-def checked_number(given: Any, what: str, *, ought: str = "it must be a finite number") -> float:
+def checked_number(value: Any, name: str, *, requirement: str = "it must be a finite number") -> float:
     """Return a finite number. Raises `IllTypedAnswer` for any other type, NaN and infinity."""
-    if not isinstance(given, bool) and isinstance(given, numbers.Real):
+    if not isinstance(value, bool) and isinstance(value, numbers.Real):
         try:
-            if math.isfinite(plain := float(given)):
+            if math.isfinite(plain := float(value)):
                 return plain
         except OverflowError:
             pass
-    raise IllTypedAnswer(f"{what} is {shown(given)}; {ought}")
+    raise IllTypedAnswer(f"{name} is {shown(value)}; {requirement}")
 
 
-def checked_flag(given: Any, what: str) -> bool:
+def checked_flag(value: Any, name: str) -> bool:
     """Return a flag, which may be NumPy's. Raises `IllTypedAnswer` for anything else, numbers and
     texts included.
     """
-    kind = type(given)
+    kind = type(value)
     # Gymnasium's worlds return NumPy's bool, whose name depends on the version.
     if kind is bool or (kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")):
-        return bool(given)
-    raise IllTypedAnswer(f"{what} is {shown(given)}; it must be true or false")
+        return bool(value)
+    raise IllTypedAnswer(f"{name} is {shown(value)}; it must be true or false")

@@ -224,8 +224,8 @@ def training(shape: Shape, config: TrainingConfig, max_length: int) -> Training:
     frozen = shape.parameters - trained if not config.lora_r else shape.parameters
     as_stored = config.bf16 and not config.lora_modules_to_save
     frozen_bytes = 0.55 if config.load_in_4bit else shape.stored if as_stored else 4
-    own = (2 if config.launch and config.launch.deepspeed and config.bf16 else 4) * trained
-    weights, states = int(frozen * frozen_bytes * bool(config.lora_r)) + own, 16 * trained - own
+    trained_bytes = (2 if config.launch and config.launch.deepspeed and config.bf16 else 4) * trained
+    weights, states = int(frozen * frozen_bytes * bool(config.lora_r)) + trained_bytes, 16 * trained - trained_bytes
     host = 0
     zero = config.launch.deepspeed if config.launch else ""
     fsdp = bool(config.launch and config.launch.fsdp)
@@ -295,23 +295,27 @@ def tokens(
         sampled: the most that its method asks of models, by purpose.
     """
     evaluation = recipe.evaluation
-    most, limits = evaluation.max_new_tokens, evaluation.limits
-    played = Asked.episodes(test, steps=evaluation.max_steps, most=most, limits=limits)
-    again = Asked.episodes(states, steps=evaluation.revision_test.max_steps, most=most, limits=limits)
-    evaluated = replace(played, replies=played.replies + again.replies, tokens=played.tokens + again.tokens)
+    max_tokens, limits = evaluation.max_new_tokens, evaluation.limits
+    test_episodes = Asked.episodes(test, steps=evaluation.max_steps, most=max_tokens, limits=limits)
+    revised_episodes = Asked.episodes(states, steps=evaluation.revision_test.max_steps, most=max_tokens, limits=limits)
+    evaluated = replace(
+        test_episodes,
+        replies=test_episodes.replies + revised_episodes.replies,
+        tokens=test_episodes.tokens + revised_episodes.tokens,
+    )
     return [
         Tokens(
             stage=purpose,
-            replies=asked.replies,
-            tokens=asked.tokens,
-            role=asked.role,
-            likely=_likely(purpose, asked, sampled, recipe, lengths) if lengths and asked.replies else 0,
+            replies=demand.replies,
+            tokens=demand.tokens,
+            role=demand.role,
+            likely=_likely(purpose, demand, sampled, recipe, lengths) if lengths and demand.replies else 0,
         )
-        for purpose, asked in {**sampled, "evaluate": evaluated}.items()
+        for purpose, demand in {**sampled, "evaluate": evaluated}.items()
     ]
 
 
-def _likely(purpose: str, asked: Asked, sampled: Mapping[str, Asked], recipe: Recipe, known: Lengths) -> int:
+def _likely(purpose: str, demand: Asked, sampled: Mapping[str, Asked], recipe: Recipe, lengths: Lengths) -> int:
     """Return the tokens that models are likely to write for one purpose, never more than at most.
 
     What is not stored is guessed: an episode lies between the expert's and its limit, and replies
@@ -320,16 +324,16 @@ def _likely(purpose: str, asked: Asked, sampled: Mapping[str, Asked], recipe: Re
     if purpose in ("search", "critique"):
         searched = sampled["search"]
         trees = searched.replies // (searched.steps * recipe.search.dives * recipe.search.width)
-        told = known.of_trees if purpose == "search" else known.of_verdicts
-        if told and known.of_trees:
-            return min(asked.tokens, round(trees * told.tokens / known.of_trees.units))
-    if asked.role != "actor":
-        return asked.tokens // 64
-    replies = asked.replies / asked.steps * min(known.replies, asked.steps)
-    if known.longest:
+        measured = lengths.of_trees if purpose == "search" else lengths.of_verdicts
+        if measured and lengths.of_trees:
+            return min(demand.tokens, round(trees * measured.tokens / lengths.of_trees.units))
+    if demand.role != "actor":
+        return demand.tokens // 64
+    replies = demand.replies / demand.steps * min(lengths.replies, demand.steps)
+    if lengths.longest:
         # Three quarters of the way, on a scale of ratios, from the limit to the expert.
-        replies = asked.replies / asked.steps * min(known.replies, asked.steps) ** 0.75 * asked.steps**0.25
-    return min(asked.tokens, round(replies * min(known.tokens, asked.tokens / asked.replies)))
+        replies = demand.replies / demand.steps * min(lengths.replies, demand.steps) ** 0.75 * demand.steps**0.25
+    return min(demand.tokens, round(replies * min(lengths.tokens, demand.tokens / demand.replies)))
 
 
 def stored_lengths(store: Store, recipe: Recipe, environment: str) -> Lengths | None:
@@ -337,12 +341,12 @@ def stored_lengths(store: Store, recipe: Recipe, environment: str) -> Lengths | 
     that began with it; None if no episode is stored.
     """
     kinds = written_in(store, recipe.model.path, environment) if store.path.exists() else {}
-    if not (seen := kinds.get("step")):
+    if not (stored := kinds.get("step")):
         return None
     return Lengths(
-        replies=seen.replies / seen.units,
-        tokens=seen.tokens / seen.replies,
-        source=f"{counted(seen.units, 'stored episode')} of this model",
+        replies=stored.replies / stored.units,
+        tokens=stored.tokens / stored.replies,
+        source=f"{counted(stored.units, 'stored episode')} of this model",
         of_trees=kinds.get("node"),
         of_verdicts=kinds.get("judgement"),
     )
@@ -352,23 +356,23 @@ def expert_lengths(env: Environment, instances: Sequence[Instance], renderer: Re
     """Return the lengths of the expert's episodes of some of the instances, in the model's tokens;
     None if no expert solves any.
     """
-    steps, written, rows = 0, 0, []
+    steps, num_tokens, rows = 0, 0, []
     for instance in instances[:: max(1, len(instances) // _LOOKED_AT)]:
         try:
-            found = expert_trajectory(env, instance)
+            trajectory = expert_trajectory(env, instance)
         except EnvironmentFault:
             # Told where the expert is asked in earnest.
             continue
-        if found is not None:
-            steps += len(found.steps)
-            row = renderer.render_sample(whole_episode(env, found))
+        if trajectory is not None:
+            steps += len(trajectory.steps)
+            row = renderer.render_sample(whole_episode(env, trajectory))
             rows.append(len(row.input_ids))
-            written += trained_tokens(row.labels)
+            num_tokens += trained_tokens(row.labels)
     if not rows:
         return None
     return Lengths(
         replies=steps / len(rows),
-        tokens=written / steps,
+        tokens=num_tokens / steps,
         source=f"{counted(len(rows), 'episode')} of the expert",
         longest=max(rows),
     )
@@ -396,13 +400,13 @@ def process_training(shape: Shape, config: TrainingConfig, longest: int) -> Proc
     from agentr_core.training.packing import ROW, padded_length
 
     row = max(ROW, padded_length(longest))
-    own = replace(
+    local = replace(
         config,
         per_device_train_batch_size=1,
         gradient_checkpointing=bool(config.gradient_checkpointing),
         load_in_4bit=False,
     )
-    need = training(shape, own, row)
+    need = training(shape, local, row)
     shared = 4 * need.trained if config.num_processes > 1 else 0
     return Process(
         weights=need.weights,

@@ -33,9 +33,9 @@ Refusal = Callable[[int, str], Response]
 """Makes the answer to a refused request from a status and a sentence."""
 
 
-def detail(status: int, why: str) -> Response:
+def detail(status: int, reason: str) -> Response:
     """Return the answer to a refused request in the form of our servers for environments."""
-    return JSONResponse({"detail": why}, status)
+    return JSONResponse({"detail": reason}, status)
 
 
 class Guard:
@@ -114,8 +114,8 @@ class Guard:
             return 403, "this server does not answer to that name"
         return None
 
-    async def _refuse(self, status: int, why: str, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = self._refusal(status, why)
+    async def _refuse(self, status: int, reason: str, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = self._refusal(status, reason)
         answer.headers["Connection"] = "close"
         await answer(scope, receive, send)
 
@@ -143,10 +143,10 @@ class Locked:
             await self._app(scope, receive, send)
             return
         query = parse_qsl(scope["query_string"].decode("latin-1"))
-        named = any(name == "token" and self._fits(value) for name, value in query)
+        in_query = any(name == "token" and self._fits(value) for name, value in query)
         scheme, _, token = _header(scope, b"authorization").partition(" ")
         bearer = token.strip() if scheme.lower() == "bearer" else ""
-        if named and self._cookie:
+        if in_query and self._cookie:
             # The answer sets the cookie and leads to the page, without the token.
             rest = urlencode([(name, value) for name, value in query if name != "token"])
             # One slash: two would lead to another host.
@@ -154,13 +154,13 @@ class Locked:
             entered = RedirectResponse(f"{path}?{rest}" if rest else path, 303)
             entered.set_cookie(self._cookie, self._token, httponly=True, samesite="lax", path="/")
             await entered(scope, receive, send)
-        elif named or self._fits(bearer) or (self._cookie and self._fits(_cookie(scope, self._cookie))):
+        elif in_query or self._fits(bearer) or (self._cookie and self._fits(_cookie(scope, self._cookie))):
             await self._app(scope, receive, send)
         else:
             await self._refusal(401, self._why)(scope, receive, send)
 
-    def _fits(self, given: str) -> bool:
-        return secrets.compare_digest(given.encode(), self._token.encode())
+    def _fits(self, value: str) -> bool:
+        return secrets.compare_digest(value.encode(), self._token.encode())
 
 
 def _header(scope: Scope, name: bytes) -> str:
@@ -238,13 +238,13 @@ class Watched(H11Protocol):
         super().shutdown()
 
     def _is_reset(self) -> bool:
-        door = self.transport.get_extra_info("socket")
-        return door.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in (errno.EPIPE, errno.ECONNRESET)
+        sock = self.transport.get_extra_info("socket")
+        return sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in (errno.EPIPE, errno.ECONNRESET)
 
     def _lose(self) -> None:
-        lost: Any = self.scope.get(LOST)
-        if lost is not None:
-            lost()
+        on_lost: Any = self.scope.get(LOST)
+        if on_lost is not None:
+            on_lost()
 
 
 def serve(app: ASGIApp, *, host: str, port: int, listening: Callable[[str], Any]) -> None:

@@ -59,16 +59,16 @@ HIGHEST_LOGPROB = 0.01
 """The largest accepted log-probability: rounding may lift that of a certain token above 0."""
 
 
-def checked_generations(given: Sequence[Generation], request: Request, model: str) -> list[Generation]:
+def checked_generations(replies: Sequence[Generation], request: Request, model: str) -> list[Generation]:
     """Return the replies of a model to one request, checked against what `Generation` says.
 
     Raises `ModelFault` for a wrong type or range: a text that cannot be stored, NaN among the
     log-probabilities, or other than one log-probability per token.
     """
-    for reply in given:
+    for reply in replies:
         if fault := _fault_of(reply):
             raise ModelFault(f"model {model}: a reply to {request.session or 'a request'} {fault}")
-    return list(given)
+    return list(replies)
 
 
 def _fault_of(reply: Any) -> str:
@@ -85,7 +85,9 @@ def _fault_of(reply: Any) -> str:
         return f"has token ids that are none: {shown(reply.token_ids)}"
     if reply.logprobs is None:
         return ""
-    if any(type(one) not in (float, int) or not -math.inf < one <= HIGHEST_LOGPROB for one in reply.logprobs):
+    if any(
+        type(logprob) not in (float, int) or not -math.inf < logprob <= HIGHEST_LOGPROB for logprob in reply.logprobs
+    ):
         return f"has log-probabilities that are none: {shown(reply.logprobs)}"
     if reply.token_ids and len(reply.logprobs) != len(reply.token_ids):
         return f"has {len(reply.logprobs)} log-probabilities for {len(reply.token_ids)} tokens"
@@ -222,7 +224,7 @@ class Grader(Protocol):
         ...
 
 
-class Kept(Protocol):
+class AnswerStore(Protocol):
     """A memory of tool answers that outlives the process, such as `store.answered_calls`. Threads
     may share it. Two objects that keep the same answers are equal and have the same hash.
     """

@@ -72,7 +72,7 @@ _ROUNDS = 4
 _PUBLISHED_NUMBER = re.compile(r"Action \d+:")
 _PUBLISHED_ENTRY = re.compile(r"\d+\.\s*")
 _SHOPPING = re.compile(r".+\[.+\]")
-_FOREIGN = re.compile(r"[^A-Za-z0-9, ]+")
+_OTHER_SIGNS = re.compile(r"[^A-Za-z0-9, ]+")
 
 
 def after_label(reply: str, labels: Labels = "lenient", *, unlabelled: bool = False) -> str:
@@ -118,7 +118,7 @@ def words_after_label(reply: str, labels: Labels = "lenient") -> str:
     """Return the result of `line_after_label`, reduced to letters, digits, commas and single
     spaces.
     """
-    return " ".join(_FOREIGN.sub("", line_after_label(reply, labels)).split())
+    return " ".join(_OTHER_SIGNS.sub("", line_after_label(reply, labels)).split())
 
 
 def shopping_action(reply: str, labels: Labels = "lenient") -> str:
@@ -141,10 +141,10 @@ def without_thought(reply: str) -> str:
     """Return a reply without its thoughts in tags, and without white space and marks that end a
     turn around it. A thought that was cut leaves nothing of what follows its tag.
     """
-    said = outside_thoughts(reply).strip()
-    while mark := _MARK_AT_END.search(said, max(0, len(said) - _LONGEST_MARK)):
-        said = said[: mark.start()].rstrip()
-    return said
+    text = outside_thoughts(reply).strip()
+    while mark := _MARK_AT_END.search(text, max(0, len(text) - _LONGEST_MARK)):
+        text = text[: mark.start()].rstrip()
+    return text
 
 
 def _last_label(text: str) -> re.Match[str] | None:
@@ -171,15 +171,15 @@ def _bare_lines(text: str) -> Iterator[str]:
             continue
         # Markdown, quotes, brackets, a full stop, a remark in parentheses and what follows the end
         # of a turn.
-        bare = _MARK.split(line, maxsplit=1)[0]
+        content = _MARK.split(line, maxsplit=1)[0]
         for _ in range(_ROUNDS):
-            before, bare = bare, bare.strip().strip("*_`").strip()
-            bare = _REMARK.sub("", _ENTRY.sub("", bare, count=1) if _ENTRY.match(bare) else bare)
-            bare = _unwrapped(bare.rstrip(".\u3002;,"))
-            if bare == before:
+            before, content = content, content.strip().strip("*_`").strip()
+            content = _REMARK.sub("", _ENTRY.sub("", content, count=1) if _ENTRY.match(content) else content)
+            content = _unwrapped(content.rstrip(".\u3002;,"))
+            if content == before:
                 break
-        if bare:
-            yield bare
+        if content:
+            yield content
 
 
 def _unwrapped(text: str) -> str:
@@ -233,8 +233,8 @@ def is_unreadable(answer: Answer | Generation) -> bool:
     """
     if answer.finish_reason != "length":
         return False
-    _, closed, rest = answer.text.rpartition(_THOUGHT_ENDS)
-    return (answer.thinks and not closed) or _THOUGHT_OPENS.search(rest) is not None
+    _, closing, rest = answer.text.rpartition(_THOUGHT_ENDS)
+    return (answer.thinks and not closing) or _THOUGHT_OPENS.search(rest) is not None
 
 
 def after_thoughts(reply: str, *, tags: bool = False) -> str | None:
@@ -248,13 +248,13 @@ def after_thoughts(reply: str, *, tags: bool = False) -> str | None:
     # The thought that a reply begins with ends where the fewest tags are open for the first time:
     # pairs in it are quotes, and pairs after it belong to the reply.
     level = lowest = end = 0
-    begins = reply.lstrip().startswith("<think>")
+    starts_with_thought = reply.lstrip().startswith("<think>")
     for tag in _TAG.finditer(reply):
-        closes = tag[0] == _THOUGHT_ENDS
-        level += -1 if closes else 1
-        if closes and (not end or level < lowest):
+        is_closing = tag[0] == _THOUGHT_ENDS
+        level += -1 if is_closing else 1
+        if is_closing and (not end or level < lowest):
             lowest, end = level, tag.end()
-    if begins and not end:
+    if starts_with_thought and not end:
         return None
     # Where the prompt opened the thought, more tags are closed than opened.
-    return reply[end:] if begins or lowest < 0 else reply
+    return reply[end:] if starts_with_thought or lowest < 0 else reply

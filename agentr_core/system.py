@@ -104,10 +104,10 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except (OSError, UnicodeEncodeError) as error:
         cause = (error.strerror if isinstance(error, OSError) else None) or str(error).splitlines()[0]
-        cure = "make its folder accessible to you, or name another place"
+        remedy = "make its folder accessible to you, or name another place"
         if any(sign in str(error) for sign in ("No space left", "File too large", "Disk quota")):
-            cure = "free some disk space and run the same command again, nothing stored is lost"
-        raise DiskError(f"{path} cannot be written ({cause}); {cure}") from error
+            remedy = "free some disk space and run the same command again, nothing stored is lost"
+        raise DiskError(f"{path} cannot be written ({cause}); {remedy}") from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -156,36 +156,36 @@ def content_sha256(path: Path, cache: Path) -> str:
     states = {str(file.relative_to(path)): file.stat() for file in files}
     memory = cache / "hashes" / f"{fingerprint(str(path.resolve()))}.json"
     large = sum(state.st_size for state in states.values()) >= _LARGE
-    known: dict[str, list[Any]] = {}
+    cached: dict[str, list[Any]] = {}
     if large:
         # What cannot be read is made anew.
         with suppress(OSError, ValueError):
-            held = json.loads(memory.read_bytes())
-            known = held if isinstance(held, dict) else {}
+            stored = json.loads(memory.read_bytes())
+            cached = stored if isinstance(stored, dict) else {}
     now = time.time_ns()
-    found: dict[str, str] = {}
+    hashes: dict[str, str] = {}
     new: dict[str, list[Any]] = {}
     for file, (name, state) in zip(files, states.items(), strict=True):
-        seen = [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
-        *before, content = known.get(name) or [""]
-        found[name] = content if before == seen else file_sha256(file)
+        stat_key = [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
+        *before, content = cached.get(name) or [""]
+        hashes[name] = content if before == stat_key else file_sha256(file)
         if max(state.st_mtime_ns, state.st_ctime_ns) < now - _YOUNG_NS:
-            new[name] = [*seen, found[name]]
-    if large and new != known:
+            new[name] = [*stat_key, hashes[name]]
+    if large and new != cached:
         write_text(memory, json.dumps(new))
-    return fingerprint(list(found.items())) if folder else found["."]
+    return fingerprint(list(hashes.items())) if folder else hashes["."]
 
 
 def _files_in(folder: Path, within: tuple[os.stat_result, ...]) -> Iterator[Path]:
     """Yield the files of a folder and of the folders in it, also of linked ones. Raises `OSError`
     for one that cannot be listed.
     """
-    here = folder.stat()
-    if any(os.path.samestat(here, other) for other in within):
+    stat = folder.stat()
+    if any(os.path.samestat(stat, other) for other in within):
         return  # a link back to a folder that it is in
     for path in folder.iterdir():
         if path.is_dir():
-            yield from _files_in(path, (*within, here))
+            yield from _files_in(path, (*within, stat))
         elif path.is_file():
             yield path
 
@@ -375,17 +375,17 @@ class Scratch:
                 finally:
                     os.close(descriptor)
         self.path = tempfile.mkdtemp(prefix=prefix)
-        held = os.open(self.path, os.O_RDONLY)
-        fcntl.flock(held, fcntl.LOCK_SH)
-        self._close = weakref.finalize(self, _remove, self.path, held, os.getpid())
+        lock_fd = os.open(self.path, os.O_RDONLY)
+        fcntl.flock(lock_fd, fcntl.LOCK_SH)
+        self._close = weakref.finalize(self, _remove, self.path, lock_fd, os.getpid())
 
     def close(self) -> None:
         """Remove the folder. Calling it twice is harmless."""
         self._close()
 
 
-def _remove(path: str, held: int, process: int) -> None:
-    os.close(held)
+def _remove(path: str, lock_fd: int, process: int) -> None:
+    os.close(lock_fd)
     # Not at the exit of a process forked from this one, whose children still use the folder.
     if os.getpid() == process:
         shutil.rmtree(path, ignore_errors=True)
@@ -431,8 +431,8 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    wanted = ((M_MMAP_THRESHOLD, LARGEST), (M_TRIM_THRESHOLD, LARGEST), (M_ARENA_MAX, 1))
-    return all([mallopt(option, value) for option, value in wanted])
+    options = ((M_MMAP_THRESHOLD, LARGEST), (M_TRIM_THRESHOLD, LARGEST), (M_ARENA_MAX, 1))
+    return all([mallopt(option, value) for option, value in options])
 
 
 # The host that a request names, and who may reach one.

@@ -24,7 +24,9 @@ _UNSEEN = re.compile(
     "]"
 )
 
-_OURS = re.compile(rf"{re.escape(str(Path(__file__).parents[1]))}/(agentr_core|flows|tasks)/|<frozen |.*/importlib/")
+_OWN_CODE = re.compile(
+    rf"{re.escape(str(Path(__file__).parents[1]))}/(agentr_core|flows|tasks)/|<frozen |.*/importlib/"
+)
 """Files whose lines are never the cause: these packages, and what imports modules."""
 MOST_FAULTS = 20
 """The most faults that a message lists; it counts the others."""
@@ -81,19 +83,19 @@ def outside_thoughts(reply: str) -> str:
     a beginning without its end. Marks in the JSON of a `<tool_call>` are part of its arguments.
     """
     thoughts: list[tuple[int, int]] = []
-    opened: int | None = None
-    place = 0
-    while mark := _THOUGHT_MARK.search(reply, place):
-        place = mark.end()
+    thought_start: int | None = None
+    position = 0
+    while mark := _THOUGHT_MARK.search(reply, position):
+        position = mark.end()
         if mark["opens"]:
-            opened = mark.start() if opened is None else opened
+            thought_start = mark.start() if thought_start is None else thought_start
         elif mark["closes"]:
-            thoughts.append((opened or 0, place))
-            opened = None
+            thoughts.append((thought_start or 0, position))
+            thought_start = None
         else:
-            place = json_end(reply, place)
-    if opened is not None:
-        thoughts.append((opened, len(reply)))
+            position = json_end(reply, position)
+    if thought_start is not None:
+        thoughts.append((thought_start, len(reply)))
     for start, end in thoughts:
         reply = f"{reply[:start]}{' ' * (end - start)}{reply[end:]}"
     return reply
@@ -109,8 +111,8 @@ def json_end(text: str, start: int) -> int:
         return start
 
 
-def _mark(found: re.Match[str]) -> str:
-    code = ord(found[0])
+def _mark(match: re.Match[str]) -> str:
+    code = ord(match[0])
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
@@ -134,12 +136,14 @@ def cause(error: BaseException) -> str:
     """Return an exception of somebody else's code as one line: its class, what it says, and the
     line of theirs that led to it, if there is one.
     """
-    said = " ".join(str(error).split())
-    theirs = [frame for frame in traceback.extract_tb(error.__traceback__) if not _OURS.match(frame.filename)]
+    message = " ".join(str(error).split())
+    foreign_frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if not _OWN_CODE.match(frame.filename)
+    ]
     # The first file is the one that we called; what it called in turn may be anybody's.
-    nearest = [frame for frame in theirs if frame.filename == theirs[0].filename][-1:]
+    nearest = [frame for frame in foreign_frames if frame.filename == foreign_frames[0].filename][-1:]
     where = "".join(f", {Path(frame.filename).name} line {frame.lineno}" for frame in nearest)
-    return f"{type(error).__name__}{f': {said}' if said else ''}{where}"
+    return f"{type(error).__name__}{f': {message}' if message else ''}{where}"
 
 
 def listed(faults: Sequence[str], where: str = "") -> str:
@@ -147,16 +151,16 @@ def listed(faults: Sequence[str], where: str = "") -> str:
     at most `MOST_FAULTS` of them.
     """
     rest = [f"and {len(faults) - MOST_FAULTS:,} more"] if len(faults) > MOST_FAULTS else []
-    shown = [f"{len(faults):,} faults", *faults[:MOST_FAULTS], *rest]
-    said = faults[0] if len(faults) == 1 else "\n  ".join(shown)
-    return f"{where}: {said}" if where else said
+    lines = [f"{len(faults):,} faults", *faults[:MOST_FAULTS], *rest]
+    message = faults[0] if len(faults) == 1 else "\n  ".join(lines)
+    return f"{where}: {message}" if where else message
 
 
-def closest(name: str, known: Iterable[str]) -> str:
+def closest(name: str, names: Iterable[str]) -> str:
     """Return the known name that is closest to a wrong one, as a question in brackets; nothing
     where none is close.
     """
-    close = get_close_matches(name, list(known), n=1)
+    close = get_close_matches(name, list(names), n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
@@ -175,8 +179,8 @@ def counted(number: int, noun: str) -> str:
 def shown(value: Any, limit: int = 120) -> str:
     """Return a value as text, cut to a length that fits into an error message."""
     try:
-        seen = repr(value)
+        text = repr(value)
     except ValueError:
         # Python refuses to write out an integer of thousands of digits.
-        seen = f"a very long {type(value).__name__}"
-    return seen if len(seen) <= limit else seen[: limit - 1] + "…"
+        text = f"a very long {type(value).__name__}"
+    return text if len(text) <= limit else text[: limit - 1] + "…"

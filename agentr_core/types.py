@@ -76,14 +76,14 @@ class Message:
         """The spans of the turn; a turn without any is one span."""
         if self.spans:
             return self.spans
-        whole = Span(
+        span = Span(
             text=self.text,
             train=self.train,
             token_ids=self.token_ids,
             finish_reason=self.finish_reason,
             tokenizer=self.tokenizer,
         )
-        return (whole,)
+        return (span,)
 
 
 def grown_turn(spans: Sequence[Span]) -> Message:

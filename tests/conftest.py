@@ -194,16 +194,16 @@ def open_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from agentr_core.environments.reasoning import toolbox
     from agentr_core.errors import SandboxError
     from agentr_core.tools.python.confinement import Level
-    from agentr_core.tools.python.tool import KeeperProcess
+    from agentr_core.tools.python.tool import ForkServerProcess
 
-    start = KeeperProcess.start
+    start = ForkServerProcess.start
 
-    async def weak(level: Level, *others: Any) -> KeeperProcess:
+    async def weak(level: Level, *others: Any) -> ForkServerProcess:
         if level.includes(Level.LANDLOCK):
             raise SandboxError(f"level {level} is not here")
         return await start(level, *others)
 
-    monkeypatch.setattr(KeeperProcess, "start", weak)
+    monkeypatch.setattr(ForkServerProcess, "start", weak)
     toolbox._python.cache_clear()
     yield
     toolbox._python.cache_clear()

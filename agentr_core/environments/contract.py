@@ -39,45 +39,45 @@ def check(make: Callable[[], Environment], *, instances_per_split: int | None = 
     raise; and the expert, whose replies must parse, meet no disaster and, unless a grader decides,
     succeed.
     """
-    one, other = make(), make()
+    env, other = make(), make()
     try:
-        return tuple(_violations(one, other, instances_per_split))
+        return tuple(_violations(env, other, instances_per_split))
     finally:
-        one.close()
-        one.close()
+        env.close()
+        env.close()
         other.close()
 
 
-def _violations(one: Environment, other: Environment, per_split: int | None) -> Iterator[Violation]:
-    turns = isinstance(transcript_of(one), AlternatingTurns)
+def _violations(env: Environment, other: Environment, per_split: int | None) -> Iterator[Violation]:
+    turns = isinstance(transcript_of(env), AlternatingTurns)
     for field in ("name", "instruction", *(("acknowledgement",) if turns else ())):
-        if not getattr(one, field, ""):
+        if not getattr(env, field, ""):
             yield Violation(rule="texts", detail=f"{field} is empty")
-    if not isinstance(one.step_limit, int) or one.step_limit < 1:
-        yield Violation(rule="step-limit", detail=f"step_limit is {one.step_limit!r}")
-    if one.time_limit is not None and not (isinstance(one.time_limit, int | float) and one.time_limit > 0):
-        yield Violation(rule="time-limit", detail=f"time_limit is {one.time_limit!r}, not a number of seconds above 0")
-    if not {"train", "test"} <= set(one.splits()):
-        yield Violation(rule="splits", detail=f"train and test are needed, there are {', '.join(one.splits())}")
-    seen: dict[str, Instance] = {}
-    for split in one.splits():
+    if not isinstance(env.step_limit, int) or env.step_limit < 1:
+        yield Violation(rule="step-limit", detail=f"step_limit is {env.step_limit!r}")
+    if env.time_limit is not None and not (isinstance(env.time_limit, int | float) and env.time_limit > 0):
+        yield Violation(rule="time-limit", detail=f"time_limit is {env.time_limit!r}, not a number of seconds above 0")
+    if not {"train", "test"} <= set(env.splits()):
+        yield Violation(rule="splits", detail=f"train and test are needed, there are {', '.join(env.splits())}")
+    by_identity: dict[str, Instance] = {}
+    for split in env.splits():
         try:
-            instances = one.instances(split)
+            instances = env.instances(split)
         except ConfigError as fault:
             yield Violation(rule="splits", detail=str(fault))
             continue
         first = instances[0]
-        if (first.environment, first.split) != (one.name, split):
-            yield Violation(rule="instances", detail=f"{first.key} is in split {split} of {one.name}")
+        if (first.environment, first.split) != (env.name, split):
+            yield Violation(rule="instances", detail=f"{first.key} is in split {split} of {env.name}")
         if len(instances) <= MAX_COMPARED and len(set(instances)) < len(instances):
             yield Violation(rule="instances", detail=f"split {split} has an instance twice")
-        for instance in _spread(instances, per_split or (1 if one.blocking else 3)):
+        for instance in _spread(instances, per_split or (1 if env.blocking else 3)):
             try:
-                known = one.identity(instance)
-                if known in seen and seen[known].split != split:
-                    yield Violation(rule="leakage", detail=f"{instance.key} and {seen[known].key} are alike")
-                seen[known] = instance
-                yield from _episode(one, other, instance)
+                identity = env.identity(instance)
+                if identity in by_identity and by_identity[identity].split != split:
+                    yield Violation(rule="leakage", detail=f"{instance.key} and {by_identity[identity].key} are alike")
+                by_identity[identity] = instance
+                yield from _episode(env, other, instance)
             except IllTypedAnswer as fault:
                 yield Violation(rule="types", detail=f"{instance.key}: {fault}")
             except AgentrError:
@@ -86,31 +86,31 @@ def _violations(one: Environment, other: Environment, per_split: int | None) -> 
                 yield Violation(rule="exception", detail=f"{instance.key}: {cause(error)}")
 
 
-def _episode(one: Environment, other: Environment, instance: Instance) -> Iterator[Violation]:
-    one.depth(instance)
+def _episode(env: Environment, other: Environment, instance: Instance) -> Iterator[Violation]:
+    env.depth(instance)
     for reply in ("", NONSENSE):
-        one.parse(reply)
-    replies = one.expert(instance)
-    actions = [NONSENSE, ""] if replies is None else [one.parse(reply) for reply in replies]
+        env.parse(reply)
+    replies = env.expert(instance)
+    actions = [NONSENSE, ""] if replies is None else [env.parse(reply) for reply in replies]
     if replies is not None and not all(actions):
         yield Violation(rule="parse", detail=f"{instance.key}: an expert reply has no action")
-    promise = Repeatability(one.repeatability)
-    firsts = one.reset(instance), other.reset(instance)
-    if promise is not Repeatability.NEVER and not repeats(*firsts, promise):
+    repeatability = Repeatability(env.repeatability)
+    firsts = env.reset(instance), other.reset(instance)
+    if repeatability is not Repeatability.NEVER and not repeats(*firsts, repeatability):
         yield Violation(rule="determinism", detail=f"{instance.key}: two objects begin differently")
-    nonsense = _step(one, NONSENSE)
+    nonsense = _step(env, NONSENSE)
     if nonsense.reward > 0 or nonsense.info.get("success"):
         yield Violation(rule="nonsense", detail=f"{instance.key}: nonsense is rewarded with {nonsense.reward:g}")
-    one.reset(instance)
+    env.reset(instance)
     last: Transition | None = None
     for position, action in enumerate(itertools.islice(actions, MAX_STEPS)):
-        before = one.snapshot() if one.can_snapshot else None
-        last = _step(one, action)
-        if not _alike(_step(other, action), last, promise):
+        before = env.snapshot() if env.can_snapshot else None
+        last = _step(env, action)
+        if not _same_transition(_step(other, action), last, repeatability):
             yield Violation(rule="determinism", detail=f"{instance.key}: step {position} differs between two objects")
-        if one.can_snapshot:
-            one.restore(before)
-            if not _alike(_step(one, action), last, promise):
+        if env.can_snapshot:
+            env.restore(before)
+            if not _same_transition(_step(env, action), last, repeatability):
                 yield Violation(rule="snapshot", detail=f"{instance.key}: step {position} differs after a restore")
         if replies is not None and last.reward < 0:
             detail = (
@@ -121,15 +121,15 @@ def _episode(one: Environment, other: Environment, instance: Instance) -> Iterat
         if last.terminated or last.truncated:
             break
     # In a graded world, the grader decides about success.
-    judged = replies is not None and len(actions) <= MAX_STEPS and one.grader is None
-    if judged and not (last and last.info.get("success")):
+    must_succeed = replies is not None and len(actions) <= MAX_STEPS and env.grader is None
+    if must_succeed and not (last and last.info.get("success")):
         yield Violation(rule="expert", detail=f"{instance.key}: the expert does not succeed")
 
 
-def _alike(seen: Transition, recorded: Transition, promise: Repeatability) -> bool:
+def _same_transition(transition: Transition, recorded: Transition, repeatability: Repeatability) -> bool:
     """Return whether a step repeats a recorded one as far as the environment promises."""
-    same = repeats(seen.observation, recorded.observation, promise) and seen[1:4] == recorded[1:4]
-    return promise is Repeatability.NEVER or same
+    same = repeats(transition.observation, recorded.observation, repeatability) and transition[1:4] == recorded[1:4]
+    return repeatability is Repeatability.NEVER or same
 
 
 def _step(env: Environment, action: str) -> Transition:

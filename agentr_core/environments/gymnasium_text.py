@@ -121,19 +121,19 @@ class GymnasiumText(Environment):
         # Checked before it is added: the bounds of the scale would hide that the reward is
         # infinite.
         self._return += checked_number(reward, f"{self.name}: the reward of {action!r}")
-        standing = min(max((self._return - self._low) / (self._high - self._low), 0.0), 1.0)
-        success = info.get("success", bool(terminated) and standing == 1.0)
-        return Transition(observation, standing, terminated, truncated, {**info, "success": success})
+        progress = min(max((self._return - self._low) / (self._high - self._low), 0.0), 1.0)
+        success = info.get("success", bool(terminated) and progress == 1.0)
+        return Transition(observation, progress, terminated, truncated, {**info, "success": success})
 
     def close(self) -> None:
         """Close the environment."""
         self._env.close()
 
 
-def _seeds(given: Sequence[int], what: str) -> range:
-    if len(given) != 2 or not 0 <= given[0] <= given[1]:
-        raise ConfigError(f"gymnasium {what} must be the first and the last seed, such as [0, 999], not {given}")
-    return range(given[0], given[1] + 1)
+def _seeds(bounds: Sequence[int], setting: str) -> range:
+    if len(bounds) != 2 or not 0 <= bounds[0] <= bounds[1]:
+        raise ConfigError(f"gymnasium {setting} must be the first and the last seed, such as [0, 999], not {bounds}")
+    return range(bounds[0], bounds[1] + 1)
 
 
 # Any environment for TRL's GRPO trainer: the `environment_factory`, and the rows of its
@@ -173,8 +173,8 @@ class TrlEpisode:
         if self._over:
             return "The episode is over."
         try:
-            found = self._env.parse(f"Action: {action}")
-            observation, reward, terminated, truncated, _ = take_step(self._env, found)
+            command = self._env.parse(f"Action: {action}")
+            observation, reward, terminated, truncated, _ = take_step(self._env, command)
         except EnvironmentFault as fault:
             # TRL would report the fault to the model as the model's own mistake; `get_reward`
             # raises it instead.
@@ -207,6 +207,6 @@ def rows(env: Environment, instances: Sequence[Instance]) -> list[dict[str, Any]
     """
     prompt = [{"role": "user", "content": f"{env.instruction}\n{_BY_TOOL}\n\n"}]
     return [
-        {"prompt": prompt, "environment_name": each.environment, "split": each.split, "index": each.index}
-        for each in instances
+        {"prompt": prompt, "environment_name": instance.environment, "split": instance.split, "index": instance.index}
+        for instance in instances
     ]

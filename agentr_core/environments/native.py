@@ -25,9 +25,9 @@ MISREAD = "misread call: "
 NO_CALL = "There was no call of a tool in your reply. Call one."
 
 
-def misread(found: Misread) -> str:
+def misread(call: Misread) -> str:
     """Return the action that stands for a call that cannot be read."""
-    return f"{MISREAD}{found.why}"
+    return f"{MISREAD}{call.why}"
 
 
 def is_misread(action: str) -> bool:
@@ -35,7 +35,7 @@ def is_misread(action: str) -> bool:
     return action.startswith(MISREAD)
 
 
-def told(action: str) -> str:
+def feedback(action: str) -> str:
     """Return what a model is told about a reply without a call, or with one that cannot be read."""
     return f"The call could not be read: {action.removeprefix(MISREAD)}." if action else NO_CALL
 
@@ -44,19 +44,19 @@ def native(kind: type[Environment]) -> type[Any]:
     """Return a subclass of a world's class that acts by native tool calls. A world with its own
     tools names a mixin for it in its attribute `native`; any other world gets the tool `act`.
     """
-    own: type[Any] | None = getattr(kind, "native", None)
+    mixin: type[Any] | None = getattr(kind, "native", None)
     mixins: tuple[type[Any], ...]
-    if own:
-        mixins = (own,)
+    if mixin:
+        mixins = (mixin,)
     else:
         further = ((Environment.answer, _Answering), (Environment.resume, _Resumed))
         mixins = (*(mixin for method, mixin in further if kind.has(method)), _Acting)
-    return _made(kind, mixins)
+    return _subclass(kind, mixins)
 
 
 # Worlds of one run are of one class.
 @lru_cache(maxsize=64)
-def _made(kind: type[Environment], before: tuple[type[Any], ...]) -> type[Any]:
+def _subclass(kind: type[Environment], before: tuple[type[Any], ...]) -> type[Any]:
     return type(f"Native{kind.__name__}", (*before, kind), {"__doc__": kind.__doc__, "can_snapshot": kind.can_snapshot})
 
 
@@ -66,10 +66,10 @@ class _Acting:
     """
 
     transcript = NativeTurns(tools=(ACT,), note=NOTE)
-    _standing = 0.0
+    _last_reward = 0.0
 
     def reset(self, instance: Instance) -> str:
-        self._standing = 0.0
+        self._last_reward = 0.0
         first: str = super().reset(instance)  # type: ignore[misc]
         return first
 
@@ -89,14 +89,14 @@ class _Acting:
 
     def step(self, action: str) -> Transition:
         if not action or is_misread(action):
-            return Transition(told(action), self._standing, False, False, {"success": False, "valid": False})
-        return self._kept(super().step(action))  # type: ignore[misc]
+            return Transition(feedback(action), self._last_reward, False, False, {"success": False, "valid": False})
+        return self._record_reward(super().step(action))  # type: ignore[misc]
 
     def snapshot(self) -> Any:
-        return super().snapshot(), self._standing  # type: ignore[misc]
+        return super().snapshot(), self._last_reward  # type: ignore[misc]
 
     def restore(self, snapshot: Any) -> None:
-        inner, self._standing = snapshot
+        inner, self._last_reward = snapshot
         super().restore(inner)  # type: ignore[misc]
 
     def expert(self, instance: Instance) -> Sequence[str] | None:
@@ -110,9 +110,9 @@ class _Acting:
         thought = reply.partition(LABEL)[0] if LABEL in reply else ""
         return calling(ACT, action, beside=thought.removeprefix("Thought:").strip())
 
-    def _kept(self, transition: Transition) -> Transition:
+    def _record_reward(self, transition: Transition) -> Transition:
         if transition.info.get("question") is None:
-            self._standing = max(0.0, transition.reward)
+            self._last_reward = max(0.0, transition.reward)
         return transition
 
 
@@ -120,8 +120,8 @@ class _Answering:
     """A mixin for worlds whose steps ask models; see `Environment.answer`."""
 
     def answer(self, reply: str) -> Transition:
-        kept: Transition = self._kept(super().answer(reply))  # type: ignore[misc,attr-defined]
-        return kept
+        transition: Transition = self._record_reward(super().answer(reply))  # type: ignore[misc,attr-defined]
+        return transition
 
 
 class _Resumed:
@@ -129,5 +129,5 @@ class _Resumed:
 
     def resume(self, instance: Instance, steps: Sequence[Step]) -> str:
         first: str = super().resume(instance, steps)  # type: ignore[misc]
-        self._standing = steps[-1].reward if steps else 0.0
+        self._last_reward = steps[-1].reward if steps else 0.0
         return first

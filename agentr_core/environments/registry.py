@@ -33,7 +33,7 @@ from agentr_core.environment import Environment
 from agentr_core.environments.native import native
 from agentr_core.episodes.transcript import Until, transcript_of
 from agentr_core.errors import AgentrError, ConfigError, EnvironmentFault
-from agentr_core.recipes.parsing import given, sentence
+from agentr_core.recipes.parsing import quoted_value, sentence
 from agentr_core.replies import FIRST_LINE, Labels, Take
 from agentr_core.system import ROOTS
 from agentr_core.texts import cause, closest, listed
@@ -58,8 +58,8 @@ def option_faults(kind: Any, options: Mapping[str, Any]) -> list[str]:
             # Not a value that a recipe can have.
             continue
         except ValidationError as error:
-            why = sentence(error.errors(include_url=False, include_input=False))
-            faults.append(f"environment.options.{name}: {why} (got {given(value)})")
+            reason = sentence(error.errors(include_url=False, include_input=False))
+            faults.append(f"environment.options.{name}: {reason} (got {quoted_value(value)})")
     return faults
 
 
@@ -108,13 +108,13 @@ def make(
             what comes of it is no `Environment`.
     """
     kind = checked(name, options)
-    kept: dict[str, str] = {}
+    defaults: dict[str, str] = {}
     usual = inspect.signature(kind).parameters.get("cache_dir")
     if cache is not None and usual is not None and Path(str(usual.default)).parent == _CACHE:
-        kept["cache_dir"] = str(cache / Path(usual.default).name)
-    with _told(name):
+        defaults["cache_dir"] = str(cache / Path(usual.default).name)
+    with _naming(name):
         chosen = native(kind) if transcript == "native" else kind
-        environment = chosen(**{**kept, **_told_options(kind, options, variables), **options})
+        environment = chosen(**{**defaults, **_options_from_variables(kind, options, variables), **options})
     if not isinstance(environment, Environment):
         raise _outdated(name, f"the class {type(environment).__name__} does not derive from Environment")
     if not hasattr(type(environment), "instruction") and "instruction" not in vars(environment):
@@ -151,10 +151,10 @@ def checked(name: str, options: Mapping[str, Any]) -> Any:
         )
     if inspect.isclass(kind) and not issubclass(kind, Environment):
         raise _outdated(name, f"the class {kind.__name__} does not derive from Environment")
-    known = inspect.signature(kind).parameters
-    if unknown := sorted(options.keys() - known.keys()):
-        wrong = ", ".join(f"{option}{closest(option, known)}" for option in unknown)
-        raise ConfigError(f"environment {name} has no option {wrong}; it has {', '.join(known) or 'no options'}")
+    parameters = inspect.signature(kind).parameters
+    if unknown := sorted(options.keys() - parameters.keys()):
+        wrong = ", ".join(f"{option}{closest(option, parameters)}" for option in unknown)
+        raise ConfigError(f"environment {name} has no option {wrong}; it has {', '.join(parameters) or 'no options'}")
     if faults := option_faults(kind, options):
         raise ConfigError(listed(faults))
     return kind
@@ -165,11 +165,17 @@ def _variables_of(kind: Any, options: Mapping[str, Any]) -> Mapping[str, str]:
     return _world(kind).variables_of(options)
 
 
-def _told_options(kind: Any, options: Mapping[str, Any], variables: Mapping[str, str] | None) -> dict[str, str]:
+def _options_from_variables(
+    kind: Any, options: Mapping[str, Any], variables: Mapping[str, str] | None
+) -> dict[str, str]:
     """Return the options of a class that are left out and that environment variables give."""
-    named = _variables_of(kind, options)
-    told = {option: (variables or {}).get(variable, "") for option, variable in named.items() if option not in options}
-    return {option: value for option, value in told.items() if value}
+    variable_names = _variables_of(kind, options)
+    from_variables = {
+        option: (variables or {}).get(variable, "")
+        for option, variable in variable_names.items()
+        if option not in options
+    }
+    return {option: value for option, value in from_variables.items() if value}
 
 
 def version_of(name: str, options: Mapping[str, Any]) -> int:
@@ -190,17 +196,19 @@ def files_of(name: str, options: Mapping[str, Any], variables: Mapping[str, str]
     variable names, are named by their place in that folder, since it may lie elsewhere tomorrow.
     """
     kind = _kind(name)
-    told, known = _told_options(kind, options, variables), _variables_of(kind, options)
-    places = {path: f"${known[option]}" for option, path in told.items()}
-    places |= {str(root): "data" for root in ROOTS}
-    return {_named_in(places, path): path for path in map(str, _world(kind).files_of({**told, **options}))}
+    from_variables, variable_names = _options_from_variables(kind, options, variables), _variables_of(kind, options)
+    folders = {path: f"${variable_names[option]}" for option, path in from_variables.items()}
+    folders |= {str(root): "data" for root in ROOTS}
+    return {
+        _relative_name(folders, path): path for path in map(str, _world(kind).files_of({**from_variables, **options}))
+    }
 
 
-def _named_in(places: Mapping[str, str], path: str) -> str:
+def _relative_name(folders: Mapping[str, str], path: str) -> str:
     """Return a path, or its place in the first of some folders that it lies in, below the folder's
     name.
     """
-    for folder, name in places.items():
+    for folder, name in folders.items():
         if Path(path).is_relative_to(folder):
             return str(name / Path(path).relative_to(folder))
     return path
@@ -224,17 +232,17 @@ def _kind(name: str) -> Any:
     """Return the class of an environment, or None if none has that name."""
     # Looking through all installed packages takes a tenth of a second, and hundreds of environments
     # are opened at once.
-    if name not in _KINDS and (found := entry_points(group=GROUP, name=name)):
-        with _told(name):
+    if name not in _KINDS and (entries := entry_points(group=GROUP, name=name)):
+        with _naming(name):
             try:
-                kind = next(iter(found)).load()
+                kind = next(iter(entries)).load()
             except ImportError as error:
                 if not (error.name or "").startswith("agentr_core."):
                     raise
                 raise _outdated(name, cause(error)) from error
         if not callable(kind):
             raise EnvironmentFault(
-                f"environment {name} cannot be made: its entry point {next(iter(found)).value} names a "
+                f"environment {name} cannot be made: its entry point {next(iter(entries)).value} names a "
                 f"{type(kind).__name__}, no class; correct it in the package's pyproject.toml"
             )
         _KINDS[name] = kind
@@ -248,10 +256,10 @@ def _world(kind: Any) -> type[Environment]:
     return kind if inspect.isclass(kind) and issubclass(kind, Environment) else Environment
 
 
-def _outdated(name: str, why: str) -> EnvironmentFault:
+def _outdated(name: str, reason: str) -> EnvironmentFault:
     """Return the error of an environment that is written for an earlier version."""
     return EnvironmentFault(
-        f"environment {name} is written for an earlier version of agentr ({why}): derive its class from "
+        f"environment {name} is written for an earlier version of agentr ({reason}): derive its class from "
         "agentr_core.environment.Environment, where Instances and Repeatability are too, take Labels and "
         "line_after_label from agentr_core.replies, and leave out the members whose defaults will do, which are all "
         "but instruction, splits, instances, reset and step"
@@ -259,7 +267,7 @@ def _outdated(name: str, why: str) -> EnvironmentFault:
 
 
 @contextmanager
-def _told(name: str) -> Iterator[None]:
+def _naming(name: str) -> Iterator[None]:
     """Turn an error that is not ours into an `EnvironmentFault` that names the environment."""
     try:
         yield
@@ -309,11 +317,11 @@ class Reads:
             self.addresses.add(":".join(map(str, where[:2])) if isinstance(where, tuple) else os.fsdecode(where))
 
 
-_now: list[Reads] = []
+_active: list[Reads] = []
 
 
 def _hook(event: str, args: tuple[Any, ...]) -> None:
-    for reads in _now:
+    for reads in _active:
         reads.note(event, args)
 
 
@@ -328,11 +336,11 @@ def listening(reads: Reads) -> Iterator[None]:
         # A hook stays for as long as the process lives, so only a process that asks gets it.
         sys.addaudithook(_hook)
         _hooked = True
-    _now.append(reads)
+    _active.append(reads)
     try:
         yield
     finally:
-        _now.remove(reads)
+        _active.remove(reads)
 
 
 def unseen(name: str, options: Mapping[str, Any], variables: Mapping[str, str], reads: Reads) -> list[str]:
@@ -343,35 +351,37 @@ def unseen(name: str, options: Mapping[str, Any], variables: Mapping[str, str], 
     and a folder that an option `cache_dir` names.
     """
     kind = checked(name, options)
-    named = files_of(name, options, variables).values()
+    own_files = files_of(name, options, variables).values()
     # The places whose files are not the user's.
-    places = [*_SYSTEM, tempfile.gettempdir(), *map(str, ROOTS)]
-    places += [sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), site.getusersitepackages()]
+    known_folders = [*_SYSTEM, tempfile.gettempdir(), *map(str, ROOTS)]
+    known_folders += [sys.prefix, sys.base_prefix, *sysconfig.get_paths().values(), site.getusersitepackages()]
     for module in list(sys.modules.values()):
         # Editable packages lie where their authors work. One without __init__ may be any folder.
         folders = getattr(module, "__path__", None)
         if getattr(module, "__file__", None) and isinstance(folders, list):
-            places += folders
+            known_folders += folders
     parameter = inspect.signature(kind).parameters.get("cache_dir")
     if parameter is not None:
-        places.append(str(options.get("cache_dir") or parameter.default))
-    known = [Path(path).resolve() for path in (*named, *places)]
+        known_folders.append(str(options.get("cache_dir") or parameter.default))
+    known_paths = [Path(path).resolve() for path in (*own_files, *known_folders)]
     paths = (Path(path).resolve() for path in sorted(reads.files - reads.written))
     files = [
         path
         for path in paths
-        if path.is_file() and path.suffix not in _CODE and not any(path.is_relative_to(place) for place in known)
+        if path.is_file()
+        and path.suffix not in _CODE
+        and not any(path.is_relative_to(folder) for folder in known_paths)
     ]
-    found = []
+    sentences = []
     if files:
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""
-        found.append(
+        sentences.append(
             f"it read {files[0]}{more}, which files_of does not name: with another content there, a run would go on"
         )
     if not _world(kind).has(Environment.files_of):
-        found += [
-            f"it {what} {', '.join(sorted(names))}, and what is read there cannot be seen"
-            for what, names in (("started", reads.programs), ("asked", reads.addresses))
+        sentences += [
+            f"it {verb} {', '.join(sorted(names))}, and what is read there cannot be seen"
+            for verb, names in (("started", reads.programs), ("asked", reads.addresses))
             if names
         ]
-    return found
+    return sentences

@@ -105,8 +105,8 @@ def _secret(instance: Instance) -> tuple[int, ...]:
 
 def _guess(action: str) -> tuple[int, ...] | None:
     word, *digits = action.split() or [""]
-    fits = word == "try" and len(digits) == 3 and all(len(digit) == 1 and digit in "0123456789" for digit in digits)
-    return tuple(map(int, digits)) if fits else None
+    is_valid = word == "try" and len(digits) == 3 and all(len(digit) == 1 and digit in "0123456789" for digit in digits)
+    return tuple(map(int, digits)) if is_valid else None
 
 
 def _hint(dial: int, right: int) -> str:

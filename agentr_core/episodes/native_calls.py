@@ -40,7 +40,7 @@ class Tool:
     @property
     def definition(self) -> dict[str, Any]:
         """The tool as OpenAI's protocol and chat templates define a function."""
-        properties = {name: {"type": "string", "description": told} for name, told in self.arguments}
+        properties = {name: {"type": "string", "description": description} for name, description in self.arguments}
         return {
             "type": "function",
             "function": {
@@ -75,28 +75,28 @@ def read_call(reply: str) -> NativeCall | Misread | None:
     Never raises.
     """
     plain = outside_thoughts(reply)
-    before, opened, rest = plain.partition(OPENS)
-    if not opened:
+    before, opening, rest = plain.partition(OPENS)
+    if not opening:
         return Misread("a call ends that was not opened") if CLOSES in plain else None
     # Code may print the marks, and small models break lines in it without escaping them.
-    closes = rest.find(CLOSES, json_end(rest, len(rest) - len(rest.lstrip())))
-    if closes < 0:
+    end = rest.find(CLOSES, json_end(rest, len(rest) - len(rest.lstrip())))
+    if end < 0:
         return Misread(f"it does not end with {CLOSES}")
-    inside, after = rest[:closes], rest[closes + len(CLOSES) :]
+    inside, after = rest[:end], rest[end + len(CLOSES) :]
     try:
-        said = json.loads(inside, strict=False)
+        call = json.loads(inside, strict=False)
     except (ValueError, RecursionError):
         several = OPENS in inside or OPENS in after
         return Misread("there are several calls, and a reply may have one" if several else "it is not valid JSON")
     if OPENS in after:
         return Misread("there are several calls, and a reply may have one")
-    if not isinstance(said, dict) or not isinstance(said.get("name"), str):
+    if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return Misread('it is no JSON object with "name" and "arguments"')
-    arguments = said.get("arguments")
+    arguments = call.get("arguments")
     if not isinstance(arguments, dict):
         return Misread('its "arguments" are no JSON object')
-    beside = reply[: len(before)] + reply[len(reply) - len(after) :]
-    return NativeCall(said["name"], arguments, beside.strip())
+    text = reply[: len(before)] + reply[len(reply) - len(after) :]
+    return NativeCall(call["name"], arguments, text.strip())
 
 
 def text_arguments(call: NativeCall, tools: Sequence[Tool]) -> dict[str, str] | Misread:
@@ -106,11 +106,11 @@ def text_arguments(call: NativeCall, tools: Sequence[Tool]) -> dict[str, str] | 
     tool = next((tool for tool in tools if tool.name == call.name), None)
     if tool is None:
         return Misread(f"there is no such tool; there are {', '.join(tool.name for tool in tools)}")
-    wanted = [name for name, _ in tool.arguments]
-    if call.arguments.keys() != set(wanted):
-        return Misread(f"{tool.name} takes the arguments {', '.join(wanted)}")
+    names = [name for name, _ in tool.arguments]
+    if call.arguments.keys() != set(names):
+        return Misread(f"{tool.name} takes the arguments {', '.join(names)}")
     texts = {name: value for name, value in call.arguments.items() if isinstance(value, str)}
-    if len(texts) < len(wanted):
+    if len(texts) < len(names):
         return Misread("an argument is no text")
     if any(lone_surrogate(value) is not None for value in texts.values()):
         return Misread("an argument has half a surrogate pair, which is no text")

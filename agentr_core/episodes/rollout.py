@@ -151,17 +151,17 @@ async def grade(grader: Grader, trajectory: Trajectory, ask: Helper, *, seed: in
     """
     before = Grade(reward=trajectory.reward, success=trajectory.success)
     with phase("grade"):
-        ruled = grader.rule(trajectory)
-        if ruled is not None:
-            return Grading(grade=_checked(ruled, trajectory), before=before)
+        by_rule = grader.rule(trajectory)
+        if by_rule is not None:
+            return Grading(grade=_checked(by_rule, trajectory), before=before)
         answer = await ask(grader.question(trajectory), seed=derive_seed(seed, "grade"), session=session)
         if answer.finish_reason == "length":
             raise ModelFault(
                 f"{trajectory.instance.key}: {shown(answer.text)} was cut at the token limit, so it is no "
                 f"grade; name another model of role {answer.role}, one that answers in a word"
             )
-        said = readable(answer)
-        read = None if said is None else grader.read(trajectory, said)
+        text = readable(answer)
+        read = None if text is None else grader.read(trajectory, text)
         if read is None:
             raise ModelFault(
                 f"{trajectory.instance.key}: no grade can be read from {shown(answer.text)}; "
@@ -171,13 +171,13 @@ async def grade(grader: Grader, trajectory: Trajectory, ask: Helper, *, seed: in
 
 
 def _checked(grade: Grade, trajectory: Trajectory) -> Grade:
-    what = f"the grade of {trajectory.instance.key}"
+    subject = f"the grade of {trajectory.instance.key}"
     if not isinstance(grade, Grade):
-        raise IllTypedAnswer(f"{what} is {shown(grade)}; it must be a types.Grade")
-    reward = checked_number(grade.reward, f"{what}: the reward")
+        raise IllTypedAnswer(f"{subject} is {shown(grade)}; it must be a types.Grade")
+    reward = checked_number(grade.reward, f"{subject}: the reward")
     if not 0 <= reward <= 1:
-        raise IllTypedAnswer(f"{what}: the reward is {reward!r}; a grader scales its rewards to [0, 1]")
-    return Grade(reward=reward, success=checked_flag(grade.success, f"{what}: success"))
+        raise IllTypedAnswer(f"{subject}: the reward is {reward!r}; a grader scales its rewards to [0, 1]")
+    return Grade(reward=reward, success=checked_flag(grade.success, f"{subject}: success"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,33 +225,36 @@ class EpisodeTimer:
             self.sampling_seconds += perf_counter() - start
 
 
-def act(env: Environment, reply: str, *, generation: Generation | None = None, said: Sequence[Answer] = ()) -> Outcome:
+def act(
+    env: Environment, reply: str, *, generation: Generation | None = None, answers: Sequence[Answer] = ()
+) -> Outcome:
     """Return the outcome of a reply in the current state of the environment.
 
-    `generation` says how the reply was sampled, and `said` are recorded answers to what its step
+    `generation` says how the reply was sampled, and `answers` are recorded answers to what its step
     asks of models. Raises `IllTypedAnswer` for anything that is not as `Transition` says, and
     `ConfigError` if the step asks for more.
     """
     action = _action_in(env, reply)
-    return _outcome(reply, action, take_step(env, action, said), generation, said)
+    return _outcome(reply, action, take_step(env, action, answers), generation, answers)
 
 
-def take_step(env: Environment, action: str, said: Sequence[Answer] = ()) -> Transition:
-    """Return the transition that an action leads to; `said` are recorded answers to what the step
-    asks of models. Raises `ConfigError` when it asks for more, since no model can be asked here.
+def take_step(env: Environment, action: str, answers: Sequence[Answer] = ()) -> Transition:
+    """Return the transition that an action leads to; `answers` are recorded answers to what the
+    step asks of models. Raises `ConfigError` when it asks for more, since no model can be asked
+    here.
     """
-    transition = repeat_step(env, action, said)
+    transition = repeat_step(env, action, answers)
     if transition.info.get("question") is not None:
         raise ConfigError(f"environment {env.name} asks a model in its steps, but no model can be asked here")
     return transition
 
 
-def repeat_step(env: Environment, action: str, said: Sequence[Answer]) -> Transition:
+def repeat_step(env: Environment, action: str, answers: Sequence[Answer]) -> Transition:
     """Return the transition that an action leads to after recorded answers of models; it is a
     question if they do not suffice.
     """
     transition = env.step(action)
-    for answer in said:
+    for answer in answers:
         if transition.info.get("question") is not None:
             transition = env.answer(readable(answer) or "")
     return transition
@@ -265,7 +268,7 @@ def _action_in(env: Environment, reply: str) -> str:
 
 
 def _outcome(
-    reply: str, action: str, transition: Transition, generation: Generation | None, said: Sequence[Answer] = ()
+    reply: str, action: str, transition: Transition, generation: Generation | None, answers: Sequence[Answer] = ()
 ) -> Outcome:
     """Return the outcome of a step that is done.
 
@@ -289,7 +292,7 @@ def _outcome(
         finish_reason=generation.finish_reason if generation else None,
         tokenizer=generation.tokenizer if generation else None,
         tool_calls=info.get("tool_calls", ()),
-        answers=tuple(said),
+        answers=tuple(answers),
     )
     stop: StopReason | None
     if disaster:
@@ -301,10 +304,10 @@ def _outcome(
     return Outcome(step=step, stop=stop)
 
 
-def led_elsewhere(reply: Reply, lost: Undelivered) -> Reply:
+def led_elsewhere(reply: Reply, undelivered: Undelivered) -> Reply:
     """Return a reply with where it led to after all, since the one after it was not delivered."""
     step = reply.outcome.step
-    transition = checked_transition(lost.instead, "what an agent did without a reply")
+    transition = checked_transition(undelivered.instead, "what an agent did without a reply")
     return replace(reply, outcome=_outcome(step.reply, step.action, transition, reply.generation, step.answers))
 
 
@@ -323,18 +326,18 @@ async def step_with(
     `helper` answers the questions of the step; question number i has seed `derive_seed(seed, "ask",
     i)`.
     """
-    said: list[Answer] = []
-    reply, drawn = (generation, None) if isinstance(generation, str) else (generation.text, generation)
+    answers: list[Answer] = []
+    reply, sampled = (generation, None) if isinstance(generation, str) else (generation.text, generation)
     with phase("step"):
         action = _action_in(env, reply)
-        if drawn is not None:
-            env.relay(drawn)
+        if sampled is not None:
+            env.relay(sampled)
         transition = await call(env, timer, partial(env.step, action))
         while (question := transition.info.get("question")) is not None:
             with phase("ask"), timer.sampling():
-                said.append(await helper(question, seed=derive_seed(seed, "ask", len(said)), session=session))
-            transition = await call(env, timer, partial(env.answer, readable(said[-1]) or ""))
-        return _outcome(reply, action, transition, drawn, said)
+                answers.append(await helper(question, seed=derive_seed(seed, "ask", len(answers)), session=session))
+            transition = await call(env, timer, partial(env.answer, readable(answers[-1]) or ""))
+        return _outcome(reply, action, transition, sampled, answers)
 
 
 async def call(env: Environment, timer: EpisodeTimer, function: Callable[[], T]) -> T:
@@ -385,15 +388,15 @@ async def draw_within(
 
     Raises `PromptTooLong` when there is no room for a reply even so.
     """
-    most = 0 if fits is None else droppable(request.messages)
+    max_dropped = 0 if fits is None else droppable(request.messages)
     dropped = 0 if fits is None else fewest_dropped(request.messages, fits, least=least)
     while True:
         try:
-            shown = replace(request, messages=windowed(request.messages, dropped)) if dropped else request
-            return await draw(sample, shown, timer), dropped
+            windowed_request = replace(request, messages=windowed(request.messages, dropped)) if dropped else request
+            return await draw(sample, windowed_request, timer), dropped
         except PromptTooLong:
             # A server may count more tokens than we do.
-            if dropped >= most:
+            if dropped >= max_dropped:
                 raise
             dropped += 1
 
@@ -435,8 +438,8 @@ def play(
     first_observation = env.reset(instance)
     outcomes: list[Outcome] = []
     for position, reply in enumerate(replies):
-        said = recorded[position].answers if position < len(recorded) else ()
-        outcomes.append(act(env, reply, said=said))
+        answers = recorded[position].answers if position < len(recorded) else ()
+        outcomes.append(act(env, reply, answers=answers))
         if outcomes[-1].stop is not None:
             break
     return first_observation, tuple(outcomes)
@@ -452,18 +455,18 @@ def restore(env: Environment, instance: Instance, steps: Sequence[Step], *, firs
     empty `first_observation` is not compared. An environment with its own `resume` is given the
     steps, and nothing is replayed.
     """
-    promise = Repeatability(env.repeatability)
+    repeatability = Repeatability(env.repeatability)
     resumes = env.has(Environment.resume)
-    seen = env.resume(instance, steps) if resumes else env.reset(instance)
-    if first_observation and not repeats(seen, first_observation, promise):
-        raise diverged(env, f"{instance.key}: first observation {_differ(seen, first_observation)}")
+    restored = env.resume(instance, steps) if resumes else env.reset(instance)
+    if first_observation and not repeats(restored, first_observation, repeatability):
+        raise diverged(env, f"{instance.key}: first observation {_differ(restored, first_observation)}")
     for position, step in enumerate(() if resumes else steps):
         # With the recorded answers of models.
         transition = repeat_step(env, step.action, step.answers)
         if transition.info.get("question") is not None:
             raise diverged(env, f"{step.action!r} asks a model more often than when it was recorded")
         observation, _, terminated, truncated, _ = transition
-        if not repeats(observation, step.observation, promise):
+        if not repeats(observation, step.observation, repeatability):
             raise diverged(
                 env,
                 f"{instance.key}: observation {position} after {step.action!r} "
@@ -471,25 +474,25 @@ def restore(env: Environment, instance: Instance, steps: Sequence[Step], *, firs
             )
         if terminated or truncated:
             raise diverged(env, f"{instance.key}: the episode ended at step {position} of a replay")
-    return seen
+    return restored
 
 
-def diverged(env: Environment, what: str) -> ReplayDiverged:
+def diverged(env: Environment, message: str) -> ReplayDiverged:
     """Return the error of a replay that led elsewhere; it is transient unless the environment
     promises to repeat itself to the letter.
     """
     if Repeatability(env.repeatability) is Repeatability.EXACT:
         return ReplayDiverged(
-            f"{what}; the environment is not deterministic, or its data or version changed since the recording"
+            f"{message}; the environment is not deterministic, or its data or version changed since the recording"
         )
-    return ReplayDrifted(f"{what}; {env.name} does not promise to repeat itself to the letter")
+    return ReplayDrifted(f"{message}; {env.name} does not promise to repeat itself to the letter")
 
 
-def _differ(seen: str, recorded: str) -> str:
-    return f"was recorded as {quoted(recorded, _QUOTED)} and is now {quoted(seen, _QUOTED)}"
+def _differ(current: str, recorded: str) -> str:
+    return f"was recorded as {quoted(recorded, _QUOTED)} and is now {quoted(current, _QUOTED)}"
 
 
-_UNDELIVERED = 100
+_MOST_UNDELIVERED = 100
 """Replies of an episode that may be lost on their way to an agent outside before it is given up."""
 T = TypeVar("T")
 
@@ -530,31 +533,31 @@ async def episode(
     """
     bounds, timer = _Bounds(env, limits, tokens_of, fits), timer or EpisodeTimer()
     with phase("restore" if prefix else "reset"):
-        course = _Course(await call(env, timer, lambda: restore(env, instance, prefix)), prefix)
+        progress = _Progress(await call(env, timer, lambda: restore(env, instance, prefix)), prefix)
     session = f"{instance.key}#{seed}"
     stop: StopReason | None = None
-    while stop is None and len(course.replies) < max_steps:
-        steps = course.steps()
+    while stop is None and len(progress.replies) < max_steps:
+        steps = progress.steps()
         drawn_with = derive_seed(seed, "step", len(steps))
-        request = ask_next(env, course.first_observation, steps, sampling, seed=drawn_with, session=session)
+        request = ask_next(env, progress.first_observation, steps, sampling, seed=drawn_with, session=session)
         state = await call(env, timer, lambda: state_of(env)) if repeats else ""
         try:
-            request = bounds.within(request, course.first_observation)
-            reply = await _reply(env, request, sample, timer, bounds, helper, least=course.dropped())
-        except Undelivered as lost:
-            stop = course.without(lost)
+            request = bounds.within(request, progress.first_observation)
+            reply = await _reply(env, request, sample, timer, bounds, helper, least=progress.dropped())
+        except Undelivered as error:
+            stop = progress.without(error)
             continue
         except _CutOff as cut:
             stop = cut.tell(env)
             continue
-        times = course.add(reply, state)
+        times = progress.add(reply, state)
         stop = _end(reply, request, sampling) or (StopReason.REPEATS if 0 < repeats <= times else None)
-    course.tell(on_reply)
-    return Trajectory.ended(instance, course.first_observation, course.steps(), stop or StopReason.STEP_LIMIT)
+    progress.tell(on_reply)
+    return Trajectory.ended(instance, progress.first_observation, progress.steps(), stop or StopReason.STEP_LIMIT)
 
 
 @dataclass(slots=True)
-class _Course:
+class _Progress:
     """An episode so far: its first observation, the recorded steps, and the replies of the
     model.
     """
@@ -580,7 +583,7 @@ class _Course:
         self.seen[moment] += 1
         return self.seen[moment]
 
-    def without(self, lost: Undelivered) -> StopReason | None:
+    def without(self, error: Undelivered) -> StopReason | None:
         """Go on with what an agent did without a reply, and return how the episode stops, if it
         does: the step before leads there.
 
@@ -588,13 +591,13 @@ class _Course:
         left that could lead there, or too many were lost.
         """
         self.undelivered += 1
-        ended = lost.instead.terminated
-        if self.undelivered > _UNDELIVERED or (not self.replies and (self.prefix or ended)):
-            raise lost
+        is_over = error.instead.terminated
+        if self.undelivered > _MOST_UNDELIVERED or (not self.replies and (self.prefix or is_over)):
+            raise error
         if self.replies:
-            self.replies[-1] = led_elsewhere(self.replies[-1], lost)
+            self.replies[-1] = led_elsewhere(self.replies[-1], error)
             return self.replies[-1].outcome.stop
-        self.first_observation = lost.instead.observation
+        self.first_observation = error.instead.observation
         return None
 
     def tell(self, on_reply: Callable[[Reply], None] | None) -> None:
@@ -607,8 +610,8 @@ class _Course:
 class _CutOff(Exception):
     """An episode can have no further reply; `stop` is the reason."""
 
-    def __init__(self, stop: StopReason, why: str) -> None:
-        super().__init__(why)
+    def __init__(self, stop: StopReason, reason: str) -> None:
+        super().__init__(reason)
         self.stop = stop
 
     def tell(self, env: Environment) -> StopReason:
@@ -643,11 +646,11 @@ class _Bounds:
             return request
         if self._opening is None:
             self._opening = self._count(transcript_of(self._env).prompt(self._env, first_observation, ()))
-        left = self._limits.tokens - (self._count(request.messages) - self._opening)
-        if left < 1:
+        remaining = self._limits.tokens - (self._count(request.messages) - self._opening)
+        if remaining < 1:
             raise _CutOff(StopReason.TOKEN_LIMIT, f"the episode has had its {self._limits.tokens:,} tokens")
         sampling = request.sampling
-        return replace(request, sampling=replace(sampling, max_new_tokens=min(left, sampling.max_new_tokens)))
+        return replace(request, sampling=replace(sampling, max_new_tokens=min(remaining, sampling.max_new_tokens)))
 
     def sampling(self, sample: Ask) -> Ask:
         """Return a sampler that raises `_CutOff` when the time is over."""
@@ -689,8 +692,8 @@ def _end(reply: Reply, request: Request, sampling: Sampling) -> StopReason | Non
     token of the episode ends by that limit.
     """
     stop, capped = reply.outcome.stop, request.sampling.max_new_tokens < sampling.max_new_tokens
-    cut = capped and reply.generation.finish_reason == "length"
-    return StopReason.TOKEN_LIMIT if cut and stop is StopReason.FAILURE else stop
+    was_cut = capped and reply.generation.finish_reason == "length"
+    return StopReason.TOKEN_LIMIT if was_cut and stop is StopReason.FAILURE else stop
 
 
 async def _reply(

@@ -32,7 +32,7 @@ from agentr_core.types import Message, Request, Sampling, Span, Step, Trajectory
 
 ATTRIBUTE = "opening"
 _OBSERVED = "Observation: "
-_ONE = "Here is an example of an episode."
+_ONE_EXAMPLE = "Here is an example of an episode."
 _SEVERAL = "Here are {} examples of episodes."
 _OWN_TURN = "That was the last example. What comes next is the problem that you solve."
 
@@ -68,12 +68,12 @@ def open_with(env: Any, opening: Opening) -> None:
 def instruction_of(env: Any) -> str:
     """Return the instruction of an environment with its examples that are texts."""
     opening = _opening_of(env)
-    said: str = env.instruction if opening.instruction is None else opening.instruction
+    instruction: str = env.instruction if opening.instruction is None else opening.instruction
     if not opening.examples:
-        return said
+        return instruction
     number = len(opening.examples)
-    title = _ONE if number == 1 else _SEVERAL.format(number)
-    return "\n\n".join((said, title, *opening.examples, _OWN_TURN))
+    title = _ONE_EXAMPLE if number == 1 else _SEVERAL.format(number)
+    return "\n\n".join((instruction, title, *opening.examples, _OWN_TURN))
 
 
 def with_system(env: Any, instruction: str) -> str:
@@ -296,10 +296,10 @@ def conversations(env: Environment, trajectory: Trajectory) -> tuple[Part, ...]:
     one, unless the world's transcript divides it.
     """
     kind, steps = transcript_of(env), trajectory.steps
-    begins = kind.begins(steps) if isinstance(kind, Dividing) else (0,)
+    starts = kind.begins(steps) if isinstance(kind, Dividing) else (0,)
     return tuple(
         Part(start, end, kind.sample(env, trajectory.first_observation, steps[:end], [True] * end))
-        for start, end in zip(begins, (*begins[1:], len(steps)), strict=True)
+        for start, end in zip(starts, (*starts[1:], len(steps)), strict=True)
     )
 
 
@@ -392,9 +392,9 @@ def fewest_dropped(messages: tuple[Message, ...], fits: Fits, *, least: int = 0)
 
     The number is `droppable` if not even that is enough.
     """
-    most = droppable(messages)
-    dropped = min(least, most)
-    while dropped < most and not fits(windowed(messages, dropped)):
+    maximum = droppable(messages)
+    dropped = min(least, maximum)
+    while dropped < maximum and not fits(windowed(messages, dropped)):
         dropped += 1
     return dropped
 

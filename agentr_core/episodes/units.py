@@ -100,8 +100,8 @@ async def run_all(
     failed: list[str] = []
 
     def report(error: UnitError) -> None:
-        lost = len(failed) + error.final
-        on_error(replace(error, spent=lost / allowed) if error.final and lost <= allowed else error)
+        num_lost = len(failed) + error.final
+        on_error(replace(error, spent=num_lost / allowed) if error.final and num_lost <= allowed else error)
 
     async def finish(name: str, unit: U) -> None:
         try:
@@ -150,8 +150,10 @@ async def _tried(
             await asyncio.sleep(min(backoff_seconds * 2 ** (attempt - 1), _MAX_BACKOFF_SECONDS))
 
 
-async def _finish_all(queue: Iterator[tuple[str, U]], finish: Callable[[str, U], Awaitable[None]], most: int) -> None:
-    """Finish all units of a queue, at most `most` at a time; the first exception cancels the
+async def _finish_all(
+    queue: Iterator[tuple[str, U]], finish: Callable[[str, U], Awaitable[None]], concurrency: int
+) -> None:
+    """Finish all units of a queue, at most `concurrency` at a time; the first exception cancels the
     others.
     """
 
@@ -159,7 +161,7 @@ async def _finish_all(queue: Iterator[tuple[str, U]], finish: Callable[[str, U],
         for name, unit in queue:
             await finish(name, unit)
 
-    tasks = [asyncio.create_task(serve()) for _ in range(most)]
+    tasks = [asyncio.create_task(serve()) for _ in range(concurrency)]
     try:
         await asyncio.gather(*tasks)
     finally:

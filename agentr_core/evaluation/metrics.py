@@ -44,7 +44,7 @@ class Estimate:
     n: int
 
 
-NOTHING = Estimate(mean=math.nan, low=math.nan, high=math.nan, n=0)
+NO_ESTIMATE = Estimate(mean=math.nan, low=math.nan, high=math.nan, n=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class Loops:
 def success_rate(successes: Sequence[bool]) -> Estimate:
     """Return the share of successes with its Wilson interval."""
     n = len(successes)
-    return _wilson(sum(successes) / n, n) if n else NOTHING
+    return _wilson(sum(successes) / n, n) if n else NO_ESTIMATE
 
 
 def _wilson(share: float, n: int) -> Estimate:
@@ -77,12 +77,12 @@ def mean_reward(rewards: Sequence[float], *, seed: int = 0) -> Estimate:
     """Return the mean with its percentile bootstrap interval, drawn with `seed`."""
     n = len(rewards)
     if n == 0:
-        return NOTHING
+        return NO_ESTIMATE
     values = np.asarray(rewards, dtype=np.float64)
     rng = np.random.default_rng(seed)
     several = max(1, _AT_ONCE // n)
-    drawn = (rng.integers(0, n, (min(several, _RESAMPLES - made), n)) for made in range(0, _RESAMPLES, several))
-    means = np.concatenate([values[rows].mean(axis=1) for rows in drawn])
+    resamples = (rng.integers(0, n, (min(several, _RESAMPLES - start), n)) for start in range(0, _RESAMPLES, several))
+    means = np.concatenate([values[rows].mean(axis=1) for rows in resamples])
     low, high = np.quantile(means, (0.025, 0.975))
     return Estimate(mean=float(values.mean()), low=float(low), high=float(high), n=n)
 
@@ -104,7 +104,7 @@ def clustered_mean(values: Sequence[float], clusters: Sequence[str]) -> Estimate
     """
     n = len(values)
     if n == 0:
-        return NOTHING
+        return NO_ESTIMATE
     mean = fmean(values)
     sums: defaultdict[str, float] = defaultdict(float)
     for value, cluster in zip(values, clusters, strict=True):
@@ -124,20 +124,23 @@ def clustered_share(values: Sequence[float], clusters: Sequence[str]) -> Estimat
     return with_width(within(clustered_mean(values, clusters), 0.0, 1.0), len(set(clusters)))
 
 
-def with_width(found: Estimate, independent: int) -> Estimate:
+def with_width(estimate: Estimate, independent: int) -> Estimate:
     """Return an estimate of a mean in [0, 1]. Where its interval has no width, as when nothing is
     won, it gets Wilson's for as many `independent` values; a mean outside [0, 1] keeps its own.
     """
-    if math.isclose(found.low, found.high, abs_tol=1e-9) and 0.0 <= found.mean <= 1.0:
-        return replace(_wilson(found.mean, independent), n=found.n)
-    return found
+    if math.isclose(estimate.low, estimate.high, abs_tol=1e-9) and 0.0 <= estimate.mean <= 1.0:
+        return replace(_wilson(estimate.mean, independent), n=estimate.n)
+    return estimate
 
 
-def within(found: Estimate, least: float, most: float) -> Estimate:
-    """Return an estimate with its interval clipped to [`least`, `most`]."""
+def within(estimate: Estimate, minimum: float, maximum: float) -> Estimate:
+    """Return an estimate with its interval clipped to [`minimum`, `maximum`]."""
     # Comparisons with NaN are false, so an unknown interval stays unknown.
-    low, high = (least if found.low < least else found.low), (most if found.high > most else found.high)
-    return Estimate(mean=found.mean, low=low, high=high, n=found.n)
+    low, high = (
+        (minimum if estimate.low < minimum else estimate.low),
+        (maximum if estimate.high > maximum else estimate.high),
+    )
+    return Estimate(mean=estimate.mean, low=low, high=high, n=estimate.n)
 
 
 def pass_at(k: int, episodes: int, successes: int) -> float:
@@ -149,9 +152,9 @@ def pass_at(k: int, episodes: int, successes: int) -> float:
     return 1.0 - math.comb(episodes - successes, k) / math.comb(episodes, k)
 
 
-def powers_of_two(most: int) -> tuple[int, ...]:
-    """Return 1, 2, 4, ... up to `most`, and `most` itself."""
-    return tuple(sorted({2**i for i in range(most.bit_length()) if 2**i <= most} | {most}))
+def powers_of_two(limit: int) -> tuple[int, ...]:
+    """Return 1, 2, 4, ... up to `limit`, and `limit` itself."""
+    return tuple(sorted({2**i for i in range(limit.bit_length()) if 2**i <= limit} | {limit}))
 
 
 def mean_steps_to_success(trajectories: Sequence[Trajectory]) -> float:
@@ -256,22 +259,24 @@ class PassRates:
     alpha: float
     beta: float
 
-    def run(self, one: Tried) -> Run:
+    def run(self, result: Tried) -> Run:
         """Return the chances of wins and losses of a tried instance."""
-        alpha, beta = self.alpha + one.wins, self.beta + one.episodes - one.wins
-        least = _log_beta(alpha, beta)
-        return lambda wins, losses: math.exp(_log_beta(alpha + wins, beta + losses) - least)
+        alpha, beta = self.alpha + result.wins, self.beta + result.episodes - result.wins
+        log_norm = _log_beta(alpha, beta)
+        return lambda wins, losses: math.exp(_log_beta(alpha + wins, beta + losses) - log_norm)
 
-    def total(self, instances: int, expected: Callable[[Tried, Run], float], *, most: float = math.inf) -> Estimate:
+    def total(
+        self, instances: int, expected: Callable[[Tried, Run], float], *, per_instance: float = math.inf
+    ) -> Estimate:
         """Return the expected sum over `instances` instances, of which the tried ones are a sample,
         with the 95% interval that reflects which instances were tried.
 
-        `n` is the number of tried instances; `most` is the most that an instance can give.
+        `n` is the number of tried instances; `per_instance` is the most that an instance can give.
         """
-        values = [expected(one, self.run(one)) for one in self.tried]
-        found = clustered_mean(values, [one.origin for one in self.tried])
-        low, high = (end * instances for end in (found.low, found.high))
-        return within(Estimate(mean=found.mean * instances, low=low, high=high, n=found.n), 0.0, most * instances)
+        values = [expected(result, self.run(result)) for result in self.tried]
+        mean = clustered_mean(values, [result.origin for result in self.tried])
+        low, high = (end * instances for end in (mean.low, mean.high))
+        return within(Estimate(mean=mean.mean * instances, low=low, high=high, n=mean.n), 0.0, per_instance * instances)
 
 
 def pass_rates(tried: Sequence[Tried]) -> PassRates:
@@ -281,12 +286,14 @@ def pass_rates(tried: Sequence[Tried]) -> PassRates:
     episodes of one instance: (E[p^2] - E[p]^2) / (E[p] - E[p]^2), with unbiased estimates of both
     expectations. Raises `ValueError` if no instance was tried, or one only once.
     """
-    if not tried or min(one.episodes for one in tried) < 2:
+    if not tried or min(result.episodes for result in tried) < 2:
         raise ValueError("pass rates need at least one instance, and two episodes of each")
-    once = sum(one.wins / one.episodes for one in tried) / len(tried)
-    twice = sum(one.wins * (one.wins - 1) / (one.episodes * (one.episodes - 1)) for one in tried) / len(tried)
+    once = sum(result.wins / result.episodes for result in tried) / len(tried)
+    twice = sum(result.wins * (result.wins - 1) / (result.episodes * (result.episodes - 1)) for result in tried) / len(
+        tried
+    )
     # Even if all episodes were won, or none, one more might have ended differently.
-    unseen = 1 / (2 * sum(one.episodes for one in tried))
+    unseen = 1 / (2 * sum(result.episodes for result in tried))
     mean = min(max(once, unseen), 1 - unseen)
     spread = (twice - once**2) / (mean - mean**2)
     similarity = min(max(spread, _SIMILARITY[0]), _SIMILARITY[1])
@@ -380,6 +387,6 @@ def prospect(method: str, forecasts: Sequence[Forecast], *, needs: str, short: s
     """
     number = next(forecast.expected.mean for forecast in forecasts if forecast.name == needs)
     learns = number >= _FEW
-    said = f"about {number:.0f} {needs.replace('_', ' ')}"
-    reason = f"{said} to learn from" if learns else f"{said}, less than a batch: {short}"
+    amount = f"about {number:.0f} {needs.replace('_', ' ')}"
+    reason = f"{amount} to learn from" if learns else f"{amount}, less than a batch: {short}"
     return Prospect(method=method, learns=learns, reason=reason, forecasts=tuple(forecasts))

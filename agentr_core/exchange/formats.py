@@ -52,10 +52,10 @@ def write_trl(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
         return _write(folder, "preference", _pair_lines(training_set, "trl"))
     samples = training_set.samples
     rows = {row.id: row.tokens for row in samples if row.tokens is not None}
-    written = _write(folder, "messages", _with_origin(samples, export_lines(_samples(samples), "trl", rows=rows)))
+    files = _write(folder, "messages", _with_origin(samples, export_lines(_samples(samples), "trl", rows=rows)))
     if any(message.spans for row in samples for message in row.sample.messages):
-        return written
-    return {**written, **_write(folder, "prompt_completion", map(_dumped, _completions(samples)))}
+        return files
+    return {**files, **_write(folder, "prompt_completion", map(_dumped, _completions(samples)))}
 
 
 def write_sharegpt(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
@@ -77,16 +77,16 @@ def write_llama_factory(training_set: TrainingSet, folder: Path) -> Mapping[str,
         columns |= {"chosen": "chosen", "rejected": "rejected"}
     else:
         lines = export_lines(_samples(training_set.samples), "llamafactory")
-    written = _write(folder, _LLAMA_FACTORY, lines)
+    files = _write(folder, _LLAMA_FACTORY, lines)
     info = {
-        "file_name": written[_LLAMA_FACTORY],
+        "file_name": files[_LLAMA_FACTORY],
         "formatting": "sharegpt",
         **({"ranking": True} if training_set.pairs else {}),
         "columns": columns,
         "tags": {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt"},
     }
     (folder / "dataset_info.json").write_text(json.dumps({_LLAMA_FACTORY: info}, indent=2) + "\n", encoding="utf-8")
-    return written
+    return files
 
 
 def not_for_llama_factory(training_set: TrainingSet) -> str:
@@ -114,8 +114,8 @@ def cutoff(training_set: TrainingSet) -> str:
     known. Source: `DataArguments` of LLaMA-Factory 0.9.5.
     """
     longest = max((len(row.tokens[0]) for row in training_set.samples if row.tokens), default=0)
-    own = f"; the longest sample has {longest:,} with the model of its run" if longest else ""
-    return f"LLaMA-Factory cuts each line to `cutoff_len` tokens, 2,048 unless that is set{own}"
+    note = f"; the longest sample has {longest:,} with the model of its run" if longest else ""
+    return f"LLaMA-Factory cuts each line to `cutoff_len` tokens, 2,048 unless that is set{note}"
 
 
 def lacks_rewards(training_set: TrainingSet) -> str:
@@ -163,7 +163,7 @@ def _agenttraj(row: SampleRow) -> dict[str, Any]:
     # AgentGym's own names lack the prefix `agentgym-`.
     world = "" if instance is None else instance.environment.removeprefix("agentgym-")
     messages = row.sample.messages
-    spoken = _unless_system(messages)
+    turns = _unless_system(messages)
     return {
         "item_id": row.id if instance is None else f"{world}_{instance.index}",
         "conversations": [
@@ -173,9 +173,9 @@ def _agenttraj(row: SampleRow) -> dict[str, Any]:
                 "value": message.text,
                 **spans_of(message),
             }
-            for message in spoken
+            for message in turns
         ],
-        **({"system": messages[0].text} if len(spoken) < len(messages) else {}),
+        **({"system": messages[0].text} if len(turns) < len(messages) else {}),
         "id": row.id,
         "kind": str(row.sample.kind),
         **row.origin,
@@ -465,7 +465,7 @@ _FOLDER = "trajectories"
 def write_atif(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
     """Write a file for each sample, and for each side of a pair, named after its id."""
     (folder / _FOLDER).mkdir()
-    for key, sample, origin in _sides(training_set):
+    for key, sample, origin in _samples_by_id(training_set):
         text = json.dumps(trajectory(key, sample, origin), ensure_ascii=False, indent=1)
         (folder / _FOLDER / f"{key}.json").write_text(f"{text}\n", encoding="utf-8")
     return {"default": f"{_FOLDER}/*.json"}
@@ -475,8 +475,12 @@ def unmasked(training_set: TrainingSet) -> str:
     """Return what ATIF cannot express about the loss mask of a training set; empty if all replies
     carry loss.
     """
-    spared = sum(not span.train for _, sample, _ in _sides(training_set) for span in _replies(sample))
-    return f"it has no field for that, and {spared} replies carry none (`extra.train` tells)" if spared else ""
+    num_untrained = sum(not span.train for _, sample, _ in _samples_by_id(training_set) for span in _replies(sample))
+    return (
+        f"it has no field for that, and {num_untrained} replies carry none (`extra.train` tells)"
+        if num_untrained
+        else ""
+    )
 
 
 def impossible(training_set: TrainingSet) -> str:
@@ -494,8 +498,8 @@ def impossible(training_set: TrainingSet) -> str:
 
 def sides_apart(training_set: TrainingSet) -> str:
     """Return that pairs are taken apart; empty if there are none."""
-    apart = "each side of a pair is a trajectory of its own (`extra.side`), which `agentr import` does not join again"
-    return apart if training_set.pairs else ""
+    warning = "each side of a pair is a trajectory of its own (`extra.side`), which `agentr import` does not join again"
+    return warning if training_set.pairs else ""
 
 
 def trajectory(key: str, sample: Sample, origin: Origin) -> dict[str, Any]:
@@ -520,7 +524,7 @@ def trajectory(key: str, sample: Sample, origin: Origin) -> dict[str, Any]:
     }
 
 
-def _sides(training_set: TrainingSet) -> Iterator[tuple[str, Sample, Origin]]:
+def _samples_by_id(training_set: TrainingSet) -> Iterator[tuple[str, Sample, Origin]]:
     yield from ((row.id, row.sample, row.origin) for row in training_set.samples)
     for pair in training_set.pairs:
         yield f"{pair.id}-chosen", pair.preference.chosen, {**pair.origin, "side": "chosen"}
@@ -534,7 +538,7 @@ def _replies(sample: Sample) -> Iterable[Span]:
 
 
 def _steps(sample: Sample) -> list[dict[str, Any]]:
-    begun = len(opening(sample.messages)) if sample.instance is not None else len(sample.messages)
+    start = len(opening(sample.messages)) if sample.instance is not None else len(sample.messages)
     steps: list[dict[str, Any]] = []
     for position, message in enumerate(sample.messages):
         if message.role == "assistant":
@@ -549,7 +553,7 @@ def _steps(sample: Sample) -> list[dict[str, Any]]:
         elif message.role == "tool":
             steps[-1]["extra"][OBSERVED_AS] = "tool"
             _observed(steps[-1], message.text)
-        elif message.role == "user" and position >= begun and _unanswered(steps):
+        elif message.role == "user" and position >= start and _unanswered(steps):
             _observed(steps[-1], message.text)
         elif message.role != "tools":
             steps.append({"source": message.role, "message": message.text})
@@ -607,8 +611,8 @@ def export(training_set: TrainingSet, folder: Path, name: str, *, without_mask: 
         raise ConfigError(f"there is no export format {name!r}; choose one of {', '.join(FORMATS)}")
     if folder.exists():
         raise ConfigError(f"{folder} is there already; name a new folder")
-    if why := chosen.impossible(training_set):
-        raise ConfigError(f"{training_set.name} cannot be written as {name}: {why}")
+    if reason := chosen.impossible(training_set):
+        raise ConfigError(f"{training_set.name} cannot be written as {name}: {reason}")
     unmasked = chosen.unmasked(training_set)
     if unmasked and not without_mask:
         raise ConfigError(
@@ -701,7 +705,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
         ),
         "verl": Format(
             write=verl.write,
-            told=verl.told,
+            told=verl.prompts_text,
             read_with="Rows of verl's RLHFDataset: the prompt of each instance once. Replies are sampled anew, so "
             "there is no loss mask; give verl a reward function or an interaction that plays `extra_info`, and a "
             "`data.max_prompt_length` that holds the prompts: longer ones are left out.",

@@ -77,13 +77,13 @@ def read_demonstrations(
         DataFileError: the file cannot be read, or a record has a different form, no reply, or the
             same replies as an earlier one of its instance.
     """
-    found: dict[str, tuple[Demonstration, ...]] = {}
+    by_instance: dict[str, tuple[Demonstration, ...]] = {}
     for number, record in records(path, setting=setting):
-        made = demonstration(record, f"{path}:{number}", world=world, split=split, opening=opening)
-        earlier = found.get(made.instance.key, ())
-        check_other(made, earlier)
-        found[made.instance.key] = (*earlier, made)
-    return found
+        parsed = demonstration(record, f"{path}:{number}", world=world, split=split, opening=opening)
+        previous = by_instance.get(parsed.instance.key, ())
+        check_other(parsed, previous)
+        by_instance[parsed.instance.key] = (*previous, parsed)
+    return by_instance
 
 
 def demonstration(record: dict[str, Any], where: str, *, world: World, split: str, opening: int) -> Demonstration:
@@ -102,17 +102,17 @@ def demonstration(record: dict[str, Any], where: str, *, world: World, split: st
             f"{where} goes on in another file (continued_trajectory_ref), and an expert's episode must be whole; leave "
             "it out"
         )
-    told = conversation(record, where)
-    spoken = [message for message in told if message.role not in ("system", "tools")][opening:]
+    messages = conversation(record, where)
+    turn_list = [message for message in messages if message.role not in ("system", "tools")][opening:]
     # Of a turn that was grown, every second span is a result.
-    said = [part for message in spoken if message.role == "assistant" for part in message.parts[::2]]
-    replies = tuple(part.text for part in said)
-    if not replies or spoken[0].role != "user":
+    parts = [part for message in turn_list if message.role == "assistant" for part in message.parts[::2]]
+    replies = tuple(part.text for part in parts)
+    if not replies or turn_list[0].role != "user":
         raise DataFileError(
             f"{where}: after the first {opening} turns there must be the turn of the problem and then replies; "
             "set eto.expert.opening, or --opening, to the number of turns before the problem's"
         )
-    if not all(part.train for part in said):
+    if not all(part.train for part in parts):
         raise DataFileError(
             f"{where}: some replies are not to be trained, but all of an expert's are; leave the record out, "
             "or give it without them"
@@ -121,14 +121,14 @@ def demonstration(record: dict[str, Any], where: str, *, world: World, split: st
     return Demonstration(instance=instance, replies=replies, reward=1.0 if reward is None else reward, where=where)
 
 
-def check_other(made: Demonstration, earlier: Iterable[Demonstration]) -> None:
+def check_other(new: Demonstration, previous: Iterable[Demonstration]) -> None:
     """Raise `DataFileError` when a demonstration says the same as an earlier one of its
     instance.
     """
-    for one in earlier:
-        if one.replies == made.replies:
+    for other in previous:
+        if other.replies == new.replies:
             raise DataFileError(
-                f"{made.where} is the same demonstration of {made.instance.key} as {one.where}; leave one out"
+                f"{new.where} is the same demonstration of {new.instance.key} as {other.where}; leave one out"
             )
 
 
@@ -197,23 +197,23 @@ def parts_of(
     if missing:
         raise DataFileError(f"{where} lacks {' and '.join(missing)}; a pair has prompt, chosen and rejected")
     tools = defined_tools(record) is not None
-    said = tuple(map(_spared, turns(record[key], f"{where}, prompt", tools=tools)))
-    prompt = in_context(record, said, where)
-    if not said or said[-1].role == "assistant":
+    turns_before = tuple(map(_without_loss, turns(record[key], f"{where}, prompt", tools=tools)))
+    prompt = in_context(record, turns_before, where)
+    if not turns_before or turns_before[-1].role == "assistant":
         raise DataFileError(f"{where}: the prompt must end with a turn of the user")
     chosen, rejected = (_side(record, name, where, tools=tools) for name in ("chosen", "rejected"))
     return prompt, chosen, rejected
 
 
-def _spared(message: Message) -> Message:
+def _without_loss(message: Message) -> Message:
     if message.spans:
         return grown_turn([replace(span, train=False) for span in message.spans])
     return replace(message, train=False)
 
 
 def _side(record: dict[str, Any], key: str, where: str, *, tools: bool) -> tuple[Message, ...]:
-    given = [record[key]] if isinstance(record[key], dict) else record[key]
-    values = flagged(record, given, f"{where}, {key}") if isinstance(given, list) else given
+    value = [record[key]] if isinstance(record[key], dict) else record[key]
+    values = flagged(record, value, f"{where}, {key}") if isinstance(value, list) else value
     side = turns(values, f"{where}, {key}", tools=tools)
     if not side or side[0].role != "assistant":
         raise DataFileError(f"{where}: {key} must begin with a turn of the assistant")
@@ -243,7 +243,7 @@ EXPERT, PAIRS, GENERAL = "eto.expert.file", "eto.preferences.file", "data.genera
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Target:
     """The world and split that the instances of a file belong to. `known` are the existing
     instances, None if these are not known.
     """
@@ -264,7 +264,7 @@ class Imported:
     left_out: Mapping[str, int] = field(default_factory=dict)
 
 
-def import_experts(path: Path, place: Place, *, opening: int) -> Imported:
+def import_experts(path: Path, target: Target, *, opening: int) -> Imported:
     """Return the demonstrations in a file; an instance may have several.
 
     Args:
@@ -272,37 +272,41 @@ def import_experts(path: Path, place: Place, *, opening: int) -> Imported:
 
     Raises `DataFileError` when the file cannot be read.
     """
-    earlier: dict[str, list[Demonstration]] = {}
+    by_instance: dict[str, list[Demonstration]] = {}
 
     def read(record: dict[str, Any], where: str, line: int) -> dict[str, Any]:
-        made = demonstration(record, where, world=place.world, split=place.split, opening=opening)
-        _check_known(made.instance, place, where)
-        others = earlier.setdefault(made.instance.key, [])
-        check_other(made, others)
-        others.append(made)
-        return {"id": made.instance.key, "reward": made.reward, **_written(conversation(record, where), "messages")}
+        parsed = demonstration(record, where, world=target.world, split=target.split, opening=opening)
+        _check_known(parsed.instance, target, where)
+        previous = by_instance.setdefault(parsed.instance.key, [])
+        check_other(parsed, previous)
+        previous.append(parsed)
+        return {
+            "id": parsed.instance.key,
+            "reward": parsed.reward,
+            **_record_of(conversation(record, where), "messages"),
+        }
 
     return _imported(path, read, "expert")
 
 
-def import_pairs(path: Path, place: Place) -> Imported:
+def import_pairs(path: Path, target: Target) -> Imported:
     """Return the preference pairs in a file. Raises `DataFileError` when the file cannot be
     read.
     """
 
     def read(record: dict[str, Any], where: str, line: int) -> dict[str, Any]:
-        made = preference_of(record, where, path.name, line, world=place.world, split=place.split)
-        instance = made.chosen.instance
+        preference = preference_of(record, where, path.name, line, world=target.world, split=target.split)
+        instance = preference.chosen.instance
         prompt, chosen, rejected = parts_of(record, where)
-        _check_known(instance, place, where)
-        _check_use(fault_of(made), where)
+        _check_known(instance, target, where)
+        _check_use(fault_of(preference), where)
         return {
             "id": None if instance is None else instance.key,
-            **_written(prompt, "prompt", flags=False),
-            **_written(chosen, "chosen"),
-            **_written(rejected, "rejected"),
-            "chosen_reward": made.chosen_reward,
-            "rejected_reward": made.rejected_reward,
+            **_record_of(prompt, "prompt", flags=False),
+            **_record_of(chosen, "chosen"),
+            **_record_of(rejected, "rejected"),
+            "chosen_reward": preference.chosen_reward,
+            "rejected_reward": preference.rejected_reward,
         }
 
     return _imported(path, read, "pairs")
@@ -316,7 +320,7 @@ def import_chat(path: Path) -> Imported:
     def read(record: dict[str, Any], where: str, line: int) -> dict[str, Any]:
         messages = conversation(record, where)
         _check_use(chat_file.fault_of(messages), where)
-        return _written(messages, "messages")
+        return _record_of(messages, "messages")
 
     return _imported(path, read, "general")
 
@@ -326,12 +330,12 @@ def _imported(path: Path, read: Callable[[dict[str, Any], str, int], dict[str, A
     faults: list[str] = []
     unread: Counter[str] = Counter()
     for file in _files(path):
-        for number, found in entries(file, setting="SOURCE"):
+        for number, record in entries(file, setting="SOURCE"):
             try:
-                if isinstance(found, DataFileError):
-                    raise found
-                lines.append(json.dumps(read(found, f"{file}:{number}", number), ensure_ascii=False))
-                unread.update(left_out(found, use))
+                if isinstance(record, DataFileError):
+                    raise record
+                lines.append(json.dumps(read(record, f"{file}:{number}", number), ensure_ascii=False))
+                unread.update(left_out(record, use))
             except DataFileError as error:
                 faults.append(str(error))
     return Imported(lines=tuple(lines), faults=tuple(faults), left_out=unread)
@@ -353,12 +357,12 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _check_known(instance: Instance | None, place: Place, where: str) -> None:
-    if instance is None or place.known is None or instance in place.known:
+def _check_known(instance: Instance | None, target: Target, where: str) -> None:
+    if instance is None or target.known is None or instance in target.known:
         return
-    if instance.split != place.split:
+    if instance.split != target.split:
         raise DataFileError(
-            f"{where}: {instance.key} is of split {instance.split}, and records of split {place.split} are read; name "
+            f"{where}: {instance.key} is of split {instance.split}, and records of split {target.split} are read; name "
             "the other with --split"
         )
     raise DataFileError(f"{where}: there is no instance {instance.key}; `agentr env play` shows one by its index")
@@ -369,7 +373,7 @@ def _check_use(fault: str, where: str) -> None:
         raise DataFileError(f"{where} is of no use: {fault.replace('-', ' ')}; correct it, or leave it out")
 
 
-def _written(messages: tuple[Message, ...], key: str, *, flags: bool = True) -> dict[str, Any]:
+def _record_of(messages: tuple[Message, ...], key: str, *, flags: bool = True) -> dict[str, Any]:
     """Return turns under a key, and the definitions of tools, if they begin with some, beside them.
     With `flags`, replies that are not trained say so.
     """
@@ -380,9 +384,9 @@ def _written(messages: tuple[Message, ...], key: str, *, flags: bool = True) -> 
 
 def _turn(message: Message, *, flags: bool) -> dict[str, Any]:
     spans = [{"text": span.text, "train": span.train} for span in message.spans]
-    spared = flags and message.role == "assistant" and not message.train
+    untrained = flags and message.role == "assistant" and not message.train
     return {
         "role": message.role,
         "content": message.text,
-        **({"spans": spans} if spans else {"train": False} if spared else {}),
+        **({"spans": spans} if spans else {"train": False} if untrained else {}),
     }

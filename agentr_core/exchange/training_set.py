@@ -72,13 +72,15 @@ def pair_lines(preferences: Iterable[Preference], format: str) -> Iterator[str]:
     if write is None:
         raise ConfigError(f"preference pairs cannot be written as {format!r}; choose trl or sharegpt")
     for preference in preferences:
-        instance, turns = preference.chosen.instance, _spoken(preference.chosen)
+        instance, turns = preference.chosen.instance, _without_tools(preference.chosen)
         start = next(position for position, message in enumerate(turns) if message.train)
         record = {
             "id": None if instance is None else instance.key,
             "prompt": [write(message) for message in turns[:start]],
-            "chosen": [{**write(message), **_spared(message)} for message in turns[start:]],
-            "rejected": [{**write(message), **_spared(message)} for message in _spoken(preference.rejected)[start:]],
+            "chosen": [{**write(message), **_loss_flag(message)} for message in turns[start:]],
+            "rejected": [
+                {**write(message), **_loss_flag(message)} for message in _without_tools(preference.rejected)[start:]
+            ],
             "chosen_reward": preference.chosen_reward,
             "rejected_reward": preference.rejected_reward,
             **_tools(preference.chosen),
@@ -87,10 +89,10 @@ def pair_lines(preferences: Iterable[Preference], format: str) -> Iterator[str]:
 
 
 def _trl(sample: Sample, rows: Mapping[str, Tokens] | None) -> dict[str, Any]:
-    spoken = _spoken(sample)
+    messages = _without_tools(sample)
     record: dict[str, Any] = {
-        "messages": [_openai_turn(message) for message in spoken],
-        "train": [message.train for message in spoken],
+        "messages": [_openai_turn(message) for message in messages],
+        "train": [message.train for message in messages],
         **_tools(sample),
     }
     if rows is None:
@@ -106,11 +108,11 @@ def _trl(sample: Sample, rows: Mapping[str, Tokens] | None) -> dict[str, Any]:
 
 
 def _sharegpt(sample: Sample) -> dict[str, Any]:
-    turns = [{**_turn(message), "train": message.train} for message in _spoken(sample)]
+    turns = [{**_turn(message), "train": message.train} for message in _without_tools(sample)]
     return {"conversations": turns, **_tools(sample)}
 
 
-def _spoken(sample: Sample) -> tuple[Message, ...]:
+def _without_tools(sample: Sample) -> tuple[Message, ...]:
     """Return the turns of a sample, without the one that defines tools: these have a field of their
     own.
     """
@@ -125,22 +127,22 @@ def _tools(sample: Sample) -> dict[str, Any]:
 def _llamafactory(sample: Sample) -> Iterator[dict[str, Any]]:
     has_system = sample.messages[0].role == "system"
     system = sample.messages[0].text if has_system else ""
-    spoken = sample.messages[1:] if has_system else sample.messages
-    for position, message in enumerate(spoken):
+    messages = sample.messages[1:] if has_system else sample.messages
+    for position, message in enumerate(messages):
         expected = ("user", "assistant")[position % 2]
         if message.role != expected:
             raise DataFault(
                 f"sample {sample_id(sample)}: turn {position} is the {message.role}'s where LLaMA-Factory wants the "
                 f"{expected}'s; export it as trl or sharegpt"
             )
-    for position, message in enumerate(spoken):
+    for position, message in enumerate(messages):
         if message.spans:
             raise DataFault(
                 f"sample {sample_id(sample)}: turn {position} has spans without loss, and LLaMA-Factory trains whole "
                 "turns; export it as trl or sharegpt"
             )
         if message.train:
-            turns = [{**_turn(before), "train": False} for before in spoken[:position]]
+            turns = [{**_turn(before), "train": False} for before in messages[:position]]
             yield {"conversations": [*turns, {**_turn(message), "train": True}], "system": system}
 
 
@@ -152,7 +154,7 @@ def _turn(message: Message) -> dict[str, Any]:
     return {"from": _SHAREGPT_ROLES[message.role], "value": message.text, **spans_of(message)}
 
 
-def _spared(message: Message) -> dict[str, bool]:
+def _loss_flag(message: Message) -> dict[str, bool]:
     return {"train": False} if message.role == "assistant" and not message.train else {}
 
 
@@ -270,8 +272,8 @@ def cut_replies(training_set: TrainingSet) -> str:
     """
     spans = [span for sample in samples_of(training_set) for message in sample.messages for span in message.parts]
     count = sum(span.train and span.finish_reason == "length" for span in spans)
-    why = "a trainer ends them as if the model had"
-    return f"left out is that {count} trained replies were cut at their token limit; {why}" if count else ""
+    reason = "a trainer ends them as if the model had"
+    return f"left out is that {count} trained replies were cut at their token limit; {reason}" if count else ""
 
 
 def rows_told(training_set: TrainingSet) -> str:
@@ -302,5 +304,5 @@ def opening(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     """Return the turns of an episode before its first reply: system and user if its assistant turn
     is grown; else instruction, acknowledgement and first observation.
     """
-    grown = next((position for position, message in enumerate(messages) if message.spans), None)
-    return messages[: opening_length(messages) if grown is None else grown]
+    first_span = next((position for position, message in enumerate(messages) if message.spans), None)
+    return messages[: opening_length(messages) if first_span is None else first_span]

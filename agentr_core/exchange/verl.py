@@ -33,19 +33,19 @@ _INTERACTION = pa.struct([("name", pa.string()), ("instance_id", pa.string())])
 _ORIGIN = ("id", "run_id", "recipe", "dataset_id")
 
 
-def schema(*, answered: bool) -> pa.Schema:
+def schema(*, has_questions: bool) -> pa.Schema:
     """Return verl's own columns; it reads further ones from `extra_info`.
 
     Args:
-        answered: whether there are questions with right answers. `ground_truth` then is a list of
-            texts, else one text, the key of the instance.
+        has_questions: whether there are questions with right answers. `ground_truth` then is a
+            list of texts, else one text, the key of the instance.
     """
-    truth = pa.list_(pa.string()) if answered else pa.string()
-    asked = [("question", pa.string()), ("need_tools_kwargs", pa.bool_())] if answered else []
+    truth = pa.list_(pa.string()) if has_questions else pa.string()
+    question_fields = [("question", pa.string()), ("need_tools_kwargs", pa.bool_())] if has_questions else []
     extra = [
         ("index", pa.int64()),
         ("split", pa.string()),
-        *asked,
+        *question_fields,
         ("instance_id", pa.string()),
         ("interaction_kwargs", _INTERACTION),
         *((name, pa.string()) for name in _ORIGIN),
@@ -66,14 +66,14 @@ def write(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
     """Write a row for each instance, in the order of the set, and a script that trains on them.
     Raises `ConfigError` if no sample belongs to an instance.
     """
-    answered = any(row.question for row in training_set.samples)
+    has_questions = any(row.question for row in training_set.samples)
     rows = [
-        _row(index, key, sample, origin, row, answered=answered)
+        _row(index, key, sample, origin, row, has_questions=has_questions)
         for index, (key, sample, origin, row) in enumerate(_episodes(training_set).values())
     ]
     if not rows:
         raise ConfigError(f"{training_set.name} has no sample of an instance to play; choose another format")
-    table = pa.Table.from_pylist(rows, schema=schema(answered=answered))
+    table = pa.Table.from_pylist(rows, schema=schema(has_questions=has_questions))
     pq.write_table(table, folder / FILE)
     if training_set.launch is not None:
         script = folder / SCRIPT
@@ -98,7 +98,7 @@ def write(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
     return {"default": FILE}
 
 
-def told(training_set: TrainingSet) -> str:
+def prompts_text(training_set: TrainingSet) -> str:
     """Return how many prompts there are."""
     return f"{len(_episodes(training_set))} prompts"
 
@@ -117,15 +117,15 @@ def tools_elsewhere(training_set: TrainingSet) -> str:
 
 def _episodes(training_set: TrainingSet) -> dict[str, tuple[str, Sample, Origin, SampleRow | None]]:
     """Return the first sample of each instance with its id, origin and row, by the instance."""
-    found: dict[str, tuple[str, Sample, Origin, SampleRow | None]] = {}
+    by_instance: dict[str, tuple[str, Sample, Origin, SampleRow | None]] = {}
     for row in training_set.samples:
         if row.sample.instance is not None and row.sample.kind != SampleKind.JUDGE:
-            found.setdefault(row.sample.instance.key, (row.id, row.sample, row.origin, row))
+            by_instance.setdefault(row.sample.instance.key, (row.id, row.sample, row.origin, row))
     for pair in training_set.pairs:
         chosen = pair.preference.chosen
         if chosen.instance is not None:
-            found.setdefault(chosen.instance.key, (pair.id, chosen, pair.origin, None))
-    return found
+            by_instance.setdefault(chosen.instance.key, (pair.id, chosen, pair.origin, None))
+    return by_instance
 
 
 def turns(messages: tuple[Message, ...]) -> list[dict[str, str]]:
@@ -136,11 +136,11 @@ def turns(messages: tuple[Message, ...]) -> list[dict[str, str]]:
 
 
 def _row(
-    index: int, key: str, sample: Sample, origin: Origin, row: SampleRow | None, *, answered: bool
+    index: int, key: str, sample: Sample, origin: Origin, row: SampleRow | None, *, has_questions: bool
 ) -> dict[str, Any]:
     instance, question = sample.instance, row.question if row else None
     assert instance is not None
-    truth = list(question.golds) if question else [instance.key] if answered else instance.key
+    truth = list(question.golds) if question else [instance.key] if has_questions else instance.key
     return {
         "data_source": question.data_source if question else instance.environment,
         "prompt": turns(sample.messages),
@@ -353,20 +353,20 @@ def _of_table(row: Mapping[str, Any], where: str, step: int, *, validates: bool)
 
 def canonical_turns(messages: Iterable[Mapping[str, Any]]) -> str:
     """Return turns as one text, equal for equal roles and contents."""
-    return json.dumps([[one.get("role"), one.get("content")] for one in messages], ensure_ascii=False)
+    return json.dumps([[message.get("role"), message.get("content")] for message in messages], ensure_ascii=False)
 
 
 def _instance_id(row: Mapping[str, Any]) -> str:
     extra = row.get("extra_info")
-    found = extra.get("instance_id") if isinstance(extra, Mapping) else None
-    return found if isinstance(found, str) else ""
+    instance_id = extra.get("instance_id") if isinstance(extra, Mapping) else None
+    return instance_id if isinstance(instance_id, str) else ""
 
 
 def _step(row: Mapping[str, Any], file: Path, where: str) -> int:
-    told = row.get("step", int(file.stem) if file.stem.isdecimal() and len(file.stem) < 10 else 1)
-    if isinstance(told, bool) or not isinstance(told, int) or not 0 <= told < 2**31:
-        raise DataFileError(f"{where}: step is {told!r}; it must be a whole number from 0")
-    return told
+    step = row.get("step", int(file.stem) if file.stem.isdecimal() and len(file.stem) < 10 else 1)
+    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 2**31:
+        raise DataFileError(f"{where}: step is {step!r}; it must be a whole number from 0")
+    return step
 
 
 def _number(row: Mapping[str, Any], key: str, where: str) -> float | None:

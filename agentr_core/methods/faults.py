@@ -15,7 +15,7 @@ from agentr_core.recipes.faults import (
     faults_of_models,
     faults_of_sections,
     faults_of_teacher,
-    foreign_sections,
+    unread_sections,
 )
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.recipes.training import UNREAD, TrainingConfig, sharing_faults
@@ -54,7 +54,7 @@ def faults_of(name: Any, recipe: Recipe | None) -> list[str]:
         return faults + faults_of_models(recipe) + faults_of_sections(recipe)
     method = method_of(recipe)
     faults = faults_of_models(recipe)
-    faults += foreign_sections(recipe, method.name, method.sections)
+    faults += unread_sections(recipe, method.name, method.sections)
     faults += method.faults(recipe)
     if not faults or recipe.method in SHIPPED:
         faults += _unread_settings(recipe)

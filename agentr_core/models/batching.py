@@ -143,13 +143,13 @@ class Batcher:
                     quiet = quiet + 1 if len(self._waiting) == before else 0
                 # The oldest requests that fit in a batch, those with shorter prompts first.
                 alive = [waiting for waiting in self._waiting if not waiting.future.done()]
-                taken = 0
+                end = 0
                 sequences = 0
-                while taken < len(alive) and (not taken or sequences + alive[taken].request.n <= self._max_batch):
-                    sequences += alive[taken].request.n
-                    taken += 1
-                self._waiting = alive[taken:]
-                batch = sorted(alive[:taken], key=lambda waiting: waiting.prompt_tokens)
+                while end < len(alive) and (not end or sequences + alive[end].request.n <= self._max_batch):
+                    sequences += alive[end].request.n
+                    end += 1
+                self._waiting = alive[end:]
+                batch = sorted(alive[:end], key=lambda waiting: waiting.prompt_tokens)
                 if batch:
                     await self._serve(batch)
         except BaseException as error:
@@ -187,7 +187,7 @@ class Batcher:
                     f"replies and {len(replies) - sum(map(bool, replies))} empty ones; `generate` must return a list "
                     "for each"
                 )
-            answers = [self._checked(waiting, given) for waiting, given in zip(batch, replies, strict=True)]
+            answers = [self._checked(waiting, generations) for waiting, generations in zip(batch, replies, strict=True)]
             answered = [answer for answer in answers if isinstance(answer, list)]
             fill = sum(map(len, answered)) / self._max_batch
             self._stats = self._stats.with_batch(answered, fill=fill, seconds=time.perf_counter() - start)
@@ -208,12 +208,12 @@ class Batcher:
                 waiting.future.set_result(answer)
         return True
 
-    def _checked(self, waiting: _Waiting, given: list[Generation]) -> list[Generation] | ModelFault:
+    def _checked(self, waiting: _Waiting, generations: list[Generation]) -> list[Generation] | ModelFault:
         """Return the replies to one request, or a fault of that request alone if they are
         invalid.
         """
         try:
-            return checked_generations(given, waiting.request, self.model.name)
+            return checked_generations(generations, waiting.request, self.model.name)
         except ModelFault as fault:
             return fault
 

@@ -81,11 +81,11 @@ def fitting_template(path: Path, *, at: datetime) -> ShippedTemplate | None:
     """
     kind = read_json(path / "config.json").get("model_type")
     tokenizer = load_tokenizer(path)
-    own = {str(token) for token in tokenizer.added_tokens_decoder.values()}
+    added_tokens = {str(token) for token in tokenizer.added_tokens_decoder.values()}
     for shipped in SHIPPED:
         if shipped.model_types and kind not in shipped.model_types:
             continue
-        if not own.issuperset(shipped.tokens) or own & {*shipped.without}:
+        if not added_tokens.issuperset(shipped.tokens) or added_tokens & {*shipped.without}:
             continue
         tokenizer.chat_template = shipped.path().read_text(encoding="utf-8")
         try:
@@ -108,8 +108,8 @@ def way_out(path: Path) -> str:
     if shipped is None:
         return ""
     file = shipped.path()
-    shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
-    return f"; {shown} fits it: cp {shown} {path / 'chat_template.jinja'}"
+    display_path = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+    return f"; {display_path} fits it: cp {display_path} {path / 'chat_template.jinja'}"
 
 
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
@@ -160,14 +160,14 @@ def behaviour_files_sha256(path: Path) -> dict[str, str]:
     For an adapter, the files of its model are included, and its own settings without the path of
     its model.
     """
-    own = {name: file_sha256(path / name) for name in sorted(_TOKENIZER_FILES) if (path / name).is_file()}
-    own |= {f"{file.parent.name}/{file.name}": file_sha256(file) for file in _named_templates(path)}
+    hashes = {name: file_sha256(path / name) for name in sorted(_TOKENIZER_FILES) if (path / name).is_file()}
+    hashes |= {f"{file.parent.name}/{file.name}": file_sha256(file) for file in _named_templates(path)}
     base = adapter_base(path)
     if base is None:
-        return own
+        return hashes
     settings = read_json(path / ADAPTER_CONFIG)
     del settings["base_model_name_or_path"]
-    return behaviour_files_sha256(base) | own | {ADAPTER_CONFIG: fingerprint(settings)}
+    return behaviour_files_sha256(base) | hashes | {ADAPTER_CONFIG: fingerprint(settings)}
 
 
 def prints_date(path: Path) -> bool:
@@ -197,22 +197,24 @@ def end_ids(path: Path, tokenizer: Any) -> frozenset[int]:
     return frozenset(ids)
 
 
-def context_length_of(path: Path, wanted: int) -> int:
-    """Return the most tokens that a prompt and its reply may have together: `wanted`, or the limit
-    in the model's configuration if `wanted` is 0.
+def context_length_of(path: Path, requested: int) -> int:
+    """Return the most tokens that a prompt and its reply may have together: `requested`, or the
+    limit in the model's configuration if `requested` is 0.
 
     For an adapter, the configuration of its model counts.
 
-    Raises `ConfigError` when `wanted` is 0 and the configuration has no limit, or when `wanted`
-    exceeds it.
+    Raises `ConfigError` when `requested` is 0 and the configuration has no limit, or when
+    `requested` exceeds it.
     """
-    own = own_context_length(path)
-    if not wanted and not own:
+    limit = own_context_length(path)
+    if not requested and not limit:
         file = (adapter_base(path) or path) / "config.json"
         raise ConfigError(f"{file} does not say how long a context may be; set model.context_length")
-    if own and wanted > own:
-        raise ConfigError(f"model.context_length is {wanted}, but the model of {path} was made for {own}; lower it")
-    return wanted or own
+    if limit and requested > limit:
+        raise ConfigError(
+            f"model.context_length is {requested}, but the model of {path} was made for {limit}; lower it"
+        )
+    return requested or limit
 
 
 def own_context_length(path: Path) -> int:
@@ -220,8 +222,8 @@ def own_context_length(path: Path) -> int:
     model; 0 where that has no limit.
     """
     config = read_json((adapter_base(path) or path) / "config.json")
-    own = config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings")
-    return int(own or 0)
+    length = config.get("max_position_embeddings") or config.get("text_config", {}).get("max_position_embeddings")
+    return int(length or 0)
 
 
 def has_chat_template(path: Path) -> bool:

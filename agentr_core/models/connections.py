@@ -23,29 +23,31 @@ _OTHER_FILES = 512
 """Files that a process has open besides its connections: weights, logs, the store, pipes."""
 
 
-def limits(most: int | None, *, idle_seconds: float) -> Limits:
-    """Return the limits of a client: at most `most` connections (None: no limit), all kept for the
-    next request.
+def limits(max_connections: int | None, *, idle_seconds: float) -> Limits:
+    """Return the limits of a client: at most `max_connections` (None: no limit), all kept
+    for the next request.
 
     `idle_seconds` is how long an idle connection is kept. It must be shorter than the server's own
     limit, or the server closes a connection just as a request uses it.
     """
     from httpx2 import Limits
 
-    return Limits(max_connections=most, max_keepalive_connections=most, keepalive_expiry=idle_seconds)
+    return Limits(
+        max_connections=max_connections, max_keepalive_connections=max_connections, keepalive_expiry=idle_seconds
+    )
 
 
-def allow_connections(most: int) -> None:
-    """Let this process open enough files for `most` connections, as far as the machine allows.
+def allow_connections(max_connections: int) -> None:
+    """Let this process open enough files for `max_connections`, as far as the machine allows.
 
     The usual limit of 1,024 exists for programs that use `select`, and any program may raise its
     own.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = most + _OTHER_FILES
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
+    required = max_connections + _OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= required:
         return
-    raised = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    raised = required if hard == resource.RLIM_INFINITY else min(required, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, raised), hard))
 
 
@@ -71,26 +73,26 @@ class Content:
     Raises `GarbledAnswer` for an answer packed in another way than the one that was asked for.
     """
 
-    def __init__(self, headers: MutableMapping[str, str], most: int) -> None:
+    def __init__(self, headers: MutableMapping[str, str], max_bytes: int) -> None:
         packed = headers.pop("content-encoding", "identity").strip().lower()
         if packed not in ("", "identity", "gzip", "x-gzip", "deflate"):
             raise GarbledAnswer(f"it is packed as {packed[:40]!r}, which was not asked for")
         # 32: a header of either kind, gzip's or zlib's.
         self._unpack = None if packed in ("", "identity") else zlib.decompressobj(32 + zlib.MAX_WBITS)
-        self._most, self._left = most, most
+        self._max_bytes, self._remaining = max_bytes, max_bytes
         self._parts: list[bytes] = []
 
     def add(self, part: bytes) -> None:
         """Take the next part in. Raises `LargeAnswer` and `GarbledAnswer`."""
         try:
             # One byte more than may come tells that more comes.
-            found = part if self._unpack is None else self._unpack.decompress(part, self._left + 1)
+            data = part if self._unpack is None else self._unpack.decompress(part, self._remaining + 1)
         except zlib.error as error:
             raise GarbledAnswer(f"it cannot be unpacked ({error})") from None
-        self._left -= len(found)
-        if self._left < 0:
-            raise LargeAnswer(f"it has more than {self._most / MIB:g} MiB")
-        self._parts.append(found)
+        self._remaining -= len(data)
+        if self._remaining < 0:
+            raise LargeAnswer(f"it has more than {self._max_bytes / MIB:g} MiB")
+        self._parts.append(data)
 
     def whole(self) -> bytes:
         """Return the content. Raises `GarbledAnswer` if its end is missing."""
@@ -99,13 +101,13 @@ class Content:
         return b"".join(self._parts)
 
 
-def reading(most: int) -> dict[str, list[Callable[[Any], Coroutine[Any, Any, None]]]]:
+def reading(max_bytes: int) -> dict[str, list[Callable[[Any], Coroutine[Any, Any, None]]]]:
     """Return the `event_hooks` of an asynchronous client that read each answer whole, of at most
-    `most` bytes; a request then raises as `Content`.
+    `max_bytes` bytes; a request then raises as `Content`.
     """
 
     async def read(response: Any) -> None:
-        content, stream = Content(response.headers, most), response.stream
+        content, stream = Content(response.headers, max_bytes), response.stream
         async for part in stream:
             content.add(part)
         await stream.aclose()
@@ -115,13 +117,13 @@ def reading(most: int) -> dict[str, list[Callable[[Any], Coroutine[Any, Any, Non
     return {"request": [_ask_for_gzip_later], "response": [read]}
 
 
-def reading_now(most: int) -> dict[str, list[Callable[[Any], None]]]:
+def reading_now(max_bytes: int) -> dict[str, list[Callable[[Any], None]]]:
     """Return the `event_hooks` of a client, as `reading`. A request whose extension `until` is a
     time of the monotonic clock raises `LateAnswer` if parts of its answer still come then.
     """
 
     def read(response: Any) -> None:
-        content, stream = Content(response.headers, most), response.stream
+        content, stream = Content(response.headers, max_bytes), response.stream
         until = response.request.extensions.get("until")
         for part in stream:
             content.add(part)

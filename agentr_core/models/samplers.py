@@ -21,7 +21,7 @@ from agentr_core.types import Generation, Request
 
 # Not in batches: one would wait for its slowest reply, fail as a whole, and be sent, and paid for,
 # again in halves.
-class Relay:
+class DirectSampler:
     """A sender of requests one by one, so that a fault belongs to one request alone. It has
     `Batcher`'s methods.
 
@@ -57,8 +57,8 @@ class Relay:
             self._busy_since = time.perf_counter()
         self._under_way.add(asking)
         try:
-            (given,) = await asking
-            generations = checked_generations(given, request, self.model.name)
+            (replies,) = await asking
+            generations = checked_generations(replies, request, self.model.name)
         except Exception:
             self._stats = replace(self._stats, failures=self._stats.failures + 1)
             raise
@@ -134,15 +134,15 @@ class WorkerBatchers:
         await asyncio.gather(*(batcher.close() for batcher in self._batchers.values()))
 
 
-Sampler = Batcher | Relay | WorkerBatchers
+Sampler = Batcher | DirectSampler | WorkerBatchers
 
 
 def sampler_of(model: ChatModel, config: ModelConfig) -> Sampler:
     """Return the sampler that suits a model's backend."""
     if config.backend == "openai":
-        return Relay(model, concurrency=config.server.concurrency)
+        return DirectSampler(model, concurrency=config.server.concurrency)
     if config.backend == "vllm":
-        return Relay(model, concurrency=config.vllm.replicas * config.max_batch)
+        return DirectSampler(model, concurrency=config.vllm.replicas * config.max_batch)
     if isinstance(model, Workers):
         return WorkerBatchers(model, max_batch=config.max_batch)
     return Batcher(model, max_batch=config.max_batch)

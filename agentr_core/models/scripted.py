@@ -51,18 +51,18 @@ class ScriptedModel:
                 raise PromptTooLong.counted(count, self.context_length, self.name)
         generations: list[list[Generation]] = []
         for request, count in zip(requests, counts, strict=True):
-            room = min(request.sampling.max_new_tokens, self.context_length - count)
+            limit = min(request.sampling.max_new_tokens, self.context_length - count)
             replies = []
             for number in range(request.n):
                 text = cut_at_stop(self._reply(request.messages, request.seed, number), request.sampling)
                 words = list(_WORD.finditer(text))
-                clipped = len(words) > room
+                clipped = len(words) > limit
                 reply = Generation(
-                    text=text[: words[room].start()] if clipped else text,
+                    text=text[: words[limit].start()] if clipped else text,
                     token_ids=(),
                     finish_reason="length" if clipped else "stop",
                     prompt_tokens=count,
-                    completion_tokens=min(len(words), room),
+                    completion_tokens=min(len(words), limit),
                     logprobs=() if request.sampling.logprobs else None,
                 )
                 replies.append(reply)

@@ -39,14 +39,14 @@ class Crossing:
     message: str
     step: int | None = None
 
-    def ends(self, then: str) -> AlarmRaised:
-        """Return the error with which a run ends here; `then` says what the same command does once
-        the alarm is silent.
+    def ends(self, resumption: str) -> AlarmRaised:
+        """Return the error with which a run ends here; `resumption` says what the same command
+        does once the alarm is silent.
         """
         where = f" in step {self.step}" if self.step else ""
         return AlarmRaised(
             f"alarm {self.name}{where}: {self.message}; alarms.reaction ends the run here, and with another "
-            f"alarms.{self.name} (null: silent) or alarms.reaction the same command {then}"
+            f"alarms.{self.name} (null: silent) or alarms.reaction the same command {resumption}"
         )
 
 
@@ -101,7 +101,7 @@ class AlarmsConfig:
             read: returns the measures of an entry.
             step: that of the last entry.
         """
-        recent, found = [read(entry) for entry in history[-_MEMORY:]], []
+        recent, crossings = [read(entry) for entry in history[-_MEMORY:]], []
         for rule in RULES if recent else ():
             threshold: float | None = getattr(self, rule.name)
             measured = (value for entry in history if (value := read(entry).get(rule.name)) is not None)
@@ -110,8 +110,8 @@ class AlarmsConfig:
                 continue
             if value < threshold if rule.falls else value > threshold or (rule.reached and value == threshold):
                 message = f"{rule.says.format(value=value, threshold=threshold)}; {rule.advice}"
-                found.append(Crossing(name=rule.name, value=value, threshold=threshold, message=message, step=step))
-        return found
+                crossings.append(Crossing(name=rule.name, value=value, threshold=threshold, message=message, step=step))
+        return crossings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,14 +143,14 @@ class Rule:
         if recent[-1].get(self.name) is None:
             return None
         values = [value for entry in recent if (value := entry.get(self.name)) is not None]
-        now, before = values[-self.steps :], values[: -self.steps]
-        if len(now) < self.steps:
+        latest, before = values[-self.steps :], values[: -self.steps]
+        if len(latest) < self.steps:
             return None
         if not self.relative:
-            return fmean(now)
+            return fmean(latest)
         enough = len(before) >= (1 if self.relative == "first" else _BEFORE)
         usual = (first() if self.relative == "first" else median(before)) if enough else 0.0
-        return fmean(now) / usual if usual > 0 else None
+        return fmean(latest) / usual if usual > 0 else None
 
 
 RULES = (

@@ -109,8 +109,8 @@ def development_faults(evaluation: EvaluationConfig, *, readers: Sequence[str]) 
     if not readers:
         return [f"{where}: nothing is chosen by it; set promote to best, or leave it out"]
     if name not in evaluation.sets:
-        known = ", ".join(evaluation.sets) or "none yet"
-        return [f"{where}: name one of evaluation.sets ({known}); what is chosen by the test set is no longer tested"]
+        names = ", ".join(evaluation.sets) or "none yet"
+        return [f"{where}: name one of evaluation.sets ({names}); what is chosen by the test set is no longer tested"]
     if evaluation.sets[name].models == "base":
         return [f"evaluation.sets.{name}.models: every model must play the development set; set it to all"]
     return []
@@ -195,8 +195,8 @@ class InstancesConfig:
         changed = dataclasses.replace(self, from_iteration={})
         for first, change in sorted(self.from_iteration.items()):
             if first <= iteration:
-                given = {name: value for name, value in vars(change).items() if value is not None}
-                changed = dataclasses.replace(changed, **given)
+                changes = {name: value for name, value in vars(change).items() if value is not None}
+                changed = dataclasses.replace(changed, **changes)
         return changed
 
     def stretches(self, iterations: int) -> list[int]:
@@ -207,9 +207,9 @@ class InstancesConfig:
         """Return the numbers that `only` names, in that order; none if it is empty."""
         if not isinstance(self.only, str):
             return self.only
-        found = RANGE.fullmatch(self.only.strip())
-        assert found is not None, "checked when the recipe was parsed"
-        return range(int(found[1]), int(found[2]))
+        match = RANGE.fullmatch(self.only.strip())
+        assert match is not None, "checked when the recipe was parsed"
+        return range(int(match[1]), int(match[2]))
 
 
 def instances_faults(instances: InstancesConfig) -> list[str]:

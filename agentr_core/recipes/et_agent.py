@@ -97,15 +97,16 @@ def curriculum_faults(curriculum: CurriculumConfig, stages: int) -> list[str]:
         "refused_calls": "steps are none",
         "boxed_only": "where steps are counted, there are no answers in boxes",
     }
-    unused = [
-        f"et_agent.curriculum.{name}: {why}; leave it out"
-        for name, why in of_calls.items()
+    faults = [
+        f"et_agent.curriculum.{name}: {reason}; leave it out"
+        for name, reason in of_calls.items()
         if curriculum.counts == "steps" and getattr(curriculum, name)
     ]
-    return unused + [
-        f"et_agent.curriculum.{name}: the recipe has {stages} iterations rl and {len(found)} numbers; give one for each"
-        for name, found in sigmas.items()
-        if len(found) < stages
+    return faults + [
+        f"et_agent.curriculum.{name}: the recipe has {stages} iterations rl and {len(values)} numbers; give one for "
+        "each"
+        for name, values in sigmas.items()
+        if len(values) < stages
     ]
 
 

@@ -89,14 +89,14 @@ def faults_of_teacher(recipe: Recipe, *, collects: bool, online: bool) -> list[s
         return ["teacher_iterations: name models.teacher, or leave it out"] if recipe.teacher_iterations else []
     if collects:
         return []
-    why = (
+    reason = (
         "reinforcement learning trains on what the trained model samples itself, with the log-probabilities of its own "
         "tokens, which another model's text has not; distil with method agent-r or eto first, and go on from that run "
         "with model.from_run"
         if online
         else f"no stage of method {recipe.method} with these settings collects with a model; leave it out"
     )
-    return [f"models.teacher: {why}"]
+    return [f"models.teacher: {reason}"]
 
 
 def faults_of_choice(recipe: Recipe, *, goes_round: bool) -> list[str]:
@@ -129,11 +129,11 @@ def _faults_of_worlds(recipe: Recipe) -> list[str]:
         return faults
     faults += [
         f"{file}: a file is of one world, and environments names several; leave it out"
-        for file, named in (
+        for file, is_set in (
             ("eto.expert.file", recipe.eto.expert.file),
             ("eto.preferences.file", recipe.eto.preferences.file),
         )
-        if named
+        if is_set
     ]
     return faults
 
@@ -154,17 +154,17 @@ def _faults_of_served_adapters(recipe: Recipe) -> list[str]:
     return faults
 
 
-def foreign_sections(recipe: Recipe, method: str, read: Collection[str]) -> list[str]:
+def unread_sections(recipe: Recipe, method: str, read: Collection[str]) -> list[str]:
     """Return a sentence for each changed section that the recipe's method does not read."""
     plain = ADAPTER.validate_python({"name": recipe.name})
-    foreign = [
+    unread = [
         section for section in OPTIONAL if section not in read and getattr(recipe, section) != getattr(plain, section)
     ]
     untouched = WorldConfig()
-    foreign += [
+    unread += [
         f"environments.{name}.{field}"
         for name, world in recipe.environments.items()
         for field, section in (("search", "search"), ("explore", "eto"))
         if section not in read and getattr(world, field) != getattr(untouched, field)
     ]
-    return [f"{section}: belongs to another method than {method}; leave it out" for section in foreign]
+    return [f"{section}: belongs to another method than {method}; leave it out" for section in unread]

@@ -43,8 +43,8 @@ T = TypeVar("T")
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def record(section: type[T]) -> type[T]:
     """Return a class as a section: a frozen dataclass that refuses unknown fields."""
-    made = dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))(section)
-    return cast("type[T]", made)
+    decorated = dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))(section)
+    return cast("type[T]", decorated)
 
 
 def in_iteration(values: Sequence[T], iteration: int) -> T:
@@ -59,8 +59,8 @@ def spare_numbers(section: object, plain: object, names: Sequence[str], phases: 
     ever = phases.count(kind)
     if not ever or phases[-1] == kind:
         return []
-    own = {name: getattr(section, name) for name in names}
-    return [name for name, values in own.items() if len(values) > ever and values != getattr(plain, name)]
+    numbers = {name: getattr(section, name) for name in names}
+    return [name for name, values in numbers.items() if len(values) > ever and values != getattr(plain, name)]
 
 
 def _not_one(repeats: int) -> int:
@@ -149,7 +149,7 @@ class EpisodeFields:
         return EpisodeLimits(tokens=self.max_episode_tokens, seconds=self.max_episode_seconds)
 
 
-class Drawn(Protocol):
+class SampledSection(Protocol):
     """A section with `SamplingFields`, a temperature and a limit of its own."""
 
     @property
@@ -161,7 +161,7 @@ class Drawn(Protocol):
     def sampling(self, *, temperature: float, max_new_tokens: int) -> Sampling: ...
 
 
-def sampling_of(section: Drawn) -> Sampling:
+def sampling_of(section: SampledSection) -> Sampling:
     """Return how replies are drawn at a section's own temperature and limit."""
     return section.sampling(temperature=section.temperature, max_new_tokens=section.max_new_tokens)
 

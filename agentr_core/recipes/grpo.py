@@ -165,8 +165,8 @@ def online_faults(training: TrainingConfig) -> list[str]:
         "load_in_4bit": "samplers get whole weights after each step",
     }
     return [
-        f"training.{name}: {why}; leave it out"
-        for name, why in reasons.items()
+        f"training.{name}: {reason}; leave it out"
+        for name, reason in reasons.items()
         if getattr(training, name) != getattr(plain, name)
     ]
 
@@ -187,8 +187,10 @@ def on_one_machine(training: TrainingConfig) -> TrainingConfig:
     launch = training.launch
     if launch is None or launch.num_machines == 1:
         return training
-    here = training.num_processes // launch.num_machines
-    alone = dataclasses.replace(launch, num_processes=here, num_machines=1, main_process_ip="", main_process_port=0)
+    local_processes = training.num_processes // launch.num_machines
+    alone = dataclasses.replace(
+        launch, num_processes=local_processes, num_machines=1, main_process_ip="", main_process_port=0
+    )
     return dataclasses.replace(training, launch=alone)
 
 

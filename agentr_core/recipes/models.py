@@ -48,8 +48,8 @@ MASK = "***"
 
 def references(data: Any) -> tuple[str, ...]:
     """Return the names of the environment variables that data refers to, sorted."""
-    found = {match[1] for _, text in _texts(data, ()) if (match := _REFERENCE.fullmatch(text))}
-    return tuple(sorted(found))
+    names = {match[1] for _, text in _texts(data, ()) if (match := _REFERENCE.fullmatch(text))}
+    return tuple(sorted(names))
 
 
 def filled(data: Any, values: Mapping[str, str]) -> Any:
@@ -352,9 +352,9 @@ def model_faults(section: str, model: ModelConfig) -> list[str]:
         faults.append(f"{section}.from_run: checkpoints of runs are not served by others; leave it out")
     if model.path:
         faults.append(f"{section}.path: a served model has none; {section}.server.tokenizer is for counting tokens")
-    ours = _SET_BY_US | {model.server.max_tokens_field} | {*model.server.sampling_fields}
-    if taken := sorted(ours & model.server.extra_body.keys()):
-        faults.append(f"{section}.server.extra_body: {', '.join(taken)} is set by other fields of the recipe")
+    reserved = _SET_BY_US | {model.server.max_tokens_field} | {*model.server.sampling_fields}
+    if conflicts := sorted(reserved & model.server.extra_body.keys()):
+        faults.append(f"{section}.server.extra_body: {', '.join(conflicts)} is set by other fields of the recipe")
     if model.server.base_url and (wrong := url_fault(model.server.base_url)):
         faults.append(f"{section}.server.base_url: {wrong}")
     return faults
@@ -366,22 +366,22 @@ def gpu_faults(models: Mapping[str, ModelConfig]) -> list[str]:
     each. Identical models share a server, except with the actor, whose weights change.
     """
     faults: list[str] = []
-    placed: dict[str, ModelConfig] = {}
+    by_section: dict[str, ModelConfig] = {}
     for section, model in models.items():
         vllm = model.vllm
         if vllm.gpus and len(set(vllm.gpus)) != vllm.replicas * vllm.tensor_parallel_size:
-            needed = vllm.replicas * vllm.tensor_parallel_size
-            faults.append(f"{section}.vllm.gpus: name the {needed} GPUs of all replicas, each once")
-        if model in [other for name, other in placed.items() if name != "model"]:
+            num_gpus = vllm.replicas * vllm.tensor_parallel_size
+            faults.append(f"{section}.vllm.gpus: name the {num_gpus} GPUs of all replicas, each once")
+        if model in [other for name, other in by_section.items() if name != "model"]:
             continue
-        for name, other in placed.items():
+        for name, other in by_section.items():
             common = sorted(set(vllm.gpus) & set(other.vllm.gpus))
             if common and vllm.gpu_memory_utilization + other.vllm.gpu_memory_utilization > 1:
                 faults.append(
                     f"{section}.vllm.gpus: GPU {common[0]} is that of {name}, too, and both want more than all of its "
                     f"memory; name another, or lower {section}.vllm.gpu_memory_utilization"
                 )
-        placed[section] = model
+        by_section[section] = model
     return faults
 
 

@@ -22,7 +22,7 @@ from agentr_core.texts import closest, listed, lone_surrogate, placed, unreadabl
 
 # What Pydantic found wrong with a value, in the words of those who write recipes.
 
-_WANTED = {
+_EXPECTED = {
     "dataclass_type": "a section of fields",
     "dict_type": "a section of fields",
     "finite_number": "a finite number",
@@ -57,13 +57,13 @@ def sentence(errors: Sequence[Mapping[str, Any]]) -> str:
     """Return what is wrong with one value, of which Pydantic says several things where it may be of
     several kinds and is of none.
     """
-    kinds = list(dict.fromkeys(kind for error in errors for kind in _wanted(error)))
+    kinds = list(dict.fromkeys(kind for error in errors for kind in _expected(error)))
     choice = " or ".join(filter(None, [", ".join(kinds[:-1]), *kinds[-1:]]))
-    others = [_fault_of(error) for error in errors if not _wanted(error)]
+    others = [_fault_of(error) for error in errors if not _expected(error)]
     return " or ".join(dict.fromkeys([*([f"give {choice}"] if kinds else []), *others]))
 
 
-def given(value: Any) -> str:
+def quoted_value(value: Any) -> str:
     """Return a wrong value as a recipe would have it, cut to a length that fits into a message."""
     if value is None:
         return "nothing"
@@ -71,15 +71,15 @@ def given(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _wanted(error: Mapping[str, Any]) -> Sequence[str]:
-    kind, about = error["type"], error.get("ctx", {})
+def _expected(error: Mapping[str, Any]) -> Sequence[str]:
+    kind, context = error["type"], error.get("ctx", {})
     if kind in ("bool_parsing", "bool_type"):
         return ("true", "false")
     if kind == "literal_error":
-        return re.findall(r"'([^']*)'", about["expected"]) or [about["expected"]]
+        return re.findall(r"'([^']*)'", context["expected"]) or [context["expected"]]
     if kind == "string_pattern_mismatch":
-        return (_PATTERNS.get(about["pattern"], f"a text that matches {about['pattern']}"),)
-    return (_WANTED[kind].format_map(about),) if kind in _WANTED else ()
+        return (_PATTERNS.get(context["pattern"], f"a text that matches {context['pattern']}"),)
+    return (_EXPECTED[kind].format_map(context),) if kind in _EXPECTED else ()
 
 
 def _fault_of(error: Mapping[str, Any]) -> str:
@@ -87,8 +87,8 @@ def _fault_of(error: Mapping[str, Any]) -> str:
         return "a value is missing"
     if error["type"] == "unexpected_keyword_argument":
         return f"there is no field {error['loc'][-1]}"
-    said = error["msg"].removeprefix("Value error, ")
-    return f"{said[0].lower()}{said[1:]}"
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{message[0].lower()}{message[1:]}"
 
 
 # YAML from a user, read so that nothing is lost silently and nothing takes forever.
@@ -106,7 +106,7 @@ _TEXT = "tag:yaml.org,2002:str"
 _OCTAL = re.compile(r"[-+]?0[0-7_]+")
 _OCTAL_OF_NEW = re.compile(r"[-+]?0o[0-7]+")
 """An octal number of YAML 1.2, and of Python; YAML 1.1, which is read here, takes it for a text."""
-_SHOWN = 40
+_QUOTED_CHARS = 40
 _MERGE = "tag:yaml.org,2002:merge"
 
 
@@ -121,8 +121,8 @@ def read_yaml(text: str) -> Any:
     try:
         loader = yaml.SafeLoader(text)
     except yaml.reader.ReaderError as error:
-        place = f"line {text[: error.position].count(chr(10)) + 1}"
-        raise ConfigError(f"{_yaml_fault(error)} ({visible(text[error.position])}), on {place}") from None
+        position = f"line {text[: error.position].count(chr(10)) + 1}"
+        raise ConfigError(f"{_yaml_fault(error)} ({visible(text[error.position])}), on {position}") from None
     try:
         root = loader.get_single_node()
         if root is None:
@@ -148,8 +148,8 @@ def quoted(text: str) -> str:
 
     JSON would not do: YAML does not join the halves into which its escapes take an emoji.
     """
-    written: str = yaml.safe_dump(text, default_style='"', width=math.inf)
-    return written.rstrip("\n")
+    document: str = yaml.safe_dump(text, default_style='"', width=math.inf)
+    return document.rstrip("\n")
 
 
 def unfit_values(value: Any, where: str = "") -> list[str]:
@@ -161,7 +161,7 @@ def unfit_values(value: Any, where: str = "") -> list[str]:
         faults = [f"{where or 'a name'}: {fault}" for key in value if (fault := _unfit(key))]
         inner = [(f"{where}.{key}" if where else str(key), part) for key, part in value.items()]
         return faults + [fault for name, part in inner for fault in unfit_values(part, name)]
-    if _listed(value):
+    if _is_list(value):
         return [fault for number, part in enumerate(value) for fault in unfit_values(part, f"{where}.{number}")]
     fault = _unfit(value)
     return [f"{where}: {fault}" if where else fault] if fault else []
@@ -170,8 +170,8 @@ def unfit_values(value: Any, where: str = "") -> list[str]:
 def _unfit(value: Any) -> str | None:
     if isinstance(value, str):
         if lone_surrogate(value) is not None:
-            return f"{visible(value)[:_SHOWN]} has half of a surrogate pair; write the character itself"
-        return f"{visible(value)[:_SHOWN]} has a zero character; leave it out" if "\0" in value else None
+            return f"{visible(value)[:_QUOTED_CHARS]} has half of a surrogate pair; write the character itself"
+        return f"{visible(value)[:_QUOTED_CHARS]} has a zero character; leave it out" if "\0" in value else None
     if isinstance(value, float) and not math.isfinite(value):
         return f"give a finite number, not {value}"
     if value is None or isinstance(value, bool | int | float):
@@ -179,23 +179,25 @@ def _unfit(value: Any) -> str | None:
     return f"a {type(value).__name__} is no value of a recipe; put it in quotes to give a text"
 
 
-def faults_of_kind(given: Any, parsed: Any, where: str = "") -> list[str]:
-    """Return one phrase for each value of `given` that was parsed as another kind, in `parsed`.
+def faults_of_kind(raw: Any, parsed: Any, where: str = "") -> list[str]:
+    """Return one phrase for each value of `raw` that was parsed as another kind, in `parsed`.
 
     Booleans are not numbers, numbers are not booleans, and whole numbers fit into 64 bits.
     """
-    if isinstance(given, Mapping) and isinstance(parsed, Mapping):
-        named = {str(key): value for key, value in parsed.items()}
-        pairs = [(str(key), value, named[str(key)]) for key, value in given.items() if str(key) in named]
-    elif _listed(given) and _listed(parsed) and len(given) == len(parsed):
-        pairs = [(str(number), *both) for number, both in enumerate(zip(given, parsed, strict=True))]
+    if isinstance(raw, Mapping) and isinstance(parsed, Mapping):
+        parsed_by_name = {str(key): value for key, value in parsed.items()}
+        pairs = [
+            (str(key), value, parsed_by_name[str(key)]) for key, value in raw.items() if str(key) in parsed_by_name
+        ]
+    elif _is_list(raw) and _is_list(parsed) and len(raw) == len(parsed):
+        pairs = [(str(number), *values) for number, values in enumerate(zip(raw, parsed, strict=True))]
     else:
         fault = ""
-        if isinstance(given, bool) and _is_number(parsed):
-            fault = f"give a number, not {str(given).lower()}"
-        elif _is_number(given) and isinstance(parsed, bool):
-            fault = f"give true or false, not {given}"
-        elif isinstance(given, int) and abs(given) > LARGEST:
+        if isinstance(raw, bool) and _is_number(parsed):
+            fault = f"give a number, not {str(raw).lower()}"
+        elif _is_number(raw) and isinstance(parsed, bool):
+            fault = f"give true or false, not {raw}"
+        elif isinstance(raw, int) and abs(raw) > LARGEST:
             fault = f"give a number of at most {LARGEST}, which fits into 64 bits"
         return [f"{where}: {fault}"] if fault else []
     return [
@@ -216,7 +218,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _listed(value: Any) -> bool:
+def _is_list(value: Any) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
 
 
@@ -224,27 +226,27 @@ def _check(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int]) -> i
     """Return how many values a node contains; `sizes` has the counts of known nodes, 0 while one is
     being counted.
     """
-    known = sizes.get(id(node))
-    if known == 0:
+    count = sizes.get(id(node))
+    if count == 0:
         raise ConfigError(f"the value of line {node.start_mark.line + 1} contains itself through an alias")
-    if known is not None:
-        return known
+    if count is not None:
+        return count
     if isinstance(node, yaml.ScalarNode):
         # YAML 1.1 takes some numbers for others than a person reads: `010` for 8, `1:30` for 90,
         # `0o10` for a text.
         text, where = node.value, f"on line {node.start_mark.line + 1}"
-        shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+        excerpt = text if len(text) <= _QUOTED_CHARS else f"{text[:_QUOTED_CHARS]}..."
         if node.tag in (_INTEGER, _FLOAT) and len(text) > MOST_DIGITS:
             raise ConfigError(f"the number {where} has {len(text):,} digits")
         if node.tag in (_INTEGER, _FLOAT) and ":" in text:
-            raise ConfigError(f"{shown} {where} is a number to base 60 in YAML; write it out, or put it in quotes")
+            raise ConfigError(f"{excerpt} {where} is a number to base 60 in YAML; write it out, or put it in quotes")
         if node.tag == _INTEGER and _OCTAL.fullmatch(text):
             raise ConfigError(
-                f"{shown} {where} is to base 8 in YAML; write it without the first 0, or put it in quotes"
+                f"{excerpt} {where} is to base 8 in YAML; write it without the first 0, or put it in quotes"
             )
         if node.tag == _TEXT and node.style is None and _OCTAL_OF_NEW.fullmatch(text):
             raise ConfigError(
-                f"{shown} {where} is a text in YAML 1.1; write the number to base 10, or put it in quotes"
+                f"{excerpt} {where} is a text in YAML 1.1; write the number to base 10, or put it in quotes"
             )
     sizes[id(node)] = 0
     parts: list[yaml.Node] = []
@@ -291,9 +293,9 @@ def load(path: Path, overrides: Sequence[str] = (), *, check: Check, workspace: 
         data = read_yaml(shipped.get(str(path), path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         names = [other.name for other in path.parent.glob("*.y*ml")] if path.suffix else list(shipped)
-        meant = closest(path.name, names)
+        suggestion = closest(path.name, names)
         raise ConfigError(
-            f"recipe {placed(path)} does not exist{meant}; `agentr recipes` lists the shipped ones"
+            f"recipe {placed(path)} does not exist{suggestion}; `agentr recipes` lists the shipped ones"
         ) from None
     except IsADirectoryError:
         raise ConfigError(f"recipe {placed(path)} is a folder; name a YAML file in it") from None
@@ -302,8 +304,8 @@ def load(path: Path, overrides: Sequence[str] = (), *, check: Check, workspace: 
     except ConfigError as error:
         raise ConfigError(f"recipe {path} cannot be read as YAML: {' '.join(str(error).split())}") from error
     if not isinstance(data, dict):
-        what = "is empty" if data is None else "is a list" if isinstance(data, list) else "is a single value"
-        raise ConfigError(f"recipe {path} {what}; give fields, a line each, such as `name: my-recipe`")
+        problem = "is empty" if data is None else "is a list" if isinstance(data, list) else "is a single value"
+        raise ConfigError(f"recipe {path} {problem}; give fields, a line each, such as `name: my-recipe`")
     if str(path) in shipped:
 
         def located(_: tuple[str, ...], text: str) -> str:
@@ -354,12 +356,12 @@ def parse(
     try:
         recipe = ADAPTER.validate_python(merged)
     except ValidationError as error:
-        faults = [*check(merged.get("method"), None), *_told(error.errors())]
+        faults = [*check(merged.get("method"), None), *_sentences(error.errors())]
         raise ConfigError(listed(faults, source)) from None
-    both = [section for section in OF_ONE_WORLD if section in merged and recipe.environments]
+    conflicting = [section for section in OF_ONE_WORLD if section in merged and recipe.environments]
     either = "does not go with environments, each of which has its own; leave one of them out"
     faults = [
-        *(f"{section}: {either}" for section in both),
+        *(f"{section}: {either}" for section in conflicting),
         *faults_of_kind(merged, resolved(recipe)),
         *check(recipe.method, recipe),
         *([] if stored else secrets_in(recipe)),
@@ -387,20 +389,20 @@ def restored(data: dict[str, Any], *, source: str) -> Recipe:
     Raises `ConfigError` for a field that this version does not know, or whose value it refuses.
     """
     # Until 2026-11-28 a recipe had a section `base`, which no run with a store read.
-    known = _plain_copy({name: value for name, value in data.items() if name != "base"})
+    stored = _plain_copy({name: value for name, value in data.items() if name != "base"})
     for moved in MOVED:
         *parents, last = moved.split(".")
-        section: Any = known
+        section: Any = stored
         for parent in parents:
             section = section.get(parent, {})
         section.pop(last, None)
     try:
-        return ADAPTER.validate_python(known)
+        return ADAPTER.validate_python(stored)
     except ValidationError as error:
-        raise ConfigError(listed(_told(error.errors()), source)) from None
+        raise ConfigError(listed(_sentences(error.errors()), source)) from None
 
 
-def _told(errors: Sequence[Any]) -> list[str]:
+def _sentences(errors: Sequence[Any]) -> list[str]:
     """Return one sentence for each wrong field."""
     by_field: dict[str, list[Any]] = {}
     for error in errors:
@@ -428,15 +430,15 @@ def _sentence(errors: Sequence[Any]) -> str:
         return f"unknown field{closest(str(path[-1]), names)}"
     # What stands there may be a secret, or hold one.
     secret = "extra_body" in first["loc"] or "api_key_env" in first["loc"]
-    got = "" if secret or first["type"] == "missing" else f" (got {given(first['input'])})"
-    return f"{sentence(errors)}{got}"
+    received = "" if secret or first["type"] == "missing" else f" (got {quoted_value(first['input'])})"
+    return f"{sentence(errors)}{received}"
 
 
 def _inner(section: dict[str, Any], name: str) -> dict[str, Any]:
     """Return the schema of what a section has under a name: a field, or any member of a mapping."""
     of_any_name = [*section.get("patternProperties", {}).values(), section.get("additionalProperties") or {}]
-    found: dict[str, Any] = section.get("properties", {}).get(name) or of_any_name[0]
-    return found
+    schema: dict[str, Any] = section.get("properties", {}).get(name) or of_any_name[0]
+    return schema
 
 
 def _unfolded(node: dict[str, Any], shared: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -125,12 +125,12 @@ class Recipe:
         """Return the role whose model is asked for a role while experience is collected: the role
         itself if the recipe names a model for it, otherwise the one that collects.
         """
-        own = self.own_models()
-        return role if role in own else "teacher" if "teacher" in own else "actor"
+        own_models = self.own_models()
+        return role if role in own_models else "teacher" if "teacher" in own_models else "actor"
 
     def own_models(self) -> dict[ModelRole, ModelConfig]:
         """Return the models named in the recipe, by role; roles of the actor are left out."""
-        named: dict[ModelRole, ModelConfig | None] = {
+        by_role: dict[ModelRole, ModelConfig | None] = {
             "actor": self.model,
             "judge": self.models.judge,
             "reflector": self.models.reflector,
@@ -138,7 +138,7 @@ class Recipe:
             "summariser": self.models.summariser,
             "teacher": self.models.teacher,
         }
-        return {role: model for role, model in named.items() if model is not None}
+        return {role: model for role, model in by_role.items() if model is not None}
 
     @property
     def world_names(self) -> tuple[str, ...]:
@@ -269,13 +269,13 @@ def _field_values(section: Any, plain: dict[str, Any], where: str, usual: Any = 
         if field.name not in plain:
             continue
         part, value, name = getattr(section, field.name), plain[field.name], f"{where}{field.name}"
-        wanted = default_of(field) if usual is None else getattr(usual, field.name)
-        for key, one, its in _parts(part, value):
-            if dataclasses.is_dataclass(one):
-                same = wanted if isinstance(wanted, type(one)) else None
-                yield from _field_values(one, its, f"{name}.{key}." if key else f"{name}.", same)
+        default = default_of(field) if usual is None else getattr(usual, field.name)
+        for key, member, its in _parts(part, value):
+            if dataclasses.is_dataclass(member):
+                same = default if isinstance(default, type(member)) else None
+                yield from _field_values(member, its, f"{name}.{key}." if key else f"{name}.", same)
             else:
-                yield FieldValue(name, value, part == wanted)
+                yield FieldValue(name, value, part == default)
 
 
 def _parts(part: Any, plain: Any) -> list[tuple[str, Any, Any]]:
@@ -283,7 +283,7 @@ def _parts(part: Any, plain: Any) -> list[tuple[str, Any, Any]]:
     otherwise the value itself, under the empty key.
     """
     if isinstance(part, dict) and part and all(map(dataclasses.is_dataclass, part.values())):
-        return [(str(key), one, plain[str(key)]) for key, one in part.items()]
+        return [(str(key), member, plain[str(key)]) for key, member in part.items()]
     return [("", part, plain)]
 
 
@@ -300,9 +300,9 @@ def _leave_out(section: Any, plain: dict[str, Any]) -> None:
     for name in absent(section):
         del plain[name]
     for name, value in plain.items():
-        for _, one, its in _parts(getattr(section, name), value):
-            if dataclasses.is_dataclass(one):
-                _leave_out(one, its)
+        for _, member, its in _parts(getattr(section, name), value):
+            if dataclasses.is_dataclass(member):
+                _leave_out(member, its)
 
 
 def replace(recipe: Recipe, **changes: Any) -> Recipe:
@@ -316,9 +316,9 @@ def _with(section: S, changes: Any = None, **more: Any) -> S:
     """Return a section in which the fields of `changes` that are not None, and those of `more`,
     replace its own.
     """
-    given = {} if changes is None else vars(changes)
-    told = {name: value for name, value in given.items() if value is not None}
-    return dataclasses.replace(section, **told, **more)  # type: ignore[type-var]
+    values = {} if changes is None else vars(changes)
+    fields = {name: value for name, value in values.items() if value is not None}
+    return dataclasses.replace(section, **fields, **more)  # type: ignore[type-var]
 
 
 # What a recipe needs of the servers of its models.

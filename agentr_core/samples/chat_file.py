@@ -19,10 +19,10 @@ FLAGS = ("train", "loss", "weight", "training")
 """The fields that say it: our own and Axolotl's, AgentTraj's, that of OpenAI's fine-tuning, and
 Axolotl's of older versions.
 """
-_SHOWN = 60
+_QUOTED_CHARS = 60
 
 
-def flag(value: Any, what: str) -> bool | None:
+def flag(value: Any, name: str) -> bool | None:
     """Return what a field says about training: yes, no, or nothing.
 
     No is false, 0 and the text "false"; yes is true and 1; null says nothing. A list says what all
@@ -31,18 +31,18 @@ def flag(value: Any, what: str) -> bool | None:
     if value is None:
         return None
     if isinstance(value, list):
-        verdicts = {flag(member, what) for member in value} - {None}
+        verdicts = {flag(member, name) for member in value} - {None}
         if len(verdicts) > 1:
-            raise DataFileError(f"{what} says yes and no; a turn is trained as a whole or not at all")
+            raise DataFileError(f"{name} says yes and no; a turn is trained as a whole or not at all")
         return verdicts.pop() if verdicts else None
     if value == "false":
         return False
     if isinstance(value, int | float) and value in (0, 1):
         return bool(value)
     if isinstance(value, int | float) and 0 < value < 1:
-        raise DataFileError(f"{what} is {value}; a reply is trained or not, without a weight, so give 0 or 1")
-    shown = repr(value) if len(repr(value)) <= _SHOWN else f"{repr(value)[:_SHOWN]}..."
-    raise DataFileError(f"{what} is {shown}; it must be true or false, 1 or 0, or null")
+        raise DataFileError(f"{name} is {value}; a reply is trained or not, without a weight, so give 0 or 1")
+    quoted = repr(value) if len(repr(value)) <= _QUOTED_CHARS else f"{repr(value)[:_QUOTED_CHARS]}..."
+    raise DataFileError(f"{name} is {quoted}; it must be true or false, 1 or 0, or null")
 
 
 def flag_of(fields: Mapping[str, Any], where: str) -> bool | None:
@@ -50,10 +50,10 @@ def flag_of(fields: Mapping[str, Any], where: str) -> bool | None:
     for a value that is no flag, and for flags that contradict each other.
     """
     verdicts = {name: flag(fields.get(name), f"{where}: {name}") for name in FLAGS}
-    said = {name: verdict for name, verdict in verdicts.items() if verdict is not None}
-    if len(set(said.values())) > 1:
-        raise DataFileError(f"{where}: {' and '.join(said)} contradict each other about training; leave one out")
-    return next(iter(said.values()), None)
+    given_flags = {name: verdict for name, verdict in verdicts.items() if verdict is not None}
+    if len(set(given_flags.values())) > 1:
+        raise DataFileError(f"{where}: {' and '.join(given_flags)} contradict each other about training; leave one out")
+    return next(iter(given_flags.values()), None)
 
 
 def flagged(record: Mapping[str, Any], values: Sequence[Any], where: str) -> list[Any]:
@@ -63,22 +63,22 @@ def flagged(record: Mapping[str, Any], values: Sequence[Any], where: str) -> lis
     Raises `DataFileError` for a list of another length, a value that is no flag, and flags that
     contradict those of a turn.
     """
-    found = list(values)
+    flagged_turns = list(values)
     for name in FLAGS:
         flags = record.get(name)
         if isinstance(flags, list) and len(flags) != len(values):
             raise DataFileError(f"{where}: {name} has {len(flags)} flags for {len(values)} turns; give one for each")
-        each = flags if isinstance(flags, list) else [flags] * len(values)
-        for place, one in enumerate(each):
-            here = f"{where}, turn {place}"
-            verdict = flag(one, f"{where}: {name}" if one is flags else f"{here}: {name}")
-            turn = found[place]
+        turn_flags = flags if isinstance(flags, list) else [flags] * len(values)
+        for index, value in enumerate(turn_flags):
+            at = f"{where}, turn {index}"
+            verdict = flag(value, f"{where}: {name}" if value is flags else f"{at}: {name}")
+            turn = flagged_turns[index]
             if verdict is None or not isinstance(turn, dict):
                 continue
-            if flag_of(turn, here) not in (None, verdict):
-                raise DataFileError(f"{here}: its flag and {name} of the record contradict each other about training")
-            found[place] = {**turn, "train": verdict}
-    return found
+            if flag_of(turn, at) not in (None, verdict):
+                raise DataFileError(f"{at}: its flag and {name} of the record contradict each other about training")
+            flagged_turns[index] = {**turn, "train": verdict}
+    return flagged_turns
 
 
 def untrained(turn: Any) -> Any:
@@ -138,8 +138,8 @@ def atif_turns(record: dict[str, Any], where: str) -> list[dict[str, Any]]:
         role = extra.get(OBSERVED_AS)
         if role not in (None, *_OBSERVED) or (role == "assistant" and turn["role"] != "assistant"):
             raise DataFileError(f"{at}: extra.{OBSERVED_AS} must be one of {', '.join(_OBSERVED)}")
-        seen = step.get("observation")
-        results = [] if seen is None else seen.get("results") if isinstance(seen, dict) else None
+        observation = step.get("observation")
+        results = [] if observation is None else observation.get("results") if isinstance(observation, dict) else None
         if not isinstance(results, list):
             raise DataFileError(f"{at}: observation must have a list of results")
         contents = [result.get("content") if isinstance(result, dict) else result for result in results]
@@ -205,10 +205,10 @@ def records(path: Path, *, setting: str) -> Iterator[tuple[int, dict[str, Any]]]
     Raises:
         DataFileError: the file cannot be read, or something in it is not a JSON object.
     """
-    for number, found in entries(path, setting=setting):
-        if isinstance(found, DataFileError):
-            raise found
-        yield number, found
+    for number, entry in entries(path, setting=setting):
+        if isinstance(entry, DataFileError):
+            raise entry
+        yield number, entry
 
 
 def entries(path: Path, *, setting: str) -> Iterator[tuple[int, dict[str, Any] | DataFileError]]:
@@ -221,13 +221,13 @@ def entries(path: Path, *, setting: str) -> Iterator[tuple[int, dict[str, Any] |
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        why = unreadable(error)
-        raise DataFileError(f"file {placed(path)} cannot be read: {why}; set {setting} to a JSONL file") from error
+        reason = unreadable(error)
+        raise DataFileError(f"file {placed(path)} cannot be read: {reason}; set {setting} to a JSONL file") from error
     start = text.lstrip()[:1]
     if start == "[":
         yield from _of_array(text, path)
-    elif start == "{" and text.strip().count("\n") and (whole := _one_object(text, path)) is not None:
-        yield whole
+    elif start == "{" and text.strip().count("\n") and (single := _one_object(text, path)) is not None:
+        yield single
     else:
         # Not splitlines(): JSON strings may hold other line ends, such as U+2028, as they are.
         for number, line in enumerate(text.split("\n"), start=1):
@@ -249,7 +249,7 @@ class _Decoder(json.JSONDecoder):
 
     def __init__(self) -> None:
         self._faults: list[str] = []
-        super().__init__(parse_int=self._whole, object_pairs_hook=self._pairs)
+        super().__init__(parse_int=self._parse_int, object_pairs_hook=self._pairs)
 
     def object_in(self, value: Any, path: Path, line: int) -> dict[str, Any] | DataFileError:
         """Return a value that was just decoded if it is an object with all that was written."""
@@ -261,18 +261,18 @@ class _Decoder(json.JSONDecoder):
             return value
         return DataFileError(f"{path}:{line} is a {type(value).__name__}; write one JSON object on each line")
 
-    def _whole(self, text: str) -> int:
+    def _parse_int(self, text: str) -> int:
         if len(text) <= MOST_DIGITS:
             return int(text)
         self._faults.append(f"a number of {len(text):,} digits, and {MOST_DIGITS:,} are the most")
         return 0
 
     def _pairs(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        made = dict(pairs)
-        if len(made) < len(pairs):
+        result = dict(pairs)
+        if len(result) < len(pairs):
             twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
             self._faults.append(f"the key {quoted(twice, 60)} twice")
-        return made
+        return result
 
 
 def _of_array(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any] | DataFileError]]:
@@ -328,22 +328,22 @@ def instance_of(record: dict[str, Any], where: str, *, world: World, split: str)
     """
     extra = record.get("extra")
     ids = [source.get("instance_id") for source in (record, extra if isinstance(extra, dict) else {})]
-    whole = [name for name in ids if isinstance(name, str) and name.count("/") >= 2]
-    named = whole[0] if whole else record.get("item_id", record.get("id"))
+    full_keys = [name for name in ids if isinstance(name, str) and name.count("/") >= 2]
+    id_value = full_keys[0] if full_keys else record.get("item_id", record.get("id"))
     # Split from the right: the name of a world of Gymnasium may have a slash.
-    parts = str(named).rsplit("/", 2)
+    parts = str(id_value).rsplit("/", 2)
     if len(parts) == 1:
         # AgentGym and ETO write `textcraft_12`.
         name, mark, number = parts[0].rpartition("_")
-        known = not mark or name in {own.removeprefix("agentgym-") for own in world}
-        parts = [world.name if known else name, split, number]
+        is_known = not mark or name in {world_name.removeprefix("agentgym-") for world_name in world}
+        parts = [world.name if is_known else name, split, number]
     is_index = len(parts) == 3 and parts[2].isdecimal() and len(parts[2]) <= _INDEX_DIGITS
-    if isinstance(named, bool) or not is_index:
+    if isinstance(id_value, bool) or not is_index:
         raise DataFileError(
-            f"{where}: id is {named!r}; give the index of an instance of split {split}, or environment/split/index"
+            f"{where}: id is {id_value!r}; give the index of an instance of split {split}, or environment/split/index"
         )
     if parts[0] not in world:
-        raise DataFileError(f"{where}: id {named!r} is of environment {parts[0]}, but the recipe's is {world.name}")
+        raise DataFileError(f"{where}: id {id_value!r} is of environment {parts[0]}, but the recipe's is {world.name}")
     return Instance(environment=world.name, split=parts[1], index=int(parts[2]))
 
 
@@ -366,7 +366,7 @@ Use = Literal["expert", "pairs", "general"]
 """What records are read for."""
 SYSTEM = ("system", "system_prompt")
 """The fields that have the system text beside the turns."""
-_NAMED = 100
+_MOST_FIELDS = 100
 """The most fields that are named."""
 _LISTS = ("messages", "conversations")
 _MEDIA = ("image", "images", "video", "videos", "audio", "audios")
@@ -439,9 +439,9 @@ def fields_left_out(path: Path, use: Use, *, setting: str) -> Counter[str]:
 
 def named(fields: Mapping[str, int]) -> str:
     """Return in words which fields are left out, and of how many records."""
-    each = [f"{name} ({count:,})" for name, count in sorted(fields.items())]
-    more = f" and {len(each) - _NAMED:,} more" if each[_NAMED:] else ""
-    return f"fields left out, and of how many records: {', '.join(each[:_NAMED])}{more}"
+    counts = [f"{name} ({count:,})" for name, count in sorted(fields.items())]
+    more = f" and {len(counts) - _MOST_FIELDS:,} more" if counts[_MOST_FIELDS:] else ""
+    return f"fields left out, and of how many records: {', '.join(counts[:_MOST_FIELDS])}{more}"
 
 
 def _of_turns(values: Any, key: str) -> Iterator[str]:
@@ -458,8 +458,8 @@ def _of_atif(record: Mapping[str, Any], use: Use) -> Iterator[str]:
     yield from _unread(record, ("schema_version", "steps", "agent.tool_definitions", *_OF_USE[use], *FLAGS, *SYSTEM))
     for step in _objects(record.get("steps")):
         yield from (f"steps.{name}" for name in _unread(step, (*_OF_STEPS, "observation")))
-        for seen in _objects([step.get("observation")]):
-            for result in _objects(seen.get("results")):
+        for observation in _objects([step.get("observation")]):
+            for result in _objects(observation.get("results")):
                 yield from (f"steps.observation.{name}" for name in _unread(result, ("content",)))
 
 
@@ -474,9 +474,9 @@ def _unread(fields: Mapping[str, Any], read: Collection[str]) -> Iterator[str]:
     for name, value in fields.items():
         if not holds(value) or name in read:
             continue
-        parts = {one.partition(".")[2] for one in read if one.startswith(f"{name}.")}
+        parts = {field_name.partition(".")[2] for field_name in read if field_name.startswith(f"{name}.")}
         if parts and isinstance(value, dict):
-            yield from (f"{name}.{part}" for part, held in value.items() if holds(held) and part not in parts)
+            yield from (f"{name}.{part}" for part, content in value.items() if holds(content) and part not in parts)
         else:
             yield name
 
@@ -524,28 +524,28 @@ def conversation(record: dict[str, Any], where: str) -> tuple[Message, ...]:
             f"{where}: {masks[0]} says which tokens are trained, and whole turns are read; give a list train with a "
             "flag for each turn"
         )
-    spoken = record.get("conversations")
-    if record.keys() == _UNFLAGGED and isinstance(spoken, list) and not any(map(_has_flag, spoken)):
+    turns_value = record.get("conversations")
+    if record.keys() == _UNFLAGGED and isinstance(turns_value, list) and not any(map(_has_flag, turns_value)):
         raise DataFileError(
             f"{where} was exported for LLaMA-Factory by an earlier version of agentr, without flags, and only its last "
             "reply is to be trained; export it again"
         )
-    values = atif_turns(record, where) if is_atif(record) else _listed(record, where)
+    values = atif_turns(record, where) if is_atif(record) else _turn_list(record, where)
     return in_context(
         record, turns(flagged(record, values, where), where, tools=defined_tools(record) is not None), where
     )
 
 
-def in_context(record: Mapping[str, Any], spoken: tuple[Message, ...], where: str) -> tuple[Message, ...]:
+def in_context(record: Mapping[str, Any], messages: tuple[Message, ...], where: str) -> tuple[Message, ...]:
     """Return turns after the tools and the system text that their record has beside them. Raises
     `DataFileError` if these cannot be read, or a turn of the system says something else.
     """
-    given = {text_of(record[name], f"{where}, {name}") for name in SYSTEM if holds(record.get(name))}
-    own = {message.text for message in spoken[:1] if message.role == "system"}
-    if len(given | own) > 1:
+    texts = {text_of(record[name], f"{where}, {name}") for name in SYSTEM if holds(record.get(name))}
+    opening = {message.text for message in messages[:1] if message.role == "system"}
+    if len(texts | opening) > 1:
         raise DataFileError(f"{where} has several system texts that differ; leave all but one out")
-    before = tuple(Message(role="system", text=_whole(text, f"{where}, system")) for text in given - own)
-    return (*_tools(record, where), *before, *spoken)
+    system = tuple(Message(role="system", text=_checked_text(text, f"{where}, system")) for text in texts - opening)
+    return (*_tools(record, where), *system, *messages)
 
 
 def turns(values: Any, where: str, *, tools: bool = False) -> tuple[Message, ...]:
@@ -561,16 +561,16 @@ def turns(values: Any, where: str, *, tools: bool = False) -> tuple[Message, ...
 def defined_tools(record: Mapping[str, Any]) -> Any:
     """Return the definitions of tools in a record as they are there; None if it has none."""
     agent = record.get("agent")
-    given = agent.get("tool_definitions") if is_atif(record) and isinstance(agent, dict) else record.get("tools")
-    return given if holds(given) and given != "[]" else None
+    definitions = agent.get("tool_definitions") if is_atif(record) and isinstance(agent, dict) else record.get("tools")
+    return definitions if holds(definitions) and definitions != "[]" else None
 
 
-def _listed(record: dict[str, Any], where: str) -> list[Any]:
+def _turn_list(record: dict[str, Any], where: str) -> list[Any]:
     lists = [record[name] for name in ("messages", "conversations") if isinstance(record.get(name), list)]
-    if len([one for one in lists if one]) > 1 and lists[0] != lists[1]:
+    if len([values for values in lists if values]) > 1 and lists[0] != lists[1]:
         raise DataFileError(f"{where} has both messages and conversations, and they differ; leave one out")
     if lists:
-        return next((one for one in lists if one), lists[0])
+        return next((values for values in lists if values), lists[0])
     prompt, completion = record.get("prompt"), record.get("completion")
     if isinstance(prompt, list) and isinstance(completion, list):
         return [*map(untrained, prompt), *completion]
@@ -578,21 +578,25 @@ def _listed(record: dict[str, Any], where: str) -> list[Any]:
 
 
 def _tools(record: Mapping[str, Any], where: str) -> tuple[Message, ...]:
-    given = defined_tools(record)
-    if given is None:
+    definitions = defined_tools(record)
+    if definitions is None:
         return ()
-    if isinstance(given, str):
+    if isinstance(definitions, str):
         try:
-            given = json.loads(given)
+            definitions = json.loads(definitions)
         except (ValueError, RecursionError):
             raise DataFileError(f"{where}: tools is a text that is not JSON; give a list of functions") from None
-    named = [one.get("function") if isinstance(one, dict) else None for one in given] if isinstance(given, list) else []
-    if not named or not all(isinstance(one, dict) and isinstance(one.get("name"), str) for one in named):
+    functions = (
+        [entry.get("function") if isinstance(entry, dict) else None for entry in definitions]
+        if isinstance(definitions, list)
+        else []
+    )
+    if not functions or not all(isinstance(entry, dict) and isinstance(entry.get("name"), str) for entry in functions):
         raise DataFileError(
             f'{where}: tools must be a list of functions as OpenAI defines them, {{"type": "function", "function": '
             '{"name", ...}}'
         )
-    return (Message(role="tools", text=json.dumps(given, ensure_ascii=False)),)
+    return (Message(role="tools", text=json.dumps(definitions, ensure_ascii=False)),)
 
 
 def _message(turn: Any, where: str, roles: Mapping[str, Role]) -> Message:
@@ -615,19 +619,19 @@ def _message(turn: Any, where: str, roles: Mapping[str, Role]) -> Message:
                 role = turn[role_key]
                 if not isinstance(role, str) or role not in roles:
                     raise DataFileError(f"{where}: {role_key} is {role!r} and must be one of {', '.join(roles)}")
-                text = _whole(text_of(turn[text_key], f"{where}, {text_key}"), f"{where}: {text_key}")
+                text = _checked_text(text_of(turn[text_key], f"{where}, {text_key}"), f"{where}: {text_key}")
                 verdict = flag_of(turn, where)
                 if holds(turn.get("spans")):
-                    return _grown(turn["spans"], roles[role], text, verdict, where)
+                    return _grown_turn(turn["spans"], roles[role], text, verdict, where)
                 return Message(role=roles[role], text=text, train=roles[role] == "assistant" and verdict is not False)
     raise DataFileError(f'{where}: a turn must be an object with the texts "role" and "content", or "from" and "value"')
 
 
-def _grown(values: Any, role: Role, text: str, verdict: bool | None, where: str) -> Message:
+def _grown_turn(values: Any, role: Role, text: str, verdict: bool | None, where: str) -> Message:
     """Return the turn of the spans that `agentr export` writes beside its text."""
     if not isinstance(values, list):
         raise DataFileError(f"{where}: spans must be a list, not {type(values).__name__}")
-    spans = [_span(value, f"{where}, span {place}") for place, value in enumerate(values)]
+    spans = [_span(value, f"{where}, span {index}") for index, value in enumerate(values)]
     turn = grown_turn(spans)
     if role != "assistant" or turn.text != text:
         raise DataFileError(f"{where}: spans must be the parts of an assistant's text, in order; leave them out")
@@ -640,14 +644,14 @@ def _span(value: Any, where: str) -> Span:
     if isinstance(value, dict) and isinstance(value.get("text"), str):
         verdict = flag(value.get("train"), f"{where}: train")
         if verdict is not None:
-            return Span(text=_whole(value["text"], f"{where}: text"), train=verdict)
+            return Span(text=_checked_text(value["text"], f"{where}: text"), train=verdict)
     raise DataFileError(f'{where}: a span must have a "text" and a flag "train"')
 
 
-def _whole(text: str, where: str) -> str:
+def _checked_text(text: str, where: str) -> str:
     """Return a text. Raises `DataFileError` if it has half a surrogate pair."""
-    if (place := lone_surrogate(text)) is not None:
-        raise DataFileError(f"{where} has half a surrogate pair at {place}; correct the text")
+    if (position := lone_surrogate(text)) is not None:
+        raise DataFileError(f"{where} has half a surrogate pair at {position}; correct the text")
     return text
 
 
@@ -688,13 +692,13 @@ def fault_of(messages: tuple[Message, ...]) -> str:
     if not any(message.train for message in messages):
         return "no-assistant-turn"
     tools = messages[0].role == "tools"
-    told = messages[1:] if tools else messages
-    spoken = [message.role for message in (told[1:] if told[0].role == "system" else told)]
+    without_tools = messages[1:] if tools else messages
+    roles = [message.role for message in (without_tools[1:] if without_tools[0].role == "system" else without_tools)]
     if tools:
         # A reply comes neither first nor right after another; one may have several results.
-        alternate = not any(role == before == "assistant" for before, role in pairwise(("assistant", *spoken)))
+        alternate = not any(role == before == "assistant" for before, role in pairwise(("assistant", *roles)))
     else:
-        alternate = all(role == ("user", "assistant")[number % 2] for number, role in enumerate(spoken))
+        alternate = all(role == ("user", "assistant")[number % 2] for number, role in enumerate(roles))
     if not alternate:
         return "turns-do-not-alternate"
     return "" if all(message.text.strip() for message in messages) else "empty-turn"

@@ -54,16 +54,16 @@ class ChatTemplate:
                 f"tokenizer {tokenizer.name_or_path!r} has no chat template; add chat_template.jinja to its directory"
             )
         self._tokenizer = tokenizer
-        named = tokenizer.chat_template
-        if not isinstance(named, Mapping):
-            named = {"default": named}
-        if "default" not in named:
+        templates = tokenizer.chat_template
+        if not isinstance(templates, Mapping):
+            templates = {"default": templates}
+        if "default" not in templates:
             raise ModelDirectoryError(
-                f"tokenizer {tokenizer.name_or_path!r} has the chat templates {', '.join(map(str, named))}, and none "
-                "is named default; put the one to use into its chat_template.jinja"
+                f"tokenizer {tokenizer.name_or_path!r} has the chat templates {', '.join(map(str, templates))}, and "
+                "none is named default; put the one to use into its chat_template.jinja"
             )
-        self._plain = _options(tokenizer, str(named["default"]), at)
-        self._with_tools = _options(tokenizer, str(named.get("tool_use", named["default"])), at)
+        self._plain = _options(tokenizer, str(templates["default"]), at)
+        self._with_tools = _options(tokenizer, str(templates.get("tool_use", templates["default"])), at)
 
     def text(
         self, turns: Sequence[Mapping[str, str]], *, prompt: bool, tools: Sequence[Mapping[str, Any]] | None = None
@@ -99,9 +99,9 @@ def _options(tokenizer: Any, source: str, at: datetime | None) -> dict[str, Any]
     """Return the arguments by which a tokenizer renders with a template that prints the date of
     `at`. Raises `ModelDirectoryError` if it could render a conversation in different ways.
     """
-    if found := _RANDOM.search(source):
+    if match := _RANDOM.search(source):
         raise ModelDirectoryError(
-            f"the chat template of {tokenizer.name_or_path!r} draws at random ({found[0]!r}), so nothing could be "
+            f"the chat template of {tokenizer.name_or_path!r} draws at random ({match[0]!r}), so nothing could be "
             "trained on as it was sampled; remove that from its chat_template.jinja"
         )
     if DATE not in source:

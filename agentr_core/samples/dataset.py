@@ -44,10 +44,10 @@ def drops(messages: tuple[Message, ...], fits: Fits) -> tuple[int, ...]:
     """
     if is_grown(messages):
         return ()
-    found: list[int] = []
+    dropped: list[int] = []
     for reply in range(opening_length(messages), len(messages), 2):
-        found.append(fewest_dropped(messages[:reply], fits, least=found[-1] if found else 0))
-    return tuple(found)
+        dropped.append(fewest_dropped(messages[:reply], fits, least=dropped[-1] if dropped else 0))
+    return tuple(dropped)
 
 
 def split(
@@ -117,10 +117,10 @@ def duplicates(samples: Iterable[Sample]) -> Filtered[Sample]:
     first: dict[str, Sample] = {}
     rejected = []
     for sample in samples:
-        earlier = first.setdefault(conversation_key(sample), sample)
-        if earlier is not sample:
+        original = first.setdefault(conversation_key(sample), sample)
+        if original is not sample:
             rejected.append(
-                _reject(sample_id(sample), "duplicate", f"same conversation as sample {sample_id(earlier)}")
+                _reject(sample_id(sample), "duplicate", f"same conversation as sample {sample_id(original)}")
             )
     return Filtered(tuple(first.values()), tuple(rejected))
 
@@ -131,9 +131,9 @@ def cut_replies(samples: Iterable[Sample], rule: CutReplies, renderer: Renderer)
     """
     kept, rejected = [], []
     for sample in samples:
-        cut = count_cut(sample, renderer) if rule == "reject" else 0
-        if cut:
-            rejected.append(_reject(sample_id(sample), CUT_REPLY, cut_detail(cut)))
+        num_cut = count_cut(sample, renderer) if rule == "reject" else 0
+        if num_cut:
+            rejected.append(_reject(sample_id(sample), CUT_REPLY, cut_detail(num_cut)))
         else:
             kept.append(sample)
     return Filtered(tuple(kept), tuple(rejected))
@@ -144,11 +144,11 @@ def count_cut(sample: Sample, renderer: Renderer) -> int:
     return sum(renderer.is_cut(span) for span in trained_spans(sample))
 
 
-def cut_detail(cut: int) -> str:
-    """Return the reason for rejecting a sample, or a side of a pair, with `cut` trained turns that
-    were cut.
+def cut_detail(num_cut: int) -> str:
+    """Return the reason for rejecting a sample, or a side of a pair, with `num_cut` trained turns
+    that were cut.
     """
-    return f"{cut} trained replies were cut by their token limit; data.cut_replies is reject"
+    return f"{num_cut} trained replies were cut by their token limit; data.cut_replies is reject"
 
 
 def good_per_tree(samples: Iterable[Sample], cap: int) -> Filtered[Sample]:
@@ -217,20 +217,20 @@ def in_shares(
     """
     if not shares:
         return Filtered(tuple(units), ())
-    places: dict[str, list[int]] = {}
+    positions: dict[str, list[int]] = {}
     for position, unit in enumerate(units):
-        places.setdefault(world(unit), []).append(position)
-    whole = min((len(found) / shares[name] for name, found in places.items()), default=0.0)
-    kept: set[int] = set()
-    for name, found in places.items():
-        most = min(len(found), round(whole * shares[name]))
-        kept.update(random.Random(derive_seed(seed, "share", name)).sample(found, most))
+        positions.setdefault(world(unit), []).append(position)
+    unit_count = min((len(members) / shares[name] for name, members in positions.items()), default=0.0)
+    chosen: set[int] = set()
+    for name, members in positions.items():
+        limit = min(len(members), round(unit_count * shares[name]))
+        chosen.update(random.Random(derive_seed(seed, "share", name)).sample(members, limit))
     return Filtered(
-        tuple(unit for position, unit in enumerate(units) if position in kept),
+        tuple(unit for position, unit in enumerate(units) if position in chosen),
         tuple(
             _reject(subject(unit), "world-share", f"{world(unit)} has {shares[world(unit)]:g} of the samples")
             for position, unit in enumerate(units)
-            if position not in kept
+            if position not in chosen
         ),
     )
 
@@ -280,18 +280,18 @@ def exchanged(samples: Iterable[Sample]) -> Filtered[Sample]:
 
     Raises `DataFault` when one instance has more than half of the revisions.
     """
-    others, whole, rejected = [], [], []
+    unchanged, swappable, rejected = [], [], []
     for sample in samples:
         if sample.kind != SampleKind.REVISION:
-            others.append(sample)
+            unchanged.append(sample)
         elif any(turn.spans for turn in sample.messages) or sample.provenance.extra.get("stretch", 0):
             detail = "it cannot be cut after its turn of revision"
             rejected.append(
                 Rejection(stage="dataset", subject=sample_id(sample), reason="no-suffix-of-its-own", detail=detail)
             )
         else:
-            whole.append(sample)
-    return Filtered((*others, *_shifted(whole)), tuple(rejected))
+            swappable.append(sample)
+    return Filtered((*unchanged, *_shifted(swappable)), tuple(rejected))
 
 
 def _shifted(samples: Sequence[Sample]) -> list[Sample]:
@@ -300,13 +300,16 @@ def _shifted(samples: Sequence[Sample]) -> list[Sample]:
     another instance.
     """
     ordered = sorted(samples, key=lambda sample: (_instance(sample), content_order(sample)))
-    most = max(Counter(map(_instance, ordered)).values(), default=0)
-    if most > len(ordered) / 2:
+    largest_group = max(Counter(map(_instance, ordered)).values(), default=0)
+    if largest_group > len(ordered) / 2:
         raise DataFault(
-            f"{most} of {len(ordered)} revision samples are of one instance, so some cannot get another's suffix; "
-            "set data.suffixes=own, or collect from more instances"
+            f"{largest_group} of {len(ordered)} revision samples are of one instance, so some cannot get another's "
+            "suffix; set data.suffixes=own, or collect from more instances"
         )
-    return [_with_suffix(one, other) for one, other in zip(ordered, [*ordered[most:], *ordered[:most]], strict=True)]
+    return [
+        _with_suffix(first, second)
+        for first, second in zip(ordered, [*ordered[largest_group:], *ordered[:largest_group]], strict=True)
+    ]
 
 
 def _with_suffix(sample: Sample, other: Sample) -> Sample:
@@ -321,7 +324,7 @@ def _suffix_of(messages: Sequence[Message]) -> int:
     """Return the position of the first reply after the revision turn, which is the first trained
     turn.
     """
-    return next(place for place, message in enumerate(messages) if message.train) + 2
+    return next(position for position, message in enumerate(messages) if message.train) + 2
 
 
 def _instance(sample: Sample) -> str:
@@ -386,17 +389,17 @@ def build_dataset(
     current = _in_order(sample for sample in samples if sample.kind != SampleKind.GENERAL)
     replayed = _in_order(sample for sample in earlier if config.replay and sample.kind != SampleKind.GENERAL)
     check_no_leakage((*current, *replayed), test)
-    used, unused = unused_kinds((*current, *replayed), config.use)
-    whole, cut = cut_replies(used, config.cut_replies, renderer)
-    different, repeated = (whole, ()) if config.duplicates == "keep" else duplicates(whole)
+    usable, unused = unused_kinds((*current, *replayed), config.use)
+    complete, cut = cut_replies(usable, config.cut_replies, renderer)
+    different, repeated = (complete, ()) if config.duplicates == "keep" else duplicates(complete)
     capped, over_cap = good_per_tree(different, config.good_per_tree)
     fitting, long = too_long((token_row(sample, renderer) for sample in capped), config.max_length)
     world = {sample_id(sample): sample.instance.environment for sample in capped if sample.instance}
     rows, over_share = in_shares(
         fitting, shares or {}, world=lambda row: world[row.sample_id], subject=lambda row: row.sample_id, seed=seed
     )
-    wanted = round(len(rows) * config.general.share / (1 - config.general.share))
-    (chat, long_chat), passes = draw_general(general, wanted, renderer, max_length=config.max_length, seed=seed)
+    num_general = round(len(rows) * config.general.share / (1 - config.general.share))
+    (chat, long_chat), passes = draw_general(general, num_general, renderer, max_length=config.max_length, seed=seed)
     ordered = [*rows, *chat]
     random.Random(derive_seed(seed, "dataset-order")).shuffle(ordered)
     earlier_ids = {sample_id(sample) for sample in replayed} - {sample_id(sample) for sample in current}
@@ -444,12 +447,12 @@ def draw_general(
         passes += 1
         refused: set[str] = set()
         for sample in order:
-            made = _general_row(sample, renderer, max_length)
-            if isinstance(made, TokenRow):
-                rows.append(made)
+            result = _general_row(sample, renderer, max_length)
+            if isinstance(result, TokenRow):
+                rows.append(result)
             else:
-                rejections.append(made)
-                refused.add(made.subject)
+                rejections.append(result)
+                refused.add(result.subject)
             if len(rows) == count:
                 break
         if not rows:
@@ -469,8 +472,8 @@ def _general_row(sample: Sample, renderer: Renderer, max_length: int) -> TokenRo
         row = token_row(sample, renderer)
     except DataFault as fault:
         return Rejection(stage=STAGE, subject=sample_id(sample), reason="not-rendered", detail=str(fault))
-    kept, long = too_long([row], max_length)
-    return kept[0] if kept else long[0]
+    fitting, long = too_long([row], max_length)
+    return fitting[0] if fitting else long[0]
 
 
 def _why_none(rejections: Sequence[Rejection], max_length: int) -> str:
@@ -532,16 +535,16 @@ def build_pairs(
     for key, preference in sorted(
         preferences.items(), key=lambda item: (content_order(item[1].chosen), content_order(item[1].rejected))
     ):
-        made = _pair(key, preference, config, renderer)
-        if isinstance(made, Rejection):
-            rejections.append(made)
+        result = _pair(key, preference, config, renderer)
+        if isinstance(result, Rejection):
+            rejections.append(result)
         else:
-            fitting.append(made)
+            fitting.append(result)
     world = {key: p.chosen.instance.environment for key, p in preferences.items() if p.chosen.instance}
-    drawn, over_share = in_shares(
+    selected, over_share = in_shares(
         fitting, shares or {}, world=lambda pair: world[pair[0]], subject=lambda pair: pair[0], seed=seed
     )
-    pairs = list(drawn)
+    pairs = list(selected)
     random.Random(derive_seed(seed, "dataset-order")).shuffle(pairs)
     rows = tuple(row for _, *pair in pairs for row in pair)
     return Dataset(rows=rows, manifest=manifest_of(rows, seed=seed), rejections=(*rejections, *over_share))
@@ -551,9 +554,9 @@ def _pair(key: str, preference: Preference, config: DataConfig, renderer: Render
     """Return the rows of both sides of a preference, or why it is not trained on."""
     if prompt_of(preference.chosen) != prompt_of(preference.rejected):
         raise DataFault(f"the sides of preference {key} have different prompts; build the pairs again")
-    cut = sum(count_cut(side, renderer) for side in (preference.chosen, preference.rejected))
-    if cut and config.cut_replies == "reject":
-        return Rejection(stage=STAGE, subject=key, reason=CUT_REPLY, detail=cut_detail(cut))
+    num_cut = sum(count_cut(side, renderer) for side in (preference.chosen, preference.rejected))
+    if num_cut and config.cut_replies == "reject":
+        return Rejection(stage=STAGE, subject=key, reason=CUT_REPLY, detail=cut_detail(num_cut))
     chosen, rejected = token_row(preference.chosen, renderer), token_row(preference.rejected, renderer)
     longest = max(len(chosen.input_ids), len(rejected.input_ids))
     if config.max_length and longest > config.max_length:
@@ -568,6 +571,6 @@ def prompt_of(sample: Sample) -> tuple[Message, ...]:
     """Return what comes before the first trained turn or span of a side."""
     for position, message in enumerate(sample.messages):
         if message.train:
-            begun = tuple(takewhile(lambda span: not span.train, message.spans))
-            return (*sample.messages[:position], *([grown_turn(begun)] if begun else []))
+            untrained = tuple(takewhile(lambda span: not span.train, message.spans))
+            return (*sample.messages[:position], *([grown_turn(untrained)] if untrained else []))
     return sample.messages

@@ -16,7 +16,7 @@ in a revision, good_path in a good path, else the kind of the sample.
 
 def sample_id(sample: Sample) -> str:
     """Return the id of a sample: a fingerprint of its content and provenance."""
-    messages = [_named(message) for message in sample.messages]
+    messages = [_identified_message(message) for message in sample.messages]
     return fingerprint("sample", sample.kind, messages, sample.instance, sample.provenance)
 
 
@@ -33,7 +33,7 @@ def content_order(sample: Sample) -> tuple[str, int, int]:
     """Return a key that orders samples by what is in them, whatever run made them; samples of equal
     content are ordered by the leaves that they end at.
     """
-    content = fingerprint(sample.kind, [_named(message) for message in sample.messages], sample.instance)
+    content = fingerprint(sample.kind, [_identified_message(message) for message in sample.messages], sample.instance)
     leaves = (sample.provenance.good_leaf, sample.provenance.bad_leaf)
     good, bad = (-1 if leaf is None else leaf for leaf in leaves)
     return content, good, bad
@@ -72,19 +72,19 @@ def check_flags(sample: Sample) -> None:
         raise DataFault(f"{sample.kind} sample {sample_id(sample)} {fault}")
 
 
-def _named(message: Message) -> dict[str, Any]:
+def _identified_message(message: Message) -> dict[str, Any]:
     """Return the part of a turn that goes into the id of its sample.
 
     Whether a turn was cut changes what is trained of it. Only a cut is recorded; its absence is the
     default, so that samples of earlier versions keep their ids.
     """
-    named = {"role": message.role, **_named_span(message), **({"example": True} if message.example else {})}
-    return named if not message.spans else {**named, "spans": [_named_span(span) for span in message.spans]}
+    fields = {"role": message.role, **_identified_span(message), **({"example": True} if message.example else {})}
+    return fields if not message.spans else {**fields, "spans": [_identified_span(span) for span in message.spans]}
 
 
-def _named_span(part: Message | Span) -> dict[str, Any]:
-    named = {"text": part.text, "train": part.train, "token_ids": part.token_ids}
-    return named if part.finish_reason != "length" else {**named, "finish_reason": "length"}
+def _identified_span(part: Message | Span) -> dict[str, Any]:
+    fields = {"text": part.text, "train": part.train, "token_ids": part.token_ids}
+    return fields if part.finish_reason != "length" else {**fields, "finish_reason": "length"}
 
 
 def _flag_fault(sample: Sample) -> str:
@@ -105,8 +105,8 @@ def _flag_fault(sample: Sample) -> str:
         # may still show.
         # Of these replies a window shows the first one, and those that it has not dropped.
         replies = cut + later
-        shown = 1 + min(replies, 1) + max(0, replies - 1 - sample.provenance.extra.get("dropped", 0))
-        if flags[:shown] != [False] * shown or not (later or flags[shown]):
+        num_untrained = 1 + min(replies, 1) + max(0, replies - 1 - sample.provenance.extra.get("dropped", 0))
+        if flags[:num_untrained] != [False] * num_untrained or not (later or flags[num_untrained]):
             return f"keeps {cut} bad steps and trains one of them, or not the revision turn after them; build it again"
     return ""
 
@@ -117,10 +117,10 @@ def _reply_flags(sample: Sample) -> list[bool]:
     tools.
     """
     turns = [message for message in sample.messages if message.role == "assistant" and not message.example]
-    grown = [span for turn in turns for span in turn.spans]
+    spans = [span for turn in turns for span in turn.spans]
     # An observation follows each reply.
-    if grown:
-        return [False, *(span.train for span in grown[::2])]
+    if spans:
+        return [False, *(span.train for span in spans[::2])]
     acknowledged = sample.messages[0].role != "tools"
     return [*([] if acknowledged else [False]), *(turn.train for turn in turns)]
 

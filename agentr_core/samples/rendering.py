@@ -89,11 +89,11 @@ class Marks:
 
     def cover(self, text: str) -> str:
         """Return a text from outside with marks in place of control tokens."""
-        return self._control.sub(lambda found: self._covers[found[0]], text)
+        return self._control.sub(lambda match: self._covers[match[0]], text)
 
     def uncover(self, text: str) -> str:
         """Return a text with its control tokens in place of their marks."""
-        return self._cover.sub(lambda found: self._texts[found[0]], text)
+        return self._cover.sub(lambda match: self._texts[match[0]], text)
 
     def covers(self, text: str) -> bool:
         """Return whether a text has marks of control tokens."""
@@ -124,8 +124,8 @@ class Encoder:
         self._ids = frozenset(control) - {tokenizer.unk_token_id}
         self._tokenizer = tokenizer
         self._lock = Lock()
-        self._found = _pattern(self.control)
-        self._written = re.compile("|".join(map(_written, _longest_first(control.values()))) or r"(?!)")
+        self._control_pattern = _pattern(self.control)
+        self._written_token = re.compile("|".join(map(_token_pattern, _longest_first(control.values()))) or r"(?!)")
         self._inside = _Inside(tokenizer)
         self._encoded = lru_cache(_CACHED_SEGMENTS)(self._template)
         self._characters = lru_cache(_CACHED_SEGMENTS)(self._outside)
@@ -139,37 +139,37 @@ class Encoder:
         ids: list[int] = []
         start = 0
 
-        for found in self._written.finditer(text):
-            ids += self.outside(marks.uncover(text[start : found.start()]), last_of(ids, before))
-            ids += self.template(found[0], last_of(ids, before))
-            start = found.end()
+        for match in self._written_token.finditer(text):
+            ids += self.outside(marks.uncover(text[start : match.start()]), last_of(ids, before))
+            ids += self.template(match[0], last_of(ids, before))
+            start = match.end()
         return (*ids, *self.outside(marks.uncover(text[start:]), last_of(ids, before)))
 
     def template(self, text: str, before: int | None = None) -> tuple[int, ...]:
         """Return the ids of a text in which control tokens are read as such."""
-        return self._encoded(text, self._place(before)) if text else ()
+        return self._encoded(text, self._context(before)) if text else ()
 
     def outside(self, text: str, before: int | None = None) -> tuple[int, ...]:
         """Return the ids of a text in which control tokens are only characters.
 
         Raises `DataFault` when the tokenizer cannot write them as characters.
         """
-        return self._characters(text, self._place(before)) if text else ()
+        return self._characters(text, self._context(before)) if text else ()
 
     def text(self, ids: Sequence[int], before: int | None) -> str:
         """Return the text of sampled ids as it goes on from the token `before`, without special
         tokens. Decoded alone, ids that begin with a space may lose it.
         """
-        head = self._inside.head if self._goes_on(self._place(before)) else ()
-        start, whole = (
+        head = self._inside.head if self._goes_on(self._context(before)) else ()
+        start, full_text = (
             str(self._tokenizer.decode(list(part), skip_special_tokens=True, clean_up_tokenization_spaces=False))
             if part
             else ""
             for part in (head, (*head, *ids))
         )
-        return whole.removeprefix(start)
+        return full_text.removeprefix(start)
 
-    def _place(self, before: int | None) -> int | None:
+    def _context(self, before: int | None) -> int | None:
         """Return where a text stands, as far as that decides its ids: None at the beginning, the
         number of the added token that it follows, or -1 within other text.
         """
@@ -177,56 +177,56 @@ class Encoder:
             return before if self._inside.matters or self._added[before].rstrip else None
         return -1 if self._inside.matters and before is not None else None
 
-    def _template(self, text: str, place: int | None) -> tuple[int, ...]:
-        if place is None:
+    def _template(self, text: str, before: int | None) -> tuple[int, ...]:
+        if before is None:
             return self._encode(text)
-        if place < 0:
+        if before < 0:
             return self._inside.encode(text)
         # Some added tokens take the spaces after them; after others a tokenizer adds one.
-        token = str(self._added[place])
+        token = str(self._added[before])
         ids = self._encode(token + text)
         # Together, the two may be another token.
-        return ids[1:] if ids[:1] == (place,) else self._encode(text)
+        return ids[1:] if ids[:1] == (before,) else self._encode(text)
 
-    def _outside(self, text: str, place: int | None) -> tuple[int, ...]:
-        if not self._found.search(text):
-            return self._template(text, place)
-        ids = self._split(text, place)
+    def _outside(self, text: str, before: int | None) -> tuple[int, ...]:
+        if not self._control_pattern.search(text):
+            return self._template(text, before)
+        ids = self._split(text, before)
         if self._ids.isdisjoint(ids):
             return ids
         # The tokenizer still finds control tokens that are not marked as special, but not if they
         # are split.
-        first, *others = self._parted(text)
-        ids = (*self._split(first, place), *chain.from_iterable(self._split(part, -1) for part in others))
+        first, *rest = self._parted(text)
+        ids = (*self._split(first, before), *chain.from_iterable(self._split(part, -1) for part in rest))
         if not self._ids.isdisjoint(ids):
-            strange = next(token for token in ids if token in self._ids)
+            control_id = next(token for token in ids if token in self._ids)
             raise DataFault(
-                f"the tokenizer {self._tokenizer.name_or_path!r} reads a control token (id {strange}) in the text "
+                f"the tokenizer {self._tokenizer.name_or_path!r} reads a control token (id {control_id}) in the text "
                 f"{text[:80]!r} and has no other way to write it; use a tokenizer with a plain form of every text"
             )
         return ids
 
-    def _split(self, text: str, place: int | None) -> tuple[int, ...]:
+    def _split(self, text: str, before: int | None) -> tuple[int, ...]:
         """Return the ids of a text in which special tokens are only characters."""
-        if self._goes_on(place):
+        if self._goes_on(before):
             return self._inside.encode(text, split=True)
         return self._encode(text, split_special_tokens=True)
 
-    def _goes_on(self, place: int | None) -> bool:
+    def _goes_on(self, before: int | None) -> bool:
         """Return whether texts are tokenised otherwise in a place than at the beginning."""
-        if place is None or not self._inside.matters:
+        if before is None or not self._inside.matters:
             return False
-        return place < 0 or self.template(_PROBES[0], place) != self._encode(_PROBES[0])
+        return before < 0 or self.template(_PROBES[0], before) != self._encode(_PROBES[0])
 
     def _parted(self, text: str) -> list[str]:
         """Return a text in parts without control tokens: each token is cut after its first
         character.
         """
-        found = self._found.search(text)
-        if found is None or len(found[0]) < 2:
+        match = self._control_pattern.search(text)
+        if match is None or len(match[0]) < 2:
             return [text] if text else []
-        cut = found.start() + 1
-        return [text[:cut], *self._parted(text[cut:])]
+        end = match.start() + 1
+        return [text[:end], *self._parted(text[end:])]
 
     def _encode(self, text: str, **options: bool) -> tuple[int, ...]:
         # A fast tokenizer refuses to be used by two threads at once while its padding settings
@@ -243,7 +243,7 @@ class _Inside:
     def __init__(self, tokenizer: Any) -> None:
         self._lock = Lock()
         self._tokenizer = tokenizer
-        self._parting: Any = None
+        self._splitter: Any = None
         self.matters = False
         self.head: tuple[int, ...] = ()
         # A tokenizer without tokens for line breaks puts a space before each line.
@@ -267,21 +267,21 @@ class _Inside:
             letter = pre_tokenizers.Split(Regex(f"{_LETTER}|{re.escape(as_bytes)}"), "isolated")
             before = [copy.pre_tokenizer] if copy.pre_tokenizer else []
             copy.pre_tokenizer = pre_tokenizers.Sequence([*before, letter])
-            self._parting = copy
-        self.head = self._whole(_LETTER, split=False)
+            self._splitter = copy
+        self.head = self._encode_whole(_LETTER, split=False)
         self.matters = any(self.encode(text) != self._plain(text) for text in _PROBES)
 
     def encode(self, text: str, *, split: bool = False) -> tuple[int, ...]:
         """Return the ids of a text. With `split`, special tokens in it are only characters."""
-        return self._whole(_LETTER + text, split=split)[len(self.head) :]
+        return self._encode_whole(_LETTER + text, split=split)[len(self.head) :]
 
-    def _whole(self, text: str, *, split: bool) -> tuple[int, ...]:
+    def _encode_whole(self, text: str, *, split: bool) -> tuple[int, ...]:
         with self._lock:
-            if self._parting is None:
+            if self._splitter is None:
                 options = {"split_special_tokens": True} if split else {}
                 return tuple(self._tokenizer(text, add_special_tokens=False, **options)["input_ids"])
-            self._parting.encode_special_tokens = split
-            return tuple(self._parting.encode(text, add_special_tokens=False).ids)
+            self._splitter.encode_special_tokens = split
+            return tuple(self._splitter.encode(text, add_special_tokens=False).ids)
 
     def _plain(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -303,7 +303,7 @@ def _pattern(texts: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, _longest_first(texts))) or r"(?!)")
 
 
-def _written(token: Any) -> str:
+def _token_pattern(token: Any) -> str:
     """Return the pattern of a token in a text: some tokens include the space beside them."""
     before, after = (r"\s*" if takes_space else "" for takes_space in (token.lstrip, token.rstrip))
     return before + re.escape(str(token)) + after
@@ -398,7 +398,7 @@ class Renderer:
     def __init__(self, tokenizer: Any, *, at: datetime | None = None) -> None:
         self._tokenizer = tokenizer
         self._chat = ChatTemplate(tokenizer, at)
-        self._encoder = Encoder(tokenizer, self._shown())
+        self._encoder = Encoder(tokenizer, self._sample_text())
         self.end_of_turn, self._end_text = self._find_end_of_turn()
 
     @property
@@ -472,14 +472,14 @@ class Renderer:
         if reply.finish_reason is not None:
             return reply.finish_reason == "length"
         ids = self.own_ids(reply)
-        return bool(ids) and not self._ended(ids)
+        return bool(ids) and not self._has_end(ids)
 
     def own_ids(self, reply: Message | Span) -> tuple[int, ...]:
         """Return the ids a reply was sampled as, if they are this tokenizer's; otherwise none, and
         its text is tokenised again.
         """
-        own = reply.tokenizer is None or reply.tokenizer == self.fingerprint
-        return (reply.token_ids or ()) if own else ()
+        is_own = reply.tokenizer is None or reply.tokenizer == self.fingerprint
+        return (reply.token_ids or ()) if is_own else ()
 
     def inner_ids(self, span: Span, before: int | None) -> tuple[int, ...]:
         """Return the ids of a span that comes after the token `before` and is followed by another
@@ -488,7 +488,7 @@ class Renderer:
         ids = self.own_ids(span)
         if not ids:
             return self._encoder.outside(span.text, before)
-        return ids[:-1] if self._ended(ids) and not self.is_cut(span) else ids
+        return ids[:-1] if self._has_end(ids) and not self.is_cut(span) else ids
 
     def text(self, ids: Sequence[int], prompt: Sequence[int]) -> str:
         """Return the text of sampled ids as it goes on from a prompt, without special tokens."""
@@ -505,18 +505,18 @@ class Renderer:
         # but the last add nothing.
         if getattr(self._tokenizer, "is_fast", False):
             stream = DecodeStream(skip_special_tokens=False)
-            shown = [stream.step(self._tokenizer.backend_tokenizer, token) or "" for token in ids]
+            token_texts = [stream.step(self._tokenizer.backend_tokenizer, token) or "" for token in ids]
         else:
-            shown = [str(self._tokenizer.decode([token], skip_special_tokens=False)) for token in ids]
+            token_texts = [str(self._tokenizer.decode([token], skip_special_tokens=False)) for token in ids]
         writers: list[str] = []
         for segment in segments:
-            writers += self._writers(segment, shown[len(writers) : len(writers) + len(segment.ids)], marks)
+            writers += self._writers(segment, token_texts[len(writers) : len(writers) + len(segment.ids)], marks)
         bos = self._tokenizer.bos_token_id
         if ids[:1] == [bos] and ids.count(bos) == 1:  # Else it is the token with which each turn begins.
             writers[0] = "BOS"
         return [
             ReadToken(token, text or NO_TEXT, "end of turn" if token == self.end_of_turn else writer, label != IGNORED)
-            for token, text, writer, label in zip(ids, shown, writers, labels, strict=True)
+            for token, text, writer, label in zip(ids, token_texts, writers, labels, strict=True)
         ]
 
     @cached_property
@@ -528,14 +528,14 @@ class Renderer:
         vocabulary = sorted(self._tokenizer.get_vocab().items())
         return fingerprint("tokenizer", vocabulary, special, self._tokenizer.chat_template)
 
-    def _shown(self) -> str:
+    def _sample_text(self) -> str:
         """Return the template's rendering of a user turn and, if it takes one, of a tool turn."""
-        asked, told = Message(role="user", text="?"), Message(role="tool", text="?")
-        plain = self._template([asked], Marks((), ()), prompt=False)
+        user, tool = Message(role="user", text="?"), Message(role="tool", text="?")
+        plain = self._template([user], Marks((), ()), prompt=False)
         try:
             # Without a reply: what a template writes there, such as <think>, models write
             # themselves.
-            return plain + self._template([asked, told], Marks((), ()), prompt=False)
+            return plain + self._template([user, tool], Marks((), ()), prompt=False)
         except DataFault:
             return plain
 
@@ -585,38 +585,38 @@ class Renderer:
             *inner, last = turn.parts
             for span in inner:
                 add(self.inner_ids(span, before), [turn], train=span.train)
-            said = self.own_ids(last) or self._encoder.outside(last.text, before)
-            add(said, [turn], train=last.train)
-            if said[-1:] != (self.end_of_turn,):
+            ids = self.own_ids(last) or self._encoder.outside(last.text, before)
+            add(ids, [turn], train=last.train)
+            if ids[-1:] != (self.end_of_turn,):
                 add((self.end_of_turn,), [], train=last.train and self._trains_closing(last, grown=bool(turn.spans)))
             rest = piece[len(self._end_text) :]
             add(self._encoder.piece(rest, marks, before), messages[at + 1 : following], piece=rest)
         return segments
 
-    def _writers(self, segment: _Segment, shown: Sequence[str], marks: Marks) -> list[str]:
-        """Return who wrote each token of a segment; `shown` is what each adds to the text."""
+    def _writers(self, segment: _Segment, token_texts: Sequence[str], marks: Marks) -> list[str]:
+        """Return who wrote each token of a segment; `token_texts` is what each adds to the text."""
         if segment.piece is None:
             return [_turn_name(turn) for turn in segment.turns for _ in segment.ids] or [TEMPLATE] * len(segment.ids)
-        if "".join(shown) != marks.uncover(segment.piece):
+        if "".join(token_texts) != marks.uncover(segment.piece):
             # A tokenizer that changes texts does not tell where in them a token stands.
             return [TEMPLATE if token in self._encoder.special else "read" for token in segment.ids]
         # Where the texts of turns stand in what a template wrote, its marks uncovered; those that
         # it changed are left out.
-        places, end = [], 0
+        spans, end = [], 0
         for turn in segment.turns:
-            own = marks.cover(turn.text).strip()
-            start = segment.piece.find(own, end)
+            covered = marks.cover(turn.text).strip()
+            start = segment.piece.find(covered, end)
             if start >= 0:
-                end = start + len(own)
-                first, last = (len(marks.uncover(segment.piece[:place])) for place in (start, end))
-                places.append((_turn_name(turn), first, last))
+                end = start + len(covered)
+                first, last = (len(marks.uncover(segment.piece[:position])) for position in (start, end))
+                spans.append((_turn_name(turn), first, last))
         writers = []
         at = 0
-        for text in shown:
+        for text in token_texts:
             end = at + max(1, len(text))
-            writers.append(next((name for name, first, last in places if at < last and end > first), TEMPLATE))
+            writers.append(next((name for name, first, last in spans if at < last and end > first), TEMPLATE))
             at += len(text)
-        if len(places) == len(segment.turns):
+        if len(spans) == len(segment.turns):
             # The own turns of a template, such as a system turn that it adds, end where no turn of
             # the conversation does.
             start = 0
@@ -640,7 +640,7 @@ class Renderer:
         # A reply that ended with another end token has its end already, and one that a stop string
         # ended has none. Some servers do not report theirs.
         ids = self.own_ids(reply)
-        return not (self.is_cut(reply) or self._ended(ids) or self._stopped(reply, ids))
+        return not (self.is_cut(reply) or self._has_end(ids) or self._stopped(reply, ids))
 
     def _stopped(self, reply: Span, ids: Sequence[int]) -> bool:
         """Return whether a stop string ended a reply whose ids, if it has any, do not end with an
@@ -651,10 +651,10 @@ class Renderer:
             # string may be white space.
             return True
         # Elsewhere the ids go on beyond the text, with the stop string.
-        said, text = self._tokenizer.decode(ids).strip() if ids else "", reply.text.strip()
-        return len(said) > len(text) and said.startswith(text)
+        sampled, text = self._tokenizer.decode(ids).strip() if ids else "", reply.text.strip()
+        return len(sampled) > len(text) and sampled.startswith(text)
 
-    def _ended(self, ids: Sequence[int]) -> bool:
+    def _has_end(self, ids: Sequence[int]) -> bool:
         return bool(ids and ids[-1] in self._encoder.special)
 
     def _template(self, messages: Sequence[Message], marks: Marks, *, prompt: bool) -> str:

@@ -93,14 +93,16 @@ def _trained_lengths(sample: Sample, rendered: RenderedSample, renderer: Rendere
         if group:
             groups.append(group)
     stretches = list(trained_stretches(rendered.labels))
-    begins = [before for before, (one, two) in enumerate(pairwise(rendered.labels)) if one == IGNORED != two]
+    starts = [
+        before for before, (previous, current) in enumerate(pairwise(rendered.labels)) if previous == IGNORED != current
+    ]
     if len(groups) != len(stretches):
         raise DataFault(
             f"{sample.kind} sample {sample_id(sample)} marks {len(groups)} turns for training and its labels cover "
             f"{len(stretches)} stretches of tokens; the chat template must have text between two assistant turns"
         )
     lengths: list[int] = []
-    for group, stretch, begin in zip(groups, stretches, begins, strict=True):
+    for group, stretch, begin in zip(groups, stretches, starts, strict=True):
         before: int | None = rendered.input_ids[begin]
         for position, trained in enumerate(group):
             ids = renderer.own_ids(trained.span) if trained.ends else renderer.inner_ids(trained.span, before)

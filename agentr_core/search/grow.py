@@ -39,7 +39,7 @@ from agentr_core.fingerprint import derive_seed
 from agentr_core.models.batching import all_or_none
 from agentr_core.recipes.agent_r import SearchConfig
 from agentr_core.recipes.fields import sampling_of
-from agentr_core.search.tree import ROOT, Arena, Draw, Expansion, Growth, descend, steps_to, way_to
+from agentr_core.search.tree import ROOT, Arena, Draw, Expansion, Growth, descend, path_to, steps_to
 from agentr_core.types import Generation, Grading, Instance, Request, Step, StopReason, Trajectory, Tree
 
 # Bring one environment to the nodes of a growing tree.
@@ -163,8 +163,10 @@ async def expand(
         return end_at_context_limit(arena, node)
     # For each reply, the position of the first one that is equal to it.
     key = same_reply(env, config)
-    seen: dict[str, int] = {}
-    firsts = [seen.setdefault(key(generation.text), position) for position, generation in enumerate(generations)]
+    first_positions: dict[str, int] = {}
+    firsts = [
+        first_positions.setdefault(key(generation.text), position) for position, generation in enumerate(generations)
+    ]
     chosen = [generations[i] for i in sorted(set(firsts))]
     horizon = arena.nodes[node].depth + 1 > config.depth
     if env.has(Environment.answer):
@@ -189,9 +191,9 @@ async def expand(
             outcomes = await call(env, timer, lambda: states.branch(arena, node, chosen, horizon=horizon))
     outcomes = [read_through(outcome, dropped) for outcome in outcomes]
     outcomes, gradings = await grade_ends(env, arena, steps, outcomes, helper, request)
-    grown = _add_children(arena, node, request.seed, generations, firsts, outcomes)
-    graded_nodes = ((grown.first_created + number, grading) for number, grading in gradings.items())
-    return replace(grown, gradings=tuple(graded_nodes))
+    growth = _add_children(arena, node, request.seed, generations, firsts, outcomes)
+    graded_nodes = ((growth.first_created + number, grading) for number, grading in gradings.items())
+    return replace(growth, gradings=tuple(graded_nodes))
 
 
 def _add_children(
@@ -215,14 +217,14 @@ def _add_children(
         position: arena.add(node, outcome.step, outcome.stop, duplicates=firsts.count(position))
         for position, outcome in zip(sorted(set(firsts)), outcomes, strict=True)
     }
-    touched: set[int] = set()
+    changed: set[int] = set()
     for child in child_of.values():
         if arena.nodes[child].terminal:
-            touched |= arena.back_up(child)
-    touched |= arena.close(node)
+            changed |= arena.back_up(child)
+    changed |= arena.close(node)
     return Growth(
         first_created=first_created,
-        touched=frozenset(touched),
+        touched=frozenset(changed),
         draws=tuple(
             Draw(parent=node, node=child_of[first], seed=seed, number=number, generation=generation)
             for number, (first, generation) in enumerate(zip(firsts, generations, strict=True))
@@ -241,30 +243,32 @@ async def grade_ends(
     """Return the outcomes of replies to `request`, with the grader's reward where the path ended,
     and the grades by the number of the reply.
     """
-    ended = {
+    trajectories = {
         number: Trajectory.ended(arena.instance, arena.first_observation, (*steps, outcome.step), outcome.stop)
         for number, outcome in enumerate(outcomes)
         if outcome.stop is not None
     }
-    asked = [
+    pending = [
         graded(env, path, helper, seed=derive_seed(request.seed, "grade", number), session=request.session)
-        for number, path in ended.items()
+        for number, path in trajectories.items()
     ]
-    found = dict(zip(ended, await all_or_none(asked), strict=True))
+    graded_by_number = dict(zip(trajectories, await all_or_none(pending), strict=True))
     return (
         [
-            Outcome(step=found[number][0].steps[-1], stop=found[number][0].stop) if number in found else outcome
+            Outcome(step=graded_by_number[number][0].steps[-1], stop=graded_by_number[number][0].stop)
+            if number in graded_by_number
+            else outcome
             for number, outcome in enumerate(outcomes)
         ],
-        {number: grading for number, (_, grading) in found.items() if grading is not None},
+        {number: grading for number, (_, grading) in graded_by_number.items() if grading is not None},
     )
 
 
 def end_at_context_limit(arena: Arena, node: int) -> Growth:
     """End the path at an unexpanded node, with the reward it has, and return what changed."""
     arena.put(replace(arena.nodes[node], terminal=True, stop=StopReason.CONTEXT_LIMIT))
-    touched = arena.back_up(node) | arena.close(arena.nodes[node].parent)
-    return Growth(first_created=len(arena.nodes), touched=frozenset(touched))
+    changed = arena.back_up(node) | arena.close(arena.nodes[node].parent)
+    return Growth(first_created=len(arena.nodes), touched=frozenset(changed))
 
 
 def same_reply(env: Environment, config: SearchConfig) -> Callable[[str], str]:
@@ -286,7 +290,7 @@ def steps_shown(steps: int, *, dives_done: int, give_up: int) -> int:
 
 
 @dataclass(slots=True, kw_only=True)
-class Lead:
+class ExpertStart:
     """The way of the expert's first steps in a tree. Steps that the tree has are not taken again,
     so the way is found again when a search is resumed.
     """
@@ -305,16 +309,16 @@ class Lead:
         The steps that the tree lacks are added as if the last dive had made them. Where one cannot
         be added, because the path has no room or the episode ends, the way ends before it.
         """
-        arena, node, opened = self.arena, ROOT, frozenset[int]()
+        arena, node, reopened = self.arena, ROOT, frozenset[int]()
         if self._replies is None:
             env, instance = self.states.env, self.arena.instance
             self._replies = await call(env, self.timer, lambda: tuple(env.expert(instance) or ()))
             # An expert may have played in the environment to know its replies.
             self.states.standing = None
         replies = self._replies
-        shown = steps_shown(len(replies), dives_done=arena.dives_done, give_up=self.config.give_up)
+        num_steps = steps_shown(len(replies), dives_done=arena.dives_done, give_up=self.config.give_up)
         key = same_reply(self.states.env, self.config)
-        for reply in replies[: min(shown, self.config.depth)] if replies else ():
+        for reply in replies[: min(num_steps, self.config.depth)] if replies else ():
             # The child of the node that stands for the reply, if there is one.
             steps = [(index, arena.nodes[index].step) for index in arena.children[node]]
             child = next((i for i, step in steps if step is not None and key(step.reply) == key(reply)), None)
@@ -323,14 +327,14 @@ class Lead:
                 if child is None:
                     break
                 # There is a new node below, so the nodes on the way to it are open again.
-                closed = [
-                    index for index in (ROOT, *way_to(self.arena.nodes, node)) if self.arena.nodes[index].terminal
+                to_reopen = [
+                    index for index in (ROOT, *path_to(self.arena.nodes, node)) if self.arena.nodes[index].terminal
                 ]
-                for index in closed:
+                for index in to_reopen:
                     self.arena.put(replace(self.arena.nodes[index], terminal=False))
-                opened |= frozenset(closed)
+                reopened |= frozenset(to_reopen)
             node = child
-        return node, opened
+        return node, reopened
 
     async def _add(self, node: int, reply: str) -> int | None:
         arena = self.arena
@@ -479,15 +483,15 @@ async def _search(
     # The environment of a fresh arena has just been reset; at which node that of a resumed one
     # stands is not known.
     states = NodeStates(env, standing=ROOT if len(arena.nodes) == 1 else None)
-    diving = _Diving(arena, config, Lead(arena=arena, states=states, config=config, timer=timer, helper=helper))
-    known = len(arena.nodes)
+    diving = _Diving(arena, config, ExpertStart(arena=arena, states=states, config=config, timer=timer, helper=helper))
+    num_reported = len(arena.nodes)
     position = await diving.resume()
     while position is not None:
         growth = await expand(arena, position, states, sample, config, timer, fits, helper)
         position = await diving.advance(position)
         # Nodes on the way of a dive that begins now are stored with the dive that ended.
-        yield arena.report(replace(growth, first_created=known, touched=growth.touched | diving.opened))
-        known, diving.opened = len(arena.nodes), frozenset()
+        yield arena.report(replace(growth, first_created=num_reported, touched=growth.touched | diving.opened))
+        num_reported, diving.opened = len(arena.nodes), frozenset()
 
 
 @dataclass(slots=True)
@@ -498,7 +502,7 @@ class _Diving:
 
     arena: Arena
     config: SearchConfig
-    lead: Lead
+    lead: ExpertStart
     opened: frozenset[int] = frozenset()
 
     async def resume(self) -> int | None:
@@ -540,14 +544,14 @@ class _Diving:
     async def _start(self) -> int | None:
         """Return the node at which the next dive begins; None if there is none."""
         arena, config = self.arena, self.config
-        closed = arena.nodes[ROOT].terminal
-        lost = not arena.nodes[ROOT].value_sum and (closed or 0 < config.give_up <= arena.dives_done)
-        if not (closed or lost):
+        root_closed = arena.nodes[ROOT].terminal
+        without_reward = not arena.nodes[ROOT].value_sum and (root_closed or 0 < config.give_up <= arena.dives_done)
+        if not (root_closed or without_reward):
             return ROOT
-        if not (lost and config.expert_start):
+        if not (without_reward and config.expert_start):
             return None
-        start, opened = await self.lead.start()
-        self.opened |= opened
+        start, reopened = await self.lead.start()
+        self.opened |= reopened
         return start or None
 
     def _descend(self, start: int) -> int | None:

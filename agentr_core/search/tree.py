@@ -116,12 +116,12 @@ def descend(
     """
     index = start
     while children[index]:
-        found = select_child(
+        child = select_child(
             nodes[index], [nodes[i] for i in children[index]], exploration=exploration, seed=seed, dive=dive
         )
-        if found is None:
+        if child is None:
             return None
-        index = found.index
+        index = child.index
     return None if nodes[index].terminal else index
 
 
@@ -286,7 +286,7 @@ class Arena:
         return set(changed)
 
 
-def grown(tree: Tree, expansion: Expansion) -> Tree:
+def apply_expansion(tree: Tree, expansion: Expansion) -> Tree:
     """Return a tree as it is after one more expansion."""
     nodes = [*tree.nodes, *expansion.created]
     for node in expansion.changed:
@@ -296,16 +296,16 @@ def grown(tree: Tree, expansion: Expansion) -> Tree:
 
 def steps_to(nodes: Sequence[Node], index: int) -> tuple[Step, ...]:
     """Return the steps from the root to a node, the node's own last."""
-    return tuple(step for i in way_to(nodes, index) if (step := nodes[i].step) is not None)
+    return tuple(step for i in path_to(nodes, index) if (step := nodes[i].step) is not None)
 
 
-def way_to(nodes: Sequence[Node], index: int) -> tuple[int, ...]:
+def path_to(nodes: Sequence[Node], index: int) -> tuple[int, ...]:
     """Return the indices from the first node after the root to a node."""
-    way = []
+    path = []
     while index > ROOT:
-        way.append(index)
+        path.append(index)
         index = nodes[index].parent
-    return tuple(reversed(way))
+    return tuple(reversed(path))
 
 
 # The paths of a tree, from the root to where an episode ended, and what two of them share.
@@ -321,7 +321,7 @@ def leaf_paths(tree: Tree, tree_id: str) -> tuple[Path, ...]:
     return tuple(
         Path(
             tree_id=tree_id,
-            nodes=way_to(tree.nodes, node.index),
+            nodes=path_to(tree.nodes, node.index),
             trajectory=Trajectory.ended(
                 tree.instance, tree.first_observation, steps_to(tree.nodes, node.index), node.stop
             ),

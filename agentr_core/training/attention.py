@@ -57,11 +57,11 @@ def attend(
     without one, attention is causal. What else a model may ask for is left to Transformers.
     """
     tokens, window = query.shape[2], options.get("sliding_window") or 0
-    near = 0 < window <= _SMALL_WINDOW
+    windowed = 0 < window <= _SMALL_WINDOW
     unknown = [name for name in ("position_bias", "softcap", "s_aux") if options.get(name) is not None]
-    added = attention_mask is not None and attention_mask.dtype != torch.bool
-    large = not near and query.shape[1] * tokens**2 * module.config.num_hidden_layers > _MOST_SCORES
-    if dropout or unknown or added or large or key.shape[2] != tokens:
+    is_additive = attention_mask is not None and attention_mask.dtype != torch.bool
+    large = not windowed and query.shape[1] * tokens**2 * module.config.num_hidden_layers > _MOST_SCORES
+    if dropout or unknown or is_additive or large or key.shape[2] != tokens:
         attended: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
         )
@@ -69,20 +69,20 @@ def attend(
     shared = query.shape[1] // key.shape[1]
     key, value = repeat_kv(key, shared), repeat_kv(value, shared)
     query = query * (query.shape[3] ** -0.5 if scaling is None else scaling)
-    if near:
-        found = _nearest(query, key, value, attention_mask, min(window, tokens))
+    if windowed:
+        output = _nearest(query, key, value, attention_mask, min(window, tokens))
     else:
-        found = _causal(query, key, value, attention_mask)
-    return found.transpose(1, 2), None
+        output = _causal(query, key, value, attention_mask)
+    return output.transpose(1, 2), None
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     rows, heads, tokens, _ = query.shape
     if mask is None:
         mask = torch.ones((1, 1, tokens, tokens), dtype=torch.bool, device=query.device).tril()
-    hidden = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, _least(query))
-    added = hidden.expand(rows, heads, tokens, tokens).flatten(0, 1)
-    scores = torch.baddbmm(added, query.flatten(0, 1), key.transpose(2, 3).flatten(0, 1))
+    hidden = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, _lowest_score(query))
+    bias = hidden.expand(rows, heads, tokens, tokens).flatten(0, 1)
+    scores = torch.baddbmm(bias, query.flatten(0, 1), key.transpose(2, 3).flatten(0, 1))
     return _weights(scores.view(rows, heads, tokens, tokens)) @ value
 
 
@@ -91,20 +91,20 @@ def _nearest(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, win
     before = (0, 0, window - 1, 0)
     keys, values = torch.nn.functional.pad(key, before), torch.nn.functional.pad(value, before)
     # One position of the window after another, from the oldest token to the current one.
-    scores = torch.stack([(query * keys[:, :, place : place + tokens]).sum(-1) for place in range(window)], dim=-1)
+    scores = torch.stack([(query * keys[:, :, offset : offset + tokens]).sum(-1) for offset in range(window)], dim=-1)
     age = torch.arange(window - 1, -1, -1, device=query.device)
-    seen = torch.arange(tokens, device=query.device)[:, None] - age
-    missing = seen < 0
+    position = torch.arange(tokens, device=query.device)[:, None] - age
+    missing = position < 0
     if mask is not None:
-        places = seen.clamp(min=0).expand(*mask.shape[:2], tokens, window)
-        missing = missing | ~mask.gather(-1, places)
-    weights = _weights(scores.masked_fill(missing, _least(scores)))
+        clamped = position.clamp(min=0).expand(*mask.shape[:2], tokens, window)
+        missing = missing | ~mask.gather(-1, clamped)
+    weights = _weights(scores.masked_fill(missing, _lowest_score(scores)))
     return torch.stack(
-        [weights[..., place, None] * values[:, :, place : place + tokens] for place in range(window)]
+        [weights[..., offset, None] * values[:, :, offset : offset + tokens] for offset in range(window)]
     ).sum(0)
 
 
-def _least(numbers: Tensor) -> float:
+def _lowest_score(numbers: Tensor) -> float:
     """Return the score of what a token does not see. Padding sees nothing, and minus infinity alone
     would make it NaN, which the products of later layers would carry to all tokens.
     """

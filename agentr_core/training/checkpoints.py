@@ -129,9 +129,9 @@ def publish(staging: Path, destination: Path, manifest: Manifest) -> Manifest:
     return finished
 
 
-def publish_step(staging: Path, output_dir: Path, manifest: Manifest, *, most: int | None) -> None:
+def publish_step(staging: Path, output_dir: Path, manifest: Manifest, *, limit: int | None) -> None:
     """Publish the weights of an unfinished training after the last step of its manifest, beside the
-    folder of the finished checkpoint, and remove earlier ones until there are at most `most`.
+    folder of the finished checkpoint, and remove earlier ones until there are at most `limit`.
 
     What an interrupted try left for that step is replaced. Raises as `publish`.
     """
@@ -139,16 +139,16 @@ def publish_step(staging: Path, output_dir: Path, manifest: Manifest, *, most: i
     folder = output_dir.with_name(f"{output_dir.name}@{manifest.steps}")
     shutil.rmtree(folder, ignore_errors=True)
     publish(staging, folder, manifest)
-    if most is not None:
-        for old in list(published_steps(output_dir).values())[:-most]:
+    if limit is not None:
+        for old in list(published_steps(output_dir).values())[:-limit]:
             shutil.rmtree(old)
 
 
 def published_steps(output_dir: Path) -> dict[int, Path]:
     """Return the folders of the published steps of a training, by step, in order."""
-    named = {path.name.rpartition("@")[2]: path for path in output_dir.parent.glob(f"{output_dir.name}@*")}
-    found = {int(step): path for step, path in named.items() if step.isascii() and step.isdecimal()}
-    return {step: found[step] for step in sorted(found) if is_complete(found[step])}
+    by_suffix = {path.name.rpartition("@")[2]: path for path in output_dir.parent.glob(f"{output_dir.name}@*")}
+    steps = {int(step): path for step, path in by_suffix.items() if step.isascii() and step.isdecimal()}
+    return {step: steps[step] for step in sorted(steps) if is_complete(steps[step])}
 
 
 def from_here(path: Path) -> Path:

@@ -42,9 +42,9 @@ def main(arguments: list[str]) -> int:
         return 2
     workspace, machine_rank = Path(arguments[0]), int(arguments[1])
     while True:
-        found = wanted(workspace / CHECKPOINTS, machine_rank)
-        if found is not None:
-            take_part(*found, machine_rank)
+        training = latest_unfinished(workspace / CHECKPOINTS, machine_rank)
+        if training is not None:
+            take_part(*training, machine_rank)
         time.sleep(POLL)
 
 
@@ -56,12 +56,12 @@ def take_part(job_file: Path, job: TrainingJob, machine_rank: int) -> None:
     try:
         unwanted_since: float | None = None
         while not _ends(launcher, POLL):
-            found = wanted(job_file.parents[1], machine_rank)
-            if found is None:
+            training = latest_unfinished(job_file.parents[1], machine_rank)
+            if training is None:
                 unwanted_since = unwanted_since or time.monotonic()
                 if time.monotonic() - unwanted_since > LINGER:
                     return
-            elif found[0] == job_file:
+            elif training[0] == job_file:
                 unwanted_since = None
             else:
                 # Otherwise the processes would wait for a main machine that is gone, and meet that
@@ -84,7 +84,7 @@ def _ends(launcher: subprocess.Popen[bytes], seconds: float) -> bool:
     return launcher.returncode is not None
 
 
-def wanted(checkpoints: Path, machine_rank: int) -> tuple[Path, TrainingJob] | None:
+def latest_unfinished(checkpoints: Path, machine_rank: int) -> tuple[Path, TrainingJob] | None:
     """Return the training that was started last, with its job file, if it is unfinished and wants
     this machine; else None.
     """

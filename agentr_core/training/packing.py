@@ -32,7 +32,7 @@ ROW = 512
 """The length up to which rows may always be filled: with one short sample per row, the processor
 would wait for Python.
 """
-QUANTUM = 64
+LENGTH_STEP = 64
 _SEPARATED = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
 """Kinds of layers whose mask separates the samples of a row."""
 
@@ -71,12 +71,12 @@ def packing_faults(model_config: Any, config: TrainingConfig) -> list[str]:
     """Return why samples of a model, given by its text configuration, cannot share rows, one
     sentence each.
     """
-    strange = sorted(set(getattr(model_config, "layer_types", None) or ()) - _SEPARATED)
-    if not config.packing or not strange:
+    unsupported = sorted(set(getattr(model_config, "layer_types", None) or ()) - _SEPARATED)
+    if not config.packing or not unsupported:
         return []
     return [
-        f"training.packing: layers of kind {', '.join(strange)} would mix the samples of a row; set it to false, which "
-        "gives each sample a row of its own"
+        f"training.packing: layers of kind {', '.join(unsupported)} would mix the samples of a row; set it to false, "
+        "which gives each sample a row of its own"
     ]
 
 
@@ -86,8 +86,8 @@ def padded_length(tokens: int) -> int:
 
     There must be few lengths: for every new shape the CPU compiles new kernels, and memory grows.
     """
-    quantum = max(QUANTUM, 1 << max(0, (tokens - 1).bit_length() - 3))
-    return -(-tokens // quantum) * quantum
+    multiple = max(LENGTH_STEP, 1 << max(0, (tokens - 1).bit_length() - 3))
+    return -(-tokens // multiple) * multiple
 
 
 def bins(lengths: Sequence[int], *, packing: bool) -> list[list[int]]:
@@ -99,15 +99,15 @@ def bins(lengths: Sequence[int], *, packing: bool) -> list[list[int]]:
         return [[index] for index in order]
     capacity = max(ROW, padded_length(max(lengths)))
     filled: list[list[int]] = []
-    room: list[int] = []
+    free_tokens: list[int] = []
     for index in order:
-        place = next((place for place, free in enumerate(room) if free >= lengths[index]), None)
-        if place is None:
+        bin_index = next((bin_index for bin_index, free in enumerate(free_tokens) if free >= lengths[index]), None)
+        if bin_index is None:
             filled.append([index])
-            room.append(capacity - lengths[index])
+            free_tokens.append(capacity - lengths[index])
         else:
-            filled[place].append(index)
-            room[place] -= lengths[index]
+            filled[bin_index].append(index)
+            free_tokens[bin_index] -= lengths[index]
     return filled
 
 
@@ -210,17 +210,17 @@ def plan(
     # The authors of Agent-R count in tokens: their trainer packs rows of full length.
     if step_tokens:
         steps: list[list[int]] = [[]]
-        room = step_tokens
+        free_tokens = step_tokens
         for row in order:
-            if steps[-1] and lengths[row] > room:
+            if steps[-1] and lengths[row] > free_tokens:
                 steps.append([])
-                room = step_tokens
+                free_tokens = step_tokens
             steps[-1].append(row)
-            room -= lengths[row]
+            free_tokens -= lengths[row]
     else:
         steps = [order[start : start + per_step] for start in range(0, len(order), per_step)]
-    seen = accumulate(sum(tokens[row] for row in step) for step in steps)
-    return Plan(steps=tuple(map(tuple, steps)), trained_tokens=tuple(seen), epochs=len(order) / len(tokens))
+    trained_tokens = accumulate(sum(tokens[row] for row in step) for step in steps)
+    return Plan(steps=tuple(map(tuple, steps)), trained_tokens=tuple(trained_tokens), epochs=len(order) / len(tokens))
 
 
 def _endless(rows: int, seed: int) -> Iterator[int]:

@@ -124,12 +124,12 @@ def merge(adapted: Any) -> Any:
     Raises `TrainingFault` if it then computes something else: not every adapter can be added to
     weights, and PEFT only warns.
     """
-    apart = _scores(adapted)
+    expected = _scores(adapted)
     model = adapted.merge_and_unload()
     # The middle of the differences: rounding may send a token to another expert.
-    difference = float((_scores(model) - apart).abs().amax(-1).median())
+    difference = float((_scores(model) - expected).abs().amax(-1).median())
     # Not "greater than", which is false of no number.
-    if not difference <= _ROUNDING * max(1.0, float(apart.abs().max())):
+    if not difference <= _ROUNDING * max(1.0, float(expected.abs().max())):
         raise TrainingFault(
             f"with the adapter merged into its weights, the model gives other scores than with the adapter apart (by "
             f"{difference:.2g}); set training.publish=adapter, or train other modules (training.lora_target_modules, "
@@ -144,11 +144,11 @@ def tied_faults(adapted: Any, model_dir: Path) -> list[str]:
 
     Merged, it would change the others, too, or the model would no longer share the weight.
     """
-    places: dict[int, list[str]] = {}
+    names_of: dict[int, list[str]] = {}
     for name, parameter in adapted.named_parameters(remove_duplicate=False):
-        places.setdefault(id(parameter), []).append(name)
-    shared = [name for names in places.values() if len(names) > 1 for name in names]
-    changed = [found[0].rpartition(".")[2] for name in shared if (found := _ADAPTED.split(name, maxsplit=1))[1:]]
+        names_of.setdefault(id(parameter), []).append(name)
+    shared = [name for names in names_of.values() if len(names) > 1 for name in names]
+    changed = [match[0].rpartition(".")[2] for name in shared if (match := _ADAPTED.split(name, maxsplit=1))[1:]]
     if not changed:
         return []
     return [
@@ -219,15 +219,15 @@ def shape_faults(path: Path, config: TrainingConfig) -> list[str]:
     Training continues with the existing adapter; a second one on top of it could not be published
     alone.
     """
-    there = PeftConfig.from_pretrained(path)
+    adapter = PeftConfig.from_pretrained(path)
     pairs = {
-        "lora_r": (there.r, config.lora_r),
-        "lora_alpha": (there.lora_alpha, config.lora_alpha),
-        "use_dora": (there.use_dora, config.use_dora),
-        "lora_modules_to_save": (set(there.modules_to_save or ()), set(config.lora_modules_to_save)),
+        "lora_r": (adapter.r, config.lora_r),
+        "lora_alpha": (adapter.lora_alpha, config.lora_alpha),
+        "use_dora": (adapter.use_dora, config.use_dora),
+        "lora_modules_to_save": (set(adapter.modules_to_save or ()), set(config.lora_modules_to_save)),
     }
     if not isinstance(config.lora_target_modules, str):
-        pairs["lora_target_modules"] = (set(there.target_modules), set(config.lora_target_modules))
+        pairs["lora_target_modules"] = (set(adapter.target_modules), set(config.lora_target_modules))
     return [
         f"training.{name} is {new}, but training goes on with the adapter in {path}, where it is {old}; keep it, or "
         "set training.start_from=base"
@@ -273,17 +273,17 @@ def plain_faults(model: Any) -> list[str]:
     """Return why `whole_weights` cannot add the adapters of a model, one sentence each: an adapter
     that training goes on with may have more than the two matrices of plain LoRA.
     """
-    strange = [
+    unsupported = [
         name
         for name, parameter in model.named_parameters()
         if parameter.requires_grad and not re.search(r"\.lora_(?:[AB]\.\w+\.weight|embedding_[AB]\.\w+)$", name)
     ]
-    strange += [name for name, module in model.named_modules() if isinstance(module, ParamWrapper)]
-    if not strange:
+    unsupported += [name for name, module in model.named_modules() if isinstance(module, ParamWrapper)]
+    if not unsupported:
         return []
     return [
-        f"group RL trains plain LoRA adapters on whole modules, and this one also trains {strange[0]}; merge it into "
-        "its model, and set training.lora_r for a new one"
+        f"group RL trains plain LoRA adapters on whole modules, and this one also trains {unsupported[0]}; merge it "
+        "into its model, and set training.lora_r for a new one"
     ]
 
 
@@ -292,7 +292,7 @@ def whole_weights(
     dtype: torch.dtype,
     *,
     gathered: Callable[[Sequence[torch.Tensor]], AbstractContextManager[None]] = lambda parameters: nullcontext(),
-    wanted: bool = True,
+    collect: bool = True,
 ) -> dict[str, torch.Tensor]:
     """Return the weights of a model, each once, on the CPU, by their names in the model without
     adapters. Plain LoRA adapters are added to them in 32 bits, as a merge adds them.
@@ -300,23 +300,23 @@ def whole_weights(
     Args:
         gathered: gives a context in which parameters are whole, if this process holds parts of
             them that are no DTensors.
-        wanted: whether this process wants them; if not, it returns nothing, and only helps others
+        collect: whether this process wants them; if not, it returns nothing, and only helps others
             that hold parts of them.
     """
-    bare = model.get_base_model() if isinstance(model, PeftModel) else model
-    adapters = {name: module for name, module in bare.named_modules() if isinstance(module, LoraLayer)}
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    adapters = {name: module for name, module in base.named_modules() if isinstance(module, LoraLayer)}
     weights: dict[str, torch.Tensor] = {}
     with torch.no_grad():
-        for name, parameter in bare.named_parameters():
+        for name, parameter in base.named_parameters():
             owner, _, field = name.rpartition(".base_layer.")
             changed = owner in adapters and field == "weight"
-            if not owner and any(name.startswith(f"{place}.lora_") for place in adapters):
+            if not owner and any(name.startswith(f"{adapter_name}.lora_") for adapter_name in adapters):
                 continue
             with gathered(list(adapters[owner].parameters()) if changed else [parameter]):
                 weight = full(parameter)
                 if changed:
                     weight = weight.float() + full(adapters[owner].get_delta_weight("default")).float()
-                if wanted:
+                if collect:
                     plain = name.replace(".base_layer.", ".")
                     weights[plain] = weight.detach().to("cpu", dtype, copy=True).contiguous()
     return weights
@@ -347,8 +347,8 @@ def adapter_faults(model_dir: Path, config: TrainingConfig) -> list[str]:
     model = skeleton(model_dir)
     targets = config.lora_target_modules
     faults = [
-        *(_strangers("lora_target_modules", targets, model) if not isinstance(targets, str) else []),
-        *_strangers("lora_modules_to_save", config.lora_modules_to_save, model),
+        *(_unmatched("lora_target_modules", targets, model) if not isinstance(targets, str) else []),
+        *_unmatched("lora_modules_to_save", config.lora_modules_to_save, model),
     ]
     if faults:
         return faults
@@ -373,18 +373,20 @@ def _with(model: Any, adapter: PeftConfig) -> Any:
         return get_peft_model(model, adapter)
 
 
-def _strangers(field: str, names: Sequence[str], model: Any) -> list[str]:
+def _unmatched(field: str, names: Sequence[str], model: Any) -> list[str]:
     """Return a sentence if some names match no module; PEFT only requires one match, and ignores
     the other names.
 
     Source: PEFT takes a module whose full name is the name, or ends with a dot and the name.
     """
-    there = [path for path, _ in model.named_modules() if path]
-    strange = [name for name in names if not any(f".{path}".endswith(f".{name}") for path in there)]
-    if not strange:
+    paths = [path for path, _ in model.named_modules() if path]
+    missing = [name for name in names if not any(f".{path}".endswith(f".{name}") for path in paths)]
+    if not missing:
         return []
-    known = ", ".join(dict.fromkeys(path.rpartition(".")[2] for path in there if not path.rpartition(".")[2].isdigit()))
-    return [f"training.{field}: the model has no module {', '.join(strange)}; it has {known}"]
+    suffixes = ", ".join(
+        dict.fromkeys(path.rpartition(".")[2] for path in paths if not path.rpartition(".")[2].isdigit())
+    )
+    return [f"training.{field}: the model has no module {', '.join(missing)}; it has {suffixes}"]
 
 
 def _zero3(config: TrainingConfig) -> bool:
@@ -464,7 +466,7 @@ def write_result(
 # Falcon, a sample sees those before it, and nothing fails.
 
 
-class _Asked(Exception):
+class _MaskRequested(Exception):
     """Ends a forward pass as soon as its mask is made of positions."""
 
 
@@ -497,7 +499,7 @@ def separates_samples(model: Any) -> bool:
     try:
         with torch.no_grad():
             model(input_ids=ids, position_ids=ids, use_cache=False)
-    except _Asked:
+    except _MaskRequested:
         return True
     # Masks are made before the first layer; what layers do without weights is anyone's guess.
     except Exception:
@@ -508,4 +510,4 @@ def separates_samples(model: Any) -> bool:
 
 
 def _ask(*_: Any) -> NoReturn:
-    raise _Asked
+    raise _MaskRequested

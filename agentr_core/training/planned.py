@@ -82,10 +82,10 @@ def _fault(row: TokenRow, *, vocabulary: int, context: int) -> str:
         return f"{len(row.input_ids)} token ids and {len(row.labels)} labels; there must be a label for each token"
     if len(row.input_ids) > context:
         return f"{len(row.input_ids)} tokens do not fit the model's context of {context}; lower data.max_length"
-    strangers = [token for token in row.input_ids if not 0 <= token < vocabulary]
-    if strangers:
+    unknown_ids = [token for token in row.input_ids if not 0 <= token < vocabulary]
+    if unknown_ids:
         return (
-            f"token id {strangers[0]} is not in the model's vocabulary of {vocabulary}; use the model's own tokenizer"
+            f"token id {unknown_ids[0]} is not in the model's vocabulary of {vocabulary}; use the model's own tokenizer"
         )
     pairs = zip(row.input_ids, row.labels, strict=True)
     if any(label not in (IGNORED, token) for token, label in pairs):
@@ -184,9 +184,9 @@ class FollowsPlan:
         return scheduler
 
     def _by_clock(self, share: Any) -> Callable[[int], float]:
-        return lambda _: float(share(self._tick()))
+        return lambda _: float(share(self._time_share()))
 
-    def _tick(self) -> float:
+    def _time_share(self) -> float:
         """Return the share of the time that has passed, scaled to [0, `_TICKS`]."""
         return _TICKS * min(1.0, self._seconds() / self._max_seconds)
 
@@ -196,8 +196,8 @@ class FollowsPlan:
 
         Where time is the budget, all processes get the value of the main process.
         """
-        earlier = self.state.log_history[-1]["seconds"] if self.state.log_history else 0.0
-        seconds: float = earlier + time.monotonic() - self._clock
+        previous = self.state.log_history[-1]["seconds"] if self.state.log_history else 0.0
+        seconds: float = previous + time.monotonic() - self._clock
         return float(broadcast_object_list([seconds])[0]) if self._max_seconds else seconds
 
     def go_back(self) -> None:
@@ -245,7 +245,7 @@ class FollowsPlan:
             seconds=entry["seconds"],
             learning_rate=entry.get("learning_rate"),
             grad_norm=entry.get("grad_norm"),
-            scores={ours: entry[theirs] for theirs, ours in _SCORES.items() if theirs in entry},
+            scores={name: entry[trl_name] for trl_name, name in _SCORES.items() if trl_name in entry},
         )
 
 
@@ -264,8 +264,8 @@ def last_checkpoint(folder: Path, settings: Any) -> Path | None:
     that were not.
     """
     if settings.should_save:
-        for torn in [path for path in folder.glob("checkpoint-*") if not (path / _SAVED).exists()]:
-            shutil.rmtree(torn)
+        for incomplete in [path for path in folder.glob("checkpoint-*") if not (path / _SAVED).exists()]:
+            shutil.rmtree(incomplete)
     settings.distributed_state.wait_for_everyone()
     return max(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 

@@ -101,7 +101,7 @@ def offloads(content: dict[str, Any]) -> bool:
 # How the processes of a training are started through `accelerate launch`.
 
 RANK = "agentr_core.training.rank"
-PLACES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables with the rank of a process and the number of processes; a trainer must not see those of
 an outer launcher.
 """
@@ -140,7 +140,7 @@ def environment(job: TrainingJob, outer: Mapping[str, str], *, gpus: bool) -> di
         outer: the environment of this process.
         gpus: whether the machine has GPUs.
     """
-    inner = {name: value for name, value in outer.items() if name not in PLACES}
+    inner = {name: value for name, value in outer.items() if name not in RANK_VARIABLES}
     launch = job.config.launch
     assert launch is not None
     if not gpus:
@@ -217,10 +217,10 @@ class TrainerProcess(Generic[Step]):
             self.work.root.mkdir(parents=True, exist_ok=True)
             write_whole(self.work.job_file, self.job)
         log = self.work.log_file
-        earlier = log.stat().st_size if log.exists() else 0
+        log_start = log.stat().st_size if log.exists() else 0
         exit_status, fault = await self._follow(on_progress)
         if exit_status:
-            lines = log.read_bytes()[earlier:].decode("utf-8", errors="replace").splitlines()[-TAIL:]
+            lines = log.read_bytes()[log_start:].decode("utf-8", errors="replace").splitlines()[-TAIL:]
             if fault is not None:
                 kind, message = KINDS[fault.kind], fault.message
                 if kind is AlarmRaised:
@@ -277,7 +277,7 @@ class TrainerProcess(Generic[Step]):
             try:
                 while True:
                     await asyncio.wait({exited}, timeout=POLL)
-                    ended = exited.done()
+                    has_ended = exited.done()
                     *lines, rest = (rest + events.read()).split(b"\n")
                     for line in lines:
                         event = self.read(line)
@@ -287,7 +287,7 @@ class TrainerProcess(Generic[Step]):
                             fault = fault or event
                         else:
                             on_progress(event)
-                    if ended:
+                    if has_ended:
                         return exited.result(), fault
                     if published is None and self.published():
                         published = time.monotonic()
@@ -351,7 +351,7 @@ async def train(job: TrainingJob, *, on_progress: Callable[[Report], None] = lam
         raise DataFault(f"dataset file {job.dataset_file} does not exist; build the dataset before training on it")
     _leave_foreign_work(job)
     variables = {
-        **{name: value for name, value in os.environ.items() if name not in PLACES},
+        **{name: value for name, value in os.environ.items() if name not in RANK_VARIABLES},
         # Everything the trainer reads is local; a query to the hub would only add the network to
         # what can fail.
         "HF_HUB_OFFLINE": "1",

@@ -74,11 +74,13 @@ def name_faults(config: TrainingConfig, *, section: str = "training") -> list[st
     faults = _schedule_faults(config, section)
     optimizers = [kind.value for kind in OptimizerNames if not _STEPS_ALONE.search(kind.value)]
     if config.optim not in optimizers:
-        why = "takes its steps inside the backward pass" if _STEPS_ALONE.search(config.optim) else "is unknown"
-        faults.append(f"training.optim: {config.optim!r} {why}; choose among {', '.join(optimizers)}")
+        reason = "takes its steps inside the backward pass" if _STEPS_ALONE.search(config.optim) else "is unknown"
+        faults.append(f"training.optim: {config.optim!r} {reason}; choose among {', '.join(optimizers)}")
     if config.attn_implementation and config.attn_implementation not in _ATTENTION:
-        known = ", ".join(_ATTENTION)
-        faults.append(f"training.attn_implementation: {config.attn_implementation!r} is unknown; choose among {known}")
+        choices = ", ".join(_ATTENTION)
+        faults.append(
+            f"training.attn_implementation: {config.attn_implementation!r} is unknown; choose among {choices}"
+        )
     if config.attn_implementation.startswith("flash_attention") and not (config.bf16 or config.fp16):
         faults.append(
             f"training.attn_implementation: {config.attn_implementation} computes in 16 bits only; set training.bf16 "
@@ -88,14 +90,14 @@ def name_faults(config: TrainingConfig, *, section: str = "training") -> list[st
         faults.append("training.use_liger_kernel: preferences are trained without it; leave it out")
     for name in config.report_to:
         if name not in INTEGRATION_TO_CALLBACK:
-            known = ", ".join(sorted(INTEGRATION_TO_CALLBACK))
-            faults.append(f"training.report_to: {name!r} is unknown; choose among {known}")
+            choices = ", ".join(sorted(INTEGRATION_TO_CALLBACK))
+            faults.append(f"training.report_to: {name!r} is unknown; choose among {choices}")
     if config.launch and config.launch.fsdp:
         if section == OF_PAIRS:
             faults.append("training.launch.fsdp: preferences are trained without it; use training.launch.deepspeed")
-        if strange := sorted(set(config.launch.fsdp_config) - set(_FSDP)):
+        if unknown := sorted(set(config.launch.fsdp_config) - set(_FSDP)):
             faults.append(
-                f"training.launch.fsdp_config: {', '.join(strange)} is unknown here; choose among {', '.join(_FSDP)}"
+                f"training.launch.fsdp_config: {', '.join(unknown)} is unknown here; choose among {', '.join(_FSDP)}"
             )
     if config.launch and config.launch.deepspeed:
         try:
@@ -121,11 +123,11 @@ def machine_faults(config: TrainingConfig, *, online: bool = False) -> list[str]
     if config.bf16 is True and gpus and not torch.cuda.is_bf16_supported():
         faults.append(f"{torch.cuda.get_device_name()} has no bfloat16; set training.bf16=false")
     faults += _kernel_faults(config, gpus)
-    there = get_available_reporting_integrations()
+    available = get_available_reporting_integrations()
     faults += [
         f"training.report_to: {name} is not installed; install its package or leave it out"
         for name in config.report_to
-        if name in INTEGRATION_TO_CALLBACK and name not in there
+        if name in INTEGRATION_TO_CALLBACK and name not in available
     ]
     if config.load_in_4bit:
         if not gpus:
@@ -148,11 +150,11 @@ def machine_faults(config: TrainingConfig, *, online: bool = False) -> list[str]
             "training.launch.fsdp needs CUDA devices, since Accelerate leaves it out on a CPU without a word; use "
             "training.launch.deepspeed there, or leave it out"
         )
-    here = config.num_processes // launch.num_machines
-    if gpus and here > gpus:
+    local_processes = config.num_processes // launch.num_machines
+    if gpus and local_processes > gpus:
         faults.append(
-            f"training.launch asks for {here} processes, one for each GPU, and the number of GPUs here is {gpus}; "
-            "lower it, or use num_processes=auto"
+            f"training.launch asks for {local_processes} processes, one for each GPU, and the number of GPUs here "
+            f"is {gpus}; lower it, or use num_processes=auto"
         )
     return faults
 
@@ -194,7 +196,7 @@ def _schedule_faults(config: TrainingConfig, section: str) -> list[str]:
         return [f"{field} {name!r} is unknown; choose one of {', '.join(kinds)}"]
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     try:
-        made = get_scheduler(
+        scheduler = get_scheduler(
             name,
             optimizer,
             num_warmup_steps=1,
@@ -203,6 +205,6 @@ def _schedule_faults(config: TrainingConfig, section: str) -> list[str]:
         )
     except (TypeError, ValueError) as error:
         return [f"{field}: {name} takes other arguments ({error}); give them in training.lr_scheduler_kwargs"]
-    if not hasattr(made, "lr_lambdas"):
+    if not hasattr(scheduler, "lr_lambdas"):
         return [f"{field}: {name} follows the losses of evaluations, which no trainer makes here; choose another"]
     return []

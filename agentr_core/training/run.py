@@ -46,10 +46,10 @@ def describe(error: BaseException, folder: Path, *, less_memory: str = LESS_MEMO
         return Fault(kind=type(error).__name__, message=str(error))
     chain = list(_chain(error))
     if any(_is_failed_write(link) for link in chain):
-        room = shutil.disk_usage(folder).free / 1e6
+        free_mb = shutil.disk_usage(folder).free / 1e6
         return _fault(
             TrainingFault,
-            f"a checkpoint could not be written to {folder}: {_line(error)}; its disk has {room:.1f} MB left, free "
+            f"a checkpoint could not be written to {folder}: {_line(error)}; its disk has {free_mb:.1f} MB left, free "
             "some and train again",
         )
     if any(_is_memory(link) for link in chain):
@@ -87,24 +87,24 @@ def _line(error: BaseException) -> str:
 # The number of threads that compute on a CPU.
 
 
-def use_threads(wanted: int) -> None:
-    """Let PyTorch compute on `wanted` threads of this process.
+def use_threads(count: int) -> None:
+    """Let PyTorch compute on `count` threads of this process.
 
     0 leaves the number to `OMP_NUM_THREADS`; if that is not set and there is no GPU, one thread is
     used. Threads meet at the end of every operation, of which a step has thousands, and spin until
     the last one arrives: when another program takes a core from one of them, all wait.
     """
-    if wanted:
-        torch.set_num_threads(wanted)
+    if count:
+        torch.set_num_threads(count)
     elif "OMP_NUM_THREADS" not in os.environ and not torch.cuda.is_available():
         torch.set_num_threads(1)
 
 
 @contextmanager
-def threads(wanted: int) -> Iterator[None]:
-    """Let PyTorch compute on `wanted` threads, as with `use_threads`, but only during the block."""
+def threads(count: int) -> Iterator[None]:
+    """Let PyTorch compute on `count` threads, as with `use_threads`, but only during the block."""
     before = torch.get_num_threads()
-    use_threads(wanted)
+    use_threads(count)
     try:
         yield
     finally:
@@ -225,7 +225,7 @@ class _PublishSteps(TrainerCallback):  # type: ignore[misc]
             with torch.random.fork_rng():
                 write_result(job, model, history, self._parent.dtype, weights)
             manifest = _manifest(job, self._steps, history, "save_steps")
-            publish_step(job.work.staging, job.output_dir, manifest, most=job.config.save_total_limit)
+            publish_step(job.work.staging, job.output_dir, manifest, limit=job.config.save_total_limit)
         if args.deepspeed:
             # Merging told Transformers to load whole models.
             set_hf_deepspeed_config(args.hf_deepspeed_config)

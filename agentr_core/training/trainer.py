@@ -19,7 +19,15 @@ from trl import SFTConfig, SFTTrainer
 from agentr_core.recipes.training import TrainingConfig
 from agentr_core.samples.identity import IGNORED
 from agentr_core.training.job import Report, TrainingJob
-from agentr_core.training.packing import QUANTUM, Plan, TokenRow, forward_passes, idle_pass, together, trained_tokens
+from agentr_core.training.packing import (
+    LENGTH_STEP,
+    Plan,
+    TokenRow,
+    forward_passes,
+    idle_pass,
+    together,
+    trained_tokens,
+)
 from agentr_core.training.parent import Parent
 from agentr_core.training.planned import FollowsPlan, MarkSaved, plain_arguments
 
@@ -49,13 +57,13 @@ class PlannedSFTTrainer(FollowsPlan, SFTTrainer):  # type: ignore[misc]
         model.train()
         inputs = self._prepare_inputs(inputs)
         total = torch.zeros((), device=self.args.device)
-        for number, one in enumerate(inputs["passes"], start=1):
+        for number, batch in enumerate(inputs["passes"], start=1):
             last = number == len(inputs["passes"])
             # Gradients are exchanged between processes once per step, with the last pass.
             self.accelerator.gradient_state._set_sync_gradients(last)
             with contextlib.nullcontext() if last else self.accelerator.no_sync(model):
                 with self.compute_loss_context_manager():
-                    loss = self.compute_loss(model, one, num_items_in_batch=inputs["tokens"])
+                    loss = self.compute_loss(model, batch, num_items_in_batch=inputs["tokens"])
                 # To DeepSpeed, one of our steps is one batch, however many passes it takes.
                 self.accelerator.backward(loss, **({"scale_wrt_gas": False} if self.is_deepspeed_enabled else {}))
             total += loss.detach()
@@ -77,7 +85,7 @@ class PlannedSFTTrainer(FollowsPlan, SFTTrainer):  # type: ignore[misc]
             position_ids=inputs["position_ids"],
             use_cache=False,
             # Padded to a few lengths: each new shape of a matrix product is compiled anew.
-            logits_to_keep=torch.nn.functional.pad(positions, (0, -len(positions) % QUANTUM)),
+            logits_to_keep=torch.nn.functional.pad(positions, (0, -len(positions) % LENGTH_STEP)),
         ).logits[0, : len(positions)]
         summed = torch.nn.functional.cross_entropy(logits.float(), targets[positions], reduction="sum")
         # Gradients are averaged over processes, but the tokens are counted over all of them.

@@ -59,7 +59,7 @@ async def _sandbox(attempts: bool) -> list[str]:
         lines += [f"python tool: {reason}" for reason in tool.refused]
         if not tool.level.includes(Level.LANDLOCK):
             lines.append(
-                f"python tool: at {tool.level.told()}; no run takes that level unless its recipe names it: "
+                f"python tool: at {tool.level.describe()}; no run takes that level unless its recipe names it: "
                 f"{named(tool.level)}"
             )
         if attempts:

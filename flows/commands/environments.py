@@ -220,7 +220,7 @@ def serve(
     finally:
         env.close()
     wire = WIRES.get(name, WIRES["textcraft"])
-    made = server.app(lambda: named_environment(name, options), wire, numbers, idle_s=idle_s, most=most)
+    made = server.app(lambda: named_environment(name, options), wire, numbers, idle_s=idle_s, limit=most)
     http_server.serve(
         made,
         host=host,

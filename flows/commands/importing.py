@@ -12,7 +12,7 @@ from agentr_core.exchange.imports import (
     GENERAL,
     PAIRS,
     Imported,
-    Place,
+    Target,
     import_chat,
     import_experts,
     import_pairs,
@@ -90,13 +90,13 @@ def _written(found: Imported, source: Path, target: Path, *, skip_bad: bool) -> 
     return f"{counted(len(found.lines), 'record')} in {target}{left_out}"
 
 
-def _place(environment: str, options: Mapping[str, Any], split: str) -> Place:
+def _place(environment: str, options: Mapping[str, Any], split: str) -> Target:
     if not environment:
         raise ConfigError("instances are of an environment; name it with --environment")
     env = named_environment(environment, options)
     try:
         instances = env.instances(split)
         known = frozenset(instances) if len(instances) <= MAX_SERVED else None
-        return Place(world=World(env.name, environment), split=split, known=known)
+        return Target(world=World(env.name, environment), split=split, known=known)
     finally:
         env.close()

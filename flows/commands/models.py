@@ -14,7 +14,7 @@ from typing import Any
 
 from agentr_core.errors import ModelServerError
 from agentr_core.methods.faults import parse
-from agentr_core.models.vllm.door import Keeper, open_door
+from agentr_core.models.vllm.door import ReplicaMonitor, open_control_server
 from agentr_core.models.vllm.replicas import check_ports, device_of, ensure, make_launch, start
 from agentr_core.recipes.models import ModelConfig
 from agentr_core.runtime.machine import settled
@@ -73,21 +73,21 @@ def serve(model: ModelConfig, *, port: int, logs: Path, say: Callable[[str], Any
     # Checked before an installation, which takes minutes.
     check_ports([port, *ports] if port else [])
     replicas = start(launch, environment=vllm_environment(), logs=logs, tell=say, ports=ports)
-    keeper = Keeper(replicas, model, tell=say)
+    monitor = ReplicaMonitor(replicas, model, tell=say)
     with _ending() as stop:
         try:
-            with open_door(keeper, port) as door:
+            with open_control_server(monitor, port) as door:
                 say(f"serving {launch.model} on {launch.device}; logs in {logs}")
-                _announce(keeper, stop, door=door, say=say)
-                keeper.watch(stop)
+                _announce(monitor, stop, door=door, say=say)
+                monitor.watch(stop)
         finally:
             replicas.close()
             say("the replicas have ended")
 
 
-def _announce(keeper: Keeper, stop: threading.Event, *, door: str, say: Callable[[str], Any]) -> None:
+def _announce(monitor: ReplicaMonitor, stop: threading.Event, *, door: str, say: Callable[[str], Any]) -> None:
     began = time.monotonic()
-    while not (state := keeper.look()).addresses:
+    while not (state := monitor.look()).addresses:
         if state.fault:
             raise ModelServerError(state.fault)
         if stop.wait(_POLL_SECONDS):

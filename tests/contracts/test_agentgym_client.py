@@ -112,8 +112,8 @@ def test_two_episodes_never_share_an_environment() -> None:
         one.close()
         again = client(world, worlds.SqlGym)
         begin(again, 1)
-        assert again._opened is not None
-        assert again._opened.env_id == taken
+        assert again._remote is not None
+        assert again._remote.env_id == taken
         again.close()
         other.close()
 
@@ -196,8 +196,8 @@ def test_two_hundred_environments_open_at_once_and_64_clients_stay_apart() -> No
             with httpx.Client(base_url=world.url, timeout=60) as other:
                 first = env.reset(there)
                 assert first == textcraft.TextCraft().reset(here)
-                assert env._opened is not None
-                key = {"id": env._opened.env_id}
+                assert env._remote is not None
+                key = {"id": env._remote.env_id}
                 for count in range(1, 4):
                     said = env.step(f"get {count} oak logs").observation
                     assert other.get("/observation", params=key).json() == said

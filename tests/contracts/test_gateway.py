@@ -13,7 +13,7 @@ import pytest
 from asgi import running
 from outside import HELLO, Agent, asked, played, said, sent, world
 
-from agentr_core.environments.gateway import desk
+from agentr_core.environments.gateway import broker
 from agentr_core.environments.gateway.server import app
 from agentr_core.episodes.rollout import restore
 from agentr_core.episodes.transcript import conversations
@@ -194,7 +194,7 @@ async def test_an_agent_that_gives_up_or_dies_is_a_fault_that_may_heal(url: str)
 
 def test_a_run_is_told_why_the_gateway_ended_its_episode(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was told that the gateway had been started anew."""
-    monkeypatch.setattr(desk, "_REPLY_SECONDS", 0.5)
+    monkeypatch.setattr(broker, "_REPLY_SECONDS", 0.5)
     env = world(url)
     with ThreadPoolExecutor(1) as outside:
         waiting = outside.submit(sent, url, lambda agent: agent.says(HELLO))
@@ -205,7 +205,7 @@ def test_a_run_is_told_why_the_gateway_ended_its_episode(url: str, monkeypatch: 
         env.step("late")
     env.close()
 
-    monkeypatch.setattr(desk, "_RUN_SECONDS", 0.0)
+    monkeypatch.setattr(broker, "_RUN_SECONDS", 0.0)
     with httpx.Client(base_url=url) as http:
         offer = {"environment": "gateway", "split": "train", "index": 0}
         offered = http.post("/run/open", json=offer).json()

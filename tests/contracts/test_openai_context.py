@@ -15,7 +15,7 @@ from served import Served, altered, answer, refuse, serving
 
 from agentr_core.errors import ModelFault, PromptTooLong, RequestTooLong
 from agentr_core.models.openai.chat import Endpoint, OpenAIModel
-from agentr_core.models.samplers import Relay
+from agentr_core.models.samplers import DirectSampler
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.recipes.models import ServerConfig
 from agentr_core.types import Generation, Message, Request, Sampling
@@ -100,7 +100,7 @@ async def test_what_is_left_beside_the_servers_own_template_is_asked_for(strict:
 async def test_a_conversation_that_the_server_measured_to_be_too_long_ends_its_path(strict: Served) -> None:
     async with connected(strict) as model:
         with pytest.raises(PromptTooLong, match="leaves no room for a reply at http"):
-            await Relay(model, concurrency=2).sample(ask("a " * 260))
+            await DirectSampler(model, concurrency=2).sample(ask("a " * 260))
         with pytest.raises(PromptTooLong, match="leaves no room"):
             await model.generate([ask("a " * 215)])
 
@@ -110,7 +110,7 @@ async def test_no_path_ends_by_an_estimate(strict: Served) -> None:
     async with connected(strict) as model:
         request = ask("abcdefghijk " * 100)
         assert model.count_tokens(request) > CONTEXT
-        ((reply,),) = [await Relay(model, concurrency=2).sample(request)]
+        ((reply,),) = [await DirectSampler(model, concurrency=2).sample(request)]
         assert reply.completion_tokens == 100
     assert limits(strict) == [1, 100]
 

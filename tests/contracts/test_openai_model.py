@@ -28,7 +28,7 @@ from agentr_core.errors import (
 )
 from agentr_core.models.connections import MIB
 from agentr_core.models.openai.chat import Endpoint, OpenAIModel, endpoint, served_context_length
-from agentr_core.models.samplers import Relay
+from agentr_core.models.samplers import DirectSampler
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.recipes.models import ServerConfig
 from agentr_core.types import Message, Request, Sampling
@@ -197,7 +197,7 @@ async def test_connections_are_as_many_as_the_recipe_says(server: Served) -> Non
 
 async def test_one_request_at_fault_does_not_touch_the_others(server: Served) -> None:
     async with connected(server) as model:
-        relay = Relay(model, concurrency=64)
+        relay = DirectSampler(model, concurrency=64)
         server.faults.append(refuse(400))
         answers = await asyncio.gather(*(relay.sample(ask(seed=s)) for s in range(20)), return_exceptions=True)
         assert sum(isinstance(a, ModelFault) for a in answers) == 1
@@ -209,7 +209,7 @@ async def test_a_server_that_is_started_again_is_gone_on_with(monkeypatch: pytes
     monkeypatch.setattr("agentr_core.models.openai.chat.random.random", lambda: 0.5)
     with serving(lambda: ScriptedModel(script, name="script")) as served:
         async with connected(served, concurrency=4, max_retries=30, retry_seconds=120.0) as model:
-            relay = Relay(model, concurrency=4)
+            relay = DirectSampler(model, concurrency=4)
             waiting = [asyncio.create_task(relay.sample(ask(seed=seed))) for seed in range(60)]
             while len(served.bodies) < 8:
                 await asyncio.sleep(0.005)

@@ -16,7 +16,7 @@ from toy import instance as line_instance
 
 from agentr_core.environments.agentgym import worlds
 from agentr_core.environments.agentgym.client import Connection
-from agentr_core.environments.agentgym.server import Seats, app, numbered
+from agentr_core.environments.agentgym.server import EnvironmentPool, app, numbered
 from agentr_core.environments.agentgym.wire import WIRES, Turn, read_ids
 from agentr_core.errors import ConfigError, DataFileError, MalformedAnswer
 from agentr_core.types import Instance
@@ -238,12 +238,12 @@ def test_idle_environments_are_closed_and_ids_are_not_used_again() -> None:
         made.append(Line())
         return made[-1]
 
-    seats = Seats(make, WIRES["sciworld"], LINES, idle_s=0)
-    first, second = (seats.create({})["id"] for _ in range(2))
+    pool = EnvironmentPool(make, WIRES["sciworld"], LINES, idle_s=0)
+    first, second = (pool.create({})["id"] for _ in range(2))
 
     assert [line.closed for line in made] == [True, False]
-    assert seats.ids() == [second] == [first + 1]
-    seats.close_all()
+    assert pool.ids() == [second] == [first + 1]
+    pool.close_all()
     assert made[1].closed
 
 

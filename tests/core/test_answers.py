@@ -29,7 +29,7 @@ from agentr_core.errors import (
 from agentr_core.evaluation.episodes import EpisodeResult, Player, episode_plans, play_all
 from agentr_core.models.batching import Batcher
 from agentr_core.models.openai.wire import read_completion, read_models
-from agentr_core.models.samplers import Relay
+from agentr_core.models.samplers import DirectSampler
 from agentr_core.models.vllm.model import read_choices
 from agentr_core.recipes.recipe import ErrorsConfig
 from agentr_core.runtime.instances import check_separate
@@ -234,7 +234,7 @@ def ask(text: str, **sampling: Any) -> Request:
 async def test_an_ill_typed_reply_is_the_fault_of_its_request_alone(name: str, sampler: str) -> None:
     changes, said = BAD_REPLIES[name]
     model = Giving(**changes)
-    sample = (Batcher(model, max_batch=8) if sampler == "batcher" else Relay(model, concurrency=8)).sample
+    sample = (Batcher(model, max_batch=8) if sampler == "batcher" else DirectSampler(model, concurrency=8)).sample
     one, odd, other = await asyncio.gather(*map(sample, (ask("a"), ask("odd"), ask("b"))), return_exceptions=True)
     assert type(odd) is ModelFault
     assert said in str(odd)

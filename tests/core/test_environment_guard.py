@@ -12,7 +12,7 @@ import httpx
 import pytest
 from door import Door
 
-from agentr_core.environments.agentgym.server import Seats, app, numbered
+from agentr_core.environments.agentgym.server import EnvironmentPool, app, numbered
 from agentr_core.environments.agentgym.wire import WIRES
 from agentr_core.errors import EnvironmentUnavailable, IllTypedAnswer
 from agentr_core.http_server import MOST_BYTES
@@ -59,7 +59,7 @@ async def test_a_body_is_bounded_by_what_it_says_and_by_what_it_is() -> None:
 
 
 async def test_environments_are_bounded_also_while_they_open() -> None:
-    async with served(most=3) as client:
+    async with served(limit=3) as client:
         answers = await asyncio.gather(*(client.post("/create", json={}) for _ in range(12)))
         assert sorted(answer.status_code for answer in answers) == [200] * 3 + [503] * 9
         full = next(answer for answer in answers if answer.status_code == 503)
@@ -81,15 +81,15 @@ def test_one_that_cannot_be_opened_takes_no_place_and_is_closed() -> None:
             closed.append(self)
 
     numbers = numbered(Door(), ["train"])
-    seats = Seats(Silent, WIRES["textcraft"], numbers, idle_s=60, most=1)
+    pool = EnvironmentPool(Silent, WIRES["textcraft"], numbers, idle_s=60, limit=1)
     for _ in range(3):
         with pytest.raises(IllTypedAnswer):
-            seats.create({})
+            pool.create({})
     assert len(closed) == 3
-    seats = Seats(Door, WIRES["textcraft"], numbers, idle_s=60, most=1)
-    seats.create({})
+    pool = EnvironmentPool(Door, WIRES["textcraft"], numbers, idle_s=60, limit=1)
+    pool.create({})
     with pytest.raises(EnvironmentUnavailable):
-        seats.create({})
+        pool.create({})
 
 
 async def test_an_ill_typed_answer_is_an_error_of_the_contract() -> None:

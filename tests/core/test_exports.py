@@ -19,7 +19,7 @@ from toy_paths import ToyTree, critique, renderer
 
 from agentr_core.errors import ConfigError, DiskError
 from agentr_core.exchange.formats import FORMATS, export
-from agentr_core.exchange.imports import Place, import_chat, import_experts, import_pairs
+from agentr_core.exchange.imports import Target, import_chat, import_experts, import_pairs
 from agentr_core.exchange.training_set import Launch, PairRow, SampleRow, TrainingSet
 from agentr_core.methods.agent_r.splicing import good_sample, splice
 from agentr_core.recipes.agent_r import SpliceConfig
@@ -39,7 +39,7 @@ from agentr_core.types import (
 )
 from flows.cli import exchange
 
-WORLD = Place(world=World("line"), split="train")
+WORLD = Target(world=World("line"), split="train")
 ORIGIN = {
     "run_id": "r1",
     "recipe": "toy",

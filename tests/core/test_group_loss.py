@@ -68,16 +68,16 @@ def test_what_the_world_answers_is_part_of_a_state_and_no_choice() -> None:
 
 
 def test_token_weights_say_what_the_loss_is_a_mean_over() -> None:
-    assert token_weights([1, 3], loss_type="dapo", most=10) == [1 / 4, 1 / 4]
-    assert token_weights([1, 3], loss_type="grpo", most=10) == [1 / 2, 1 / 6]
-    assert token_weights([1, 3], loss_type="dr_grpo", most=10) == [1 / 20, 1 / 20]
+    assert token_weights([1, 3], loss_type="dapo", max_tokens=10) == [1 / 4, 1 / 4]
+    assert token_weights([1, 3], loss_type="grpo", max_tokens=10) == [1 / 2, 1 / 6]
+    assert token_weights([1, 3], loss_type="dr_grpo", max_tokens=10) == [1 / 20, 1 / 20]
 
 
 def test_the_parts_of_an_episode_together_weigh_as_much_as_a_whole_one() -> None:
     # An episode of 90 tokens in three parts, and one of 90 in one.
     lengths, wholes = [30, 20, 40, 90], [90, 90, 90, 90]
     for loss_type in ("grpo", "dr_grpo"):
-        weights = token_weights(lengths, wholes=wholes, loss_type=loss_type, most=100)
+        weights = token_weights(lengths, wholes=wholes, loss_type=loss_type, max_tokens=100)
         of_parts = [length * weight for length, weight in zip(lengths, weights, strict=True)]
         assert sum(of_parts[:3]) == pytest.approx(of_parts[3])
     assert sum(of_parts) == pytest.approx(180 / (2 * 100))
@@ -124,7 +124,7 @@ def test_the_loss_is_that_of_trl(loss_type: Any, beta: float, delta: float | Non
     theirs = _trl_loss(new, old, reference, worth, mask, loss_type=loss_type, beta=beta, delta=delta, most=7)
 
     lengths = mask.sum(1).tolist()
-    weights = torch.tensor(token_weights(lengths, loss_type=loss_type, most=7))[:, None].expand(3, 5)
+    weights = torch.tensor(token_weights(lengths, loss_type=loss_type, max_tokens=7))[:, None].expand(3, 5)
     kept = mask.bool()
     ours = surrogate(
         new[kept],

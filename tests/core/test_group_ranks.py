@@ -151,7 +151,7 @@ def test_a_saved_state_is_gone_on_from_to_the_same_weights(
 @pytest.fixture
 def split(tiny_model_dir: Path, tmp_path: Path) -> Iterator[Ranks]:
     training = dataclasses.replace(PLAIN, launch=LaunchConfig(num_processes=2, fsdp=True))
-    with closing(Ranks(tiny_model_dir, training, GrpoConfig(), updates=4, most=300, folder=tmp_path)) as made:
+    with closing(Ranks(tiny_model_dir, training, GrpoConfig(), updates=4, max_tokens=300, folder=tmp_path)) as made:
         yield made
 
 
@@ -180,7 +180,7 @@ def test_what_is_not_finite_in_one_process_changes_no_weight_in_any(split: Ranks
 def test_what_a_process_cannot_load_is_told_as_one_process_tells_it(tmp_path: Path) -> None:
     training = dataclasses.replace(PLAIN, launch=LaunchConfig(num_processes=2, fsdp=True))
     with pytest.raises(ModelDirectoryError, match="cannot be loaded"):
-        Ranks(tmp_path / "nothing", training, GrpoConfig(), updates=1, most=9, folder=tmp_path)
+        Ranks(tmp_path / "nothing", training, GrpoConfig(), updates=1, max_tokens=9, folder=tmp_path)
     assert not multiprocessing.active_children()
 
 
@@ -190,7 +190,7 @@ def test_a_deepspeed_configuration_with_a_schedule_is_refused(tiny_model_dir: Pa
     file.write_text('{"zero_optimization": {"stage": 2}, "scheduler": {"type": "WarmupLR"}}', encoding="utf-8")
     training = dataclasses.replace(PLAIN, launch=LaunchConfig(num_processes=2, deepspeed=str(file)))
     with pytest.raises(ConfigError, match="has a scheduler of its own; leave it out, for group RL follows"):
-        Ranks(tiny_model_dir, training, GrpoConfig(), updates=1, most=9, folder=tmp_path)
+        Ranks(tiny_model_dir, training, GrpoConfig(), updates=1, max_tokens=9, folder=tmp_path)
 
 
 @pytest.mark.long

@@ -104,19 +104,19 @@ def test_what_an_episode_went_on_from_is_read_and_not_trained(renderer: Renderer
     end = renderer.end_of_turn
     steps = [step(renderer, (50, 51, 52), "length"), step(renderer, (60, end), "stop")]
     whole = policy_row(messages(steps), steps, renderer, [0.25, -0.5])
-    row = policy_row(messages(steps), steps, renderer, [0.25, -0.5], given=1)
+    row = policy_row(messages(steps), steps, renderer, [0.25, -0.5], num_given=1)
     assert row.input_ids == whole.input_ids
     assert row.positions == whole.positions[3:]
     assert row.logprobs == steps[1].logprobs
     assert row.advantages == (-0.5, -0.5)
-    assert policy_row(messages(steps), steps, renderer, [0.25, -0.5], given=2).positions == ()
+    assert policy_row(messages(steps), steps, renderer, [0.25, -0.5], num_given=2).positions == ()
 
 
 def test_what_an_expert_wrote_is_read_and_not_trained(renderer: Renderer) -> None:
     end = renderer.end_of_turn
     written = Step(reply="go on", action="go on", observation="seen", reward=0.0)
     steps = [written, step(renderer, (60, end), "stop"), step(renderer, (61, end), "stop")]
-    row = policy_row(messages(steps), steps, renderer, [0.25, -0.5, 1.0], given=1)
+    row = policy_row(messages(steps), steps, renderer, [0.25, -0.5, 1.0], num_given=1)
     assert [row.input_ids[position] for position in row.positions] == [60, end, 61, end]
     assert row.logprobs == (*steps[1].logprobs, *steps[2].logprobs)  # type: ignore[misc]
     assert row.advantages == (-0.5, -0.5, 1.0, 1.0)
@@ -168,7 +168,7 @@ def rows(count: int = 6) -> list[PolicyRow]:
 
 def learner(path: Path, training: TrainingConfig = TRAINING, **settings: Any) -> Learner:
     grpo = GrpoConfig(**settings)
-    return Learner(path, training, grpo, updates=4, most=100)
+    return Learner(path, training, grpo, updates=4, max_tokens=100)
 
 
 def updated(path: Path, *, updates: int = 1, **settings: Any) -> tuple[dict[str, torch.Tensor], Totals]:
@@ -215,7 +215,7 @@ def test_activations_that_are_computed_again_give_the_same_gradient(tiny_model_d
 def test_processes_that_share_a_gradient_change_only_the_rounding(tiny_model_dir: Path, tmp_path: Path) -> None:
     alone, one = updated(tiny_model_dir)
     two = dataclasses.replace(TRAINING, launch=LaunchConfig(num_processes=2), num_threads=1)
-    made = Ranks(tiny_model_dir, two, GrpoConfig(), updates=4, most=100, folder=tmp_path)
+    made = Ranks(tiny_model_dir, two, GrpoConfig(), updates=4, max_tokens=100, folder=tmp_path)
     try:
         other = made.update(rows())
         made.write_weights(tmp_path / "weights.safetensors")
@@ -233,7 +233,7 @@ async def test_a_process_that_hangs_holds_up_no_end_and_one_that_died_is_reporte
     tiny_model_dir: Path, tmp_path: Path
 ) -> None:
     two = dataclasses.replace(TRAINING, launch=LaunchConfig(num_processes=2), num_threads=1)
-    made = Ranks(tiny_model_dir, two, GrpoConfig(), updates=4, most=100, folder=tmp_path)
+    made = Ranks(tiny_model_dir, two, GrpoConfig(), updates=4, max_tokens=100, folder=tmp_path)
     try:
         made.update(rows())
         one, _ = multiprocessing.active_children()
@@ -267,7 +267,7 @@ def test_the_last_bits_of_a_sampler_do_not_reach_the_weights(
     exact = [row._replace(logprobs=tuple(_logprobs(before, row))) for row in rows()]
     noisy = [row._replace(logprobs=tuple(value + 1e-5 for value in row.logprobs)) for row in exact]
     drifted = [noisy[0]._replace(logprobs=tuple(value - 0.1 for value in noisy[0].logprobs)), *noisy[1:]]
-    made = make_learner(tiny_model_dir, training, GrpoConfig(), updates=4, most=100, folder=tmp_path)
+    made = make_learner(tiny_model_dir, training, GrpoConfig(), updates=4, max_tokens=100, folder=tmp_path)
     try:
         settled = made.settled(exact)
         assert made.settled(noisy) == settled
@@ -410,7 +410,7 @@ def test_adapters_go_on_from_a_state_and_are_the_same_for_two_processes(tiny_mod
     for training, exact in ((ADAPTED, True), (two, False)):
         found = load_snapshot(tmp_path / "states")
         assert found is not None
-        made = make_learner(tiny_model_dir, training, GrpoConfig(), updates=4, most=100, folder=tmp_path, seed=9)
+        made = make_learner(tiny_model_dir, training, GrpoConfig(), updates=4, max_tokens=100, folder=tmp_path, seed=9)
         try:
             made.restore(found.learner, found.parts)
             for _ in range(2):

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from agentr_core.environments.crafting.textcraft import TextCraft
 from agentr_core.errors import DataFileError
-from agentr_core.exchange.imports import Place, import_chat, import_experts, import_pairs, read_demonstrations
+from agentr_core.exchange.imports import Target, import_chat, import_experts, import_pairs, read_demonstrations
 from agentr_core.samples.chat_file import World, read_chat
 from flows.cli import cli
 
@@ -26,7 +26,7 @@ def pair(**changes: Any) -> dict[str, Any]:
     return {"id": 1, "prompt": spoken("Go.", "Ok.", "The goal."), **sides} | changes
 
 
-PLACE = Place(world=World("line"), split="train")
+PLACE = Target(world=World("line"), split="train")
 TEXTS = ("Walk.", "Ok.", "The goal is 2 away.", "right", "You are at 1.", "right", "You are at 2.")
 AGENTTRAJ = {
     "item_id": "line_4",

@@ -21,7 +21,7 @@ from toy_paths import ToyTree, critique
 
 from agentr_core.environments import registry
 from agentr_core.environments.contract import check
-from agentr_core.environments.gateway.desk import ChatCall, completion
+from agentr_core.environments.gateway.broker import ChatCall, completion
 from agentr_core.environments.native import ACT, NO_CALL, is_misread, native
 from agentr_core.environments.reasoning.problems import Move, Problem
 from agentr_core.environments.reasoning.world import ReasoningWorld, Rules

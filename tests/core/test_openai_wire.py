@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentr_core.environments.gateway.desk import ChatCall
+from agentr_core.environments.gateway.broker import ChatCall
 from agentr_core.errors import ConfigError, MalformedReply, ModelFault, Transient
 from agentr_core.models.openai.chat import Endpoint, fault_of
 from agentr_core.models.openai.wire import bodies, read_completion, read_models

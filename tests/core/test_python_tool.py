@@ -21,7 +21,7 @@ import pytest_asyncio
 from agentr_core.errors import ConfigError, SandboxError
 from agentr_core.tools.python import confinement
 from agentr_core.tools.python.confinement import CANDIDATES, Level, Limits, Outcome, Status
-from agentr_core.tools.python.tool import KeeperProcess, PythonTool, tried
+from agentr_core.tools.python.tool import ForkServerProcess, PythonTool, tried
 
 pytestmark = [
     pytest.mark.slow,
@@ -170,7 +170,7 @@ async def test_each_barrier_is_what_holds_the_attempts_on_it(level: Level) -> No
     through.
     """
     async with PythonTool(LIMITS, level, packages=(), concurrency=1) as tool:
-        findings = await tried(tool.run, level, LIMITS, beyond=True)
+        findings = await tried(tool.run, level, LIMITS, all_levels=True)
     open_ones = {finding.attempt for finding in findings if not finding.held}
     beyond = {finding.attempt for finding in findings if not level.includes(finding.level)}
     if os.getuid():
@@ -397,12 +397,12 @@ async def test_it_refuses_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 async def test_it_refuses_when_a_barrier_is_not_there_though_nothing_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = KeeperProcess.start
+    start = ForkServerProcess.start
 
-    async def weaker(level: Level, limits: Limits, packages: tuple[str, ...]) -> KeeperProcess:
+    async def weaker(level: Level, limits: Limits, packages: tuple[str, ...]) -> ForkServerProcess:
         return await start(Level.LIMITS, limits, packages)
 
-    monkeypatch.setattr(KeeperProcess, "start", weaker)
+    monkeypatch.setattr(ForkServerProcess, "start", weaker)
     with pytest.raises(SandboxError, match=r"level seccomp does not hold: code gets through at fork, another program"):
         await PythonTool(LIMITS, "seccomp", packages=()).__aenter__()
 

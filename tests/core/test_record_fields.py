@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from agentr_core.environments.crafting.textcraft import TextCraft
 from agentr_core.errors import DataFileError
 from agentr_core.exchange.imports import (
-    Place,
+    Target,
     import_chat,
     import_experts,
     import_pairs,
@@ -24,7 +24,7 @@ from agentr_core.types import Message
 from flows.cli import cli
 
 Record = dict[str, Any]
-PLACE = Place(world=World("line"), split="train")
+PLACE = Target(world=World("line"), split="train")
 NO = [False, 0, 0.0, "false", [0], [False, 0.0, None], ["false"]]
 YES = [True, 1, 1.0, None, [1, 1.0], [], [None]]
 NEITHER = ["no", "true", "0", 2, -1, {}, {"value": 0}, [0, 1], [2], float("nan"), 10**400]

@@ -10,7 +10,7 @@ import pytest
 
 from agentr_core.errors import ModelFault, ModelUnavailable, PromptTooLong
 from agentr_core.models.batching import Batcher
-from agentr_core.models.samplers import Relay, sampler_of
+from agentr_core.models.samplers import DirectSampler, sampler_of
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.recipes.models import ModelConfig, ServerConfig
 from agentr_core.types import Generation, Message, Request, Sampling
@@ -36,7 +36,7 @@ def ask(text: str, *, seed: int = 0, n: int = 1) -> Request:
 
 
 async def test_a_fault_is_one_requests_alone() -> None:
-    relay = Relay(SlowModel(), concurrency=10)
+    relay = DirectSampler(SlowModel(), concurrency=10)
     answers = await asyncio.gather(*(relay.sample(ask(t, n=2)) for t in ("a", "offline", "b")), return_exceptions=True)
     assert [a if isinstance(a, BaseException) else [g.text for g in a] for a in answers] == [
         ["a 0 0", "a 0 1"],
@@ -51,7 +51,7 @@ async def test_a_fault_is_one_requests_alone() -> None:
 
 
 async def test_time_together_counts_once() -> None:
-    relay = Relay(SlowModel(), concurrency=10)
+    relay = DirectSampler(SlowModel(), concurrency=10)
     began = time.perf_counter()
     await asyncio.gather(*(relay.sample(ask("a", seed=seed)) for seed in range(100)))
     assert 0.05 <= relay.stats().generate_seconds <= time.perf_counter() - began
@@ -59,7 +59,7 @@ async def test_time_together_counts_once() -> None:
 
 async def test_a_cancelled_request_is_given_up() -> None:
     model = SlowModel()
-    relay = Relay(model, concurrency=2)
+    relay = DirectSampler(model, concurrency=2)
     asking = asyncio.create_task(relay.sample(ask("a")))
     while not model.calls:
         await asyncio.sleep(0)
@@ -73,13 +73,13 @@ async def test_a_cancelled_request_is_given_up() -> None:
 async def test_a_prompt_without_room_is_not_sent() -> None:
     model = SlowModel()
     with pytest.raises(PromptTooLong, match="leaves no room"):
-        await Relay(model, concurrency=2).sample(ask("a b c d e f g h i"))
+        await DirectSampler(model, concurrency=2).sample(ask("a b c d e f g h i"))
     assert model.calls == 0
 
 
 async def test_close_waits_for_what_is_under_way() -> None:
     model = SlowModel()
-    relay = Relay(model, concurrency=2)
+    relay = DirectSampler(model, concurrency=2)
     asking = asyncio.create_task(relay.sample(ask("a")))
     while not model.calls:
         await asyncio.sleep(0)
@@ -92,5 +92,5 @@ async def test_close_waits_for_what_is_under_way() -> None:
 
 def test_a_served_model_is_relayed_to_and_one_here_is_batched_for() -> None:
     served = ModelConfig(backend="openai", server=ServerConfig(model="m"))
-    assert isinstance(sampler_of(SlowModel(), served), Relay)
+    assert isinstance(sampler_of(SlowModel(), served), DirectSampler)
     assert isinstance(sampler_of(SlowModel(), ModelConfig(path="m")), Batcher)

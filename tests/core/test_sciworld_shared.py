@@ -66,7 +66,7 @@ class Works:
 
 def step(simulators: SharedSimulators, path: Path, action: str, owner: object) -> Path:
     with simulators.at(path, owner) as standing:
-        return path.then(action, standing.act(action).observation)
+        return path.extended(action, standing.act(action).observation)
 
 
 def begin(simulators: SharedSimulators, owner: object, variation: Variation = BOIL) -> Path:
@@ -105,7 +105,7 @@ def test_siblings_take_simulators_up_to_the_limit_and_then_replay() -> None:
     # Nobody stands on the third: the one that was not used for longest begins anew.
     third = step(simulators, trunk, "f", "tree")
     assert [(each.begun, each.acts) for each in works.made] == [(1, 4), (2, 7)]
-    assert [deed.action for deed in third.deeds] == ["a", "b", "f"]
+    assert [deed.action for deed in third.steps] == ["a", "b", "f"]
 
 
 def test_the_simulator_that_has_done_most_of_a_path_is_taken() -> None:
@@ -139,7 +139,7 @@ def test_a_fault_ends_its_simulator_and_costs_no_place() -> None:
         with pytest.raises(EnvironmentUnavailable, match="gone"):
             step(simulators, path, "die", number)
     assert [each.closed for each in works.made] == [True] * 3
-    assert step(simulators, path, "wait", 3).deeds[0].action == "wait"
+    assert step(simulators, path, "wait", 3).steps[0].action == "wait"
 
 
 def test_a_start_that_fails_costs_no_place() -> None:

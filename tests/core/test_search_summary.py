@@ -1,6 +1,6 @@
 """What a summariser is asked, and what is read from its reply."""
 
-from agentr_core.tools.search.tool import HEADING, NO_HELP, question, read, told
+from agentr_core.tools.search.tool import HEADING, NO_HELP, format_reasoning, question, read
 
 
 def test_a_question_has_query_documents_and_reasoning() -> None:
@@ -19,11 +19,11 @@ def test_a_question_is_bounded() -> None:
 
 
 def test_of_many_entries_the_first_and_the_last_four_are_told() -> None:
-    assert told([]) == ""
-    assert told(list("abcde")) == "1. a\n2. b\n3. c\n4. d\n5. e"
-    assert told(list("abcdefg")) == "1. a\n[...]\n4. d\n5. e\n6. f\n7. g"
-    assert told(["x" * 100, "end"], 20).endswith("xx\n2. end")
-    assert len(told(["x" * 100, "end"], 20)) == 20
+    assert format_reasoning([]) == ""
+    assert format_reasoning(list("abcde")) == "1. a\n2. b\n3. c\n4. d\n5. e"
+    assert format_reasoning(list("abcdefg")) == "1. a\n[...]\n4. d\n5. e\n6. f\n7. g"
+    assert format_reasoning(["x" * 100, "end"], 20).endswith("xx\n2. end")
+    assert len(format_reasoning(["x" * 100, "end"], 20)) == 20
 
 
 def test_what_follows_the_last_heading_is_the_summary() -> None:

@@ -34,9 +34,17 @@ from agentr_core.models.connections import MIB
 from agentr_core.store.codec.trajectories import AnsweredCalls
 from agentr_core.store.database import Store
 from agentr_core.system import RetryPolicy
-from agentr_core.tools.search.retriever import Document, Retriever, normalised, shown
+from agentr_core.tools.search.retriever import Document, Retriever, format_documents, normalised
 from agentr_core.tools.search.server import app
-from agentr_core.tools.search.tool import InProcess, Once, Pace, RetrievalServer, SearchTool, Serper, Together
+from agentr_core.tools.search.tool import (
+    AnswerCache,
+    CallCombiner,
+    InProcess,
+    Pace,
+    RetrievalServer,
+    SearchTool,
+    Serper,
+)
 from agentr_core.types import ToolCall
 
 DOCUMENTS = [Document("a", "Ada", "Ada lives by the sea."), Document("b", "", "The sea is salt water.")]
@@ -142,7 +150,7 @@ def test_equal_queries_under_way_are_asked_once() -> None:
 def test_a_failure_reaches_all_who_wait_and_is_not_kept(tmp_path: Path) -> None:
     provider = Counting()
     provider.fault = EnvironmentUnavailable("the server sleeps")
-    tool = SearchTool(provider, once=Once(AnsweredCalls(Store(tmp_path / "s.duckdb"))))
+    tool = SearchTool(provider, once=AnswerCache(AnsweredCalls(Store(tmp_path / "s.duckdb"))))
     with pytest.raises(EnvironmentUnavailable, match="the server sleeps"):
         tool.call("Ada")
     provider.fault = EnvironmentServerError("wrong key")
@@ -158,7 +166,7 @@ def test_a_failure_reaches_all_who_wait_and_is_not_kept(tmp_path: Path) -> None:
 
 def test_memory_is_bounded_by_what_was_used_longest_ago() -> None:
     provider = Counting()
-    tool = SearchTool(provider, once=Once(most=2))
+    tool = SearchTool(provider, once=AnswerCache(max_answers=2))
     for query in ("a", "b", "a", "c", "a", "b"):
         tool.call(query)
     assert provider.asked == ["a", "b", "c", "b"]
@@ -167,8 +175,8 @@ def test_memory_is_bounded_by_what_was_used_longest_ago() -> None:
 def test_answers_outlive_a_process_in_the_store(tmp_path: Path) -> None:
     store = Store(tmp_path / "store.duckdb")
     provider = Counting()
-    first = SearchTool(provider, once=Once(AnsweredCalls(store))).call("Ada")
-    again = SearchTool(provider, once=Once(AnsweredCalls(store))).call("ADA")
+    first = SearchTool(provider, once=AnswerCache(AnsweredCalls(store))).call("Ada")
+    again = SearchTool(provider, once=AnswerCache(AnsweredCalls(store))).call("ADA")
     assert provider.asked == ["ada"]
     assert again == replace(first, cached=True, milliseconds=again.milliseconds)
     ((tool, name, key, told),) = store.rows("select tool, provider, key, status from answered_call")
@@ -188,7 +196,7 @@ def test_what_is_wanted_at_one_time_goes_through_together() -> None:
             raise EnvironmentUnavailable("busy")
         return {call.identity: replace(call, output=call.key.upper()) for call in calls if call.key != "none"}
 
-    together = Together(work)
+    together = CallCombiner(work)
     with ThreadPoolExecutor(4) as threads:
         first = threads.submit(together.through, ToolCall(tool="t", key="a"))
         assert came.wait(60)
@@ -207,7 +215,7 @@ def test_what_is_wanted_at_one_time_goes_through_together() -> None:
 
 
 def test_other_parameters_are_another_question() -> None:
-    once = Once()
+    once = AnswerCache()
     one, two = Counting(), Counting()
     two.parameters = {"top_k": 3}
     for provider, chars in ((one, 100), (two, 100), (one, 50), (one, 100)):
@@ -386,6 +394,6 @@ def test_threads_share_a_pace() -> None:
 
 def test_texts_in_normal_form_and_bounded() -> None:
     assert normalised("  \uff23++  or\tC ") == "c++ or c"
-    assert shown(DOCUMENTS, document_chars=10_000) == "Ada\nAda lives by the sea.\n\nThe sea is salt water."
+    assert format_documents(DOCUMENTS, document_chars=10_000) == "Ada\nAda lives by the sea.\n\nThe sea is salt water."
     for chars in range(1, 30):
-        assert all(len(part) <= chars for part in shown(DOCUMENTS, document_chars=chars).split("\n\n"))
+        assert all(len(part) <= chars for part in format_documents(DOCUMENTS, document_chars=chars).split("\n\n"))

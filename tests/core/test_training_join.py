@@ -90,13 +90,13 @@ async def test_two_machines_train_together_after_a_training_that_was_left_behind
 def test_the_last_training_is_wanted_while_it_is_unfinished_and_wants_this_machine(tmp_path: Path) -> None:
     job = two_machines(tmp_path / "model", tmp_path)
     checkpoints = tmp_path / "checkpoints"
-    assert join.wanted(checkpoints, 1) is None
+    assert join.latest_unfinished(checkpoints, 1) is None
     file = announce(job)
-    assert join.wanted(checkpoints, 1) == (file, job)
-    assert join.wanted(checkpoints, 2) is None
+    assert join.latest_unfinished(checkpoints, 1) == (file, job)
+    assert join.latest_unfinished(checkpoints, 2) is None
     other = announce(replace(job, seed=4, config=replace(job.config, launch=None)))
     os.utime(other, (time.time() + 9,) * 2)
-    assert join.wanted(checkpoints, 1) is None
+    assert join.latest_unfinished(checkpoints, 1) is None
 
 
 @pytest.mark.parametrize("then", ["done", "another", "still"])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from agentr_core.models.vllm import door as vllm_door
-from agentr_core.models.vllm.door import State, open_door
+from agentr_core.models.vllm.door import State, open_control_server
 
 
 class Keeper:
@@ -34,7 +34,7 @@ WISH = b'{"model": "m", "dtype": "float32", "context_length": 0}'
 @pytest.fixture
 def door() -> Iterator[Any]:
     keeper: Any = Keeper()
-    with open_door(keeper, 0) as address:
+    with open_control_server(keeper, 0) as address:
         yield SimpleNamespace(port=int(address.rpartition(":")[2]), keeper=keeper)
 
 
@@ -102,7 +102,7 @@ def test_a_page_under_another_name_reads_nothing(door: Any) -> None:
 def test_a_client_that_says_nothing_more_is_left(door: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_door, "_SILENCE_SECONDS", 0.3)
     keeper: Any = Keeper()
-    with open_door(keeper, 0) as address:
+    with open_control_server(keeper, 0) as address:
         before = threading.active_count()
         with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as client:
             client.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")

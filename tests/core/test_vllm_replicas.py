@@ -21,7 +21,7 @@ from model_servers import BROKEN, SLOW, WELL, command, launch
 
 from agentr_core.errors import ConfigError, ModelFault, ModelServerError, ModelUnavailable
 from agentr_core.models.vllm import door as vllm_door
-from agentr_core.models.vllm.door import Keeper, RemoteFleet, Wish, open_door
+from agentr_core.models.vllm.door import RemoteFleet, ReplicaMonitor, ServeRequest, open_control_server
 from agentr_core.models.vllm.replicas import Fleet, Launch, Replicas
 from agentr_core.recipes.models import ModelConfig
 
@@ -194,57 +194,59 @@ def _paths() -> dict[str, str]:
 
 
 @pytest.fixture
-def door(start: Callable[..., Replicas], monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Keeper, str]]:
+def door(start: Callable[..., Replicas], monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[ReplicaMonitor, str]]:
     monkeypatch.setattr(vllm_door, "make_launch", lambda path, model: launch(path))
-    keeper = Keeper(start(), ModelConfig(backend="vllm"), tell=lambda line: None)
-    with open_door(keeper, 0) as address:
-        yield keeper, address
+    monitor = ReplicaMonitor(start(), ModelConfig(backend="vllm"), tell=lambda line: None)
+    with open_control_server(monitor, 0) as address:
+        yield monitor, address
 
 
 @pytest.mark.slow
-def test_a_run_finds_the_replicas_and_has_them_serve_its_weights(door: tuple[Keeper, str], tmp_path: Path) -> None:
-    keeper, address = door
+def test_a_run_finds_the_replicas_and_has_them_serve_its_weights(
+    door: tuple[ReplicaMonitor, str], tmp_path: Path
+) -> None:
+    monitor, address = door
     same = RemoteFleet(address, launch(tmp_path / "model"))
     assert same.advance() is None
-    before = until(lambda: keeper.look().addresses, "replicas answer")
+    before = until(lambda: monitor.look().addresses, "replicas answer")
     assert same.advance() == before
     other = RemoteFleet(address, launch(tmp_path / "better"))
     assert other.advance() is None
-    assert until(lambda: keeper.look().addresses, "replicas answer anew") == before
+    assert until(lambda: monitor.look().addresses, "replicas answer anew") == before
     assert other.advance() == before
-    assert keeper.state.model == tmp_path / "better"
+    assert monitor.state.model == tmp_path / "better"
     other.close()
-    assert keeper.look().addresses == before, "they outlive the run"
+    assert monitor.look().addresses == before, "they outlive the run"
 
 
 @pytest.mark.slow
-def test_the_door_hears_of_failed_requests(door: tuple[Keeper, str], tmp_path: Path) -> None:
-    keeper, address = door
+def test_the_door_hears_of_failed_requests(door: tuple[ReplicaMonitor, str], tmp_path: Path) -> None:
+    monitor, address = door
     fleet = RemoteFleet(address, launch(tmp_path / "model"))
-    (replica,) = until(lambda: keeper.look().addresses, "replicas answer")
+    (replica,) = until(lambda: monitor.look().addresses, "replicas answer")
     (tmp_path / "model.ill").touch()
     fleet.suspect(replica)
     assert fleet.advance() is None
     (tmp_path / "model.ill").unlink()
-    assert until(lambda: keeper.look().addresses, "it is started anew") == (replica,)
+    assert until(lambda: monitor.look().addresses, "it is started anew") == (replica,)
 
 
 def test_the_door_tells_of_replicas_that_cannot_start(start: Callable[..., Replicas], tmp_path: Path) -> None:
-    keeper = Keeper(start(BROKEN), ModelConfig(backend="vllm"), tell=lambda line: None)
-    assert "no room for the cache" in until(lambda: keeper.look().fault, "the fault is told")
-    with open_door(keeper, 0) as address, pytest.raises(ModelFault, match="no room for the cache"):
+    monitor = ReplicaMonitor(start(BROKEN), ModelConfig(backend="vllm"), tell=lambda line: None)
+    assert "no room for the cache" in until(lambda: monitor.look().fault, "the fault is told")
+    with open_control_server(monitor, 0) as address, pytest.raises(ModelFault, match="no room for the cache"):
         RemoteFleet(address, launch(tmp_path / "model")).advance()
 
 
 def test_what_cannot_be_served_is_refused(start: Callable[..., Replicas], tmp_path: Path) -> None:
-    keeper = Keeper(start(), ModelConfig(backend="vllm"), tell=lambda line: None)
-    with open_door(keeper, 0) as address, pytest.raises(ModelServerError, match=r"missing does not exist"):
+    monitor = ReplicaMonitor(start(), ModelConfig(backend="vllm"), tell=lambda line: None)
+    with open_control_server(monitor, 0) as address, pytest.raises(ModelServerError, match=r"missing does not exist"):
         RemoteFleet(address, launch(tmp_path / "missing")).advance()
-    assert Wish(model=tmp_path, dtype="float32", context_length=1).suspected == ()
+    assert ServeRequest(model=tmp_path, dtype="float32", context_length=1).suspected == ()
 
 
-def test_two_runs_do_not_end_each_others_replicas_for_ever(door: tuple[Keeper, str], tmp_path: Path) -> None:
-    keeper, address = door
+def test_two_runs_do_not_end_each_others_replicas_for_ever(door: tuple[ReplicaMonitor, str], tmp_path: Path) -> None:
+    monitor, address = door
     one = RemoteFleet(address, launch(tmp_path / "model"))
     other = RemoteFleet(address, launch(tmp_path / "better"))
 
@@ -257,11 +259,11 @@ def test_two_runs_do_not_end_each_others_replicas_for_ever(door: tuple[Keeper, s
         take_turns()
     with pytest.raises(ModelServerError, match=r"4 times.*start one for each, and give each its own AGENTR_VLLM"):
         one.advance()
-    assert until(lambda: other.advance() or (keeper.look() and None), "one of the two is served")
-    assert keeper.state.model == tmp_path / "better"
+    assert until(lambda: other.advance() or (monitor.look() and None), "one of the two is served")
+    assert monitor.state.model == tmp_path / "better"
 
 
-def test_who_follows_another_run_is_served(door: tuple[Keeper, str], tmp_path: Path) -> None:
+def test_who_follows_another_run_is_served(door: tuple[ReplicaMonitor, str], tmp_path: Path) -> None:
     """Iterations come and go, each with weights of its own."""
     for number in range(10):
         fleet = RemoteFleet(door[1], launch(tmp_path / str(number)))
@@ -276,10 +278,10 @@ def test_a_door_with_other_settings_says_which(
         return replace(launch(path, seeds=False, options={"max-num-seqs": 8}), served_name="another")
 
     monkeypatch.setattr(vllm_door, "make_launch", of_the_door)
-    keeper = Keeper(
+    monitor = ReplicaMonitor(
         start(seeds=False, options={"max-num-seqs": 8}), ModelConfig(backend="vllm"), tell=lambda line: None
     )
-    with open_door(keeper, 0) as address:
+    with open_control_server(monitor, 0) as address:
         with pytest.raises(ModelServerError) as raised:
             RemoteFleet(address, launch(tmp_path / "better")).advance()
         for part in (

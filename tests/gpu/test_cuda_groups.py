@@ -46,7 +46,7 @@ def sampled(model: TransformersModel) -> list[PolicyRow]:
 
 def updated(model_dir: Path, rows: list[PolicyRow], **settings: Any) -> tuple[Learner, Totals]:
     training = replace(TRAINING, **settings)
-    learner, totals = Learner(model_dir, training, GrpoConfig(), updates=3, most=24), Totals()
+    learner, totals = Learner(model_dir, training, GrpoConfig(), updates=3, max_tokens=24), Totals()
     for _ in range(3):
         totals += learner.update(rows)
     return learner, totals
@@ -89,7 +89,7 @@ def test_states_resume_where_they_were_saved(tiny_model_dir: Path, tmp_path: Pat
     rows = sampled(TransformersModel.load(tiny_model_dir, device=DEVICE))
     learner, _ = updated(tiny_model_dir, rows)
     torch.save(learner.state(tmp_path), tmp_path / "state.pt")
-    other = Learner(tiny_model_dir, TRAINING, GrpoConfig(), updates=3, most=24)
+    other = Learner(tiny_model_dir, TRAINING, GrpoConfig(), updates=3, max_tokens=24)
     other.restore(torch.load(tmp_path / "state.pt", weights_only=True, map_location="cpu"), tmp_path)
     learner.update(rows)
     other.update(rows)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from agentr_core.errors import ConfigError, DataFault
 from agentr_core.exchange.formats import export
-from agentr_core.exchange.imports import Imported, Place, import_chat, import_pairs, read_pairs
+from agentr_core.exchange.imports import Imported, Target, import_chat, import_pairs, read_pairs
 from agentr_core.exchange.training_set import PairRow, SampleRow, TrainingSet, opening
 from agentr_core.samples.chat_file import World, read_chat
 from agentr_core.samples.identity import sample_id
@@ -208,7 +208,7 @@ def test_what_a_format_cannot_hold_is_refused(form: str, forms: tuple[Any, ...],
 
 
 def pairs(source: Path) -> list[tuple[Any, ...]]:
-    file = written(import_pairs(source, Place(world=WORLD, split="train")), source.parent)
+    file = written(import_pairs(source, Target(world=WORLD, split="train")), source.parent)
     kept, rejected = read_pairs(file, world=WORLD, split="train")
     assert rejected == ()
     return [of_pair(preference) for preference in kept]

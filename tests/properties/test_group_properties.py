@@ -86,7 +86,7 @@ def test_where_all_part_at_once_a_step_has_the_advantage_of_its_episode(rewards:
 
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=20), st.sampled_from(["dapo", "grpo"]))
 def test_weights_of_all_tokens_sum_to_one(lengths: list[int], loss_type: str) -> None:
-    weights = token_weights(lengths, loss_type=loss_type, most=1)  # type: ignore[arg-type]
+    weights = token_weights(lengths, loss_type=loss_type, max_tokens=1)  # type: ignore[arg-type]
     assert sum(n * weight for n, weight in zip(lengths, weights, strict=True)) == pytest.approx(1)
 
 

@@ -107,7 +107,7 @@ class Connection:
             event_hooks=reading_now(answer_mib * MIB),
         )
         self._spare: list[int] = []
-        self._lent: set[int] = set()
+        self._ids_in_use: set[int] = set()
         self._responsive = True
         self._lock = threading.Lock()
 
@@ -154,14 +154,14 @@ class Connection:
         Raises `EnvironmentUnavailable` when it is lent already: two episodes would act in it.
         """
         with self._lock:
-            if env_id in self._lent:
+            if env_id in self._ids_in_use:
                 raise EnvironmentUnavailable(
                     f"{self.url}/create gave environment {env_id}, in which another episode is under way; if it goes "
                     "on, lower scale.concurrency to the number of environments that the server holds"
                 )
             # It may have been given back while the server answered with it.
             self._spare = [spare for spare in self._spare if spare != env_id]
-            self._lent.add(env_id)
+            self._ids_in_use.add(env_id)
             return self.restarts
 
     # Most of the servers never free an environment. Since each is lent again, there are only as
@@ -174,7 +174,7 @@ class Connection:
             if not self._spare:
                 return None
             env_id = self._spare.pop()
-            self._lent.add(env_id)
+            self._ids_in_use.add(env_id)
             return env_id, self.restarts
 
     def end(self, env_id: int, restarts: int) -> bool:
@@ -185,7 +185,7 @@ class Connection:
             # After a restart, the id may be lent to another episode.
             if restarts != self.restarts:
                 return False
-            self._lent.discard(env_id)
+            self._ids_in_use.discard(env_id)
             return True
 
     def give_back(self, env_id: int, restarts: int, *, last: bool = False) -> None:
@@ -194,7 +194,7 @@ class Connection:
         """
         with self._lock:
             if restarts == self.restarts:
-                self._lent.discard(env_id)
+                self._ids_in_use.discard(env_id)
                 self._spare.insert(0 if last else len(self._spare), env_id)
 
     def distrust(self) -> None:
@@ -206,11 +206,11 @@ class Connection:
         with self._lock:
             self.restarts += 1
             self._spare.clear()
-            self._lent.clear()
+            self._ids_in_use.clear()
 
     def _connected(self, send: Callable[[], T], *, patient: bool) -> T:
         """Return the result of `send`, once a connection for it is made."""
-        began, failures = time.monotonic(), 0
+        start, failures = time.monotonic(), 0
         while True:
             try:
                 return send()
@@ -218,7 +218,7 @@ class Connection:
                 failures += 1
                 if isinstance(error, httpx.ConnectError):
                     self._count_restart()
-                elapsed = time.monotonic() - began
+                elapsed = time.monotonic() - start
                 wait = wait_before_retry(self._patience, failures=failures, elapsed=elapsed, uniform=random.random())
                 if wait is None or not patient:
                     raise EnvironmentUnavailable(
@@ -293,14 +293,14 @@ _log = logging.getLogger(__name__)
 _UNKNOWN_ID = ("is not valid", "has been deleted")
 
 
-class Opened(NamedTuple):
-    """An environment on the server; it is ours until the server is seen to restart. `begun` says
+class RemoteEnvironment(NamedTuple):
+    """An environment on the server; it is ours until the server is seen to restart. `started` says
     that it answered a reset.
     """
 
     env_id: int
     restarts: int
-    begun: bool = False
+    started: bool = False
 
 
 class AgentGymWorld(Environment):
@@ -363,9 +363,9 @@ class AgentGymWorld(Environment):
         self._server = connection(url.rstrip("/") + self.wire.prefix, float(timeout_s), float(patience_s), answer_mib)
         self._ids: dict[str, Sequence[int]] = {"train": (), "test": ()} | dict(self.published_ids())
         self._ids |= {
-            split: read_ids(given, f"{self.name}: option {split}")
-            for split, given in (("train", train), ("test", test))
-            if given
+            split: read_ids(value, f"{self.name}: option {split}")
+            for split, value in (("train", train), ("test", test))
+            if value
         }
         if not any(self._ids.values()):
             raise ConfigError(
@@ -373,14 +373,14 @@ class AgentGymWorld(Environment):
             )
         playable = self.playable
         for split, ids in self._ids.items():
-            if playable is not None and (beyond := [number for number in ids if number not in playable]):
+            if playable is not None and (unplayable := [number for number in ids if number not in playable]):
                 raise ConfigError(
-                    f"{self.name}: option {split} has the number {beyond[0]}, which the server cannot begin; "
+                    f"{self.name}: option {split} has the number {unplayable[0]}, which the server cannot begin; "
                     f"{playable[0]} to {playable[-1]} can be played"
                 )
         check_apart(self._ids["train"], self._ids["test"], self.name)
         self._retries = retries
-        self._opened: Opened | None = None
+        self._remote: RemoteEnvironment | None = None
         self._instance: Instance | None = None
         self._first = ""
         self._steps: list[tuple[str, Turn]] = []
@@ -391,7 +391,7 @@ class AgentGymWorld(Environment):
     @staticmethod
     def files_of(options: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the data files of AgentGym that say which instances a split has."""
-        return tuple(given for split in ("train", "test") if names_file(given := str(options.get(split, ""))))
+        return tuple(value for split in ("train", "test") if names_file(value := str(options.get(split, ""))))
 
     def reach(self) -> None:
         """Return once the server answers, and the instances of `probes` begin as expected.
@@ -504,10 +504,10 @@ class AgentGymWorld(Environment):
 
     def _begin(self, instance: Instance) -> str:
         wire = self.wire
-        if self._opened is None or self._opened.restarts != self._server.restarts:
-            self._opened = None
-            lent = self._server.spare()
-            if lent is None:
+        if self._remote is None or self._remote.restarts != self._server.restarts:
+            self._remote = None
+            allocation = self._server.spare()
+            if allocation is None:
                 answer = self._server.post("/create", wire.create_body(instance.index), patient=True)
                 try:
                     env_id = self.wire.read_id(answer)
@@ -516,41 +516,41 @@ class AgentGymWorld(Environment):
                         f"this is not an AgentGym server of {self.name}: {self._server.url}/create: {error}"
                     ) from error
                 # Refused connections that the create itself waited out came before the id.
-                lent = env_id, self._server.lend(env_id)
-            self._opened = Opened(*lent)
-        first = self._ask("reset", wire.reset_body(self._opened.env_id, instance.index), wire.read_first)
-        self._opened = self._opened._replace(begun=True)
+                allocation = env_id, self._server.lend(env_id)
+            self._remote = RemoteEnvironment(*allocation)
+        first = self._ask("reset", wire.reset_body(self._remote.env_id, instance.index), wire.read_first)
+        self._remote = self._remote._replace(started=True)
         self.check_first(instance, first)
         return first
 
     def _continue(self, instance: Instance, action: str) -> Turn:
-        if self._opened is None or self._opened.restarts != self._server.restarts:
-            promise = self.repeatability
-            kind = ReplayDiverged if promise is Repeatability.EXACT else ReplayDrifted
-            if not repeats(first := self._begin(instance), self._first, promise):
+        if self._remote is None or self._remote.restarts != self._server.restarts:
+            repeatability = self.repeatability
+            kind = ReplayDiverged if repeatability is Repeatability.EXACT else ReplayDrifted
+            if not repeats(first := self._begin(instance), self._first, repeatability):
                 raise kind(
                     f"{instance.key} began with {shown(self._first)}, and in a fresh environment with {shown(first)}"
                 )
-            for position, (earlier, turn) in enumerate(self._steps):
-                again = self._act(earlier)
-                if again[1:] != turn[1:] or not repeats(again.observation, turn.observation, promise):
+            for position, (past_action, turn) in enumerate(self._steps):
+                replayed = self._act(past_action)
+                if replayed[1:] != turn[1:] or not repeats(replayed.observation, turn.observation, repeatability):
                     raise kind(
-                        f"{instance.key}: step {position}, {earlier!r}, gave {shown(turn)}, and in a fresh environment "
-                        f"{shown(again)}"
+                        f"{instance.key}: step {position}, {past_action!r}, gave {shown(turn)}, and in a fresh "
+                        f"environment {shown(replayed)}"
                     )
         return self._act(action)
 
     def _act(self, action: str) -> Turn:
-        if self._opened is None:
+        if self._remote is None:
             raise EnvironmentFault(f"{self.name}: there is no environment to act in")
-        return self._ask("step", self.wire.step_body(self._opened.env_id, action), self.wire.read_step)
+        return self._ask("step", self.wire.step_body(self._remote.env_id, action), self.wire.read_step)
 
-    def _ask(self, what: str, body: dict[str, Any], read: Callable[[Any], T]) -> T:
-        answer = self._server.post(f"/{what}", body)
+    def _ask(self, endpoint: str, body: dict[str, Any], read: Callable[[Any], T]) -> T:
+        answer = self._server.post(f"/{endpoint}", body)
         try:
             return read(answer)
         except MalformedAnswer as error:
-            raise MalformedAnswer(f"{self._server.url}/{what}: {error}") from None
+            raise MalformedAnswer(f"{self._server.url}/{endpoint}: {error}") from None
 
     def _give_up(self, fault: EnvironmentFault) -> None:
         """Release an environment that is not to be used again, unless its id is by now invalid or
@@ -559,26 +559,26 @@ class AgentGymWorld(Environment):
         A server with few environments makes no other: there, one that was begun before the fault
         is used again, after the others.
         """
-        opened, self._opened = self._opened, None
-        if self.wire.few and (opened is None or opened.begun):
-            if opened is not None:
-                self._server.give_back(opened.env_id, opened.restarts, last=True)
+        remote, self._remote = self._remote, None
+        if self.wire.few and (remote is None or remote.started):
+            if remote is not None:
+                self._server.give_back(remote.env_id, remote.restarts, last=True)
             return
         self._server.distrust()
-        if opened is None or not self._server.end(opened.env_id, opened.restarts):
+        if remote is None or not self._server.end(remote.env_id, remote.restarts):
             return
         unknown = isinstance(fault, EnvironmentRefusal) and any(words in str(fault) for words in _UNKNOWN_ID)
         if self.wire.closes and not unknown:
-            self._server.close("/close", {self.wire.id_key: opened.env_id})
+            self._server.close("/close", {self.wire.id_key: remote.env_id})
 
     def _release(self) -> None:
-        opened, self._opened = self._opened, None
-        if opened is None:
+        remote, self._remote = self._remote, None
+        if remote is None:
             return
         if not self.wire.closes:
-            self._server.give_back(opened.env_id, opened.restarts)
-        elif self._server.end(opened.env_id, opened.restarts):
-            self._server.close("/close", {self.wire.id_key: opened.env_id})
+            self._server.give_back(remote.env_id, remote.restarts)
+        elif self._server.end(remote.env_id, remote.restarts):
+            self._server.close("/close", {self.wire.id_key: remote.env_id})
 
     @property
     def url(self) -> str:

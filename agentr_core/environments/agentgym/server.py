@@ -34,7 +34,7 @@ MOST_ENVIRONMENTS = 1024
 
 
 @dataclass(slots=True)
-class Seat:
+class Slot:
     """One environment of a client. `latest` is the last answer to a step or a reset, `reward` the
     standing reward.
 
@@ -47,11 +47,11 @@ class Seat:
     observation: str = ""
     latest: Any = None
     reward: float = 0.0
-    used: float = field(default_factory=time.monotonic)
+    last_used: float = field(default_factory=time.monotonic)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-class Seats:
+class EnvironmentPool:
     """The environments that clients have open, by id.
 
     Ids begin at a random number: an id from before a restart is unknown, and is refused.
@@ -71,23 +71,23 @@ class Seats:
         numbers: Mapping[int, Instance],
         *,
         idle_s: float,
-        most: int = MOST_ENVIRONMENTS,
+        limit: int = MOST_ENVIRONMENTS,
     ) -> None:
         self._make = make
         self._wire = wire
         self._numbers = numbers
         self._order = sorted(numbers)
         self._idle_s = idle_s
-        self._most = most
+        self._limit = limit
         self._opening = 0
         self._next = secrets.randbelow(2**40)
-        self._seats: dict[int, Seat] = {}
+        self._slots: dict[int, Slot] = {}
         self._lock = threading.Lock()
 
     def ids(self) -> list[int]:
         """Return the ids of the open environments."""
         with self._lock:
-            return sorted(self._seats)
+            return sorted(self._slots)
 
     def create(self, body: Mapping[str, Any]) -> Any:
         """Open an environment and return the answer. Raises `EnvironmentUnavailable` when too many
@@ -95,32 +95,32 @@ class Seats:
         """
         limit = time.monotonic() - self._idle_s
         with self._lock:
-            idle = [env_id for env_id, seat in self._seats.items() if seat.used < limit and not seat.lock.locked()]
-            seats = [self._seats.pop(env_id) for env_id in idle]
-        for seat in seats:
-            with seat.lock:
-                seat.closed = True
-                seat.env.close()
+            idle = [env_id for env_id, slot in self._slots.items() if slot.last_used < limit and not slot.lock.locked()]
+            idle_slots = [self._slots.pop(env_id) for env_id in idle]
+        for slot in idle_slots:
+            with slot.lock:
+                slot.closed = True
+                slot.env.close()
         with self._lock:
-            if len(self._seats) + self._opening >= self._most:
+            if len(self._slots) + self._opening >= self._limit:
                 raise EnvironmentUnavailable(
-                    f"{self._most} environments are open, and no more may be; close some, or raise --max-environments"
+                    f"{self._limit} environments are open, and no more may be; close some, or raise --max-environments"
                 )
             self._opening += 1
             env_id = self._next
             self._next += 1
         try:
             number = body.get(self._wire.item) if self._wire.item_at_create else None
-            seat = Seat(self._make(), number=number or 0)
+            slot = Slot(self._make(), number=number or 0)
             answer = self._wire.write_id(env_id)
             if self._wire.created_ready:
                 try:
-                    answer = self._reset(env_id, seat, self._order[env_id % len(self._order)])
+                    answer = self._reset(env_id, slot, self._order[env_id % len(self._order)])
                 except BaseException:
-                    seat.env.close()
+                    slot.env.close()
                     raise
             with self._lock:
-                self._seats[env_id] = seat
+                self._slots[env_id] = slot
             return answer
         finally:
             with self._lock:
@@ -130,72 +130,72 @@ class Seats:
         """Begin an instance and return the answer. Raises `EnvironmentRefusal`."""
         env_id = body[self._wire.id_key]
         number = body[self._wire.item]
-        with self._held(env_id) as seat:
-            return self._reset(env_id, seat, seat.number if number is None else number)
+        with self._locked(env_id) as slot:
+            return self._reset(env_id, slot, slot.number if number is None else number)
 
     def step(self, body: Mapping[str, Any]) -> Any:
         """Do an action and return the answer. Raises `EnvironmentRefusal` for an environment that
         was never reset.
         """
         env_id = body[self._wire.id_key]
-        with self._held(env_id) as seat:
-            if seat.latest is None:
+        with self._locked(env_id) as slot:
+            if slot.latest is None:
                 raise EnvironmentRefusal(f"The id {env_id} was never reset.")
-            transition = take_step(seat.env, self._wire.unwrap(body["action"]))
-            seat.latest = self._wire.write_step(transition, before=seat.reward)
-            seat.observation, seat.reward = transition.observation, transition.reward
-            return seat.latest
+            transition = take_step(slot.env, self._wire.unwrap(body["action"]))
+            slot.latest = self._wire.write_step(transition, before=slot.reward)
+            slot.observation, slot.reward = transition.observation, transition.reward
+            return slot.latest
 
     def close(self, body: Mapping[str, Any]) -> bool:
         """Close an environment, and return whether there was one with that id."""
         with self._lock:
-            seat = self._seats.pop(body[self._wire.id_key], None)
-        if seat is None:
+            slot = self._slots.pop(body[self._wire.id_key], None)
+        if slot is None:
             return False
-        with seat.lock:
-            seat.closed = True
-            seat.env.close()
+        with slot.lock:
+            slot.closed = True
+            slot.env.close()
         return True
 
     def observation(self, env_id: int) -> str:
         """Return the last observation. Raises `EnvironmentRefusal`."""
-        return self._seat(env_id).observation
+        return self._slot(env_id).observation
 
     def detail(self, env_id: int) -> Any:
         """Return the last answer to a step or reset. Raises `EnvironmentRefusal`."""
-        return self._seat(env_id).latest
+        return self._slot(env_id).latest
 
     def close_all(self) -> None:
         """Close all environments."""
         for env_id in self.ids():
             self.close({self._wire.id_key: env_id})
 
-    def _seat(self, env_id: int) -> Seat:
+    def _slot(self, env_id: int) -> Slot:
         with self._lock:
-            seat = self._seats.get(env_id)
-        if seat is None:
+            slot = self._slots.get(env_id)
+        if slot is None:
             raise EnvironmentRefusal(f"The id {env_id} is not valid.")
-        seat.used = time.monotonic()
-        return seat
+        slot.last_used = time.monotonic()
+        return slot
 
     @contextmanager
-    def _held(self, env_id: int) -> Iterator[Seat]:
+    def _locked(self, env_id: int) -> Iterator[Slot]:
         """Lock an environment for the duration of the block. Raises `EnvironmentRefusal`, also if
         it was just closed.
         """
-        seat = self._seat(env_id)
-        with seat.lock:
-            if seat.closed:
+        slot = self._slot(env_id)
+        with slot.lock:
+            if slot.closed:
                 raise EnvironmentRefusal(f"The id {env_id} is not valid.")
-            yield seat
+            yield slot
 
-    def _reset(self, env_id: int, seat: Seat, number: int) -> Any:
+    def _reset(self, env_id: int, slot: Slot, number: int) -> Any:
         instance = self._numbers.get(number)
         if instance is None:
             raise EnvironmentRefusal(f"The {self._wire.item} {number} is not served.")
-        seat.observation, seat.reward = seat.env.reset(instance), 0.0
-        seat.latest = self._wire.write_first(env_id, seat.observation)
-        return seat.latest
+        slot.observation, slot.reward = slot.env.reset(instance), 0.0
+        slot.latest = self._wire.write_first(env_id, slot.observation)
+        return slot.latest
 
 
 def numbered(env: Environment, splits: Sequence[str]) -> dict[int, Instance]:
@@ -216,25 +216,25 @@ def app(
     numbers: Mapping[int, Instance],
     *,
     idle_s: float = 3600.0,
-    most: int = MOST_ENVIRONMENTS,
+    limit: int = MOST_ENVIRONMENTS,
 ) -> Starlette:
     """Return the ASGI application; its environments are closed when it shuts down. For the
-    arguments see `Seats`.
+    arguments see `EnvironmentPool`.
     """
-    seats = Seats(make, wire, numbers, idle_s=idle_s, most=most)
+    pool = EnvironmentPool(make, wire, numbers, idle_s=idle_s, limit=limit)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         try:
             yield
         finally:
-            await run_in_threadpool(seats.close_all)
+            await run_in_threadpool(pool.close_all)
 
     async def alive(request: Request) -> Response:
         return PlainTextResponse("ok")
 
     async def list_envs(request: Request) -> Response:
-        return JSONResponse(seats.ids())
+        return JSONResponse(pool.ids())
 
     create = create_model("Create", id=(Number | None, None)) if wire.item_at_create else create_model("Create")
     key: dict[str, Any] = {wire.id_key: (Number, ...)}
@@ -244,12 +244,12 @@ def app(
     routes = [
         Route("/", alive),
         Route(f"{wire.prefix}/list_envs", list_envs),
-        _get(wire, "/observation", seats.observation),
-        _get(wire, "/detail", seats.detail),
-        _post(wire, "/create", create, seats.create),
-        _post(wire, "/reset", reset, seats.reset),
-        _post(wire, "/step", step, seats.step),
-        _post(wire, "/close", close, seats.close),
+        _get(wire, "/observation", pool.observation),
+        _get(wire, "/detail", pool.detail),
+        _post(wire, "/create", create, pool.create),
+        _post(wire, "/reset", reset, pool.reset),
+        _post(wire, "/step", step, pool.step),
+        _post(wire, "/close", close, pool.close),
     ]
     return Starlette(lifespan=lifespan, middleware=[Middleware(Guard)], routes=routes)
 

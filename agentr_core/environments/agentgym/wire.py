@@ -24,55 +24,55 @@ _RANGES = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 _ITEM = re.compile(r".*_(\d+)")
 
 
-def read_ids(given: str, what: str) -> Sequence[int]:
+def read_ids(spec: str, setting: str) -> Sequence[int]:
     """Return the numbers of instances in order, from ranges such as "0-99,120" or a JSON file with
     the field "item_id".
 
-    `what` names the option in an error. Raises `ConfigError` for ranges that overlap or run
+    `setting` names the option in an error. Raises `ConfigError` for ranges that overlap or run
     backwards, and `DataFileError` for a file that is missing, malformed, empty, or has an instance
     twice.
     """
-    if names_file(given):
-        path = Path(given)
+    if names_file(spec):
+        path = Path(spec)
         try:
             items = [entry["item_id"] for entry in json.loads(path.read_text(encoding="utf-8"))]
             ids = [int(match[1]) for item in items if (match := _ITEM.fullmatch(item))]
         except FileNotFoundError:
             raise DataFileError(
-                f"{what}: {placed(path)} is neither ranges such as 0-99,120 nor a file that exists"
+                f"{setting}: {placed(path)} is neither ranges such as 0-99,120 nor a file that exists"
             ) from None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataFileError(
-                f"{what}: {path} is not a data file of AgentGym ({type(error).__name__}: {error})"
+                f"{setting}: {path} is not a data file of AgentGym ({type(error).__name__}: {error})"
             ) from error
         if not ids or len(set(ids)) != len(items):
             raise DataFileError(
-                f"{what}: {path} must have each instance once, as an item_id such as webshop_12; of {len(items)} items "
-                f"{len(set(ids))} are that"
+                f"{setting}: {path} must have each instance once, as an item_id such as webshop_12; of {len(items)} "
+                f"items {len(set(ids))} are that"
             )
         return ids
-    spaceless = str(given).replace(" ", "")
+    spaceless = str(spec).replace(" ", "")
     ids = []
     for part in spaceless.split(","):
         first, _, last = part.partition("-")
         if last and int(last) < int(first):
-            raise ConfigError(f"{what}: the range {part} runs backwards")
+            raise ConfigError(f"{setting}: the range {part} runs backwards")
         ids += range(int(first), int(last or first) + 1)
     if len(set(ids)) != len(ids):
-        raise ConfigError(f"{what}: the ranges {given} overlap")
+        raise ConfigError(f"{setting}: the ranges {spec} overlap")
     return ids
 
 
-def names_file(given: str) -> bool:
+def names_file(spec: str) -> bool:
     """Return whether an option is the path of a data file; if not, it is empty or has ranges."""
-    spaceless = str(given).replace(" ", "")
+    spaceless = str(spec).replace(" ", "")
     return bool(spaceless) and not _RANGES.fullmatch(spaceless)
 
 
-def check_apart(train: Sequence[int], test: Sequence[int], what: str) -> None:
+def check_apart(train: Sequence[int], test: Sequence[int], setting: str) -> None:
     """Raise `ConfigError` if an instance is in both splits."""
-    if both := set(train) & set(test):
-        raise ConfigError(f"{what}: instance {min(both)} is in both train and test ({len(both)} are)")
+    if shared := set(train) & set(test):
+        raise ConfigError(f"{setting}: instance {min(shared)} is in both train and test ({len(shared)} are)")
 
 
 # What the agent is told about each world: its actions and the form of a reply, in our own
@@ -154,10 +154,10 @@ stop [ANSWER], when all is done
 Think, then write one action between two rows of three backticks, such as ```click [12]```"""
 
 
-def tools(what: str) -> str:
-    """Return the instruction of a world with tools for `what`."""
+def tools(purpose: str) -> str:
+    """Return the instruction of a world with tools for `purpose`."""
     return f"""\
-You reach a goal with tools for {what}. Each turn, call one tool, with its input as JSON:
+You reach a goal with tools for {purpose}. Each turn, call one tool, with its input as JSON:
 Thought: why this tool
 Action: TOOL with Action Input: {{"NAME": VALUE}}
 check_valid_actions with Action Input: {{}} lists the tools.

@@ -191,8 +191,8 @@ class SearchQA(AgentGymWorld, world="searchqa"):
 
     def parse(self, reply: str) -> str:
         """Return the last search or answer of a reply, tags included."""
-        found = [match[0] for match in _TAGGED.finditer(outside_thoughts(reply))]
-        return found[-1] if found else ""
+        matches = [match[0] for match in _TAGGED.finditer(outside_thoughts(reply))]
+        return matches[-1] if matches else ""
 
 
 class SqlGym(AgentGymWorld, world="sqlgym"):
@@ -209,8 +209,8 @@ class SqlGym(AgentGymWorld, world="sqlgym"):
 
     def parse(self, reply: str) -> str:
         """Return the content of the last SQL block of a reply."""
-        found = _SQL.findall(outside_thoughts(reply))
-        return found[-1].strip() if found else ""
+        matches = _SQL.findall(outside_thoughts(reply))
+        return matches[-1].strip() if matches else ""
 
 
 class _ToolWorld(_LabelledWorld):
@@ -306,5 +306,5 @@ class WebArena(AgentGymWorld, world="webarena"):
 
     def parse(self, reply: str) -> str:
         """Return the content of the last fenced block of a reply."""
-        found = _FENCED.findall(outside_thoughts(reply))
-        return found[-1].strip() if found else ""
+        matches = _FENCED.findall(outside_thoughts(reply))
+        return matches[-1].strip() if matches else ""

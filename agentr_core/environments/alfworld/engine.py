@@ -57,8 +57,8 @@ class HouseGame(PddlEnv):  # type: ignore[misc]
             finally:
                 # The translator treats the process's arguments as its own.
                 sys.argv = arguments
-            for each, name in named(self._entity_infos).items():
-                self._entity_infos[each].name = name
+            for entity_id, name in display_names(self._entity_infos).items():
+                self._entity_infos[entity_id].name = name
             self._start = frozenset(self._pddl_state.facts)
             self._commands = {}
             text = str(self._logic.grammar.derive("#intro#", self._context({})))
@@ -134,10 +134,10 @@ class HouseGame(PddlEnv):  # type: ignore[misc]
         self.state["admissible_commands"] = sorted(set(commands))
 
     def _command(self, action: Any) -> str:
-        key = (action.name, *(each.name for each in action.mapping.values()))
+        key = (action.name, *(entity_id.name for entity_id in action.mapping.values()))
         if key not in self._commands:
             action.command_template = self._logic.grammar.derive(action.command_template, self._context(action.mapping))
-            names = {each: info.name for each, info in self._entity_infos.items()}
+            names = {entity_id: info.name for entity_id, info in self._entity_infos.items()}
             self._commands[key] = str(action.format_command(names))
         return self._commands[key]
 
@@ -145,7 +145,7 @@ class HouseGame(PddlEnv):  # type: ignore[misc]
         return {
             "state": self._pddl_state,
             "facts": list(self._pddl_state.facts),
-            "variables": {placeholder.name: self._entity_infos[each.name] for placeholder, each in mapping.items()},
+            "variables": {placeholder.name: self._entity_infos[entity.name] for placeholder, entity in mapping.items()},
             "mapping": mapping,
             "entity_infos": self._entity_infos,
         }
@@ -162,7 +162,7 @@ def borrow() -> HouseGame:
         return HouseGame()
 
 
-def named(ids: Iterable[str]) -> dict[str, str]:
+def display_names(ids: Iterable[str]) -> dict[str, str]:
     """Return the names of things by id: `Cabinet_bar__minus_00...` becomes `cabinet 2`.
 
     Things of a kind are numbered from 1, the last id first. Ids that belong to no thing in the room
@@ -170,10 +170,10 @@ def named(ids: Iterable[str]) -> dict[str, str]:
     """
     counts: Counter[str] = Counter()
     names = {}
-    for each in sorted(ids, reverse=True):
-        kind, bar, _ = each.partition("_bar_")
+    for entity_id in sorted(ids, reverse=True):
+        kind, bar, _ = entity_id.partition("_bar_")
         if bar:
-            kind += "basin" if "basin" in each else ""
+            kind += "basin" if "basin" in entity_id else ""
             counts[kind] += 1
-        names[each] = f"{kind} {counts[kind]}" if bar else each
+        names[entity_id] = f"{kind} {counts[kind]}" if bar else entity_id
     return names

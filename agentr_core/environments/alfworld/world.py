@@ -55,7 +55,7 @@ KINDS = (
 
 GAME_FILE = "game.tw-pddl"
 _UNSUPPORTED = ("movable", "Sliced")
-AGAIN = "get it again with `alfworld-download`"
+REINSTALL_HINT = "get it again with `alfworld-download`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,44 +101,45 @@ def list_games(root: Path, split: str, cache: Path) -> tuple[Game, ...]:
         content = content_sha256(folder, cache)
     except OSError as error:
         raise ConfigError(f"environment.options.data_dir: {folder} cannot be read ({error.strerror})") from error
-    known = cache / f"{fingerprint('alfworld', VERSION, content)}.json"
-    if not known.is_file():
+    cache_file = cache / f"{fingerprint('alfworld', VERSION, content)}.json"
+    if not cache_file.is_file():
         games = _read_all(folder, tasks)
         try:
-            known.parent.mkdir(parents=True, exist_ok=True)
-            draft = known.with_name(f"{known.name}.{os.getpid()}")
+            cache_file.parent.mkdir(parents=True, exist_ok=True)
+            draft = cache_file.with_name(f"{cache_file.name}.{os.getpid()}")
             draft.write_bytes(_GAMES.dump_json(games))
-            draft.replace(known)
+            draft.replace(cache_file)
         except OSError as error:
             raise ConfigError(
-                f"environment.options.cache_dir: {known.parent} cannot be written ({error}); name another"
+                f"environment.options.cache_dir: {cache_file.parent} cannot be written ({error}); name another"
             ) from error
     try:
-        return _GAMES.validate_json(known.read_bytes())
+        return _GAMES.validate_json(cache_file.read_bytes())
     except (OSError, ValidationError) as error:
-        raise DataFileError(f"the list of games {known} is damaged; delete it to have it rebuilt") from error
+        raise DataFileError(f"the list of games {cache_file} is damaged; delete it to have it rebuilt") from error
 
 
 def listed_games(root: Path, split: str, mapping: Path, cache: Path) -> dict[int, Game]:
     """Return the games that one of AgentGym's mapping files names, by their numbers in it. Raises
     `DataFileError`.
     """
-    there = {(game.task, game.trial): game for game in list_games(root, split, cache)}
+    by_trial = {(game.task, game.trial): game for game in list_games(root, split, cache)}
     try:
-        wanted = {
-            int(each["item_id"]): (each["task_type"], each["task_id"]) for each in json.loads(mapping.read_bytes())
+        trials = {
+            int(entry["item_id"]): (entry["task_type"], entry["task_id"]) for entry in json.loads(mapping.read_bytes())
         }
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataFileError(f"{mapping} cannot be read ({error}); it must be a file of AgentGym's configs") from error
-    missing = [f"{task}/{trial}" for task, trial in wanted.values() if (task, trial) not in there]
+    missing = [f"{task}/{trial}" for task, trial in trials.values() if (task, trial) not in by_trial]
     if missing:
         raise DataFileError(
-            f"{mapping} names {len(missing)} games that {root / split} does not have, such as {missing[0]}; {AGAIN}"
+            f"{mapping} names {len(missing)} games that {root / split} does not have, such as {missing[0]}; "
+            f"{REINSTALL_HINT}"
         )
-    return {number: there[place] for number, place in wanted.items()}
+    return {number: by_trial[key] for number, key in trials.items()}
 
 
-def read_game(path: Path, listed: Game) -> Mapping[str, Any]:
+def read_game(path: Path, game: Game) -> Mapping[str, Any]:
     """Return the content of a game file. Raises `EnvironmentFault` when it is gone, broken or not
     the listed one.
     """
@@ -146,13 +147,13 @@ def read_game(path: Path, listed: Game) -> Mapping[str, Any]:
         content, sha256 = _object(path)
     except DataFileError as error:
         raise EnvironmentFault(f"{error}") from error
-    if sha256 != listed.sha256:
+    if sha256 != game.sha256:
         raise EnvironmentFault(
             f"game file {path} changed since the games were listed; bring it back, or run the recipe anew"
         )
     missing = [key for key in ("pddl_domain", "pddl_problem", "grammar") if not isinstance(content.get(key), str)]
     if missing:
-        raise EnvironmentFault(f"game file {path} has no {', '.join(missing)}; {AGAIN}")
+        raise EnvironmentFault(f"game file {path} has no {', '.join(missing)}; {REINSTALL_HINT}")
     return content
 
 
@@ -162,33 +163,35 @@ def _read_all(folder: Path, tasks: list[str]) -> tuple[Game, ...]:
     """
     games = []
     for task in tasks:
-        for trial in sorted(each.name for each in (folder / task).iterdir()):
-            place = folder / task / trial
-            if any(word in f"{task}/{trial}" for word in _UNSUPPORTED) or not (place / GAME_FILE).is_file():
+        for trial in sorted(path.name for path in (folder / task).iterdir()):
+            trial_folder = folder / task / trial
+            if any(word in f"{task}/{trial}" for word in _UNSUPPORTED) or not (trial_folder / GAME_FILE).is_file():
                 continue
-            kind = _object(place / "traj_data.json")[0].get("task_type")
+            kind = _object(trial_folder / "traj_data.json")[0].get("task_type")
             if kind not in KINDS:
                 continue
-            content, sha256 = _object(place / GAME_FILE)
+            content, sha256 = _object(trial_folder / GAME_FILE)
             if content.get("solvable"):
                 games.append(Game(task=task, trial=trial, kind=kind, sha256=sha256))
     if not games:
-        raise DataFileError(f"{folder} has no game that can be played: no {GAME_FILE} that is solvable; {AGAIN}")
+        raise DataFileError(
+            f"{folder} has no game that can be played: no {GAME_FILE} that is solvable; {REINSTALL_HINT}"
+        )
     return tuple(games)
 
 
 def _object(path: Path) -> tuple[Mapping[str, Any], str]:
     """Return the object in a file, and the file's SHA-256. Raises `DataFileError`."""
     try:
-        written = path.read_bytes()
-        content = json.loads(written)
+        raw = path.read_bytes()
+        content = json.loads(raw)
     except OSError as error:
-        raise DataFileError(f"game file {path} cannot be read ({error.strerror}); {AGAIN}") from error
+        raise DataFileError(f"game file {path} cannot be read ({error.strerror}); {REINSTALL_HINT}") from error
     except (ValueError, RecursionError) as error:
-        raise DataFileError(f"game file {path} is cut off or not JSON ({error}); {AGAIN}") from error
+        raise DataFileError(f"game file {path} is cut off or not JSON ({error}); {REINSTALL_HINT}") from error
     if not isinstance(content, dict):
-        raise DataFileError(f"game file {path} is not a JSON object; {AGAIN}")
-    return content, hashlib.sha256(written).hexdigest()
+        raise DataFileError(f"game file {path} is not a JSON object; {REINSTALL_HINT}")
+    return content, hashlib.sha256(raw).hexdigest()
 
 
 _INSTRUCTION = """\
@@ -319,8 +322,8 @@ class AlfWorld(Environment):
         """
         first = next(iter(self._games("train").values()))
         template = _PUT.search(self._content("train", first)["grammar"])
-        said = template[1] if template else "move {o} to {r}"
-        return _INSTRUCTION.format(put=said.format(o="THING", r="PLACE"))
+        phrase = template[1] if template else "move {o} to {r}"
+        return _INSTRUCTION.format(put=phrase.format(o="THING", r="PLACE"))
 
     def splits(self) -> tuple[str, ...]:
         """Return the names of the splits."""
@@ -343,7 +346,7 @@ class AlfWorld(Environment):
         else:
             self._game.go_back(self._start)
         self._actions = ()
-        return self._shown(self._first)
+        return self._with_actions(self._first)
 
     def step(self, action: str) -> Transition:
         """Carry out an action and return the transition; completing the task gives reward 1 and
@@ -354,7 +357,7 @@ class AlfWorld(Environment):
         observation = game.act(action)
         self._actions += (action,)
         return Transition(
-            self._shown(observation), float(game.won), game.won, False, {"success": game.won, "valid": valid}
+            self._with_actions(observation), float(game.won), game.won, False, {"success": game.won, "valid": valid}
         )
 
     def snapshot(self) -> Any:
@@ -382,7 +385,7 @@ class AlfWorld(Environment):
         commands = self._content(instance.split, self._find(instance)).get("walkthrough")
         if not commands:
             return None
-        return [f"Thought: {_THOUGHTS.get(each.split()[0], _LOOK)}\nAction: {each}" for each in commands]
+        return [f"Thought: {_THOUGHTS.get(command.split()[0], _LOOK)}\nAction: {command}" for command in commands]
 
     def close(self) -> None:
         """Release the engine for other environments."""
@@ -407,16 +410,20 @@ class AlfWorld(Environment):
             text = self._game.open(content)
         # Parsers raise errors of many kinds, and the problem translator tries to exit the process.
         except (Exception, SystemExit) as error:
-            told = " ".join(str(error).split())[:200] or type(error).__name__
+            detail = " ".join(str(error).split())[:200] or type(error).__name__
             path = self._path(instance.split, game)
-            raise EnvironmentFault(f"game file {path} is broken ({told}); {AGAIN}") from error
+            raise EnvironmentFault(f"game file {path} is broken ({detail}); {REINSTALL_HINT}") from error
         self._first = "\n".join(text.split("\n\n")[1:])
         self._start = self._game.mark()
         self._instance = instance
 
-    def _shown(self, text: str) -> str:
-        shown = _ARRIVED.sub("", text)
-        return f"{shown}\nAVAILABLE ACTIONS: {','.join(self._present().commands)}" if self._admissible else shown
+    def _with_actions(self, text: str) -> str:
+        observation = _ARRIVED.sub("", text)
+        return (
+            f"{observation}\nAVAILABLE ACTIONS: {','.join(self._present().commands)}"
+            if self._admissible
+            else observation
+        )
 
     def _present(self) -> HouseGame:
         if self._game is None or self._instance is None:
@@ -427,12 +434,12 @@ class AlfWorld(Environment):
         return _list(*self._settings, split)
 
     def _find(self, instance: Instance) -> Game:
-        known = instance.environment == self.name and instance.split in self._folders
-        games = self._games(instance.split) if known else {}
+        is_listed = instance.environment == self.name and instance.split in self._folders
+        games = self._games(instance.split) if is_listed else {}
         if instance.index not in games:
             raise EnvironmentFault(
                 f"alfworld has no instance {instance.key}; it has the splits {', '.join(self.splits())}"
-                + (f", and {len(games)} games in {instance.split}" if known else "")
+                + (f", and {len(games)} games in {instance.split}" if is_listed else "")
             )
         return games[instance.index]
 

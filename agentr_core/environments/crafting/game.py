@@ -40,19 +40,19 @@ class CraftingProblem:
     @cached_property
     def recipes(self) -> dict[str, tuple[Recipe, ...]]:
         """The listed recipes of each item, in listed order."""
-        found: dict[str, list[Recipe]] = {}
+        by_output: dict[str, list[Recipe]] = {}
         for recipe in self.commands:
-            found.setdefault(recipe.output, []).append(recipe)
-        return {item: tuple(recipes) for item, recipes in found.items()}
+            by_output.setdefault(recipe.output, []).append(recipe)
+        return {item: tuple(recipes) for item, recipes in by_output.items()}
 
     @cached_property
     def members(self) -> dict[str, tuple[str, ...]]:
         """The craftable items that satisfy each tag, in listed order."""
-        found: dict[str, dict[str, None]] = {}
+        by_tag: dict[str, dict[str, None]] = {}
         for recipe in self.commands:
             if tag := self.item_to_tag.get(recipe.output):
-                found.setdefault(tag, {})[recipe.output] = None
-        return {tag: tuple(items) for tag, items in found.items()}
+                by_tag.setdefault(tag, {})[recipe.output] = None
+        return {tag: tuple(items) for tag, items in by_tag.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,12 +78,12 @@ class Plan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hop:
     """One link of the chain from the goal to the next action: an item, its recipe, and the
-    ingredient of it that is lacking.
+    ingredient of it that is missing.
     """
 
     item: str
     recipe: Recipe
-    lacking: tuple[str, int] | None
+    missing: tuple[str, int] | None
 
 
 def plan(problem: CraftingProblem, inventory: Inventory) -> Plan | None:
@@ -110,17 +110,17 @@ def chain(problem: CraftingProblem, inventory: Inventory, chosen: Plan) -> tuple
     item = problem.goal
     while True:
         recipe = chosen.recipes[item]
-        lacking = None
+        shortage = None
         for ingredient in recipe.inputs:
             name = chosen.items.get(ingredient.name, ingredient.name) if ingredient.is_tag else ingredient.name
             missing = ingredient.count - inventory.get(name, 0)
             if missing > 0:
-                lacking = (name, missing)
+                shortage = (name, missing)
                 break
-        hops.append(Hop(item=item, recipe=recipe, lacking=lacking))
-        if lacking is None or lacking[0] not in chosen.recipes:
+        hops.append(Hop(item=item, recipe=recipe, missing=shortage))
+        if shortage is None or shortage[0] not in chosen.recipes:
             return tuple(hops)
-        item = lacking[0]
+        item = shortage[0]
 
 
 def with_recipe(problem: CraftingProblem, chosen: Plan, recipe: Recipe) -> Plan | None:
@@ -138,9 +138,9 @@ def brings_nearer(problem: CraftingProblem, before: Inventory, after: Inventory)
     before.
     """
     for recipes, items in itertools.islice(_choices(problem, after), MAX_CHOICES):
-        left = _expand(problem, after, recipes, items)
-        had = _expand(problem, before, recipes, items)
-        if left is not None and had is not None and left.steps < had.steps:
+        plan_after = _expand(problem, after, recipes, items)
+        plan_before = _expand(problem, before, recipes, items)
+        if plan_after is not None and plan_before is not None and plan_after.steps < plan_before.steps:
             return True
     return False
 
@@ -161,10 +161,10 @@ def _choices(problem: CraftingProblem, inventory: Inventory) -> Iterator[tuple[d
     tags = {i.name for r in problem.commands for i in r.inputs if i.is_tag}
     tag_options = {}
     for tag in sorted(tags):
-        held = [item for item in sorted(inventory) if problem.item_to_tag.get(item) == tag]
-        listed = problem.members.get(tag, ())
-        near = [m for m in listed if any(i.name in inventory for r in problem.recipes[m] for i in r.inputs)]
-        tag_options[tag] = tuple(dict.fromkeys([*held, *near, *listed[:1]])) or (tag,)
+        carried = [item for item in sorted(inventory) if problem.item_to_tag.get(item) == tag]
+        members = problem.members.get(tag, ())
+        makeable = [m for m in members if any(i.name in inventory for r in problem.recipes[m] for i in r.inputs)]
+        tag_options[tag] = tuple(dict.fromkeys([*carried, *makeable, *members[:1]])) or (tag,)
     reachable: set[str] = set()
     frontier = [problem.goal]
     while frontier:
@@ -284,16 +284,16 @@ def inventory(items: Inventory) -> str:
 
 def action_of(hop: Hop, items: Mapping[str, str]) -> str:
     """Return the action that the last hop of a chain calls for."""
-    if hop.lacking:
-        item, missing = hop.lacking
+    if hop.missing:
+        item, missing = hop.missing
         return f"get {missing} {display(item)}"
     return _craft(hop.recipe, items)
 
 
 def answer(hop: Hop) -> str:
     """Return what the world answers to the action that the last hop of a chain calls for."""
-    if hop.lacking:
-        item, missing = hop.lacking
+    if hop.missing:
+        item, missing = hop.missing
         return f"Got {missing} {display(item)}"
     return f"Crafted {hop.recipe.count} {hop.item}"
 
@@ -302,8 +302,8 @@ def chain_text(hops: Sequence[Hop]) -> str:
     """Return the chain in words: what each item takes and what of it is lacking."""
     sentences = []
     for hop in hops:
-        lacking = f"{hop.lacking[1]} {display(hop.lacking[0])}" if hop.lacking else "nothing"
-        sentences.append(f"{takes(hop.recipe)}; lacking {lacking}.")
+        shortage = f"{hop.missing[1]} {display(hop.missing[0])}" if hop.missing else "nothing"
+        sentences.append(f"{takes(hop.recipe)}; lacking {shortage}.")
     return " ".join(sentences)
 
 
@@ -315,8 +315,8 @@ def lazy_reply(hops: Sequence[Hop], items: Mapping[str, str]) -> str:
 def apply_last_hop(have: MutableMapping[str, int], hops: Sequence[Hop], items: Mapping[str, str]) -> None:
     """Change an inventory as the action of the last hop does."""
     hop = hops[-1]
-    if hop.lacking:
-        item, missing = hop.lacking
+    if hop.missing:
+        item, missing = hop.missing
         have[item] = have.get(item, 0) + missing
         return
     for ingredient in ingredients(hop.recipe, items):
@@ -350,7 +350,7 @@ def _craft(recipe: Recipe, items: Mapping[str, str]) -> str:
 
 _CRAFT = re.compile(r"craft (.*) using (.*)")
 _GET = re.compile(r"get ([0-9]+) (.*)")
-_COUNTED = re.compile(r"([0-9]+) (.*)")
+_COUNT_AND_NAME = re.compile(r"([0-9]+) (.*)")
 _NUMBER = re.compile(r"[0-9]+")
 
 
@@ -398,17 +398,17 @@ class CraftingGame:
             return inventory(self._entries), ""
         return f"Could not execute {action}", ""
 
-    def _craft(self, wanted: str, using: str) -> tuple[str, str]:
+    def _craft(self, output_text: str, using: str) -> tuple[str, str]:
         world = self._world
-        match = _COUNTED.match(wanted)
-        count, name = (int(match[1]), match[2]) if match else (1, wanted)
+        match = _COUNT_AND_NAME.match(output_text)
+        count, name = (int(match[1]), match[2]) if match else (1, output_text)
         target = identifier(name)
         inputs: list[tuple[str, int]] = []
         for part in using.split(","):
-            counted = _COUNTED.match(part.strip())
-            if counted is None:
+            input_match = _COUNT_AND_NAME.match(part.strip())
+            if input_match is None:
                 return f"Wrong item format: {part.strip()}", ""
-            inputs.append((identifier(counted[2]), int(counted[1])))
+            inputs.append((identifier(input_match[2]), int(input_match[1])))
         for item, amount in inputs:
             # Even an amount of 0 needs the item to be listed as carried, if only with a count of 0.
             if item in world.tags or item not in self._entries or self._entries[item] < amount:
@@ -436,12 +436,12 @@ def _matches(recipe: Recipe, inputs: Sequence[tuple[str, int]], item_to_tag: Map
     """Return whether the given inputs are those of the recipe, one to one and with equal counts."""
     if len(inputs) != len(recipe.inputs):
         return False
-    left = list(recipe.inputs)
+    unmatched = list(recipe.inputs)
     for item, amount in inputs:
-        for ingredient in left:
+        for ingredient in unmatched:
             name = item_to_tag.get(item) if ingredient.is_tag else item
             if ingredient.name == name and ingredient.count == amount:
-                left.remove(ingredient)
+                unmatched.remove(ingredient)
                 break
         else:
             return False
@@ -453,7 +453,7 @@ def _matches(recipe: Recipe, inputs: Sequence[tuple[str, int]], item_to_tag: Map
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class Progress:
     """An agent's inventory and the plan from there; no plan means that the goal is out of reach."""
 
     inventory: Inventory
@@ -461,7 +461,7 @@ class Standing:
 
 
 def judge(
-    problem: CraftingProblem, before: Standing, after: Standing, action: str, *, expected: str, made: str
+    problem: CraftingProblem, before: Progress, after: Progress, action: str, *, expected: str, output: str
 ) -> Verdict:
     """Return the oracle's verdict on an action: good if fewer steps are left after it, otherwise
     bad or uncertain.
@@ -471,18 +471,18 @@ def judge(
 
     Args:
         expected: what the lazy expert would have done; always good.
-        made: the item that the action made or got; empty if there was none.
+        output: the item that the action made or got; empty if there was none.
     """
     if before.plan is None:
         return Verdict.UNCERTAIN
     if action == expected:
         return Verdict.GOOD
-    left = after.plan.steps - before.plan.steps if after.plan is not None else 1
-    if left < 0:
+    delta = after.plan.steps - before.plan.steps if after.plan is not None else 1
+    if delta < 0:
         return Verdict.GOOD
     if action == "inventory":
         return Verdict.UNCERTAIN
-    if left == 0 and (made in before.plan.gets or brings_nearer(problem, before.inventory, after.inventory)):
+    if delta == 0 and (output in before.plan.gets or brings_nearer(problem, before.inventory, after.inventory)):
         return Verdict.UNCERTAIN
     return Verdict.BAD
 
@@ -490,15 +490,15 @@ def judge(
 def verdicts(problem: CraftingProblem, world: RecipeBook, actions: Sequence[str]) -> tuple[Verdict, ...]:
     """Return the oracle's verdict on each action of an episode, played from its start."""
     game = CraftingGame(world)
-    present = Standing(inventory={}, plan=plan(problem, {}))
-    found = []
+    present = Progress(inventory={}, plan=plan(problem, {}))
+    results = []
     for action in actions:
         expected = ""
         if present.plan is not None:
             hops = chain(problem, present.inventory, present.plan)
             expected = action_of(hops[-1], present.plan.items)
-        _, made = game.act(action)
-        after = Standing(inventory=game.inventory, plan=plan(problem, game.inventory))
-        found.append(judge(problem, present, after, action, expected=expected, made=made))
+        _, output = game.act(action)
+        after = Progress(inventory=game.inventory, plan=plan(problem, game.inventory))
+        results.append(judge(problem, present, after, action, expected=expected, output=output))
         present = after
-    return tuple(found)
+    return tuple(results)

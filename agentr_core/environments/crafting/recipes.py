@@ -108,12 +108,12 @@ class RecipeBook:
     @cached_property
     def _depths(self) -> dict[str, int]:
         # Recipes by item take precedence: an item hides a tag of the same name.
-        ways = {**self.by_tag, **self.by_item}
-        below = {name: {i.name for recipe in recipes for i in recipe.inputs} for name, recipes in ways.items()}
+        recipes_of = {**self.by_tag, **self.by_item}
+        below = {name: {i.name for recipe in recipes for i in recipe.inputs} for name, recipes in recipes_of.items()}
         depths: dict[str, int] = {}
         try:
             for name in TopologicalSorter(below).static_order():
-                chains = (max((depths[i.name] + 1 for i in r.inputs), default=0) for r in ways.get(name, ()))
+                chains = (max((depths[i.name] + 1 for i in r.inputs), default=0) for r in recipes_of.get(name, ()))
                 depths[name] = min(chains, default=0)
         except CycleError as error:
             raise DataFault(f"recipes form a cycle: {' <- '.join(error.args[1])}") from None
@@ -131,20 +131,20 @@ def build_book(
         item_to_tag: which tag an item satisfies; by default the last group among its own recipes.
         items: items of the world besides those that the recipes name.
     """
-    given = tuple(recipes)
+    originals = tuple(recipes)
     if item_to_tag is None:
-        item_to_tag = {r.output: r.output_tag for r in given if r.output_tag and r.output_tag != r.output}
+        item_to_tag = {r.output: r.output_tag for r in originals if r.output_tag and r.output_tag != r.output}
     tags = frozenset(item_to_tag.values())
-    kept = tuple(
-        replace(r, inputs=tuple(replace(i, is_tag=i.is_tag and i.name in tags) for i in r.inputs)) for r in given
+    normalized = tuple(
+        replace(r, inputs=tuple(replace(i, is_tag=i.is_tag and i.name in tags) for i in r.inputs)) for r in originals
     )
-    named = {i.name for r in kept for i in r.inputs if not i.is_tag}
+    item_names = {i.name for r in normalized for i in r.inputs if not i.is_tag}
     return RecipeBook(
-        recipes=kept,
-        by_item=_index((r.output, r) for r in kept),
-        by_tag=_index((r.output_tag, r) for r in kept if r.output_tag in tags),
+        recipes=normalized,
+        by_item=_index((r.output, r) for r in normalized),
+        by_tag=_index((r.output_tag, r) for r in normalized if r.output_tag in tags),
         item_to_tag=item_to_tag,
-        items=frozenset({*(r.output for r in kept), *named, *items}),
+        items=frozenset({*(r.output for r in normalized), *item_names, *items}),
         tags=tags,
     )
 
@@ -156,19 +156,19 @@ def untangle(recipes: Iterable[Recipe]) -> list[Recipe]:
     close a cycle with earlier ones.
     """
     below: dict[str, set[str]] = {}
-    kept = []
+    acyclic = []
     for recipe in recipes:
         inputs = {ingredient.name for ingredient in recipe.inputs}
         if len(inputs) == 1 and next(iter(inputs)).endswith("_block"):
             continue
-        made = {recipe.output, recipe.output_tag or recipe.output}
-        if made & _reachable(inputs, below):
+        outputs = {recipe.output, recipe.output_tag or recipe.output}
+        if outputs & _reachable(inputs, below):
             continue
         below.setdefault(recipe.output, set()).update(inputs)
-        for tag in made - {recipe.output}:
+        for tag in outputs - {recipe.output}:
             below.setdefault(tag, set()).add(recipe.output)
-        kept.append(recipe)
-    return kept
+        acyclic.append(recipe)
+    return acyclic
 
 
 def load_shipped() -> RecipeBook:
@@ -205,8 +205,8 @@ def load_folder(folder: Path) -> RecipeBook:
             if raw["type"] in (SHAPED, SHAPELESS):
                 recipes.append(_from_game(raw))
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            why = f"no {error}" if isinstance(error, KeyError) else error
-            raise DataFileError(f"recipe file {path} is malformed ({why}); repair or remove it") from error
+            detail = f"no {error}" if isinstance(error, KeyError) else error
+            raise DataFileError(f"recipe file {path} is malformed ({detail}); repair or remove it") from error
     if not recipes:
         raise DataFileError(f"recipe folder {folder} has no crafting recipe; point recipes_dir to the game's files")
     return _official(recipes)
@@ -235,21 +235,21 @@ def _official(recipes: Sequence[Recipe]) -> RecipeBook:
 
 
 def _index(pairs: Iterable[tuple[Any, Recipe]]) -> dict[str, tuple[Recipe, ...]]:
-    found: dict[str, list[Recipe]] = {}
+    index: dict[str, list[Recipe]] = {}
     for key, recipe in pairs:
-        found.setdefault(key, []).append(recipe)
-    return {key: tuple(recipes) for key, recipes in found.items()}
+        index.setdefault(key, []).append(recipe)
+    return {key: tuple(recipes) for key, recipes in index.items()}
 
 
 def _reachable(names: Iterable[str], below: Mapping[str, Iterable[str]]) -> set[str]:
-    found: set[str] = set()
+    reachable: set[str] = set()
     frontier = list(names)
     while frontier:
         name = frontier.pop()
-        if name not in found:
-            found.add(name)
+        if name not in reachable:
+            reachable.add(name)
             frontier.extend(below.get(name, ()))
-    return found
+    return reachable
 
 
 def _read(path: Path) -> Any:
@@ -278,12 +278,12 @@ def _from_game(raw: Mapping[str, Any]) -> Recipe:
     """Return the recipe in one of the game's files."""
     counts: Counter[tuple[str, bool]] = Counter()
     if raw["type"] == SHAPED:
-        grid = Counter("".join(raw["pattern"]).replace(" ", ""))
-        unknown = sorted(grid.keys() - raw["key"].keys())
+        letter_counts = Counter("".join(raw["pattern"]).replace(" ", ""))
+        unknown = sorted(letter_counts.keys() - raw["key"].keys())
         if unknown:
             raise ValueError(f"the pattern has {unknown[0]!r}, the key does not")
         for letter, options in raw["key"].items():
-            counts[_ingredient(options)] += grid[letter]
+            counts[_ingredient(options)] += letter_counts[letter]
     else:
         counts.update(_ingredient(options) for options in raw["ingredients"])
     result = raw["result"]

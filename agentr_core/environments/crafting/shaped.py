@@ -68,7 +68,7 @@ class ProceduralWorlds:
         levels = [[next(names) for _ in range(rng.randint(3, 6))]]
         recipes: list[Recipe] = []
         for level in range(1, depth + 1):
-            made = []
+            outputs = []
             for _ in range(1 if level == depth else rng.randint(1, 3)):
                 output = next(names)
                 # One ingredient from the level below fixes the depth; the others come from anywhere
@@ -78,12 +78,12 @@ class ProceduralWorlds:
                 inputs += rng.sample(lower, min(len(lower), rng.choice(_NUM_INPUTS) - 1))
                 rng.shuffle(inputs)
                 recipes.append(_recipe(output, inputs, rng))
-                made.append(output)
-            levels.append(made)
+                outputs.append(output)
+            levels.append(outputs)
         goal = levels[-1][0]
-        everything = list(itertools.chain(*levels[:-1]))
+        all_items = list(itertools.chain(*levels[:-1]))
         recipes += [
-            _recipe(next(names), rng.sample(everything, min(len(everything), rng.choice(_NUM_INPUTS))), rng)
+            _recipe(next(names), rng.sample(all_items, min(len(all_items), rng.choice(_NUM_INPUTS))), rng)
             for _ in range(rng.randint(2, 10))
         ]
         rng.shuffle(recipes)
@@ -94,9 +94,9 @@ def _names(rng: random.Random) -> itertools.chain[str]:
     def draw() -> str:
         return f"minecraft:{rng.choice(_QUALITIES)}_{rng.choice(_MATERIALS)}_{rng.choice(_FORMS)}"
 
-    seen: set[str] = set()
-    fresh = (name for name in iter(draw, None) if not (name in seen or seen.add(name)))  # type: ignore[func-returns-value]
-    return itertools.chain(fresh)
+    used: set[str] = set()
+    unique = (name for name in iter(draw, None) if not (name in used or used.add(name)))  # type: ignore[func-returns-value]
+    return itertools.chain(unique)
 
 
 def _recipe(output: str, inputs: list[str], rng: random.Random) -> Recipe:
@@ -267,13 +267,13 @@ class _Draft:
     def draw(self, depth: int) -> str:
         """Draw all recipes of a world; return its goal."""
         rates = _RATES[depth]
-        needed = self.rng.random() < rates.planks_needed
-        in_plan = needed and self.rng.random() < _OF_PLANKS
+        planks_needed = self.rng.random() < rates.planks_needed
+        in_plan = planks_needed and self.rng.random() < _OF_PLANKS
         goal = self._item(depth, need=1, is_goal=True, rates=rates)
-        if needed:
+        if planks_needed:
             self._bring_in_planks(in_plan=in_plan)
-        beside = not needed and self.rng.random() < rates.planks_beside
-        self._distract(goal, self._pick(_DISTRACTORS[depth]), planks=needed or beside)
+        planks_beside = not planks_needed and self.rng.random() < rates.planks_beside
+        self._distract(goal, self._pick(_DISTRACTORS[depth]), planks=planks_needed or planks_beside)
         return goal
 
     def _item(self, depth: int, *, need: int, is_goal: bool, rates: _Rates) -> str:
@@ -309,8 +309,8 @@ class _Draft:
         """List all planks; a part of depth 1 becomes planks, or can also be made of them."""
         makes, takes = self._pick({4: 6, 2: 2, 3: 1, 6: 1}), self._pick({1: 8, 2: 1})
         inner = {i.name for r in self.recipes for i in r.inputs}
-        made = {r.output for r in self.recipes}
-        parts = sorted({r.output for r in self.recipes if not any(i.name in made for i in r.inputs)} & inner)
+        outputs = {r.output for r in self.recipes}
+        parts = sorted({r.output for r in self.recipes if not any(i.name in outputs for i in r.inputs)} & inner)
         part = self.rng.choice(parts)
         if in_plan:
             any_planks = self.rng.random() < _ANY_PLANKS
@@ -337,28 +337,28 @@ class _Draft:
 
     def _distract(self, goal: str, number: int, *, planks: bool) -> None:
         """Draw useless commands that share an ingredient with needed ones."""
-        made = {r.output for r in self.recipes} - set(self.planks)
-        used = {i.name for r in self.recipes if r.output not in self.planks for i in r.inputs}
-        crafted = sorted((used & made) - {goal}) or [goal]
-        raw = sorted(used - made - {PLANKS})
-        others = [next(self.names) for _ in range(4)]
+        outputs = {r.output for r in self.recipes} - set(self.planks)
+        ingredients = {i.name for r in self.recipes if r.output not in self.planks for i in r.inputs}
+        crafted = sorted((ingredients & outputs) - {goal}) or [goal]
+        raw = sorted(ingredients - outputs - {PLANKS})
+        extra_names = [next(self.names) for _ in range(4)]
         for position in range(number):
             takes_planks = planks and (position == 0 or self.rng.random() < 0.2)
-            takes_crafted = self.rng.random() < (0.65 if len(made) > 1 else 0.12)
+            takes_crafted = self.rng.random() < (0.65 if len(outputs) > 1 else 0.12)
             shared = self.rng.choice(crafted if takes_crafted or not raw else raw)
             inputs = [_ingredient(shared, self._pick(_ONLY_RAW_COUNT))]
             if takes_planks:
                 inputs.append(Ingredient(name=PLANKS, count=self._pick(_ONLY_RAW_COUNT), is_tag=True))
             more = self._pick(_DISTRACTOR_INPUTS) - len(inputs)
-            inputs += [_ingredient(name, self._pick(_RAW_COUNT)) for name in self._more(others, more)]
+            inputs += [_ingredient(name, self._pick(_RAW_COUNT)) for name in self._more(extra_names, more)]
             self.rng.shuffle(inputs)
             makes = self._pick(_DISTRACTOR_MAKES)
             self.recipes.append(Recipe(output=next(self.names), count=makes, output_tag=None, inputs=tuple(inputs)))
 
-    def _more(self, others: Sequence[str], number: int) -> list[str]:
+    def _more(self, names: Sequence[str], number: int) -> list[str]:
         if number <= 0:
             return []
-        common = self.rng.sample(others, min(number, len(others)))
+        common = self.rng.sample(names, min(number, len(names)))
         return [name if self.rng.random() < 0.5 else next(self.names) for name in common]
 
     def _pick(self, weights: Weights[T]) -> T:

@@ -68,55 +68,55 @@ def listed_commands(
     tree of the goal draws again, with the fixed seed of the public code, so that as many
     distractors are left as in the published world.
     """
-    needed = _needed(world, goal, frozenset())
+    required = _recipes_for(world, goal, frozenset())
     rng = random.Random(derive_seed("textcraft-commands", instance.split == "procedural", instance.index))
     if distractors == "published":
-        places = list(_places(world, goal, frozenset()))
+        occurrences = list(_occurrences(world, goal, frozenset()))
         # The public code seeds its generator anew at each reset.
         fixed = random.Random(_PUBLISHED_SEED)
         drawable: dict[str, Recipe] = {}
-        for recipe in places:
+        for recipe in occurrences:
             for ingredient in recipe.inputs:
                 users = world.users_twice(ingredient.name)
-                for drawn in fixed.sample(users, min(MAX_DISTRACTORS, len(users))):
-                    drawable.setdefault(command(drawn), drawn)
-        others = [drawable[line] for line in sorted(drawable.keys() - {command(recipe) for recipe in places})]
+                for distractor in fixed.sample(users, min(MAX_DISTRACTORS, len(users))):
+                    drawable.setdefault(command(distractor), distractor)
+        candidates = [drawable[line] for line in sorted(drawable.keys() - {command(recipe) for recipe in occurrences})]
     else:
         once_each: dict[Recipe, None] = {}
-        for recipe in needed:
+        for recipe in required:
             for ingredient in recipe.inputs:
                 users = world.users(ingredient.name)
                 once_each.update(dict.fromkeys(rng.sample(users, min(MAX_DISTRACTORS, len(users)))))
-        others = [recipe for recipe in once_each if recipe not in needed]
-    listed = [*needed, *rng.sample(others, min(MAX_DISTRACTORS, len(others)))]
-    rng.shuffle(listed)
-    return tuple(listed)
+        candidates = [recipe for recipe in once_each if recipe not in required]
+    listing = [*required, *rng.sample(candidates, min(MAX_DISTRACTORS, len(candidates)))]
+    rng.shuffle(listing)
+    return tuple(listing)
 
 
-def _needed(world: RecipeBook, name: str, path: frozenset[str]) -> dict[Recipe, None]:
-    found: dict[Recipe, None] = {}
+def _recipes_for(world: RecipeBook, name: str, path: frozenset[str]) -> dict[Recipe, None]:
+    recipes: dict[Recipe, None] = {}
     if name in path:
-        return found
-    for recipe in _ways(world, name):
-        found[recipe] = None
+        return recipes
+    for recipe in _recipes_of(world, name):
+        recipes[recipe] = None
         for ingredient in recipe.inputs:
-            found.update(_needed(world, ingredient.name, path | {name}))
-    return found
+            recipes.update(_recipes_for(world, ingredient.name, path | {name}))
+    return recipes
 
 
-def _places(world: RecipeBook, name: str, path: frozenset[str]) -> Iterator[Recipe]:
+def _occurrences(world: RecipeBook, name: str, path: frozenset[str]) -> Iterator[Recipe]:
     """Yield the recipes of a name and of everything below it, each as often as it occurs; at most
     163 for an official goal.
     """
     if name in path:
         return
-    yield from _ways(world, name)
-    for recipe in _ways(world, name):
+    yield from _recipes_of(world, name)
+    for recipe in _recipes_of(world, name):
         for ingredient in recipe.inputs:
-            yield from _places(world, ingredient.name, path | {name})
+            yield from _occurrences(world, ingredient.name, path | {name})
 
 
-def _ways(world: RecipeBook, name: str) -> tuple[Recipe, ...]:
+def _recipes_of(world: RecipeBook, name: str) -> tuple[Recipe, ...]:
     return world.by_item.get(name) or world.by_tag.get(name, ())
 
 
@@ -308,19 +308,19 @@ class TextCraft(Environment):
         if instance.environment != self.name or instance.split not in self.splits():
             raise EnvironmentFault(f"textcraft has no instance {instance.key}")
         origin = self.origin(instance)
-        drawn: Distractors = "distinct"
+        distractors: Distractors = "distinct"
         if instance.split in _INVENTED:
             world, goal = self._invented(instance.split).world(instance.index)
         elif origin.index < len(self.book.goals):
-            world, goal, drawn = self.book, self.book.goals[origin.index][0], self._distractors
+            world, goal, distractors = self.book, self.book.goals[origin.index][0], self._distractors
         else:
             raise EnvironmentFault(f"textcraft has no instance {instance.key}")
-        commands = listed_commands(world, goal, origin, distractors=drawn)
+        commands = listed_commands(world, goal, origin, distractors=distractors)
         problem = CraftingProblem(goal=goal, commands=commands, item_to_tag=world.item_to_tag)
         if instance.split in RENAMED:
             # The split `renamed` existed before the other two: its texts stay as they were.
-            which = () if instance.split == "renamed" else (instance.split,)
-            rng = random.Random(derive_seed("textcraft-renamed", *which, instance.index))
+            split_key = () if instance.split == "renamed" else (instance.split,)
+            rng = random.Random(derive_seed("textcraft-renamed", *split_key, instance.index))
             problem = rename(problem, free_names(self.book), rng)
             world = build_book(problem.commands, item_to_tag=problem.item_to_tag)
         return problem, world

@@ -20,15 +20,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from agentr_core.environments.gateway.desk import (
+from agentr_core.environments.gateway.broker import (
     MODEL,
+    Broker,
     Call,
     ChatCall,
-    Desk,
+    Episode,
     Failed,
     Refused,
     Rewarded,
-    Seat,
     check_tools,
     chunks,
     completion,
@@ -43,7 +43,7 @@ Seconds = Annotated[float, Field(ge=0, le=60)]
 
 
 class Offer(BaseModel):
-    """An episode that a run offers. `run` is its name, if it has one; see `Desk.arrive`."""
+    """An episode that a run offers. `run` is its name, if it has one; see `Broker.arrive`."""
 
     environment: str
     split: str
@@ -99,7 +99,7 @@ class Observed(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer when it is there. Raises what `wait` raises."""
         scope[LOST] = self._lose_it
-        leaving = asyncio.ensure_future(_left(receive))
+        leaving = asyncio.ensure_future(_disconnected(receive))
         waiting = asyncio.ensure_future(self._wait())
         scope[STOPPING] = waiting.cancel
         try:
@@ -124,9 +124,9 @@ class Observed(Response):
 class Presence(Response):
     """An answer without end that gives a run its name: the run is gone when its connection is."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, broker: Broker) -> None:
         super().__init__()
-        self._desk = desk
+        self._desk = broker
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the name, and end the run's episodes when it leaves."""
@@ -134,7 +134,7 @@ class Presence(Response):
         try:
             await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": []})
             await send({"type": "http.response.body", "body": f"{name}\n".encode(), "more_body": True})
-            leaving = asyncio.ensure_future(_left(receive))
+            leaving = asyncio.ensure_future(_disconnected(receive))
             scope[STOPPING] = leaving.cancel
             await asyncio.wait((leaving,))
             await send({"type": "http.response.body", "body": b""})
@@ -142,7 +142,7 @@ class Presence(Response):
             self._desk.leave(name)
 
 
-async def _left(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     """Return when the client leaves; its request was read."""
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -152,135 +152,140 @@ def app(token: str | None = None) -> ASGIApp:
     """Return the ASGI application. It admits every request, or, with a token, those that have
     it.
     """
-    desk = Desk()
+    broker = Broker()
     handlers = {HTTPException: _unserved, Refused: _refused, Exception: _broken}
-    made: ASGIApp = Starlette(routes=[*_for_agents(desk), *_for_runs(desk)], exception_handlers=handlers)
-    made = Guard(made, refusal=_refusal)
+    application: ASGIApp = Starlette(routes=[*_for_agents(broker), *_for_runs(broker)], exception_handlers=handlers)
+    application = Guard(application, refusal=_refusal)
     if token is None:
-        return made
-    why = "this gateway answers only requests with its token: give it as the API key, in Authorization: Bearer"
-    return Locked(made, token, why=why, refusal=_refusal)
+        return application
+    reason = "this gateway answers only requests with its token: give it as the API key, in Authorization: Bearer"
+    return Locked(application, token, why=reason, refusal=_refusal)
 
 
-def _for_agents(desk: Desk) -> list[Route]:
+def _for_agents(broker: Broker) -> list[Route]:
     async def chat(request: Request) -> Response:
         key = request.path_params["key"]
-        asked = await _read(request, ChatCall)
+        body = await _read(request, ChatCall)
         # What the policy cannot answer is refused here; handed on, it would cost the episode.
-        _check_model(asked.model)
-        check_tools(asked.tools or [])
-        if asked.messages[-1].role == "assistant":
-            why = "messages: the last turn is the assistant's; end with one of the user, a tool or the system"
-            raise Refused(400, why, "invalid_request", "messages")
+        _check_model(body.model)
+        check_tools(body.tools or [])
+        if body.messages[-1].role == "assistant":
+            reason = "messages: the last turn is the assistant's; end with one of the user, a tool or the system"
+            raise Refused(400, reason, "invalid_request", "messages")
         again = request.headers.get("x-stainless-retry-count", "0") != "0"
-        call = desk.ask(key, asked.turns(), again=again)
+        call = broker.ask(key, body.turns(), again=again)
         return Observed(
-            lambda: _reply(asked, call), lambda sent: desk.settle(key, call, reached=sent), lambda: desk.lose(call)
+            lambda: _reply(body, call), lambda sent: broker.settle(key, call, delivered=sent), lambda: broker.lose(call)
         )
 
     async def reward(request: Request) -> Response:
         key = request.path_params["key"]
-        told = await _read(request, Rewarded)
-        success = told.reward >= 1 if told.success is None else told.success
-        desk.reward(key, told.reward, success)
+        body = await _read(request, Rewarded)
+        success = body.reward >= 1 if body.success is None else body.success
+        broker.reward(key, body.reward, success)
 
         async def wait() -> Response:
-            return JSONResponse({"reward": told.reward, "success": success})
+            return JSONResponse({"reward": body.reward, "success": success})
 
         def settle(sent: bool) -> None:
-            desk.rewarded(key, reached=sent)
+            broker.rewarded(key, delivered=sent)
 
         return Observed(wait, settle, lambda: settle(False))
 
     async def failed(request: Request) -> Response:
-        desk.failed(request.path_params["key"], (await _read(request, Failed)).reason)
+        broker.failed(request.path_params["key"], (await _read(request, Failed)).reason)
         return JSONResponse({})
 
-    async def listed(request: Request) -> Response:
-        desk.seat(request.path_params["key"])
+    async def list_models(request: Request) -> Response:
+        broker.episode(request.path_params["key"])
         return JSONResponse({"object": "list", "data": [model()]})
 
-    async def described(request: Request) -> Response:
-        desk.seat(request.path_params["key"])
+    async def describe_model(request: Request) -> Response:
+        broker.episode(request.path_params["key"])
         _check_model(request.path_params["model"])
         return JSONResponse(model())
 
     return [
-        _post("/episodes", _taking(desk)),
+        _post("/episodes", _taking(broker)),
         _post("/episodes/{key}/v1/chat/completions", chat),
-        Route("/episodes/{key}/v1/models", listed),
-        Route("/episodes/{key}/v1/models/{model}", described),
+        Route("/episodes/{key}/v1/models", list_models),
+        Route("/episodes/{key}/v1/models/{model}", describe_model),
         _post("/episodes/{key}/reward", reward),
         _post("/episodes/{key}/failed", failed),
     ]
 
 
-def _taking(desk: Desk) -> Callable[[Request], Awaitable[Response]]:
+def _taking(broker: Broker) -> Callable[[Request], Awaitable[Response]]:
     async def take(request: Request) -> Response:
-        wanted = await _read(request, Take)
+        body = await _read(request, Take)
         base = str(request.base_url).rstrip("/")
-        seats: list[Seat] = []
+        episodes: list[Episode] = []
 
         async def wait() -> Response:
-            if (seat := await desk.take(wanted.wait)) is None:
+            if (episode := await broker.take(body.wait)) is None:
                 return Response(status_code=204)
-            seats.append(seat)
-            offer = {"episode": seat.id, "base_url": f"{base}/episodes/{seat.id}/v1", "model": MODEL, **seat.offer}
+            episodes.append(episode)
+            offer = {
+                "episode": episode.id,
+                "base_url": f"{base}/episodes/{episode.id}/v1",
+                "model": MODEL,
+                **episode.offer,
+            }
             return JSONResponse(offer)
 
         def lose() -> None:
-            for seat in seats:
-                desk.offer_again(seat)
+            for episode in episodes:
+                broker.offer_again(episode)
 
         return Observed(wait, lambda sent: None if sent else lose(), lose)
 
     return take
 
 
-async def _reply(asked: ChatCall, call: Call) -> Response:
+async def _reply(body: ChatCall, call: Call) -> Response:
     """Return the answer to a call. A stream comes in one piece, so that it is delivered as a whole
     or not at all.
     """
     # Another client may wait for the same reply.
     reply = await asyncio.shield(call.reply)
-    if asked.stream:
-        events = chunks(asked, reply, name=call.name, created=call.created)
+    if body.stream:
+        events = chunks(body, reply, name=call.name, created=call.created)
         return Response("".join(events), media_type="text/event-stream")
-    return JSONResponse(completion(asked, reply, name=call.name, created=call.created))
+    return JSONResponse(completion(body, reply, name=call.name, created=call.created))
 
 
-def _for_runs(desk: Desk) -> list[Route]:
+def _for_runs(broker: Broker) -> list[Route]:
     async def alive(request: Request) -> Response:
         return JSONResponse({"gateway": MODEL})
 
-    async def arrived(request: Request) -> Response:
-        return Presence(desk)
+    async def arrive(request: Request) -> Response:
+        return Presence(broker)
 
-    async def opened(request: Request) -> Response:
+    async def open_episode(request: Request) -> Response:
         offer = (await _read(request, Offer)).model_dump()
         run = offer.pop("run")
-        return JSONResponse({"episode": desk.open(offer, run)})
+        return JSONResponse({"episode": broker.open(offer, run)})
 
-    async def following(request: Request) -> Response:
-        asked = await _read(request, Next)
+    async def next_event(request: Request) -> Response:
+        body = await _read(request, Next)
         try:
-            return JSONResponse(await desk.next(asked.episode, asked.reply, asked.wait))
+            return JSONResponse(await broker.next(body.episode, body.reply, body.wait))
         except KeyError:
             # Runs treat this error as temporary, and offer the episode again.
-            gone = f"episode {asked.episode[:40]} is gone: the gateway was started anew"
-            raise Refused(503, gone, "episode_not_found") from None
+            message = f"episode {body.episode[:40]} is gone: the gateway was started anew"
+            raise Refused(503, message, "episode_not_found") from None
 
-    async def closed(request: Request) -> Response:
-        told = await _read(request, Close)
-        desk.close(told.episode, told.why, told.code)
+    async def close_episode(request: Request) -> Response:
+        body = await _read(request, Close)
+        broker.close(body.episode, body.why, body.code)
         return JSONResponse({})
 
     return [
         Route("/", alive),
-        _post("/run/arrive", arrived),
-        _post("/run/open", opened),
-        _post("/run/next", following),
-        _post("/run/close", closed),
+        _post("/run/arrive", arrive),
+        _post("/run/open", open_episode),
+        _post("/run/next", next_event),
+        _post("/run/close", close_episode),
     ]
 
 

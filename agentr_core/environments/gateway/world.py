@@ -17,7 +17,7 @@ import httpx
 
 from agentr_core.environment import Environment, Instances, Repeatability, Undelivered
 from agentr_core.environments.agentgym.client import connection
-from agentr_core.environments.gateway.desk import OutsideTurns, continues, observed, turn_of
+from agentr_core.environments.gateway.broker import OutsideTurns, continues, observed, turn_of
 from agentr_core.errors import (
     ConfigError,
     EnvironmentFault,
@@ -44,7 +44,7 @@ class _Presence:
     def __init__(self, url: str, token: str) -> None:
         self._url = url
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._kept = ExitStack()
+        self._exit_stack = ExitStack()
         self._lines: Iterator[str] = iter(())
         # At the very end of a process, what closes it by itself is gone.
         atexit.register(self._leave)
@@ -61,8 +61,8 @@ class _Presence:
                 self._leave()
                 where = f"{self._url}/run/arrive"
                 try:
-                    client = self._kept.enter_context(httpx.Client(headers=self._headers, timeout=_TIMEOUT))
-                    answer = self._kept.enter_context(client.stream("POST", where))
+                    client = self._exit_stack.enter_context(httpx.Client(headers=self._headers, timeout=_TIMEOUT))
+                    answer = self._exit_stack.enter_context(client.stream("POST", where))
                     # The answer has no end while this process lives; without its iterator it is
                     # closed.
                     self._lines = answer.iter_lines()
@@ -80,7 +80,7 @@ class _Presence:
 
     def _leave(self) -> None:
         self._lines = iter(())
-        self._kept.close()
+        self._exit_stack.close()
 
 
 @cache
@@ -143,7 +143,7 @@ class Gateway(Environment):
         if repeatability not in tuple(Repeatability):
             raise ConfigError(f"gateway: repeatability must be {', '.join(Repeatability)}, not {repeatability!r}")
         self.repeatability = Repeatability(repeatability)
-        self._tasks = {split: _tasks(split, given) for split, given in splits.items()}
+        self._tasks = {split: _tasks(split, value) for split, value in splits.items()}
         self._url, self._token = url.rstrip("/"), token
         kind = "a gateway of agentr"
         self._server = connection(self._url, timeout_s=_TIMEOUT, patience_s=30.0, kind=kind, token=token)
@@ -154,13 +154,13 @@ class Gateway(Environment):
         # The agent's last call, and what it continues.
         self._history: tuple[Message, ...] = ()
         self._before: tuple[Message, ...] = ()
-        self._drawn: dict[str, Any] = {}
+        self._generation_info: dict[str, Any] = {}
         self._refused: tuple[str, str] | None = None
 
     @staticmethod
     def files_of(options: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the files of tasks."""
-        return tuple(given for given in (options.get("splits") or {}).values() if isinstance(given, str))
+        return tuple(value for value in (options.get("splits") or {}).values() if isinstance(value, str))
 
     def reach(self) -> None:
         """Return once the gateway answers. Raises `EnvironmentServerError` when it does not, or
@@ -216,8 +216,8 @@ class Gateway(Environment):
         """
         if self._over:
             raise EnvironmentFault("gateway: a step before the reset, or after the end")
-        drawn, self._drawn = self._drawn, {}
-        event = self._next({"text": action, **drawn})
+        generation_info, self._generation_info = self._generation_info, {}
+        event = self._next({"text": action, **generation_info})
         history = (*self._history, Message(role="assistant", text=action))
         # A reply from which the next call goes on has arrived, whatever became of the connection.
         if not event["delivered"] and not (
@@ -235,7 +235,7 @@ class Gateway(Environment):
 
     def relay(self, generation: Generation) -> None:
         """Record how the next reply was drawn, to tell the agent; see `Environment`."""
-        self._drawn = {
+        self._generation_info = {
             "finish_reason": generation.finish_reason,
             "prompt_tokens": generation.prompt_tokens,
             "completion_tokens": generation.completion_tokens,
@@ -249,7 +249,7 @@ class Gateway(Environment):
         """End the episode, if there is one, and tell the agent why; see `Environment`."""
         episode, self._episode = self._episode, ""
         why, code = self._refused or (why, "episode_over")
-        self._refused, self._drawn, self._over = None, {}, True
+        self._refused, self._generation_info, self._over = None, {}, True
         if episode:
             self._server.close("/run/close", {"episode": episode, "why": why, "code": code})
 
@@ -280,9 +280,9 @@ class Gateway(Environment):
             return Transition("", event["reward"], True, False, {"success": event["success"]})
         return Transition(self._called(event), 0.0, False, False, {"success": False})
 
-    def _without_reply(self, event: Mapping[str, Any], why: str) -> NoReturn:
-        said = f"episode {self._episode}: {why}, and the agent went on without a reply"
-        raise Undelivered(said, self._following(event))
+    def _without_reply(self, event: Mapping[str, Any], reason: str) -> NoReturn:
+        message = f"episode {self._episode}: {reason}, and the agent went on without a reply"
+        raise Undelivered(message, self._following(event))
 
     def _next(self, reply: dict[str, Any] | None) -> dict[str, Any]:
         """Return the agent's next event. Raises `EnvironmentTimeout` when it is silent for too
@@ -299,19 +299,19 @@ class Gateway(Environment):
                 self._over = True
                 raise EnvironmentUnavailable(f"episode {episode} was lost: {event['why']}")
             if event["silent"] > self._patience:
-                whose = f"the agent of episode {episode}" if event["taken"] else "every agent"
+                subject = f"the agent of episode {episode}" if event["taken"] else "every agent"
                 raise EnvironmentTimeout(
-                    f"{whose} was silent for {event['silent']:.0f} s; see whether it lives, or raise patience_s"
+                    f"{subject} was silent for {event['silent']:.0f} s; see whether it lives, or raise patience_s"
                 )
         raise EnvironmentFault("gateway: this environment is closed")
 
 
 # Hundreds of environments are made for one recipe.
 @lru_cache(maxsize=16)
-def _tasks(split: str, given: int | str) -> Sequence[Any]:
+def _tasks(split: str, source: int | str) -> Sequence[Any]:
     """Return the tasks of a split; None for each where only their number is known."""
-    if isinstance(given, str):
-        return [record for _, record in records(Path(given), setting=f"environment.options.splits.{split}")]
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise ConfigError(f"gateway: splits.{split} must be a number of instances or a file of tasks, not {given!r}")
-    return [None] * given
+    if isinstance(source, str):
+        return [record for _, record in records(Path(source), setting=f"environment.options.splits.{split}")]
+    if isinstance(source, bool) or not isinstance(source, int) or source < 1:
+        raise ConfigError(f"gateway: splits.{split} must be a number of instances or a file of tasks, not {source!r}")
+    return [None] * source

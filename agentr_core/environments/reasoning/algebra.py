@@ -95,19 +95,19 @@ class Measured:
     power: int = 0
     """The power of ten by which a word such as million multiplies the value."""
 
-    def fits(self, other: Measured) -> bool:
+    def compatible(self, b: Measured) -> bool:
         """Return whether the units do not contradict each other: one may be left out."""
-        units = {self.unit, other.unit}
+        units = {self.unit, b.unit}
         if len(units) == 1 or "" in units or any(unit.partition("^")[0] == _ANY for unit in units):
             return True
         return "deg" in units and all(unit.startswith("deg") for unit in units)
 
-    def factors(self, other: Measured) -> Iterator[tuple[Fraction, Fraction]]:
+    def factors(self, b: Measured) -> Iterator[tuple[Fraction, Fraction]]:
         """Yield the factors of both values at which they may be the same: 50% is 50 and 0.5."""
-        ours, others = Fraction(10) ** self.power, Fraction(10) ** other.power
-        yield ours, others
-        if (self.unit == "%") != (other.unit == "%"):
-            yield (ours / 100, others) if self.unit == "%" else (ours, others / 100)
+        scale, other_scale = Fraction(10) ** self.power, Fraction(10) ** b.power
+        yield scale, other_scale
+        if (self.unit == "%") != (b.unit == "%"):
+            yield (scale / 100, other_scale) if self.unit == "%" else (scale, other_scale / 100)
 
 
 def measured(text: str) -> Measured:
@@ -115,8 +115,8 @@ def measured(text: str) -> Measured:
     text = text.strip()
     if text.endswith("%"):
         return Measured(text[:-1].strip(), "%")
-    if found := re.fullmatch(r"(.*\S)\s*\\deg\s*([CFK]?)", text):
-        return Measured(found[1], f"deg{found[2]}")
+    if match := re.fullmatch(r"(.*\S)\s*\\deg\s*([CFK]?)", text):
+        return Measured(match[1], f"deg{match[2]}")
     unit, rest = _unit_at_the_end(text)
     power = 0
     while (times := re.fullmatch(rf"(.*[\d)}}])\s*({'|'.join(_TIMES)})s?", rest, re.IGNORECASE)) is not None:
@@ -128,12 +128,12 @@ def _unit_at_the_end(text: str) -> tuple[str, str]:
     """Return the unit in normal form, and what stands before it."""
     rest = text
     words: list[str] = []
-    while (found := _END.search(rest)) is not None:
-        before = rest[: found.start()]
-        word = found["word"]
+    while (match := _END.search(rest)) is not None:
+        before = rest[: match.start()]
+        word = match["word"]
         if not _is_unit(word, before) or before.rstrip().endswith(("\\", "_", "^")):
             break
-        words.insert(0, _normal(word) + (f"^{found['exponent']}" if found["power"] else ""))
+        words.insert(0, _normal(word) + (f"^{match['exponent']}" if match["power"] else ""))
         rest = before.rstrip()
         if rest.endswith("/"):
             words.insert(0, "/")
@@ -161,12 +161,12 @@ def _is_unit(word: str, before: str) -> bool:
         return False
     if not before or re.search(r"[-+*=<>(,]\s*$", before):
         return False
-    known = word in _NORMAL or word.removesuffix("s") in _NORMAL or word.lower() in (*_POWERS, "per")
+    is_unit_word = word in _NORMAL or word.removesuffix("s") in _NORMAL or word.lower() in (*_POWERS, "per")
     spaced = before[-1:].isspace() or before.endswith("/")
     if len(word) == 1:
         # In 2 r h, the h is no hour; in 2 m/h it is.
-        return known and spaced and not _LETTER.search(_OVER.sub("", before))
-    return known or (len(word) > 2 and spaced and word[1:].islower())
+        return is_unit_word and spaced and not _LETTER.search(_OVER.sub("", before))
+    return is_unit_word or (len(word) > 2 and spaced and word[1:].islower())
 
 
 def _normal(word: str) -> str:
@@ -197,29 +197,29 @@ _TOTAL = re.compile(r"[a-z](?:\+[a-z])+")
 _INFINITE = ("\\infty", "+\\infty", "-\\infty")
 
 
-def same_value(one: str, other: str) -> bool:
+def same_value(a: str, b: str) -> bool:
     """Return whether two answers mean the same; an empty one means nothing.
 
     Formulas with letters are compared at several points. What cannot be read is compared as text,
     without spaces and the case of words.
     """
-    if not one.strip() or not other.strip():
+    if not a.strip() or not b.strip():
         return False
-    if one.split() == other.split():
+    if a.split() == b.split():
         return True
-    if max(len(one), len(other)) > 4 * MOST_CHARACTERS:
+    if max(len(a), len(b)) > 4 * MOST_CHARACTERS:
         return False
-    for first, second in product(_readings(plain(one)), _readings(plain(other))):
+    for first, second in product(_readings(plain(a)), _readings(plain(b))):
         if _same_text(first, second):
             return True
         with suppress(Unreadable, RecursionError):
-            if _alike(_node(tokens(first)), _node(tokens(second))):
+            if _same(_node(tokens(first)), _node(tokens(second))):
                 return True
     return False
 
 
-def _same_text(one: str, other: str) -> bool:
-    return bool(bare(one)) and bare(one) == bare(other)
+def _same_text(a: str, b: str) -> bool:
+    return bool(bare(a)) and bare(a) == bare(b)
 
 
 def _readings(text: str) -> Iterator[str]:
@@ -227,7 +227,7 @@ def _readings(text: str) -> Iterator[str]:
     choice or its value, a logarithm one to the base of e or 10.
     """
     yield text
-    grouped = _GROUPED.sub(lambda found: _ungrouped(found, text), text)
+    grouped = _GROUPED.sub(lambda match: _ungrouped(match, text), text)
     if grouped != text:
         yield grouped
     if (decimal := _LOGARITHM.sub(r"\\lg ", text)) != text:
@@ -236,11 +236,11 @@ def _readings(text: str) -> Iterator[str]:
         yield from filter(None, labelled.groups())
 
 
-def _ungrouped(found: re.Match[str], text: str) -> str:
+def _ungrouped(match: re.Match[str], text: str) -> str:
     """Return a number without commas, unless it may be several elements of a tuple or set."""
-    before = text[: found.start()]
+    before = text[: match.start()]
     inside = sum(before.count(sign) for sign in "([") + before.count(r"\{") - sum(before.count(sign) for sign in ")]")
-    return found[0] if inside - before.count(r"\}") > 0 else found[0].replace(",", "")
+    return match[0] if inside - before.count(r"\}") > 0 else match[0].replace(",", "")
 
 
 @dataclass(frozen=True)
@@ -283,14 +283,14 @@ def _node(parts: Sequence[str]) -> _Node:
 
 def _elements(parts: Sequence[str]) -> tuple[_Node, ...]:
     r"""Return the nodes between commas; what has a \pm is two of them. Raises `Unreadable`."""
-    found: list[_Node] = []
-    for each in _split(parts, (",", r"\cr")):
-        if each[:1] != [r"\{"] and (r"\pm" in each or r"\mp" in each):
+    nodes: list[_Node] = []
+    for part in _split(parts, (",", r"\cr")):
+        if part[:1] != [r"\{"] and (r"\pm" in part or r"\mp" in part):
             for up, down in (("+", "-"), ("-", "+")):
-                found.append(_element([{r"\pm": up, r"\mp": down}.get(token, token) for token in each]))
-        elif each:
-            found.append(_element(each))
-    return tuple(found)
+                nodes.append(_element([{r"\pm": up, r"\mp": down}.get(token, token) for token in part]))
+        elif part:
+            nodes.append(_element(part))
+    return tuple(nodes)
 
 
 def _element(parts: Sequence[str]) -> _Node:
@@ -303,14 +303,14 @@ def _element(parts: Sequence[str]) -> _Node:
     member = _split(parts, (r"\in",))
     if len(member) == 2 and _is_name(member[0]):
         return _element(member[1])
-    sides = _split(parts, _RELATIONS)
-    if len(sides) > 1:
+    operands = _split(parts, _RELATIONS)
+    if len(operands) > 1:
         signs, depth = [], 0
         for token in parts:
             depth += (token in _OPENING) - (token in _CLOSING)
             if token in _RELATIONS and not depth:
                 signs.append(token)
-        return _Node("relation", tuple(map(_element, sides)), tuple(parts), tuple(signs))
+        return _Node("relation", tuple(map(_element, operands)), tuple(parts), tuple(signs))
     ratio_parts = _split(parts, (":",))
     if len(ratio_parts) > 1 and "|" not in parts:
         return _Node("ratio", tuple(map(_element, ratio_parts)), tuple(parts))
@@ -332,8 +332,8 @@ def _bracketed(parts: Sequence[str]) -> _Node | None:
         return _Node("list", _elements(parts[1:-1]), tuple(parts))
     if len(inner) == 1:
         # Brackets around one value do not matter.
-        whole = {"(": ")", "[": "]", "{": "}"}.get(opening) == closing
-        return _element(inner[0]) if whole and not _is_formula_in_brackets(parts) else None
+        is_pair = {"(": ")", "[": "]", "{": "}"}.get(opening) == closing
+        return _element(inner[0]) if is_pair and not _is_formula_in_brackets(parts) else None
     if opening == "[" and all(row[0] == "[" and row[-1] == "]" for row in inner if row):
         rows = [_split(row[1:-1], (",",)) for row in inner]
         return _Node("matrix", tuple(_Node("()", tuple(map(_element, row))) for row in rows), tuple(parts))
@@ -359,11 +359,11 @@ def _is_formula_in_brackets(parts: Sequence[str]) -> bool:
 def _matrix(parts: Sequence[str]) -> _Node | None:
     if parts[:1] in (["("], ["["]) and r"\begin" in parts[1:3] and parts[-1] in (")", "]"):
         parts = parts[1:-1]
-    found = _MATRIX.fullmatch("".join(parts)) if parts[:1] == [r"\begin"] else None
-    if found is None or r"\begin" in found[2]:
+    match = _MATRIX.fullmatch("".join(parts)) if parts[:1] == [r"\begin"] else None
+    if match is None or r"\begin" in match[2]:
         return None
-    rows = [row for row in _split(tokens(found[2]), (r"\cr",)) if row]
-    kind = "determinant" if found[1][0] in "vV" else "matrix"
+    rows = [row for row in _split(tokens(match[2]), (r"\cr",)) if row]
+    kind = "determinant" if match[1][0] in "vV" else "matrix"
     return _Node(kind, tuple(_Node("()", tuple(map(_element, _split(row, ("&",))))) for row in rows), tuple(parts))
 
 
@@ -371,106 +371,104 @@ def _split(parts: Sequence[str], signs: Sequence[str]) -> list[list[str]]:
     """Return the tokens between signs outside brackets. Raises `Unreadable` if brackets do not
     match, or there are too many parts.
     """
-    found: list[list[str]] = [[]]
+    groups: list[list[str]] = [[]]
     depth = 0
     for token in parts:
         depth += (token in _OPENING) - (token in _CLOSING)
         if depth < 0:
             raise Unreadable
         if token in signs and not depth:
-            found.append([])
+            groups.append([])
         else:
-            found[-1].append(token)
-    if depth or len(found) > _MOST_PARTS:
+            groups[-1].append(token)
+    if depth or len(groups) > _MOST_PARTS:
         raise Unreadable
-    return found
+    return groups
 
 
-def _alike(one: _Node, other: _Node) -> bool:
-    if one.text and one.text == other.text:
+def _same(a: _Node, b: _Node) -> bool:
+    if a.text and a.text == b.text:
         return True
-    one, other = _without_names(one, other), _without_names(other, one)
-    if one.kind == other.kind == "relation":
-        return _alike_relations(one, other)
-    if one.kind == other.kind == "leaf":
-        return _alike_leaves(one, other)
-    intervals = [_intervals(each) for each in (one, other)]
-    if all(intervals) and any(each.kind in ("relation", "union", "list") for each in (one, other)):
+    a, b = _without_names(a, b), _without_names(b, a)
+    if a.kind == b.kind == "relation":
+        return _same_relations(a, b)
+    if a.kind == b.kind == "leaf":
+        return _same_leaves(a, b)
+    intervals = [_intervals(node) for node in (a, b)]
+    if all(intervals) and any(node.kind in ("relation", "union", "list") for node in (a, b)):
         return _in_any_order(intervals[0], intervals[1])
-    if {one.kind, other.kind} == {"list", "leaf"}:
-        short, leaf = (one, other) if one.kind == "list" else (other, one)
-        return len(short.parts) == 1 and _alike(short.parts[0], leaf)
-    if {one.kind, other.kind} == {"list", "()"}:
-        named, pair = (one, other) if one.kind == "list" else (other, one)
-        return all(map(_is_named, named.parts)) and _in_order([_value_of(part) for part in named.parts], pair.parts)
-    if one.kind != other.kind:
+    if {a.kind, b.kind} == {"list", "leaf"}:
+        short, leaf = (a, b) if a.kind == "list" else (b, a)
+        return len(short.parts) == 1 and _same(short.parts[0], leaf)
+    if {a.kind, b.kind} == {"list", "()"}:
+        labelled, pair = (a, b) if a.kind == "list" else (b, a)
+        return all(map(_is_named, labelled.parts)) and _in_order(
+            [_value_of(part) for part in labelled.parts], pair.parts
+        )
+    if a.kind != b.kind:
         return False
-    if one.kind in ("list", "union"):
-        return _in_any_order(_unnamed(one, other), _unnamed(other, one))
-    return _in_order(one.parts, other.parts)
+    if a.kind in ("list", "union"):
+        return _in_any_order(_unnamed(a, b), _unnamed(b, a))
+    return _in_order(a.parts, b.parts)
 
 
-def _in_order(one: Sequence[_Node], other: Sequence[_Node]) -> bool:
-    return len(one) == len(other) and all(map(_alike, one, other))
+def _in_order(a: Sequence[_Node], b: Sequence[_Node]) -> bool:
+    return len(a) == len(b) and all(map(_same, a, b))
 
 
-def _in_any_order(one: Sequence[_Node], other: Sequence[_Node]) -> bool:
-    left = list(other)
-    for part in one:
-        match = next((place for place, known in enumerate(left) if _alike(part, known)), None)
+def _in_any_order(a: Sequence[_Node], b: Sequence[_Node]) -> bool:
+    unmatched = list(b)
+    for part in a:
+        match = next((index for index, candidate in enumerate(unmatched) if _same(part, candidate)), None)
         if match is None:
             return False
-        del left[match]
-    return not left
+        del unmatched[match]
+    return not unmatched
 
 
-def _alike_leaves(one: _Node, other: _Node) -> bool:
-    first, second = one.measured, other.measured
-    if not first.fits(second):
+def _same_leaves(a: _Node, b: _Node) -> bool:
+    first, second = a.measured, b.measured
+    if not first.compatible(second):
         return False
     if _same_text(first.value, second.value) and first.power == second.power:
         return True
-    printed = is_printed(one.tokens) or is_printed(other.tokens)
-    signless = ["".join(each.value.split()).removeprefix("+") for each in (first, second)]
+    printed = is_printed(a.tokens) or is_printed(b.tokens)
+    signless = ["".join(value.value.split()).removeprefix("+") for value in (first, second)]
     if any(value in _INFINITE for value in signless):
         return signless[0] == signless[1]
-    left, right = one.number, other.number
-    if (
-        "deg" in (first.unit, second.unit)
-        and first.unit != second.unit
-        and equal(one.angle, other.angle, printed=printed)
-    ):
+    left, right = a.number, b.number
+    if "deg" in (first.unit, second.unit) and first.unit != second.unit and equal(a.angle, b.angle, printed=printed):
         return True
     return any(
-        equal(_scaled(left, factor), _scaled(right, others), printed=printed)
-        for factor, others in first.factors(second)
+        equal(_scaled(left, factor), _scaled(right, other_factor), printed=printed)
+        for factor, other_factor in first.factors(second)
     )
 
 
-def _scaled(found: Sequence[Value | None], factor: Fraction) -> list[Value | None]:
-    return list(found) if factor == 1 else [None if value is None else value * factor for value in found]
+def _scaled(values: Sequence[Value | None], factor: Fraction) -> list[Value | None]:
+    return list(values) if factor == 1 else [None if value is None else value * factor for value in values]
 
 
-def _alike_relations(one: _Node, other: _Node) -> bool:
-    intervals = [_intervals(each) for each in (one, other)]
-    if all(intervals) and _bound_name(one) == _bound_name(other):
+def _same_relations(a: _Node, b: _Node) -> bool:
+    intervals = [_intervals(node) for node in (a, b)]
+    if all(intervals) and _bound_name(a) == _bound_name(b):
         return _in_any_order(intervals[0], intervals[1])
-    for turned in (other, _turned(other)):
-        if turned.signs == one.signs and _in_order(one.parts, turned.parts):
+    for turned in (b, _turned(b)):
+        if turned.signs == a.signs and _in_order(a.parts, turned.parts):
             return True
-    leaves = all(part.kind == "leaf" for relation in (one, other) for part in relation.parts)
-    if len(one.signs) > 1 or len(other.signs) > 1 or not leaves:
+    leaves = all(part.kind == "leaf" for relation in (a, b) for part in relation.parts)
+    if len(a.signs) > 1 or len(b.signs) > 1 or not leaves:
         return False
-    (first, second), (third, fourth) = one.parts, other.parts
-    sign = one.signs[0]
+    (first, second), (third, fourth) = a.parts, b.parts
+    sign = a.signs[0]
     factor = ratio(difference(first.number, second.number), difference(third.number, fourth.number))
     if factor is None:
         return False
     if sign in _TURNED:
         if isinstance(factor, Fraction):
-            return other.signs[0] == (sign if factor > 0 else _TURNED[sign])
+            return b.signs[0] == (sign if factor > 0 else _TURNED[sign])
         return False
-    return sign == other.signs[0]
+    return sign == b.signs[0]
 
 
 def _turned(relation: _Node) -> _Node:
@@ -485,10 +483,10 @@ def _intervals(node: _Node) -> list[_Node]:
     if node.kind in ("()", "[]", "(]", "[)"):
         return [node] if len(node.parts) == 2 else []
     if node.kind in ("union", "list"):
-        found = [_intervals(part) for part in node.parts]
+        nested = [_intervals(part) for part in node.parts]
         if node.kind == "list" and not all(part.kind == "relation" for part in node.parts):
             return []
-        return [each for part in found for each in part] if all(found) else []
+        return [interval for part in nested for interval in part] if all(nested) else []
     low, high = _Node("leaf", tokens=("-", r"\infty")), _Node("leaf", tokens=(r"\infty",))
     if node.kind == "relation" and node.signs == (r"\neq",) and _is_name(node.parts[0].tokens):
         return [_Node("()", (low, node.parts[1])), _Node("()", (node.parts[1], high))]
@@ -536,15 +534,15 @@ def _value_of(node: _Node) -> _Node:
         sides = sides[1:]
     elif _is_name(sides[-1].tokens):
         sides = sides[:-1]
-    return sides[-1] if all(_alike(side, sides[-1]) for side in sides[:-1]) else node
+    return sides[-1] if all(_same(side, sides[-1]) for side in sides[:-1]) else node
 
 
-def _without_names(one: _Node, other: _Node) -> _Node:
+def _without_names(a: _Node, b: _Node) -> _Node:
     """Return the value of an equation that is compared with something that is none."""
-    return _value_of(one) if one.kind == "relation" and other.kind != "relation" else one
+    return _value_of(a) if a.kind == "relation" and b.kind != "relation" else a
 
 
-def _unnamed(one: _Node, other: _Node) -> Sequence[_Node]:
-    if all(map(_is_named, one.parts)) and not any(part.kind == "relation" for part in other.parts):
-        return [_value_of(part) for part in one.parts]
-    return one.parts
+def _unnamed(a: _Node, b: _Node) -> Sequence[_Node]:
+    if all(map(_is_named, a.parts)) and not any(part.kind == "relation" for part in b.parts):
+        return [_value_of(part) for part in a.parts]
+    return a.parts

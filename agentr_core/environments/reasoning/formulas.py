@@ -56,9 +56,9 @@ GREEK = (
     "omega"
 )
 _UNICODE = {ord(sign): command for signs, command in _SYMBOLS.items() for sign in signs} | {
-    ord(unicodedata.lookup(f"GREEK {case} LETTER {name.replace('lambda', 'lamda').upper()}")): rf"\{shown} "
+    ord(unicodedata.lookup(f"GREEK {case} LETTER {name.replace('lambda', 'lamda').upper()}")): rf"\{command} "
     for name in GREEK.split()
-    for case, shown in (("SMALL", name), ("CAPITAL", name.title()))
+    for case, command in (("SMALL", name), ("CAPITAL", name.title()))
 }
 _RAISED = re.compile("[\u2070\u00b9\u00b2\u00b3\u2074-\u207f]+")
 _LOWERED = re.compile("[\u2080-\u208e]+")
@@ -151,9 +151,9 @@ def plain(answer: str) -> str:
     """
     # Commands for the signs of Unicode, and none of its invisible ones.
     text = _VULGAR.sub(_vulgar, answer)
-    text = _ROOT_SIGN.sub(lambda found: rf"\sqrt{{{found[1]}}}" if found[1] else r"\sqrt ", text)
+    text = _ROOT_SIGN.sub(lambda match: rf"\sqrt{{{match[1]}}}" if match[1] else r"\sqrt ", text)
     for run, sign in ((_RAISED, "^"), (_LOWERED, "_")):
-        text = run.sub(lambda found, sign=sign: f"{sign}{{{unicodedata.normalize('NFKC', found[0])}}}", text)  # type: ignore[misc]
+        text = run.sub(lambda match, sign=sign: f"{sign}{{{unicodedata.normalize('NFKC', match[0])}}}", text)  # type: ignore[misc]
     text = unicodedata.normalize("NFKC", text.translate(_UNICODE)).translate(_UNICODE)
     text = "".join(sign for sign in text if unicodedata.category(sign) != "Cf")
     text = _without_box(" ".join(text.split()))
@@ -172,39 +172,39 @@ def bare(text: str) -> str:
     """Return a text of `plain` as it is compared with another, letter by letter: without spaces
     except between two numbers or words, without needless braces, and words in lower case.
     """
-    text = re.sub(r"(?<!\\)\b(?:[A-Za-z]{3,}|N[oO])\b", lambda found: found[0].lower(), text)
+    text = re.sub(r"(?<!\\)\b(?:[A-Za-z]{3,}|N[oO])\b", lambda match: match[0].lower(), text)
     text = re.sub(r"(?<=\d)\s+(?=\d)|(?<=[A-Za-z]{2})\s+(?=[A-Za-z]{2})", "\0", text)
     text = re.sub(r"(\\[A-Za-z]+)\0", r"\1", "".join(text.split()))
     text = re.sub(r"([_^]|\\[A-Za-z]+)\{([A-Za-z0-9])\}", r"\1\2", text)
     return re.sub(r"_\{(\d+)\}", r"_\1", text).replace("\0", " ")
 
 
-def _vulgar(found: re.Match[str]) -> str:
-    top, _, bottom = unicodedata.normalize("NFKC", found[0]).partition("\u2044")
+def _vulgar(match: re.Match[str]) -> str:
+    top, _, bottom = unicodedata.normalize("NFKC", match[0]).partition("\u2044")
     return rf"\frac{{{top}}}{{{bottom}}}"
 
 
-def _fraction(found: re.Match[str]) -> str:
+def _fraction(match: re.Match[str]) -> str:
     """Return a number with repeating decimals as a fraction."""
-    whole, once, again = found[1] or "0", found[2], found[3]
-    if len(whole + once + again) > _MOST_DIGITS:
-        return found[0]
-    top = int(whole + once + again) - int(whole + once)
-    return rf"(\frac{{{top}}}{{{10 ** len(once) * (10 ** len(again) - 1)}}})"
+    integer, prefix, period = match[1] or "0", match[2], match[3]
+    if len(integer + prefix + period) > _MOST_DIGITS:
+        return match[0]
+    top = int(integer + prefix + period) - int(integer + prefix)
+    return rf"(\frac{{{top}}}{{{10 ** len(prefix) * (10 ** len(period) - 1)}}})"
 
 
 def _without_box(text: str) -> str:
     """Return a text without a box around all of it, such as a gold answer may have."""
     text = text.strip()
-    found = _BOX.match(text)
-    if not found:
+    match = _BOX.match(text)
+    if not match:
         return text
     depth = 0
-    for place, sign in enumerate(text[found.end() - 1 :], start=found.end() - 1):
+    for index, sign in enumerate(text[match.end() - 1 :], start=match.end() - 1):
         depth += (sign == "{") - (sign == "}")
         if not depth:
-            rest = text[place + 1 :].strip(" .$")
-            return _without_box(text[found.end() : place]) if not rest else text
+            rest = text[index + 1 :].strip(" .$")
+            return _without_box(text[match.end() : index]) if not rest else text
     return text
 
 
@@ -237,8 +237,8 @@ def normal_form(answer: str) -> str:
     if _GROUPED.fullmatch(text):
         text = text.replace("{,}", "").replace(",", "")
     text = re.sub(r"(?<!\d)\.(?=\d)", "0.", text)
-    text = _FRACTION.sub(lambda found: rf"\frac{_braced(found[1])}{_braced(found[2])}", text)
-    text = _ROOT.sub(lambda found: rf"\sqrt{_braced(found[1])}", text)
+    text = _FRACTION.sub(lambda match: rf"\frac{_braced(match[1])}{_braced(match[2])}", text)
+    text = _ROOT.sub(lambda match: rf"\sqrt{_braced(match[1])}", text)
     text = _RATIO.sub(r"\1\\frac{\2}{\3}", text)
     return r"\frac{1}{2}" if text == "0.5" else text
 
@@ -248,7 +248,7 @@ def _braced(argument: str) -> str:
 
 
 MOST_CHARACTERS = 400
-PLACES = 6
+NUM_POINTS = 6
 _MOST_BITS = 20_000
 """The most bits of a rational number."""
 _MOST_EXPONENT = 100_000
@@ -292,7 +292,7 @@ _PROPER = (r"\frac", "{", "}", "{", "}")
 """The tokens of a fraction around its two numbers."""
 _LETTERS = frozenset(rf"\{form}" for name in GREEK.split() for form in (name, name.title()) if name != "pi") | {r"\ell"}
 """Commands that are letters."""
-_WHOLE = frozenset("jklmnpq")
+_INTEGER_LETTERS = frozenset("jklmnpq")
 """Letters that usually stand for whole numbers."""
 _WHOLES = (5, 3, 8, -4, 11, 6)
 
@@ -319,16 +319,16 @@ def tokens(text: str) -> list[str]:
     """
     if len(text) > MOST_CHARACTERS:
         raise Unreadable
-    found: list[str] = []
+    result: list[str] = []
     position, text = 0, text.rstrip()
     while position < len(text):
         token = _TOKEN.match(text, position)
         if token is None:
             raise Unreadable
         position = token.end()
-        spaced = found and token[0][0].isspace() and (token["number"] or token["letters"])
-        found.append(f" {token[0].strip()}" if spaced else token[0].strip())
-    return found
+        spaced = result and token[0][0].isspace() and (token["number"] or token["letters"])
+        result.append(f" {token[0].strip()}" if spaced else token[0].strip())
+    return result
 
 
 def is_printed(parts: Sequence[str]) -> bool:
@@ -365,52 +365,52 @@ def values(parts: Sequence[str]) -> list[Value | None]:
         raise Unreadable
     constant = not any(_is_variable(token) for token in single)
     results: list[Value | None] = []
-    for place in range(1 if constant else PLACES):
+    for point in range(1 if constant else NUM_POINTS):
         try:
-            results.append(_Parser(single, place).whole())
+            results.append(_Parser(single, point).parse())
         except (_Undefined, ZeroDivisionError):
             results.append(None)
         except (OverflowError, ValueError, TypeError, RecursionError, mpmath.libmp.NoConvergence) as error:
             raise Unreadable from error
-    return results * (PLACES if constant else 1)
+    return results * (NUM_POINTS if constant else 1)
 
 
-def equal(one: Sequence[Value | None], other: Sequence[Value | None], *, printed: bool) -> bool:
+def equal(a: Sequence[Value | None], b: Sequence[Value | None], *, printed: bool) -> bool:
     """Return whether two formulas have the same values, up to the last digits of a printed number;
     at most of the points both must have one.
     """
-    pairs = zip(one, other, strict=True)
+    pairs = zip(a, b, strict=True)
     defined = [(first, second) for first, second in pairs if first is not None and second is not None]
-    if 2 * len(defined) <= len(one):
+    if 2 * len(defined) <= len(a):
         return False
     return all(close(first, second, printed=printed) for first, second in defined)
 
 
-def close(one: Value, other: Value, *, printed: bool = False) -> bool:
+def close(a: Value, b: Value, *, printed: bool = False) -> bool:
     """Return whether two numbers are the same: rational ones exactly, others to 50 digits."""
-    if isinstance(one, Fraction) and isinstance(other, Fraction) and not printed:
-        return one == other
-    first, second = _real(one), _real(other)
-    apart, size = abs(first - second), max(abs(first), abs(second))
-    if printed and 0 in (one, other):
-        return bool(apart <= _PRINTED_ZERO)
-    return bool(apart <= size * (_PRINTED_CLOSE if printed else _CLOSE) or apart <= _NEGLIGIBLE)
+    if isinstance(a, Fraction) and isinstance(b, Fraction) and not printed:
+        return a == b
+    first, second = _real(a), _real(b)
+    distance, size = abs(first - second), max(abs(first), abs(second))
+    if printed and 0 in (a, b):
+        return bool(distance <= _PRINTED_ZERO)
+    return bool(distance <= size * (_PRINTED_CLOSE if printed else _CLOSE) or distance <= _NEGLIGIBLE)
 
 
-def ratio(one: Sequence[Value | None], other: Sequence[Value | None]) -> Value | None:
+def ratio(a: Sequence[Value | None], b: Sequence[Value | None]) -> Value | None:
     """Return the number by which a formula differs from another as a factor, if there is one."""
     factors = [
         _quotient(first, second)
-        for first, second in zip(one, other, strict=True)
+        for first, second in zip(a, b, strict=True)
         if first is not None and second is not None and not close(second, Fraction(0))
     ]
-    same = len(factors) > PLACES // 2 and all(close(factors[0], factor) for factor in factors)
+    same = len(factors) > NUM_POINTS // 2 and all(close(factors[0], factor) for factor in factors)
     return factors[0] if same and not close(factors[0], Fraction(0)) else None
 
 
-def difference(one: Sequence[Value | None], other: Sequence[Value | None]) -> list[Value | None]:
+def difference(a: Sequence[Value | None], b: Sequence[Value | None]) -> list[Value | None]:
     """Return the difference of the values of two formulas."""
-    pairs = zip(one, other, strict=True)
+    pairs = zip(a, b, strict=True)
     return [
         None if first is None or second is None else _sum(first, _times(Fraction(-1), second))
         for first, second in pairs
@@ -448,21 +448,21 @@ def _checked(value: Value) -> Value:
     return value
 
 
-def _sum(one: Value, other: Value) -> Value:
-    exact = isinstance(one, Fraction) and isinstance(other, Fraction)
-    return _checked(one + other if exact else _real(one) + _real(other))
+def _sum(a: Value, b: Value) -> Value:
+    exact = isinstance(a, Fraction) and isinstance(b, Fraction)
+    return _checked(a + b if exact else _real(a) + _real(b))
 
 
-def _times(one: Value, other: Value) -> Value:
-    exact = isinstance(one, Fraction) and isinstance(other, Fraction)
-    return _checked(one * other if exact else _real(one) * _real(other))
+def _times(a: Value, b: Value) -> Value:
+    exact = isinstance(a, Fraction) and isinstance(b, Fraction)
+    return _checked(a * b if exact else _real(a) * _real(b))
 
 
-def _quotient(one: Value, other: Value) -> Value:
-    if other == 0:
+def _quotient(a: Value, b: Value) -> Value:
+    if b == 0:
         raise _Undefined
-    exact = isinstance(one, Fraction) and isinstance(other, Fraction)
-    return _checked(one / other if exact else _real(one) / _real(other))
+    exact = isinstance(a, Fraction) and isinstance(b, Fraction)
+    return _checked(a / b if exact else _real(a) / _real(b))
 
 
 def _power(base: Value, exponent: Value) -> Value:
@@ -544,24 +544,24 @@ def _factorial(value: Value) -> Value:
 
 
 def _binomial(top: Value, bottom: Value) -> Value:
-    if not all(isinstance(each, Fraction) and each.denominator == 1 and each >= 0 for each in (top, bottom)):
+    if not all(isinstance(value, Fraction) and value.denominator == 1 and value >= 0 for value in (top, bottom)):
         raise _Undefined
     if top > _MOST_FACTORIAL:
         raise Unreadable
     return Fraction(comb(int(top), int(bottom)))
 
 
-def _below(found: Sequence[str], position: int) -> tuple[str, int]:
+def _below(parts: Sequence[str], position: int) -> tuple[str, int]:
     """Return what stands below a letter, and the position after it."""
-    if position >= len(found):
+    if position >= len(parts):
         raise Unreadable
-    if found[position] != "{":
-        return found[position], position + 1
+    if parts[position] != "{":
+        return parts[position], position + 1
     depth = 0
-    for end in range(position, len(found)):
-        depth += (found[end] == "{") - (found[end] == "}")
+    for end in range(position, len(parts)):
+        depth += (parts[end] == "{") - (parts[end] == "}")
         if not depth:
-            return "".join(found[position + 1 : end]), end + 1
+            return "".join(parts[position + 1 : end]), end + 1
     raise Unreadable
 
 
@@ -585,26 +585,26 @@ def _is_word(parts: Sequence[str]) -> bool:
 
 
 @cache
-def _at(letter: str, place: int) -> Fraction:
+def _at(letter: str, point: int) -> Fraction:
     """Return the value of a letter at a point: a number of its own, of either sign."""
     code = crc32(letter.encode())
-    if letter in _WHOLE:
-        return Fraction(_WHOLES[(place + ord(letter)) % len(_WHOLES)])
-    size = Fraction(97 + 31 * (code % 23) + 17 * place, 53 + 7 * (code % 29))
-    sign = (1, -1)[place] if place < 2 else (-1) ** (code >> place & 1)
+    if letter in _INTEGER_LETTERS:
+        return Fraction(_WHOLES[(point + ord(letter)) % len(_WHOLES)])
+    size = Fraction(97 + 31 * (code % 23) + 17 * point, 53 + 7 * (code % 29))
+    sign = (1, -1)[point] if point < 2 else (-1) ** (code >> point & 1)
     return sign * size
 
 
 class _Parser:
     """A recursive-descent parser of one formula at one point."""
 
-    def __init__(self, parts: Sequence[str], place: int) -> None:
+    def __init__(self, parts: Sequence[str], point: int) -> None:
         self._tokens = list(parts)
-        self._place = place
+        self._point = point
         self._position = 0
         self._bars = 0
 
-    def whole(self) -> Value:
+    def parse(self) -> Value:
         value = self._sum()
         if self._next:
             raise Unreadable
@@ -694,7 +694,7 @@ class _Parser:
         if token == "i":
             return _context().mpc(0, 1)
         if _is_variable(token):
-            return _at(token, self._place)
+            return _at(token, self._point)
         raise Unreadable
 
     def _of_function(self, name: str) -> Value:

@@ -66,8 +66,8 @@ class Call(NamedTuple):
 def tags(text: str) -> Iterator[Tag]:
     """Yield the tags of a text in order, without those inside calls and results."""
     position = 0
-    while found := _TAG.search(text, position):
-        tag = Tag(found[2], not found[1], *found.span())
+    while match := _TAG.search(text, position):
+        tag = Tag(match[2], not match[1], *match.span())
         yield tag
         position = tag.end
         closing = f"</{tag.name}>"
@@ -78,20 +78,20 @@ def tags(text: str) -> Iterator[Tag]:
 
 def call_in(reply: str) -> Call | None:
     """Return the first call or answer of a reply that was opened and closed in it, or None."""
-    opened: Tag | None = None
+    opening: Tag | None = None
     for tag in tags(reply):
         if tag.opens and tag.name in (*CALLS, "answer"):
-            opened = tag
-        elif opened is not None and not tag.opens and tag.name == opened.name:
-            return Call(tag.name, reply[opened.end : tag.start].strip())
+            opening = tag
+        elif opening is not None and not tag.opens and tag.name == opening.name:
+            return Call(tag.name, reply[opening.end : tag.start].strip())
     return None
 
 
 def steps(text: str) -> list[str]:
     """Return the steps of a text: it is cut after every result, and the rest is the last step."""
     ends = [tag.end for tag in tags(text) if tag.name == "result" and not tag.opens]
-    cut = [text[start:end] for start, end in zip([0, *ends], [*ends, len(text)], strict=True)]
-    return [step for step in cut if step.strip()]
+    pieces = [text[start:end] for start, end in zip([0, *ends], [*ends, len(text)], strict=True)]
+    return [step for step in pieces if step.strip()]
 
 
 def format_fault(text: str) -> str:
@@ -101,20 +101,20 @@ def format_fault(text: str) -> str:
     The rules: thoughts are balanced, and there is at least one; there is one answer, with a box in
     it; each call is followed by a result before the next one, and each result follows a call.
     """
-    found = list(tags(text))
-    thoughts = [tag.opens for tag in found if tag.name == "think"]
+    all_tags = list(tags(text))
+    thoughts = [tag.opens for tag in all_tags if tag.name == "think"]
     if not thoughts or thoughts != [True, False] * (len(thoughts) // 2):
         return "thoughts are not balanced" if thoughts else "there is no thought"
-    if [tag.opens for tag in found if tag.name == "answer"] != [True, False]:
+    if [tag.opens for tag in all_tags if tag.name == "answer"] != [True, False]:
         return "there is not exactly one answer"
-    uses = [(tag.name, tag.opens) for tag in found if tag.name in _RAW]
-    for place in range(0, len(uses), 4):
-        name = uses[place][0]
+    uses = [(tag.name, tag.opens) for tag in all_tags if tag.name in _RAW]
+    for start in range(0, len(uses), 4):
+        name = uses[start][0]
         if name == "result":
             return "a result follows no call"
-        if uses[place : place + 4] != [(name, True), (name, False), ("result", True), ("result", False)]:
+        if uses[start : start + 4] != [(name, True), (name, False), ("result", True), ("result", False)]:
             return "a call is not closed or has no result"
-    if last_box(_answer(found, text)) is None:
+    if last_box(_answer(all_tags, text)) is None:
         return "the answer has no box"
     return ""
 
@@ -128,10 +128,10 @@ def strict_fault(text: str) -> str:
     """
     if fault := format_fault(text):
         return fault
-    whole = text.strip()
-    if not whole.startswith("<think>"):
+    body = text.strip()
+    if not body.startswith("<think>"):
         return "it does not begin with a thought"
-    if not whole.endswith("</answer>"):
+    if not body.endswith("</answer>"):
         return "it does not end with the answer"
     answer = _answer(list(tags(text)), text)
     if len(_BOX.findall(answer)) != 1:
@@ -147,20 +147,20 @@ def final_answer(text: str, answers: Answers = "plain") -> str:
     `\text{...}` is removed, and the marks of bold type. If `answers` is published, the last box is
     the answer, and only `\text{...}` is removed.
     """
-    head, closed, _ = text.rpartition("</answer>")
-    _, opened, inside = head.rpartition("<answer>")
-    within = inside if closed and opened else text
+    head, closing, _ = text.rpartition("</answer>")
+    _, opening, inside = head.rpartition("<answer>")
+    within = inside if closing and opening else text
     box = last_box(within) if answers == "published" else boxed(within)
     if box is None:
-        box = inside if closed and opened else ""
+        box = inside if closing and opening else ""
     if answers == "published":
         return _unwrapped(box, _TEXT)
     while True:
         emphasis = _EMPHASIS.fullmatch(box.strip())
-        bare = _unwrapped(emphasis[2] + emphasis[3] if emphasis else box, _WRAPPED)
-        if bare == box:
+        unwrapped = _unwrapped(emphasis[2] + emphasis[3] if emphasis else box, _WRAPPED)
+        if unwrapped == box:
             return box
-        box = bare
+        box = unwrapped
 
 
 def boxed(text: str) -> str | None:
@@ -168,13 +168,13 @@ def boxed(text: str) -> str | None:
     `\boxed 5`, or that of all boxes at its end if only a comma or "and" stands between them; None
     if it has no box.
     """
-    closes = _closing_braces(text)
+    closing_braces = _closing_braces(text)
     boxes = [
-        (found.start(), closes[found.end()] + 1, text[found.end() : closes[found.end()]])
-        for found in _BOX.finditer(text)
-        if found.end() in closes
+        (match.start(), closing_braces[match.end()] + 1, text[match.end() : closing_braces[match.end()]])
+        for match in _BOX.finditer(text)
+        if match.end() in closing_braces
     ]
-    boxes += [(*found.span(), found[1]) for found in _BARE_BOX.finditer(text)]
+    boxes += [(*match.span(), match[1]) for match in _BARE_BOX.finditer(text)]
     run: list[tuple[int, int, str]] = []
     for start, end, content in sorted(boxes, reverse=True):
         between = text[end : run[0][0]] if run else ""
@@ -188,8 +188,12 @@ def last_box(text: str) -> str | None:
     r"""Return the content of the last `\boxed{...}` or `\fbox{...}` whose braces balance, or
     None.
     """
-    closes = _closing_braces(text)
-    boxes = [text[found.end() : closes[found.end()]] for found in _BOX.finditer(text) if found.end() in closes]
+    closing_braces = _closing_braces(text)
+    boxes = [
+        text[match.end() : closing_braces[match.end()]]
+        for match in _BOX.finditer(text)
+        if match.end() in closing_braces
+    ]
     return boxes[-1] if boxes else None
 
 
@@ -199,13 +203,13 @@ def shown_result(output: str, limit: int) -> str:
 
     Tags in the output are broken up, so that no document can end a result or give an answer.
     """
-    cut = output if len(output) <= limit else f"{output[:limit]}..."
-    return f"\n{RESULT_OPENS}\n{_TAG.sub(lambda tag: f'< {tag[0][1:]}', cut.strip())}\n</result>\n"
+    text = output if len(output) <= limit else f"{output[:limit]}..."
+    return f"\n{RESULT_OPENS}\n{_TAG.sub(lambda tag: f'< {tag[0][1:]}', text.strip())}\n</result>\n"
 
 
-def _answer(found: list[Tag], text: str) -> str:
+def _answer(all_tags: list[Tag], text: str) -> str:
     """Return the content of the one answer of a text."""
-    start, end = (tag for tag in found if tag.name == "answer")
+    start, end = (tag for tag in all_tags if tag.name == "answer")
     return text[start.end : end.start]
 
 
@@ -222,14 +226,14 @@ def _closing_braces(text: str) -> dict[int, int]:
     """Return where the text inside each pair of braces ends, by where it begins; escaped braces do
     not count.
     """
-    opened: list[int] = []
-    closes: dict[int, int] = {}
-    for found in _BRACE.finditer(text):
-        if found[0] == "{":
-            opened.append(found.end())
-        elif found[0] == "}" and opened:
-            closes[opened.pop()] = found.start()
-    return closes
+    stack: list[int] = []
+    result: dict[int, int] = {}
+    for match in _BRACE.finditer(text):
+        if match[0] == "{":
+            stack.append(match.end())
+        elif match[0] == "}" and stack:
+            result[stack.pop()] = match.start()
+    return result
 
 
 # The text, the answer and the token count of a finished reasoning episode.
@@ -250,8 +254,8 @@ def prediction_of(trajectory: Trajectory, answers: Answers = "plain") -> str:
     that the model wrote; the empty string if it has neither.
     """
     steps = trajectory.steps
-    said = steps[-1].action if is_answered(trajectory) else "".join(step.reply for step in steps)
-    return final_answer(said, answers)
+    text = steps[-1].action if is_answered(trajectory) else "".join(step.reply for step in steps)
+    return final_answer(text, answers)
 
 
 def reasoning_tokens(trajectory: Trajectory) -> int | None:

@@ -42,7 +42,7 @@ _QUESTION: Final = ("question", "problem", "Question", "input", "content")
 _ANSWER: Final = ("answer", "Answer", "golden_answers", "target")
 _ID: Final = ("id", "ID", "question_id", "idx")
 _LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_LISTED: Final = re.compile(r"^[ \t]*\(([A-Z])\)", re.MULTILINE)
+_OPTION_LETTER: Final = re.compile(r"^[ \t]*\(([A-Z])\)", re.MULTILINE)
 """Where an option begins that is written in the question, as in GPQA's files."""
 
 
@@ -109,7 +109,8 @@ def problem_of(
             "question": extra.get("question") or prompt,
             "answer": gold.get("target") if isinstance(gold, Mapping) else gold,
             "source": row.get("source", row.get("data_source")),
-            "domain": row.get("domain") or (None if source_key(str(row.get("data_source"))) in _KNOWN else domain),
+            "domain": row.get("domain")
+            or (None if source_key(str(row.get("data_source"))) in _DOMAIN_OF_SOURCE else domain),
             "id": row.get("id", extra.get("index")),
             "depth": row.get("depth"),
         }
@@ -131,8 +132,8 @@ def problem_of(
     if options:
         golds = _right_option(row, golds, options, where)
         question = f"{question}\n\n" + "\n".join(map("{}. {}".format, _LETTERS, options))
-    elif listed := _listed_options(question, golds):
-        golds, options = _right_option(row, golds[:1], listed, where), listed
+    elif question_options := _listed_options(question, golds):
+        golds, options = _right_option(row, golds[:1], question_options, where), question_options
     return Problem(
         id=_id(row, where),
         question=question,
@@ -150,7 +151,7 @@ def source_key(source: str) -> str:
     return re.sub(r"[\W_]", "", source.lower())
 
 
-_KNOWN: Final = {source_key(name): domain for domain, names in SOURCES.items() for name in names}
+_DOMAIN_OF_SOURCE: Final = {source_key(name): domain for domain, names in SOURCES.items() for name in names}
 
 
 def _id(row: Mapping[str, Any], where: str) -> str:
@@ -163,22 +164,24 @@ def _id(row: Mapping[str, Any], where: str) -> str:
 
 
 def _domain(row: Mapping[str, Any], source: str, domains: Mapping[str, Domain], where: str) -> Domain:
-    own = row.get("domain")
-    if own is None:
+    row_domain = row.get("domain")
+    if row_domain is None:
         key = source_key(source)
-        found = {source_key(name): domain for name, domain in domains.items()}.get(key) or _KNOWN.get(key)
-        if found is None:
+        source_domain = {source_key(name): domain for name, domain in domains.items()}.get(
+            key
+        ) or _DOMAIN_OF_SOURCE.get(key)
+        if source_domain is None:
             raise DataFileError(
                 f"{where}: nothing says whether questions of {source!r} are mathematics or knowledge; say it, as in "
                 f"environment.options.domains: {{{source}: knowledge}}, or math; known as mathematics are "
                 f"{', '.join(SOURCES['math'])}, and as knowledge {', '.join(SOURCES['knowledge'])}"
             )
-        return found
+        return source_domain
     for domain in get_args(Domain):
-        if own == domain:
+        if row_domain == domain:
             chosen: Domain = domain
             return chosen
-    raise DataFileError(f"{where}: domain is {own!r}; it is {' or '.join(get_args(Domain))}")
+    raise DataFileError(f"{where}: domain is {row_domain!r}; it is {' or '.join(get_args(Domain))}")
 
 
 def _golds(row: Mapping[str, Any], source: str, where: str) -> tuple[str, ...]:
@@ -197,11 +200,11 @@ def _golds(row: Mapping[str, Any], source: str, where: str) -> tuple[str, ...]:
     golds = answer if isinstance(answer, list) else [answer]
     aliases = row.get("answer_aliases", [])
     if not golds or not isinstance(aliases, list):
-        raise DataFileError(f"{where}: {name} is {answer!r}; {_WANTED}")
+        raise DataFileError(f"{where}: {name} is {answer!r}; {_ANSWER_RULE}")
     return tuple(dict.fromkeys(_gold(gold, name, where) for gold in [*golds, *aliases]))
 
 
-_WANTED: Final = "it must be a text or a number, or a list of such that are all correct"
+_ANSWER_RULE: Final = "it must be a text or a number, or a list of such that are all correct"
 
 
 def _gold(answer: Any, name: str, where: str) -> str:
@@ -210,7 +213,7 @@ def _gold(answer: Any, name: str, where: str) -> str:
     if isinstance(answer, float) and math.isfinite(answer):
         return str(int(answer) if answer.is_integer() else answer)
     if not isinstance(answer, str) or not answer.strip():
-        raise DataFileError(f"{where}: {name} is {answer!r}; {_WANTED}")
+        raise DataFileError(f"{where}: {name} is {answer!r}; {_ANSWER_RULE}")
     return _checked(answer, name, where)
 
 
@@ -229,37 +232,37 @@ def _listed_options(question: str, golds: tuple[str, ...]) -> tuple[str, ...]:
     """Return the options that a question lists itself, each on lines after its letter in brackets;
     none if its answer is no such letter.
     """
-    begins = list(_LISTED.finditer(question))
-    first = next((place for place, found in reversed([*enumerate(begins)]) if found[1] == "A"), len(begins))
-    begins = begins[first:]
-    letters = "".join(found[1] for found in begins)
-    if len(begins) < 2 or letters != _LETTERS[: len(begins)] or golds[0] not in [f"({letter})" for letter in letters]:
+    markers = list(_OPTION_LETTER.finditer(question))
+    first = next((index for index, marker in reversed([*enumerate(markers)]) if marker[1] == "A"), len(markers))
+    markers = markers[first:]
+    letters = "".join(marker[1] for marker in markers)
+    if len(markers) < 2 or letters != _LETTERS[: len(markers)] or golds[0] not in [f"({letter})" for letter in letters]:
         return ()
-    ends = [*(found.start() for found in begins[1:]), len(question)]
-    return tuple(question[found.end() : end].strip() for found, end in zip(begins, ends, strict=True))
+    ends = [*(marker.start() for marker in markers[1:]), len(question)]
+    return tuple(question[marker.end() : end].strip() for marker, end in zip(markers, ends, strict=True))
 
 
 def _right_option(
     row: Mapping[str, Any], golds: tuple[str, ...], options: tuple[str, ...], where: str
 ) -> tuple[str, str]:
     """Return the letter and the text of the right option."""
-    known = dict(zip(_LETTERS, options, strict=False))
+    by_letter = dict(zip(_LETTERS, options, strict=False))
     letters: set[str] = set()
     for gold in golds:
         letter = gold.strip().strip("().")
-        if letter not in known:
-            named = [letter for letter, text in known.items() if text == gold]
-            letter = named[0] if len(named) == 1 else ""
+        if letter not in by_letter:
+            matching = [letter for letter, text in by_letter.items() if text == gold]
+            letter = matching[0] if len(matching) == 1 else ""
         letters.add(letter)
     if isinstance(index := row.get("answer_index"), int):
         letters.add(_LETTERS[index] if 0 <= index < len(options) else "")
     if len(letters) != 1 or "" in letters or isinstance(row.get("answer"), bool | int | float):
-        said = row.get("answer", row.get("Answer", index))
+        value = row.get("answer", row.get("Answer", index))
         raise DataFileError(
-            f"{where}: answer is {said!r} beside {len(options)} options; it must be the letter or the text of one"
+            f"{where}: answer is {value!r} beside {len(options)} options; it must be the letter or the text of one"
         )
     (letter,) = letters
-    return letter, known[letter]
+    return letter, by_letter[letter]
 
 
 def _solution(moves: Any, where: str) -> tuple[Move, ...]:
@@ -268,7 +271,7 @@ def _solution(moves: Any, where: str) -> tuple[Move, ...]:
         return ()
     if not isinstance(moves, list) or not all(isinstance(move, Mapping) for move in moves):
         raise DataFileError(f'{where}: solution must be a list of objects with "thought", "tool" and "query"')
-    found = tuple(
+    solution = tuple(
         Move(
             thought=_text(move, "thought", where),
             tool=_text(move, "tool", where) if move.get("tool") else "",
@@ -276,9 +279,9 @@ def _solution(moves: Any, where: str) -> tuple[Move, ...]:
         )
         for move in moves
     )
-    if not all(move.tool in CALLS for move in found[:-1]) or found[-1].tool:
+    if not all(move.tool in CALLS for move in solution[:-1]) or solution[-1].tool:
         raise DataFileError(f"{where}: each move of a solution calls {' or '.join(CALLS)}, and the last one nothing")
-    return found
+    return solution
 
 
 def _text(row: Mapping[str, Any], key: str, where: str) -> str:
@@ -289,8 +292,8 @@ def _text(row: Mapping[str, Any], key: str, where: str) -> str:
 
 
 def _checked(text: str, key: str, where: str) -> str:
-    if (place := lone_surrogate(text)) is not None:
-        raise DataFileError(f"{where}: {key} has half a surrogate pair at {place}; correct the text")
+    if (position := lone_surrogate(text)) is not None:
+        raise DataFileError(f"{where}: {key} has half a surrogate pair at {position}; correct the text")
     return text
 
 
@@ -351,8 +354,8 @@ class AnswerGrader:
         prediction = prediction_of(trajectory, self._answers)
         reward = problem.correctness(prediction, self._answers)
         success = reward > self._success_from
-        asked = self._judged == "all" or self._judged == problem.domain
-        return None if prediction and asked and not success else Grade(reward=reward, success=success)
+        ask_judge = self._judged == "all" or self._judged == problem.domain
+        return None if prediction and ask_judge and not success else Grade(reward=reward, success=success)
 
     def question(self, trajectory: Trajectory) -> Question:
         """Return the question of whether an answer means the same as a right one, to be asked at

@@ -81,7 +81,7 @@ def load(sets: tuple[str | QuestionFile, ...], domains: tuple[tuple[str, Domain]
     splits: dict[str, list[Problem]] = {}
     domain_of = dict(domains)
     for file in files:
-        seen: dict[tuple[str, str], str] = {}
+        first_uses: dict[tuple[str, str], str] = {}
         equal: Counter[str] = Counter()
         for split, row, where in _rows(file):
             problem = problem_of(row, where, source=file.source, domains=domain_of)
@@ -90,13 +90,13 @@ def load(sets: tuple[str | QuestionFile, ...], domains: tuple[tuple[str, Domain]
                 name = f"{problem.source}-{fingerprint(problem.question, problem.golds)[:8]}"
                 equal[name] += 1
                 problem = replace(problem, id=name if equal[name] == 1 else f"{name}-{equal[name]}")
-            before = seen.setdefault((split, problem.id), where)
+            before = first_uses.setdefault((split, problem.id), where)
             if before != where:
                 raise DataFileError(
                     f"{where}: id {problem.id!r} stands at {before} too; ids must be unique in a split of a set"
                 )
             splits.setdefault(split, []).append(problem)
-        if not seen:
+        if not first_uses:
             raise DataFileError(f"{placed(place_of(file.path))} has no question; name another set in {_SETTING}")
     sources = {source_key(problem.source) for problems in splits.values() for problem in problems}
     if unused := [source for source, _ in domains if source_key(source) not in sources]:
@@ -134,16 +134,19 @@ def _split_files(folder: Path) -> Sequence[tuple[Path, str]]:
     when a split has several files that are not its numbered parts.
     """
     files = sorted(file for file in folder.glob("*") if file.suffix in _SUFFIXES)
-    found = [(file, parts[1] if (parts := _SHARD.fullmatch(file.stem)) else file.stem) for file in files]
-    sets = {split: {(file.suffix, file.stem == split) for file, name in found if name == split} for _, split in found}
+    named_files = [(file, parts[1] if (parts := _SHARD.fullmatch(file.stem)) else file.stem) for file in files]
+    sets = {
+        split: {(file.suffix, file.stem == split) for file, name in named_files if name == split}
+        for _, split in named_files
+    }
     for split, kinds in sets.items():
         if len(kinds) > 1:
-            named = " and ".join(file.name for file, name in found if name == split)
+            names = " and ".join(file.name for file, name in named_files if name == split)
             raise ConfigError(
-                f"{_SETTING}: {placed(folder)} has {named}, all of split {split}; name one of them, with its split: "
-                f"[{{path: {found[0][0]}, split: {split}}}]"
+                f"{_SETTING}: {placed(folder)} has {names}, all of split {split}; name one of them, with its split: "
+                f"[{{path: {named_files[0][0]}, split: {split}}}]"
             )
-    return found
+    return named_files
 
 
 def _file_rows(file: Path) -> Iterator[tuple[Mapping[str, Any], str]]:

@@ -19,7 +19,7 @@ from agentr_core.environments.reasoning.scoring import Domain
 from agentr_core.environments.reasoning.toolbox import OpenTools, Searched, SourceSearch, ToolSettings, open_tools
 from agentr_core.environments.reasoning.world import ReasoningWorld, Rules
 from agentr_core.errors import ConfigError
-from agentr_core.protocols import Kept, Toolbox
+from agentr_core.protocols import AnswerStore, Toolbox
 from agentr_core.system import data_path
 from agentr_core.tools.search.tool import Serper
 
@@ -113,8 +113,8 @@ class Reasoning(ReasoningWorld):
         files = tuple(map(question_file, questions))
         problems = load(files, tuple((domains or {}).items()))
         self._settings = _settings_of_sources(settings, search_by_source or {}, problems)
-        self._opened = _opened(self._settings)
-        toolbox, by_source = _toolboxes(self._opened)
+        self._open_tools = _open_all(self._settings)
+        toolbox, by_source = _toolboxes(self._open_tools)
         super().__init__(problems, toolbox, rules, by_source)
 
     @staticmethod
@@ -123,36 +123,36 @@ class Reasoning(ReasoningWorld):
         where a recipe does not say what is searched: the value of a variable is no part of a run's
         id.
         """
-        said = options.get("corpus") or options.get("searched") == "web"
-        return {"search_api_key": "SERPER_API_KEY"} | ({} if said else {"search_url": "AGENTR_SEARCH_URL"})
+        is_local = options.get("corpus") or options.get("searched") == "web"
+        return {"search_api_key": "SERPER_API_KEY"} | ({} if is_local else {"search_url": "AGENTR_SEARCH_URL"})
 
     @staticmethod
     def files_of(options: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the question sets, and each corpus that is searched in this process."""
-        named = [question_file(entry).path for entry in options.get("questions", SHIPPED)]
-        sets = [str(place_of(name)) if name in SHIPPED else name for name in named]
+        names = [question_file(entry).path for entry in options.get("questions", SHIPPED)]
+        sets = [str(place_of(name)) if name in SHIPPED else name for name in names]
         searches = "search" in options.get("tools", ("search",))
         elsewhere = options.get("search_url") or options.get("searched") == "web"
-        own = options.get("corpus", "")
-        shipped = searches and not own and not elsewhere
-        others = [fields.get("corpus") for fields in (options.get("search_by_source") or {}).values()]
-        corpora = [own or (str(data_path("reasoning", "corpus.jsonl")) if shipped else ""), *others]
+        corpus = options.get("corpus", "")
+        shipped = searches and not corpus and not elsewhere
+        source_corpora = [fields.get("corpus") for fields in (options.get("search_by_source") or {}).values()]
+        corpora = [corpus or (str(data_path("reasoning", "corpus.jsonl")) if shipped else ""), *source_corpora]
         return (*sets, *dict.fromkeys(corpus for corpus in corpora if corpus))
 
-    def keep_answers(self, kept: Kept) -> None:
+    def keep_answers(self, kept: AnswerStore) -> None:
         """Keep the answers of search servers."""
-        self._toolbox, self._by_source = _toolboxes(_opened(self._settings, kept))
+        self._toolbox, self._by_source = _toolboxes(_open_all(self._settings, kept))
 
     def reach(self) -> None:
         """Return once every search answers. Raises `EnvironmentFault` or `UserError` if one does
         not.
         """
-        for opened in self._opened.values():
-            opened.reach()
+        for tools in self._open_tools.values():
+            tools.reach()
 
     def sandbox(self) -> str:
         """Return the level at which code of the model runs here."""
-        return next(iter(self._opened.values())).sandbox()
+        return next(iter(self._open_tools.values())).sandbox()
 
 
 def _settings_of_sources(
@@ -165,30 +165,30 @@ def _settings_of_sources(
     if searches and SEARCH not in settings.tools:
         raise ConfigError(f"{where}: {SEARCH} is not among environment.options.tools; add it, or leave this out")
     sources = {source_key(problem.source): problem.source for problems in questions.values() for problem in problems}
-    own: dict[str, ToolSettings] = {}
+    by_source: dict[str, ToolSettings] = {}
     for source, fields in searches.items():
         key = source_key(source)
         if key not in sources:
             raise ConfigError(f"{where}: no question has the source {source}; there are {', '.join(sources.values())}")
-        if key in own:
+        if key in by_source:
             raise ConfigError(f"{where} names {sources[key]} twice; name each source once")
-        own[key] = settings.of_source(SourceSearch(**fields) if isinstance(fields, Mapping) else fields)
-    return ({"": settings} if sources.keys() - own.keys() else {}) | own
+        by_source[key] = settings.of_source(SourceSearch(**fields) if isinstance(fields, Mapping) else fields)
+    return ({"": settings} if sources.keys() - by_source.keys() else {}) | by_source
 
 
-def _opened(settings: Mapping[str, ToolSettings], kept: Kept | None = None) -> dict[str, OpenTools]:
-    opened: dict[str, OpenTools] = {}
+def _open_all(settings: Mapping[str, ToolSettings], kept: AnswerStore | None = None) -> dict[str, OpenTools]:
+    open_by_source: dict[str, OpenTools] = {}
     for source, tools in settings.items():
         try:
-            opened[source] = open_tools(tools, kept)
+            open_by_source[source] = open_tools(tools, kept)
         except ConfigError as error:
             if not source:
                 raise
             raise ConfigError(f"environment.options.search_by_source.{source}: {error}") from None
-    return opened
+    return open_by_source
 
 
-def _toolboxes(opened: Mapping[str, OpenTools]) -> tuple[Toolbox, Mapping[str, Toolbox]]:
+def _toolboxes(open_by_source: Mapping[str, OpenTools]) -> tuple[Toolbox, Mapping[str, Toolbox]]:
     """Return the toolbox of most questions, and those of the sources that have their own."""
-    toolboxes = {source: tools.toolbox for source, tools in opened.items()}
+    toolboxes = {source: tools.toolbox for source, tools in open_by_source.items()}
     return toolboxes.get("") or next(iter(toolboxes.values())), toolboxes

@@ -91,11 +91,11 @@ def verdict(reply: str) -> bool | None:
     # In lower case, without marks of Markdown and what the reply quotes.
     lines = "\n".join(" ".join(line.split()) for line in _MARKS.sub("", reply).splitlines() if line.strip())
     text = lines.replace("\u2019t", "'t")
-    text = _QUOTED.sub(lambda found: found[0] if _WORD_ALONE.fullmatch(found[0]) else " it ", text).lower()
+    text = _QUOTED.sub(lambda match: match[0] if _WORD_ALONE.fullmatch(match[0]) else " it ", text).lower()
     plain = _INSERTED.sub(r"\1", _BOTH_NAMED.sub(" ", _PREFIXED.sub("incorrect", text)))
     if last := _LAST.search(plain.rstrip(_ENDS)):
         return last["verdict"] == "correct"
-    if labelled := [found["verdict"] == "correct" for found in _LABELLED.finditer(plain)]:
+    if labelled := [match["verdict"] == "correct" for match in _LABELLED.finditer(plain)]:
         return labelled[-1]
     verdicts: list[bool] = []
     for sentence in _SENTENCE.split(_ASKS.sub(" ", plain)):
@@ -150,7 +150,7 @@ _ACCENT = re.compile("(?<=[A-Za-z])[\u0300-\u036f]+")
 _EMPHASIS = re.compile(r"(?<!\w)(\*{1,3}|_{1,3})(\S(?:[^*_\n]*\S)?)\1(?!\w)")
 _INITIALS = re.compile(r"\b[^\W\d_]\.(?:\s?[^\W\d_]\.)+")
 _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!,?\d)")
-_NAMED = (
+_SIGN_NAMES = (
     (re.compile(r"%|\bper cent\b"), " percent "),
     (re.compile(r"°"), " degrees "),
     (re.compile(r"\$\s*(?=\.?\d)|(?<=\d)\s*\$"), " dollars "),
@@ -161,14 +161,14 @@ _NAMED = (
     (re.compile(r"(?<![\w.])\.(?=\d)"), "0."),
     (re.compile(r"(?<!\S)\+(?=\d)"), ""),
 )
-_MEANT = (
+_MEANINGFUL = (
     r"(?<=\d)[.:/'-](?=\d)"  # 3.5, 10:30, 1/2, 2-1
     r"|(?<![\w)\].])-(?=\d)"  # -5
     r"|(?<=[^\W\d_])\#(?!\w)"  # C#
     r"|(?<=\w)\*(?![\w*])"  # A*
     r"|(?:(?<=\b[A-Z])|(?<=\bAB))-(?![\w-])"  # the grade A-, the blood group AB-
 )
-_SIGN = re.compile(rf"(?P<meant>{_MEANT})|(?P<dropped>'|\.(?!\d))|[^\w\s]|_")
+_SIGN = re.compile(rf"(?P<meant>{_MEANINGFUL})|(?P<dropped>'|\.(?!\d))|[^\w\s]|_")
 
 
 def published_words(text: str) -> list[str]:
@@ -178,9 +178,9 @@ def published_words(text: str) -> list[str]:
     Source: SQuAD (arXiv 1606.05250), and the published code of ET-Agent.
     """
     plain = unicodedata.normalize("NFKC", text).lower()
-    bare = "".join(sign for sign in plain if sign not in punctuation and unicodedata.category(sign)[0] != "P")
-    found = bare.split() or plain.split()
-    return [word for word in found if word not in _ARTICLES] or found
+    stripped = "".join(sign for sign in plain if sign not in punctuation and unicodedata.category(sign)[0] != "P")
+    words = stripped.split() or plain.split()
+    return [word for word in words if word not in _ARTICLES] or words
 
 
 def words(text: str) -> list[list[str]]:
@@ -190,17 +190,17 @@ def words(text: str) -> list[list[str]]:
     end (hepatitis A), and without signs that mean nothing. A text that has nothing else keeps them.
     """
     # One character for each meaning, and names for signs that have one.
-    plain = _SUPERSCRIPT.sub(lambda found: f"^{found[0]}", _VULGAR.sub(" ", text)).translate(_PLAIN)
+    plain = _SUPERSCRIPT.sub(lambda match: f"^{match[0]}", _VULGAR.sub(" ", text)).translate(_PLAIN)
     plain = unicodedata.normalize("NFKD", unicodedata.normalize("NFKC", plain)).translate(_PLAIN)
     plain = unicodedata.normalize("NFC", _ACCENT.sub("", plain)).translate(_LATIN)
     plain = _EMPHASIS.sub(r"\2", plain)
-    plain = _INITIALS.sub(lambda found: re.sub(r"[.\s]", "", found[0]) + " ", plain)
-    plain = _GROUPED.sub(lambda found: found[0].replace(",", ""), plain)
-    for sign, name in _NAMED:
+    plain = _INITIALS.sub(lambda match: re.sub(r"[.\s]", "", match[0]) + " ", plain)
+    plain = _GROUPED.sub(lambda match: match[0].replace(",", ""), plain)
+    for sign, name in _SIGN_NAMES:
         plain = sign.sub(name, plain)
     forms = [_without_signs(plain, between).casefold().split() or text.casefold().split() for between in (" ", "")]
     return [
-        [word for place, word in enumerate(form) if word not in _ARTICLES or place == len(form) - 1]
+        [word for index, word in enumerate(form) if word not in _ARTICLES or index == len(form) - 1]
         if any(word not in _ARTICLES for word in form)
         else form
         for form in forms
@@ -212,12 +212,12 @@ def _without_signs(text: str, between: str) -> str:
     words. Digits are never joined: 1,2 is not 12.
     """
 
-    def sign(found: re.Match[str]) -> str:
-        if found["meant"] or not unicodedata.category(found[0]).startswith("P"):
-            return found[0]
-        if found["dropped"]:
+    def sign(match: re.Match[str]) -> str:
+        if match["meant"] or not unicodedata.category(match[0]).startswith("P"):
+            return match[0]
+        if match["dropped"]:
             return ""
-        start, end = found.span()
+        start, end = match.span()
         digits = text[start - 1 : start].isdigit() and text[end : end + 1].isdigit()
         return " " if digits else between
 
@@ -232,7 +232,7 @@ _LETTERED = re.compile(
 """The letter of an option, and what follows it, such as its text."""
 
 # By words alone, "yes and no" would earn two thirds where "yes" is right.
-_WHOLE = frozenset({"yes", "no", "noanswer"})
+_WHOLE_ANSWERS = frozenset({"yes", "no", "noanswer"})
 """Answers that are right or wrong as a whole: part of one is another answer."""
 
 
@@ -252,19 +252,19 @@ def choice(prediction: str, options: Sequence[str], right: int) -> float:
     both, and no other one; otherwise 0.
     """
     prediction = prediction.strip()
-    letters = {chr(ord("A") + place): place for place in range(len(options))}
-    same = {place for place, option in enumerate(options) if option.strip() == prediction}
+    letters = {chr(ord("A") + index): index for index in range(len(options))}
+    same = {index for index, option in enumerate(options) if option.strip() == prediction}
     if prediction not in letters and same:
-        named = same
+        choices = same
     else:
         lettered = _LETTERED.fullmatch(prediction)
         letter = letters.get(lettered[1].upper()) if lettered else None
         rest = lettered[2] if lettered else ""
-        named = {letter} if letter is not None and not rest else _with_text(prediction, options)
-        if not named and letter is not None:
+        choices = {letter} if letter is not None and not rest else _with_text(prediction, options)
+        if not choices and letter is not None:
             texts = _with_text(rest, options)
-            named = {letter} if letter in texts or not texts else set()
-    return float(right in named and all(options[each] == options[right] for each in named))
+            choices = {letter} if letter in texts or not texts else set()
+    return float(right in choices and all(options[index] == options[right] for index in choices))
 
 
 def same_answer(prediction: str, gold: str, answers: Answers = "plain") -> bool:
@@ -286,25 +286,25 @@ def word_f1(prediction: str, gold: str, answers: Answers = "plain") -> float:
     published code of ET-Agent.
     """
     forms = {"".join(published_words(text)) for text in (prediction, gold)}
-    if forms & _WHOLE:
+    if forms & _WHOLE_ANSWERS:
         return float(len(forms) == 1)
     best = 0.0
-    for given, wanted in product(_words(prediction, answers), _words(gold, answers)):
-        shared = (Counter(given) & Counter(wanted)).total()
-        best = max(best, 2 * shared / (len(given) + len(wanted)) if shared else 0.0)
+    for predicted, expected in product(_words(prediction, answers), _words(gold, answers)):
+        shared = (Counter(predicted) & Counter(expected)).total()
+        best = max(best, 2 * shared / (len(predicted) + len(expected)) if shared else 0.0)
     return best
 
 
 def exact_match(prediction: str, golds: Sequence[str], answers: Answers = "plain") -> bool:
     """Return whether a prediction has the words of a gold answer, in their order, and no others."""
-    said = [each for each in _words(prediction, answers) if each]
-    return any(each in _words(gold, answers) for each in said for gold in golds)
+    forms = [form for form in _words(prediction, answers) if form]
+    return any(form in _words(gold, answers) for form in forms for gold in golds)
 
 
 def _with_text(text: str, options: Sequence[str]) -> set[int]:
     """Return the options that have a text, to the word or else in value."""
-    same = {place for place, option in enumerate(options) if exact_match(text, [option])}
-    return same or {place for place, option in enumerate(options) if same_value(text, option)}
+    same = {index for index, option in enumerate(options) if exact_match(text, [option])}
+    return same or {index for index, option in enumerate(options) if same_value(text, option)}
 
 
 def _words(text: str, answers: Answers) -> list[list[str]]:

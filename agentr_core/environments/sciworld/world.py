@@ -46,7 +46,7 @@ _ROOMS = (
     "bedroom",
     "living room",
 )
-_NO_FOCUS = frozenset(f"focus on {what}" for what in ("agent", "air", *_ROOMS))
+_NO_FOCUS = frozenset(f"focus on {target}" for target in ("agent", "air", *_ROOMS))
 _SMALL_WORDS = frozenset(("focus", "on", "in", "to"))
 
 
@@ -58,14 +58,18 @@ def match(action: str, valid: Sequence[str], surroundings: str) -> str:
         valid: the simulator's list of possible actions.
         surroundings: what the agent sees and has; a focus on something else is no candidate.
     """
-    wanted = action.replace("green house", "greenhouse").strip()
-    candidates = {each for each in (*valid, *(f"open door to {room}" for room in _ROOMS)) if _fit(each, surroundings)}
-    if wanted in candidates:
-        return wanted
-    words = set(wanted.split())
-    shared = {each: len(words.intersection(each.split())) for each in candidates}
-    nearest = min(candidates, key=lambda each: (-shared[each], len(each), each))
-    return nearest if shared[nearest] else wanted
+    text = action.replace("green house", "greenhouse").strip()
+    candidates = {
+        candidate
+        for candidate in (*valid, *(f"open door to {room}" for room in _ROOMS))
+        if _fit(candidate, surroundings)
+    }
+    if text in candidates:
+        return text
+    words = set(text.split())
+    shared = {candidate: len(words.intersection(candidate.split())) for candidate in candidates}
+    nearest = min(candidates, key=lambda candidate: (-shared[candidate], len(candidate), candidate))
+    return nearest if shared[nearest] else text
 
 
 def _fit(candidate: str, surroundings: str) -> bool:
@@ -171,11 +175,11 @@ class SciWorld(Environment):
         if setting not in get_args(Setting):
             raise ConfigError(f"environment.options.setting must be agentgym or eto, not {setting!r}")
         if numbering and numbering not in get_args(Numbering):
-            known = ", ".join(get_args(Numbering))
-            raise ConfigError(f"environment.options.numbering must be one of {known}, not {numbering!r}")
-        for option, number, least in (("simulators", simulators, 1), ("memory_mb", memory_mb, 64)):
-            if type(number) is not int or number < least:
-                raise ConfigError(f"environment.options.{option} must be a whole number from {least}, not {number!r}")
+            choices = ", ".join(get_args(Numbering))
+            raise ConfigError(f"environment.options.numbering must be one of {choices}, not {numbering!r}")
+        for option, number, minimum in (("simulators", simulators, 1), ("memory_mb", memory_mb, 64)):
+            if type(number) is not int or number < minimum:
+                raise ConfigError(f"environment.options.{option} must be a whole number from {minimum}, not {number!r}")
         if type(match) is not bool:
             raise ConfigError(f"environment.options.match must be true or false, not {match!r}")
         if type(timeout_s) not in (int, float) or not 0 < timeout_s <= 86400:
@@ -184,15 +188,15 @@ class SciWorld(Environment):
         self._setting = setting
         self._rules = RULES[setting]
         self._numbering: Numbering = numbering or self._rules.numbering
-        self._listed: dict[str, Sequence[int]] = {}
+        self._ids: dict[str, Sequence[int]] = {}
         if ids_dir:
-            what = "environment.options.ids_dir"
+            ids_option = "environment.options.ids_dir"
             paths = {split: FilePath(ids_dir) / f"sciworld_{split}.json" for split in ("train", "test")}
-            self._listed = {split: read_ids(str(path), what) for split, path in paths.items()}
-            check_apart(self._listed["train"], self._listed["test"], what)
-            for index in (*self._listed["train"], *self._listed["test"]):
+            self._ids = {split: read_ids(str(path), ids_option) for split, path in paths.items()}
+            check_apart(self._ids["train"], self._ids["test"], ids_option)
+            for index in (*self._ids["train"], *self._ids["test"]):
                 if locate(self._numbering, index) is None:
-                    raise ConfigError(f"{what}: the numbering {self._numbering} has no variation {index}")
+                    raise ConfigError(f"{ids_option}: the numbering {self._numbering} has no variation {index}")
         self._match = match
         self._java = JavaSettings(program=java, memory_mb=memory_mb, timeout_s=float(timeout_s))
         self._limit = simulators
@@ -219,7 +223,7 @@ class SciWorld(Environment):
 
     def splits(self) -> tuple[str, ...]:
         """Return the names of the splits."""
-        return tuple(self._listed) if self._listed else SPLITS
+        return tuple(self._ids) if self._ids else SPLITS
 
     def instances(self, split: str) -> Sequence[Instance]:
         """Return the instances of a split, by task in the order of the curriculum, or in the order
@@ -227,8 +231,8 @@ class SciWorld(Environment):
         """
         if split not in self.splits():
             raise ConfigError(f"sciworld has no split {split!r}; it has {', '.join(self.splits())}")
-        if self._listed:
-            return Instances(self.name, split, self._listed[split])
+        if self._ids:
+            return Instances(self.name, split, self._ids[split])
         first = first_numbers(self._numbering)
         numbers = [first[task] + number for task in first for number in self._simulators.splits(task)[split]]
         return Instances(self.name, split, numbers)
@@ -237,13 +241,13 @@ class SciWorld(Environment):
         """Return the task and the variation of an instance. Raises `EnvironmentFault` for an
         unknown one.
         """
-        found = locate(self._numbering, instance.index)
-        if instance.environment != self.name or instance.split not in self.splits() or found is None:
+        variation = locate(self._numbering, instance.index)
+        if instance.environment != self.name or instance.split not in self.splits() or variation is None:
             raise EnvironmentFault(
                 f"sciworld has no instance {instance.key}; its splits are {', '.join(self.splits())}, its tasks "
                 f"{', '.join(tasks(self._numbering))}"
             )
-        return found
+        return variation
 
     def identity(self, instance: Instance) -> str:
         """Return the task and the variation: many variations begin with the same words."""
@@ -277,12 +281,12 @@ class SciWorld(Environment):
         episode = self._present()
         if episode.over:
             raise EnvironmentFault("sciworld: the episode is over; call reset first")
-        with self._simulators.at(episode.path, self) as standing:
+        with self._simulators.at(episode.path, self) as state:
             executed = action
             if self._match:
-                executed = match(action, standing.simulator.valid_actions(), standing.simulator.surroundings())
-            answer = standing.act(executed)
-        path = episode.path.then(executed, answer.observation)
+                executed = match(action, state.simulator.valid_actions(), state.simulator.surroundings())
+            answer = state.act(executed)
+        path = episode.path.extended(executed, answer.observation)
         share = answer.share if self._setting == "eto" else answer.score / 100
         share = -1.0 if share < 0 else min(share, 1.0)
         best = share if episode.best is None else max(episode.best, share)
@@ -290,8 +294,8 @@ class SciWorld(Environment):
         terminated = answer.completed or answer.score < 0
         # An episode is cut by the simulator's clock, or by ETO's number of steps.
         limit = ETO_STEP_LIMITS.get(path.variation.task) if self._setting == "eto" else None
-        late = answer.moves > self._rules.max_moves or (limit is not None and len(path.deeds) >= limit)
-        truncated = not terminated and late
+        out_of_moves = answer.moves > self._rules.max_moves or (limit is not None and len(path.steps) >= limit)
+        truncated = not terminated and out_of_moves
         self._episode = Episode(path=path, best=best, over=terminated or truncated)
         info: dict[str, Any] = {
             # ETO's code counts every episode that the simulator ended, even by a wrong focus.
@@ -309,8 +313,8 @@ class SciWorld(Environment):
         """Return every action that is possible now. This takes as long as several steps, so nothing
         else calls it.
         """
-        with self._simulators.at(self._present().path, self) as standing:
-            return standing.simulator.valid_actions()
+        with self._simulators.at(self._present().path, self) as state:
+            return state.simulator.valid_actions()
 
     def snapshot(self) -> Any:
         """Return the actions that led to the present state; they are immutable."""
@@ -327,12 +331,16 @@ class SciWorld(Environment):
         succeed.
         """
         actions = self._simulators.gold_actions(self.variation(instance), self._rules.simplifications)
-        kept = self._episode
+        previous = self._episode
         try:
-            needed = self._needed(instance, actions)
+            num_actions = self._num_needed(instance, actions)
         finally:
-            self._episode = kept
-        return [f"Thought: Next I {action}.\nAction: {action}" for action in actions[:needed]] if needed else None
+            self._episode = previous
+        return (
+            [f"Thought: Next I {action}.\nAction: {action}" for action in actions[:num_actions]]
+            if num_actions
+            else None
+        )
 
     def close(self) -> None:
         """Release the simulator for others. The processes stay for later environments until this
@@ -341,7 +349,7 @@ class SciWorld(Environment):
         if "_simulators" in self.__dict__:
             self._simulators.release(self)
 
-    def _needed(self, instance: Instance, actions: Sequence[str]) -> int | None:
+    def _num_needed(self, instance: Instance, actions: Sequence[str]) -> int | None:
         """Return how many of the actions it takes to solve an instance, or None if they do not
         solve it.
         """

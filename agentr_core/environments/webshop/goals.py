@@ -108,9 +108,9 @@ def find_files(folder: Path, suffix: str, *, wishes: bool) -> CatalogueFiles:
     human = folder / "items_human_ins.json"
     for path in (products, attributes, *([human] if wishes else [])):
         if not path.is_file():
-            there = ", ".join(sorted(each.name for each in folder.glob("items_*.json"))) or "no items_*.json"
+            names = ", ".join(sorted(path.name for path in folder.glob("items_*.json"))) or "no items_*.json"
             raise ConfigError(
-                f"environment.options.data_dir: {folder} has no {path.name} but {there}; set data_dir, or suffix to "
+                f"environment.options.data_dir: {folder} has no {path.name} but {names}; set data_dir, or suffix to "
                 "what stands before .json in items_shuffle*.json"
             )
     return CatalogueFiles(products=products, attributes=attributes, wishes=human if human.is_file() else None)
@@ -126,13 +126,13 @@ def read_products(files: CatalogueFiles, limit: int = 0) -> Iterator[Product]:
     """
     annotations = dict(_entries(files.attributes))
     wishes = dict(_entries(files.wishes)) if files.wishes else {}
-    seen = set()
+    asins = set()
     for position, raw in enumerate(islice(_items(files.products), limit or None)):
         with _naming(files.products, f"product {position}"):
             asin = raw["asin"]
-            if asin == "nan" or len(asin) > _MAX_ASIN or asin in seen:
+            if asin == "nan" or len(asin) > _MAX_ASIN or asin in asins:
                 continue
-            seen.add(asin)
+            asins.add(asin)
             product = _product(raw, annotations.get(asin) or {}, wishes.get(asin) or ())
         yield product
 
@@ -185,12 +185,12 @@ def _naming(path: Path, part: str = "") -> Iterator[None]:
     try:
         yield
     except (OSError, ijson.JSONError) as error:
-        why = " ".join(str(error).split())
-        raise DataFileError(f"catalogue file {path} is cut off or not JSON ({why}); download it again") from error
+        reason = " ".join(str(error).split())
+        raise DataFileError(f"catalogue file {path} is cut off or not JSON ({reason}); download it again") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        why = f"no {error}" if isinstance(error, KeyError) else str(error)
+        reason = f"no {error}" if isinstance(error, KeyError) else str(error)
         where = f"{part} of " if part else ""
-        raise DataFileError(f"{where}catalogue file {path} is malformed ({why}); download the file again") from error
+        raise DataFileError(f"{where}catalogue file {path} is malformed ({reason}); download the file again") from error
 
 
 # What of a product is searched, and how its words are read.
@@ -261,8 +261,8 @@ class Catalogue:
         ranking = Bm25.load(folder / _INDEX, WORDS)
 
         def search(query: str) -> tuple[int, ...]:
-            (found,) = ranking.rank([query], MAX_RESULTS)
-            return tuple(row for row, _ in found)
+            (hits,) = ranking.rank([query], MAX_RESULTS)
+            return tuple(row for row, _ in hits)
 
         self.search = lru_cache(_CACHED_QUERIES)(search)
 
@@ -428,7 +428,7 @@ def split_goals(goals: Sequence[Goal], rule: SplitRule) -> Mapping[str, tuple[in
     Raises `ConfigError` when there are too few goals for the rule.
     """
     if rule == "webshop":
-        place = {
+        split_of = {
             index: "test" if index in _TEST else "dev" if index in _DEV else "train" for index in range(len(goals))
         }
     else:
@@ -436,16 +436,16 @@ def split_goals(goals: Sequence[Goal], rule: SplitRule) -> Mapping[str, tuple[in
         random.Random(_ORDER_SEED).shuffle(rows)
         test, dev = round(len(rows) * _TEST_SHARE), round(len(rows) * (_TEST_SHARE + _DEV_SHARE))
         part = {row: "test" if at < test else "dev" if at < dev else "train" for at, row in enumerate(rows)}
-        place = {index: part[goal.row] for index, goal in enumerate(goals)}
-    found = _without_twins(
-        goals, {name: [index for index, of in place.items() if of == name] for name in ("test", "dev", "train")}
+        split_of = {index: part[goal.row] for index, goal in enumerate(goals)}
+    splits = _without_twins(
+        goals, {name: [index for index, of in split_of.items() if of == name] for name in ("test", "dev", "train")}
     )
-    if not all(found.values()):
+    if not all(splits.values()):
         raise ConfigError(
             f"environment.options.split: {len(goals)} goals are too few for the rule {rule!r}; "
             "choose product, or a larger catalogue"
         )
-    return found
+    return splits
 
 
 def listed_in(folder: Path, split: str) -> Path:
@@ -459,41 +459,41 @@ def listed_goals(goals: Sequence[Goal], folder: Path) -> Mapping[str, tuple[int,
 
     Raises `DataFileError` when a file is missing or malformed, or lists a goal that does not exist.
     """
-    listed: dict[str, list[int]] = {}
+    splits: dict[str, list[int]] = {}
     for name in LISTED:
         path = listed_in(folder, name)
         try:
             with path.open("rb") as stream:
-                listed[name] = [int(item.removeprefix("webshop_")) for item in ijson.items(stream, "item.item_id")]
+                splits[name] = [int(item.removeprefix("webshop_")) for item in ijson.items(stream, "item.item_id")]
         except (OSError, ijson.JSONError, ValueError, AttributeError) as error:
             raise DataFileError(
                 f"{path} is not a list of AgentGym items ({' '.join(str(error).split())}); set "
                 "environment.options.ids_dir to the folder of webshop_train.json and webshop_test.json"
             ) from error
-    for name, indices in listed.items():
-        beyond = [index for index in indices if not 0 <= index < len(goals)]
-        if beyond:
+    for name, indices in splits.items():
+        out_of_range = [index for index in indices if not 0 <= index < len(goals)]
+        if out_of_range:
             raise DataFileError(
-                f"{listed_in(folder, name)} lists goal {beyond[0]}, but there are {len(goals)} goals; "
+                f"{listed_in(folder, name)} lists goal {out_of_range[0]}, but there are {len(goals)} goals; "
                 "its ids are for the synthetic goals of the first 1000 products (suffix _1000)"
             )
-    return _without_twins(goals, listed)
+    return _without_twins(goals, splits)
 
 
 def _without_twins(goals: Sequence[Goal], splits: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
     """Return splits in which no goal reads like one of an earlier split, nor like an earlier one of
     its own.
     """
-    seen: set[str] = set()
-    found = {}
+    instructions: set[str] = set()
+    result = {}
     for name, indices in splits.items():
-        kept = []
+        unique = []
         for index in indices:
-            if goals[index].instruction not in seen:
-                seen.add(goals[index].instruction)
-                kept.append(index)
-        found[name] = tuple(kept)
-    return found
+            if goals[index].instruction not in instructions:
+                instructions.add(goals[index].instruction)
+                unique.append(index)
+        result[name] = tuple(unique)
+    return result
 
 
 # The reward of a purchase: type, attributes, options and price, as the public code computes it.
@@ -531,39 +531,39 @@ should may might must also just now then there here
 """
 _NO_NOUN = frozenset(_FUNCTION_WORDS.split())
 _NOUN = re.compile(r"(?<!['\u2019\w])[^\W\d_]\w*")
-_ALIKE = 85
+_MIN_SIMILARITY = 85
 _DROPPED = dict.fromkeys(range(128, 256))
 """The characters that the published comparison first leaves out; characters beyond them are
 compared.
 """
 
 
-def reward(goal: Goal, wanted: Product, bought: Product, chosen: Mapping[str, str], cost: float, nouns: Nouns) -> float:
+def reward(goal: Goal, target: Product, bought: Product, chosen: Mapping[str, str], cost: float, nouns: Nouns) -> float:
     """Return the reward in [0, 1] for buying a product.
 
     Args:
-        wanted: the product the goal was made from.
+        target: the product the goal was made from.
         chosen: values chosen on the product's page, by option name.
         cost: the price of the bought product, in dollars.
     """
-    met = attributes_met(goal.attributes, bought) + options_met(goal.options, tuple(chosen.values()))
-    met += cost <= goal.price_bound
-    return type_reward(wanted, bought, nouns) * met / (len(goal.attributes) + len(goal.options) + 1)
+    num_met = attributes_met(goal.attributes, bought) + options_met(goal.options, tuple(chosen.values()))
+    num_met += cost <= goal.price_bound
+    return type_reward(target, bought, nouns) * num_met / (len(goal.attributes) + len(goal.options) + 1)
 
 
-def type_reward(wanted: Product, bought: Product, nouns: Nouns) -> float:
+def type_reward(target: Product, bought: Product, nouns: Nouns) -> float:
     """Return how well a product matches the wanted type: 1, or 0.5, 0.1 or 0 for less and less
     similar ones.
     """
-    parts = [{part.strip() for part in each.product_category.split("\u203a")} for each in (wanted, bought)]
-    names = nouns(wanted.title)
+    parts = [{part.strip() for part in product.product_category.split("\u203a")} for product in (target, bought)]
+    names = nouns(target.title)
     overlap = len(set(names) & set(nouns(bought.title))) / len(names) if names else 0.2
     if overlap == 0:
         return 0.0
     if overlap < 0.1:
         return 0.1
-    alike = bought.query == wanted.query or len(parts[0] & parts[1]) >= 2 or overlap > 0.2
-    return 1.0 if alike else 0.5
+    similar = bought.query == target.query or len(parts[0] & parts[1]) >= 2 or overlap > 0.2
+    return 1.0 if similar else 0.5
 
 
 def attributes_met(attributes: Sequence[str], bought: Product) -> int:
@@ -572,8 +572,8 @@ def attributes_met(attributes: Sequence[str], bought: Product) -> int:
     """
     texts = (bought.title.lower(), " ".join(bought.bullets).lower(), bought.description.lower())
     return sum(
-        any(_alike(own, wanted) for own in bought.attributes) or any(wanted in text for text in texts)
-        for wanted in attributes
+        any(_similar(value, attribute) for value in bought.attributes) or any(attribute in text for text in texts)
+        for attribute in attributes
     )
 
 
@@ -585,7 +585,7 @@ def options_met(options: Sequence[tuple[str, str]], chosen: Sequence[str]) -> in
     the bare value, so that "large" is met by "x-large".
     """
     values = [normal_colour(value) for value in chosen]
-    return sum(any(_alike(value, _option_text(name, wanted)) for value in values) for name, wanted in options)
+    return sum(any(_similar(value, _option_text(name, option)) for value in values) for name, option in options)
 
 
 def normal_colour(value: str) -> str:
@@ -601,8 +601,8 @@ def _option_text(name: str, value: str) -> str:
     return next((colour for colour in COLOURS if colour in (name, value)), str((name, value)))
 
 
-def _alike(one: str, other: str) -> bool:
-    return round(fuzz.token_set_ratio(one, other, processor=_compared)) > _ALIKE
+def _similar(first: str, second: str) -> bool:
+    return round(fuzz.token_set_ratio(first, second, processor=_compared)) > _MIN_SIMILARITY
 
 
 def _compared(text: str) -> str:

@@ -78,7 +78,7 @@ def buttons(catalogue: Catalogue, visit: Visit) -> tuple[str, ...]:
     if visit.page in ("start", "end"):
         return ()
     if visit.page == "results":
-        asins = (catalogue.product(row).asin.lower() for row in _shown(catalogue, visit))
+        asins = (catalogue.product(row).asin.lower() for row in _page_rows(catalogue, visit))
         return (back, *([previous] if visit.number > 1 else []), NEXT.lower(), *asins)
     if visit.page == "item":
         values = (value for values in catalogue.product(visit.row).options.values() for value in values)
@@ -112,7 +112,7 @@ def follow(catalogue: Catalogue, visit: Visit, action: str) -> Visit | None:
             return Visit(page="results", query=visit.query, number=visit.number)
         return replace(visit, page="item")
     if visit.page == "results":
-        row = next(row for row in _shown(catalogue, visit) if catalogue.product(row).asin.lower() == button)
+        row = next(row for row in _page_rows(catalogue, visit) if catalogue.product(row).asin.lower() == button)
         return replace(visit, page="item", row=row)
     if button in _SUBPAGES:
         return replace(visit, page=_SUBPAGES[button])
@@ -135,7 +135,7 @@ def _parts(catalogue: Catalogue, visit: Visit, instruction: str) -> list[str]:
     if visit.page == "results":
         parts.append(f"Page {visit.number} (Total results: {len(catalogue.search(visit.query))})")
         parts.extend([*([PREVIOUS] if visit.number > 1 else []), NEXT])
-        for row in _shown(catalogue, visit):
+        for row in _page_rows(catalogue, visit):
             product = catalogue.product(row)
             parts.extend([product.asin, product.title, product.price_tag])
         return parts
@@ -160,16 +160,16 @@ def _end(catalogue: Catalogue, visit: Visit, reward: float) -> list[str]:
     from agents.
     """
     options = str(htmlsafe_json_dumps(dict(visit.chosen), sort_keys=True))
-    bought = ["asin", catalogue.product(visit.row).asin, "options", options]
+    fields = ["asin", catalogue.product(visit.row).asin, "options", options]
     for label in ("attrs", "category", "query", "product category"):
-        bought.extend([label, "None"])
+        fields.extend([label, "None"])
     target = ["asin", "options", "attrs", "price upper", "instuction text", "category", "product category", "query"]
     thanks = ["Thank you for shopping with us!", "Your code:", "None", "(Paste it in your MTurk interface.)"]
     score = ["Reward", "Your score (min 0.0, max 1.0)", str(reward), "Reward Details", "None"]
-    return [*thanks, "Purchased", *bought, "Target", *target, "Goal", "None", *score]
+    return [*thanks, "Purchased", *fields, "Target", *target, "Goal", "None", *score]
 
 
-def _shown(catalogue: Catalogue, visit: Visit) -> tuple[int, ...]:
+def _page_rows(catalogue: Catalogue, visit: Visit) -> tuple[int, ...]:
     """Return the products on a page of results, by row."""
     return catalogue.search(visit.query)[(visit.number - 1) * PER_PAGE : visit.number * PER_PAGE]
 
@@ -191,28 +191,28 @@ def expert_replies(catalogue: Catalogue, goal: Goal) -> list[str] | None:
     texts = (_PRICE.sub("", goal.instruction), product.title)
     queries = [" ".join(_UNWANTED.sub(" ", text).lower().split()) for text in texts]
     # The page of results that the product is on, counted from 0.
-    reached = {}
+    page_of = {}
     for query in filter(None, queries):
         rows = catalogue.search(query)
         if goal.row in rows:
-            reached[query] = rows.index(goal.row) // PER_PAGE
-    if not reached:
+            page_of[query] = rows.index(goal.row) // PER_PAGE
+    if not page_of:
         return None
-    query = min(reached, key=lambda query: reached[query])
-    found = [_reply("I search for what is wanted.", f"search[{query}]")]
-    found += [_reply("It is not on this page; the next one may have it.", f"click[{NEXT}]")] * reached[query]
-    found.append(_reply(f"{product.asin} is what is wanted.", f"click[{product.asin}]"))
+    query = min(page_of, key=lambda query: page_of[query])
+    replies = [_reply("I search for what is wanted.", f"search[{query}]")]
+    replies += [_reply("It is not on this page; the next one may have it.", f"click[{NEXT}]")] * page_of[query]
+    replies.append(_reply(f"{product.asin} is what is wanted.", f"click[{product.asin}]"))
     chosen: dict[str, str] = {}
-    for wish in goal.options:
+    for option in goal.options:
         open_values: Sequence[tuple[str, str]] = [
             (name, value) for name, values in product.options.items() if name not in chosen for value in values
         ]
-        exact = [(name, value) for name, value in open_values if wish in ((name, value), ("", value))]
-        close = exact or [(name, value) for name, value in open_values if options_met([wish], [value])]
+        exact = [(name, value) for name, value in open_values if option in ((name, value), ("", value))]
+        close = exact or [(name, value) for name, value in open_values if options_met([option], [value])]
         chosen.update(close[:1])
     for name, value in chosen.items():
-        found.append(_reply(f"The {name} must be {value}.", f"click[{value}]"))
-    return [*found, _reply("All is chosen; I buy it.", f"click[{BUY}]")]
+        replies.append(_reply(f"The {name} must be {value}.", f"click[{value}]"))
+    return [*replies, _reply("All is chosen; I buy it.", f"click[{BUY}]")]
 
 
 def _reply(thought: str, action: str) -> str:
@@ -285,9 +285,9 @@ class WebShop(Environment):
         cache_dir: str = "runs/cache/webshop",
     ) -> None:
         """Check the options; files are read when they are first needed. Raises `ConfigError`."""
-        for option, value, known in (("goals", goals, get_args(GoalKind)), ("split", split, get_args(SplitRule))):
-            if value not in known:
-                raise ConfigError(f"environment.options.{option} must be {' or '.join(known)}, not {value!r}")
+        for option, value, choices in (("goals", goals, get_args(GoalKind)), ("split", split, get_args(SplitRule))):
+            if value not in choices:
+                raise ConfigError(f"environment.options.{option} must be {' or '.join(choices)}, not {value!r}")
         for option, number in (("limit", limit), ("price_seed", price_seed)):
             if type(number) is not int or number < 0:
                 raise ConfigError(f"environment.options.{option} must be a whole number of at least 0, not {number!r}")
@@ -333,8 +333,8 @@ class WebShop(Environment):
 
     def goal(self, instance: Instance) -> Goal:
         """Return the goal of an instance. Raises `EnvironmentFault` for an unknown one."""
-        known = instance.environment == self.name and instance.split in self.shop.splits
-        if not known or not 0 <= instance.index < len(self.shop.goals):
+        is_known = instance.environment == self.name and instance.split in self.shop.splits
+        if not is_known or not 0 <= instance.index < len(self.shop.goals):
             raise EnvironmentFault(
                 f"webshop has no instance {instance.key}; it has {len(self.shop.goals)} goals, counted from 0, in the "
                 f"splits {', '.join(self.splits())}"
@@ -376,10 +376,10 @@ class WebShop(Environment):
                 )
             return Transition(observation, 0.0, False, False, {"success": False, "valid": False})
         self._visit = following
-        bought = following.page == "end"
-        self._reward = self._earned(self._present_goal(), following) if bought else 0.0
+        purchased = following.page == "end"
+        self._reward = self._earned(self._present_goal(), following) if purchased else 0.0
         success = self._reward == 1.0
-        return Transition(self._page(), self._reward, bought, False, {"success": success, "valid": True})
+        return Transition(self._page(), self._reward, purchased, False, {"success": success, "valid": True})
 
     def snapshot(self) -> Any:
         """Return the visit, which is immutable, with its goal and reward."""
@@ -398,18 +398,18 @@ class WebShop(Environment):
         earns less than 1.
         """
         goal = self.goal(instance)
-        spoken = expert_replies(self.shop.catalogue, goal)
+        expert_texts = expert_replies(self.shop.catalogue, goal)
         visit: Visit | None = Visit()
-        for reply in spoken or ():
+        for reply in expert_texts or ():
             visit = visit and follow(self.shop.catalogue, visit, replies.shopping_action(reply))
-        return spoken if visit and visit.page == "end" and self._earned(goal, visit) == 1.0 else None
+        return expert_texts if visit and visit.page == "end" and self._earned(goal, visit) == 1.0 else None
 
     def _page(self) -> str:
         return text(self.shop.catalogue, self._visit, self._present_goal().instruction, self._reward)
 
     def _earned(self, goal: Goal, visit: Visit) -> float:
-        wanted, bought = (self.shop.catalogue.product(row) for row in (goal.row, visit.row))
-        return reward(goal, wanted, bought, dict(visit.chosen), price(bought, self._price_seed), self._nouns)
+        target, bought = (self.shop.catalogue.product(row) for row in (goal.row, visit.row))
+        return reward(goal, target, bought, dict(visit.chosen), price(bought, self._price_seed), self._nouns)
 
     def _present_goal(self) -> Goal:
         if self._goal is None:

@@ -123,7 +123,7 @@ def foresee(recipe: Recipe, headroom: Headroom) -> Prospect:
 
     def over_all(name: str, value: Callable[[int, int], float]) -> Forecast:
         most = max(value(won, size.dives - won) for won in range(size.dives + 1))
-        expected = headroom.rates.total(headroom.instances, lambda _, run: size.expected(run, value), most=most)
+        expected = headroom.rates.total(headroom.instances, lambda _, run: size.expected(run, value), per_instance=most)
         return Forecast(name=name, expected=expected)
 
     return prospect(

@@ -34,7 +34,7 @@ from agentr_core.runtime.equipment import (
 from agentr_core.runtime.instances import separate_instances
 from agentr_core.runtime.place import Workplace, helpers
 from agentr_core.search.grow import grow
-from agentr_core.search.tree import Arena, Expansion, grown
+from agentr_core.search.tree import Arena, Expansion, apply_expansion
 from agentr_core.stages.demonstrate import need_expert
 from agentr_core.store.codec import trajectories as stored
 from agentr_core.store.codec.trajectories import (
@@ -225,7 +225,7 @@ class _Trees:
 
             def take(expansion: Expansion) -> None:
                 self._sink.add(growth_rows(head, expansion))
-                self._latest[work.first_id] = grown(self._latest[work.first_id] or start, expansion)
+                self._latest[work.first_id] = apply_expansion(self._latest[work.first_id] or start, expansion)
                 self.show()
 
             tree = await grow(

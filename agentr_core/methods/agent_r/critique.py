@@ -29,7 +29,7 @@ from agentr_core.recipes.models import ModelRole
 from agentr_core.replies import after_thoughts, is_unreadable, readable
 from agentr_core.runtime.equipment import Readings, held_back, in_flight, units_done
 from agentr_core.runtime.place import Workplace
-from agentr_core.search.tree import leaf_paths, steps_to, way_to
+from agentr_core.search.tree import leaf_paths, path_to, steps_to
 from agentr_core.store.codec.ledger import rejection_rows
 from agentr_core.store.codec.trajectories import (
     Episode,
@@ -439,7 +439,7 @@ def ask_oracle(place: Workplace, verdicts: Iterable[PairVerdict]) -> dict[tuple[
             env = worlds.of(tree.instance)
             if env.has(Environment.oracle):
                 said = env.oracle(tree.instance, [step.action for step in steps_to(tree.nodes, leaf)])
-                asked.setdefault(tree_id, {}).update(zip(way_to(tree.nodes, leaf), said, strict=True))
+                asked.setdefault(tree_id, {}).update(zip(path_to(tree.nodes, leaf), said, strict=True))
     place.store.write(merge(oracle_rows(tree_id, said) for tree_id, said in asked.items()))
     return truth | {(tree_id, node): said for tree_id, found in asked.items() for node, said in found.items()}
 

@@ -28,7 +28,7 @@ from agentr_core.episodes.transcript import Continuation, transcript_of
 from agentr_core.episodes.units import describe, run_all
 from agentr_core.errors import ConfigError, PromptTooLong
 from agentr_core.evaluation.episodes import EpisodePlan
-from agentr_core.evaluation.metrics import NOTHING, Estimate, clustered_mean, clustered_share, within
+from agentr_core.evaluation.metrics import NO_ESTIMATE, Estimate, clustered_mean, clustered_share, within
 from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.et_agent.operators import HINTS, manner_of
 from agentr_core.recipes.environments import TEST
@@ -248,7 +248,7 @@ def _share(told: Sequence[tuple[Attempt, bool | None]]) -> Estimate:
 
 def _tool_productivity(attempts: Collection[Attempt]) -> Estimate:
     if not attempts:
-        return NOTHING
+        return NO_ESTIMATE
     score, calls = fmean(one.score for one in attempts), fmean(one.calls for one in attempts)
     weight, slope = calls / (calls + _SOFT), _SOFT / (calls + _SOFT) ** 2
 

@@ -72,11 +72,11 @@ def foresee(recipe: Recipe, headroom: Headroom) -> Prospect:
         return 1 - (run(samples, 0) if one.greedy else run(0, samples))
 
     forecasts = [
-        Forecast(name="successes", expected=rates.total(headroom.instances, successes, most=played)),
-        Forecast(name="own_pairs", expected=rates.total(headroom.instances, contrast, most=1)),
+        Forecast(name="successes", expected=rates.total(headroom.instances, successes, per_instance=played)),
+        Forecast(name="own_pairs", expected=rates.total(headroom.instances, contrast, per_instance=1)),
     ]
     if headroom.has_expert:
-        pairs = rates.total(headroom.instances, failures, most=paired)
+        pairs = rates.total(headroom.instances, failures, per_instance=paired)
         forecasts.append(Forecast(name="expert_pairs", expected=pairs))
     by_expert = headroom.has_expert and eto.preferences.against == "expert"
     too_few = "the policy rarely loses to the expert" if by_expert else "an instance's episodes nearly all end alike"

@@ -35,7 +35,7 @@ def foresee(recipe: Recipe, headroom: Headroom) -> Prospect:
     """
     size = recipe.grpo.num_generations
     groups = recipe.grpo.steps * recipe.grpo.groups
-    expected = headroom.rates.total(groups, lambda _, run: mixed(run, size), most=1)
+    expected = headroom.rates.total(groups, lambda _, run: mixed(run, size), per_instance=1)
     return prospect(
         "grpo",
         [Forecast(name="mixed_groups", expected=expected)],

@@ -180,7 +180,7 @@ def publish_policy_step(
     """
     learner.write_result(job, history, goes_on=True)
     manifest = _manifest(job, history, "save_steps", rows, config)
-    publish_step(job.work.staging, job.output_dir, manifest, most=job.config.save_total_limit)
+    publish_step(job.work.staging, job.output_dir, manifest, limit=job.config.save_total_limit)
 
 
 def _manifest(
@@ -329,7 +329,7 @@ class _Training:
             job.config,
             grpo,
             updates=grpo.steps * grpo.num_iterations * grpo.minibatches,
-            most=min(most, grpo.max_episode_tokens or most),
+            max_tokens=min(most, grpo.max_episode_tokens or most),
             folder=self.folder,
             seed=job.seed,
         )
@@ -551,7 +551,7 @@ class _Training:
                     trajectory.steps[start:end],
                     self.renderer,
                     worth[start:end],
-                    given=max(0, group.prefix - start),
+                    num_given=max(0, group.prefix - start),
                 )
                 for start, end, messages in (conversations(env, trajectory) if trajectory.steps else ())
             ]

@@ -127,13 +127,13 @@ def endpoint(server: ServerConfig, environment: Mapping[str, str]) -> Endpoint:
             f"the environment variable {server.api_key_env} with the key for {address} is not set; export it, or "
             "set server.api_key_env to another variable, or to nothing if the server wants no key"
         )
-    wanted = references(server.extra_body)
-    if unset := [name for name in wanted if not environment.get(name)]:
+    names = references(server.extra_body)
+    if unset := [name for name in names if not environment.get(name)]:
         raise EndpointError(
             f"server.extra_body of model {server.model} refers to the environment variable {unset[0]}, which is not "
             "set; export it"
         )
-    return Endpoint(url=address, key=key, variables={name: environment[name] for name in wanted})
+    return Endpoint(url=address, key=key, variables={name: environment[name] for name in names})
 
 
 def served_context_length(where: Endpoint, server: ServerConfig, configured: int) -> int:
@@ -186,13 +186,13 @@ def fault_of(error: Exception, where: Endpoint, server: ServerConfig) -> AgentrE
         )
     if isinstance(error, APIStatusError):
         status = error.status_code
-        said = where.redacted(" ".join(_said(error.body).split()))[:500] or "without a word"
+        detail = where.redacted(" ".join(_error_text(error.body).split()))[:500] or "without a word"
         if error.code == _NO_CREDIT:
             return EndpointError(
-                f"the account at {where.url} has no credit left: {said}; top it up, and resume the run"
+                f"the account at {where.url} has no credit left: {detail}; top it up, and resume the run"
             )
         if status in _HEALING or status >= 500:
-            return ModelUnavailable(f"{where.url} answered {status}: {said}")
+            return ModelUnavailable(f"{where.url} answered {status}: {detail}")
         if status in (401, 403):
             return EndpointError(
                 f"{where.url} refuses the key in {server.api_key_env or 'the request (none was sent)'} ({status}); "
@@ -200,16 +200,16 @@ def fault_of(error: Exception, where: Endpoint, server: ServerConfig) -> AgentrE
             )
         if status == 404:
             return EndpointError(
-                f"{where.url} knows no model {server.model!r}, or is not such a server ({said}); correct server.model "
-                "or the address, which usually ends with /v1"
+                f"{where.url} knows no model {server.model!r}, or is not such a server ({detail}); correct "
+                "server.model or the address, which usually ends with /v1"
             )
         # The list cannot be complete: a refusal in other words is a fault, which costs its episode
         # and ends no path.
-        told = error.code in _CONTEXT_CODES or error.type in _CONTEXT_CODES
-        if told or (status in _TOO_LONG and any(words in said.lower() for words in _CONTEXT_WORDS)):
-            return RequestTooLong(f"{where.url} refuses a conversation and its reply together ({status}): {said}")
-        remedy = next((f"; {way}" for name, way in _CHANGED_BY.items() if re.search(rf"\b{name}\b", said)), "")
-        return ModelFault(f"{where.url} refused the request ({status}): {said}{remedy}")
+        is_context_error = error.code in _CONTEXT_CODES or error.type in _CONTEXT_CODES
+        if is_context_error or (status in _TOO_LONG and any(words in detail.lower() for words in _CONTEXT_WORDS)):
+            return RequestTooLong(f"{where.url} refuses a conversation and its reply together ({status}): {detail}")
+        remedy = next((f"; {fix}" for name, fix in _CHANGED_BY.items() if re.search(rf"\b{name}\b", detail)), "")
+        return ModelFault(f"{where.url} refused the request ({status}): {detail}{remedy}")
     if isinstance(error, LargeAnswer):
         return ModelFault(f"{where.url} gives too large an answer: {error}; raise server.answer_mib")
     if isinstance(error, GarbledAnswer):
@@ -231,7 +231,7 @@ def retry_after(error: Exception) -> float | None:
     return seconds_told(error.response.headers.get("retry-after", ""), now=time.time())
 
 
-def _said(body: object) -> str:
+def _error_text(body: object) -> str:
     """Return what the body of an error says. The client's own message has it in OpenAI's form only,
     but many servers answer with a plain text, or have one under another name.
     """
@@ -341,20 +341,20 @@ class OpenAIModel:
         await self._client.close()
 
     async def _replies(self, request: Request) -> list[Generation]:
-        wanted = request.sampling.max_new_tokens
+        max_tokens = request.sampling.max_new_tokens
         count = self.count_tokens(request)
         if count >= self.context_length and not self.estimates:
             raise PromptTooLong.counted(count, self.context_length, self.name)
         refused = False
-        if count + wanted + self._share(_TEMPLATE_TOKENS) <= self.context_length:
+        if count + max_tokens + self._share(_TEMPLATE_TOKENS) <= self.context_length:
             try:
-                return await self._parts(request, wanted)
+                return await self._parts(request, max_tokens)
             except RequestTooLong:
                 refused = True
-        left = self.context_length - await self._measure(request)
+        remaining = self.context_length - await self._measure(request)
         # What was refused would be refused again.
         # The limit is halved as long as the server refuses.
-        limit = wanted // 2 if refused and left >= wanted else min(wanted, left)
+        limit = max_tokens // 2 if refused and remaining >= max_tokens else min(max_tokens, remaining)
         refusal = None
         while limit > 0:
             try:
@@ -387,11 +387,11 @@ class OpenAIModel:
         except RequestTooLong as refusal:
             # For any tokenizer: a token has at least one byte.
             turns = sum(_MOST_TOKENS_A_TURN + len(message.text.encode()) for message in request.messages)
-            most = turns + self._share(_MOST_TEMPLATE_TOKENS)
-            if most < self.context_length:
+            max_tokens = turns + self._share(_MOST_TEMPLATE_TOKENS)
+            if max_tokens < self.context_length:
                 raise ModelFault(
-                    f"{refusal}: it refuses a conversation of at most {most} tokens, but its context is said to have "
-                    f"{self.context_length}; set model.context_length to what the server was started with"
+                    f"{refusal}: it refuses a conversation of at most {max_tokens} tokens, but its context is said to "
+                    f"have {self.context_length}; set model.context_length to what the server was started with"
                 ) from None
             raise PromptTooLong(f"a prompt leaves no room for a reply at {refusal}") from None
         except ModelFault as error:
@@ -428,13 +428,13 @@ class OpenAIModel:
                     return read(payload)
                 except (OpenAIError, ModelFault, TimeoutError, LargeAnswer, GarbledAnswer) as error:
                     failures += 1
-                    fault, asked = fault_of(error, self._where, self._server), retry_after(error)
+                    fault, delay = fault_of(error, self._where, self._server), retry_after(error)
                 wait = wait_before_retry(
                     self._policy,
                     failures=failures,
                     elapsed=time.monotonic() - started,
                     uniform=random.random(),
-                    retry_after=asked,
+                    retry_after=delay,
                 )
                 if not isinstance(fault, Transient):
                     raise fault

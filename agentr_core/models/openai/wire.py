@@ -55,27 +55,27 @@ def wire_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     out, is sent as plain text; so is a result without its call.
     """
     turns = [message for message in messages if message.role != "tools"]
-    wire: list[dict[str, Any]] = []
-    for place, message in enumerate(turns):
-        answered = place + 1 < len(turns) and turns[place + 1].role == "tool"
-        call = read_call(message.text) if message.role == "assistant" and answered else None
+    result: list[dict[str, Any]] = []
+    for index, message in enumerate(turns):
+        has_result = index + 1 < len(turns) and turns[index + 1].role == "tool"
+        call = read_call(message.text) if message.role == "assistant" and has_result else None
         if isinstance(call, NativeCall):
             # Some servers require nine letters and digits.
-            name = f"call{place:05}"
+            name = f"call{index:05}"
             function = {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)}
             tool_call = {"id": name, "type": "function", "function": function}
-            wire.append({"role": "assistant", "content": call.beside, "tool_calls": [tool_call]})
-        elif message.role == "tool" and "tool_calls" in wire[-1]:
-            wire.append({"role": "tool", "tool_call_id": f"call{place - 1:05}", "content": message.text})
+            result.append({"role": "assistant", "content": call.beside, "tool_calls": [tool_call]})
+        elif message.role == "tool" and "tool_calls" in result[-1]:
+            result.append({"role": "tool", "tool_call_id": f"call{index - 1:05}", "content": message.text})
         else:
-            wire.append({"role": "user" if message.role == "tool" else message.role, "content": message.text})
-    return wire
+            result.append({"role": "user" if message.role == "tool" else message.role, "content": message.text})
+    return result
 
 
 def reply_text(content: str, calls: Iterable[ToldCall]) -> str:
     """Return a reply as the text that the world reads: its content, then its calls."""
-    text = content.strip() if (told := list(calls)) else content
-    for name, arguments in told:
+    text = content.strip() if (call_list := list(calls)) else content
+    for name, arguments in call_list:
         text = call_text(name, arguments.strip() or "{}", beside=text)
     return text
 
@@ -227,18 +227,18 @@ class Choice(Strict):
         message = self.message
         if message.withheld or self.ending == "content_filter":
             raise ModelFault(f"the server withheld a reply: {message.withheld or 'its content filter cut it'}")
-        if strange := sorted({part.type for part in message.parts} - {*_TEXT_PARTS, *_THOUGHT_PARTS, "refusal"}):
-            raise MalformedReply(f"reply {self.index} has parts that are not text: {', '.join(strange)}")
+        if unknown := sorted({part.type for part in message.parts} - {*_TEXT_PARTS, *_THOUGHT_PARTS, "refusal"}):
+            raise MalformedReply(f"reply {self.index} has parts that are not text: {', '.join(unknown)}")
         # No finish reason is a fault, too: servers that broke off send null.
         if self.ending is None:
             if not self.finish_reason:
                 raise MalformedReply(
                     f"reply {self.index} has no finish reason: the server does not say that it is whole"
                 )
-            whole = ", ".join(reason for reason, ending in ENDINGS.items() if ending != "content_filter")
+            complete_reasons = ", ".join(reason for reason, ending in ENDINGS.items() if ending != "content_filter")
             raise MalformedReply(
                 f"reply {self.index} has the finish reason {self.finish_reason!r}, which does not say that it is "
-                f"whole; these do: {whole}"
+                f"whole; these do: {complete_reasons}"
             )
         if self.ending == "tool_calls" or message.tool_calls:
             calls = ", ".join(call.function.name for call in self.message.tool_calls or ())
@@ -263,7 +263,7 @@ class Choice(Strict):
             raise MalformedReply(f"reply {self.index} is empty after {total} tokens; {hint}")
 
 
-_SHOWN = 200
+_QUOTED_CHARS = 200
 """Characters of a malformed body that an error message quotes."""
 
 
@@ -318,16 +318,18 @@ def bodies(request: Request, server: ServerConfig, limit: int) -> list[dict[str,
         server.max_tokens_field: limit,
     }
     # The settings beyond the protocol that the server supports, including those of no effect.
-    beyond = {"top_k": sampling.top_k, "min_p": sampling.min_p, "repetition_penalty": sampling.repetition_penalty}
+    extra = {"top_k": sampling.top_k, "min_p": sampling.min_p, "repetition_penalty": sampling.repetition_penalty}
     plain = Sampling()
-    if strange := [n for n in beyond if getattr(sampling, n) != getattr(plain, n) and n not in server.sampling_fields]:
+    if unsupported := [
+        n for n in extra if getattr(sampling, n) != getattr(plain, n) and n not in server.sampling_fields
+    ]:
         raise ConfigError(
-            f"OpenAI's protocol does not know {', '.join(strange)}; leave it out or, if the server of {server.model} "
-            "has a field of this name as vLLM does, name it in server.sampling_fields"
+            f"OpenAI's protocol does not know {', '.join(unsupported)}; leave it out or, if the server of "
+            f"{server.model} has a field of this name as vLLM does, name it in server.sampling_fields"
         )
     # All servers accept -1 for no limit, but some do not accept 0.
-    beyond["top_k"] = sampling.top_k or -1
-    body |= {name: value for name, value in beyond.items() if name in server.sampling_fields}
+    extra["top_k"] = sampling.top_k or -1
+    body |= {name: value for name, value in extra.items() if name in server.sampling_fields}
     if sampling.stop:
         body["stop"] = list(sampling.stop)
     if sampling.include_stop:
@@ -338,11 +340,11 @@ def bodies(request: Request, server: ServerConfig, limit: int) -> list[dict[str,
         body["logprobs"] = True
     if server.token_ids:
         body["return_token_ids"] = True
-    most = server.n_per_request or request.n
+    per_request = server.n_per_request or request.n
     parts = []
-    for first in range(0, request.n, most):
+    for first in range(0, request.n, per_request):
         seed = derive_seed(request.seed, first) if first else request.seed
-        parts.append({**body, "n": min(most, request.n - first)} | ({"seed": seed} if server.send_seed else {}))
+        parts.append({**body, "n": min(per_request, request.n - first)} | ({"seed": seed} if server.send_seed else {}))
     return parts
 
 
@@ -415,9 +417,9 @@ def _generation(choice: Choice, sampling: Sampling, *, prompt: int, count: int) 
     text = cut_at_stop(text, sampling)
     shortened = bool(sampling.until) and text != choice.text
     # Whose tokens a server reports beyond a text that was cut, nobody here can tell.
-    beyond = shortened or (bool(sampling.until) and choice.stop_reason is not None)
+    untraceable = shortened or (bool(sampling.until) and choice.stop_reason is not None)
     logprobs = None
-    if sampling.logprobs and not beyond:
+    if sampling.logprobs and not untraceable:
         logprobs = tuple(token.logprob for token in (choice.logprobs.content if choice.logprobs else None) or ())
         if choice.token_ids is not None and len(logprobs) != len(choice.token_ids):
             raise MalformedReply(
@@ -427,7 +429,7 @@ def _generation(choice: Choice, sampling: Sampling, *, prompt: int, count: int) 
             raise ModelFault("the server gives no log-probabilities; do not ask for them, or use one that does")
     return Generation(
         text=text,
-        token_ids=() if beyond else tuple(choice.token_ids or ()),
+        token_ids=() if untraceable else tuple(choice.token_ids or ()),
         finish_reason="length" if choice.is_cut and not shortened else "stop",
         prompt_tokens=prompt,
         completion_tokens=count,
@@ -442,26 +444,26 @@ def _completion_tokens(choices: Sequence[Choice], total: int, limit: int) -> lis
         return [len(choice.token_ids or ()) for choice in choices]
     if len(choices) == 1:
         return [total]
-    cut = [choice.is_cut for choice in choices]
-    if all(cut):
+    cuts = [choice.is_cut for choice in choices]
+    if all(cuts):
         return _shares(total, [1] * len(choices))
-    each = min(limit, total // max(1, sum(cut)))
-    rest = [0 if is_cut else len(choice.text) for is_cut, choice in zip(cut, choices, strict=True)]
-    shares = _shares(total - each * sum(cut), rest)
-    return [each if is_cut else share for is_cut, share in zip(cut, shares, strict=True)]
+    cut_share = min(limit, total // max(1, sum(cuts)))
+    rest = [0 if is_cut else len(choice.text) for is_cut, choice in zip(cuts, choices, strict=True)]
+    shares = _shares(total - cut_share * sum(cuts), rest)
+    return [cut_share if is_cut else share for is_cut, share in zip(cuts, shares, strict=True)]
 
 
 def _shares(total: int, weights: Sequence[int]) -> list[int]:
     """Return whole numbers in proportion to the weights that sum to `total`; zeros where all
     weights are zero.
     """
-    whole = sum(weights)
-    if not whole:
+    weight_sum = sum(weights)
+    if not weight_sum:
         return [0] * len(weights)
-    ends = (total * end // whole for end in accumulate(weights, initial=0))
+    ends = (total * end // weight_sum for end in accumulate(weights, initial=0))
     return [end - start for start, end in pairwise(ends)]
 
 
 def _quote(payload: bytes) -> str:
-    text = " ".join(payload[: 4 * _SHOWN].decode("utf-8", "replace").split())
-    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")
+    text = " ".join(payload[: 4 * _QUOTED_CHARS].decode("utf-8", "replace").split())
+    return repr(text if len(text) <= _QUOTED_CHARS else text[:_QUOTED_CHARS] + "…")

@@ -51,7 +51,7 @@ class State(BaseModel):
     fault: str = ""
 
 
-class Wish(BaseModel):
+class ServeRequest(BaseModel):
     """A request to the door to serve a model directory, with the number format and context of a
     recipe.
 
@@ -65,7 +65,7 @@ class Wish(BaseModel):
     suspected: tuple[str, ...] = ()
 
 
-class Keeper:
+class ReplicaMonitor:
     """The watcher of the replicas, which answers for the door. Thread-safe."""
 
     def __init__(self, replicas: Replicas, model: ModelConfig, *, tell: Callable[[str], None]) -> None:
@@ -90,20 +90,22 @@ class Keeper:
                 self._state = self._present(fault=str(error))
             return self._state
 
-    def serve(self, wish: Wish) -> State:
+    def serve(self, request: ServeRequest) -> State:
         """Make the replicas serve what is wished for, unless they already do; return their state.
         Raises `UserError` for what cannot be served.
         """
-        wanted = replace(self._model, path=str(wish.model), dtype=wish.dtype, context_length=wish.context_length)
-        launch = make_launch(wish.model, wanted)
+        config = replace(
+            self._model, path=str(request.model), dtype=request.dtype, context_length=request.context_length
+        )
+        launch = make_launch(request.model, config)
         with self._lock:
             if launch.served_name != self._replicas.launch.served_name:
                 self._tell(f"serving {launch.model} from now on")
                 self._replicas.serve(launch)
                 self._state = self._present()
-        for address in wish.suspected:
+        for address in request.suspected:
             self._replicas.suspect(address)
-        return self.look() if wish.suspected else self._state
+        return self.look() if request.suspected else self._state
 
     def watch(self, stop: threading.Event) -> None:
         """Check the replicas regularly until told to stop."""
@@ -123,7 +125,7 @@ class Keeper:
 
 
 @contextmanager
-def open_door(keeper: Keeper, port: int) -> Iterator[str]:
+def open_control_server(monitor: ReplicaMonitor, port: int) -> Iterator[str]:
     """Answer requests at a port of this machine during the block, and yield the address. Raises
     `ConfigError`.
     """
@@ -133,25 +135,25 @@ def open_door(keeper: Keeper, port: int) -> Iterator[str]:
         timeout = _SILENCE_SECONDS
 
         def do_GET(self) -> None:
-            if refusal := _foreign(self.headers):
+            if refusal := _forbidden(self.headers):
                 self._refuse(*refusal)
             else:
-                self._answer(200, keeper.state)
+                self._answer(200, monitor.state)
 
         def do_POST(self) -> None:
-            if refusal := _foreign(self.headers) or _unreadable(self.headers):
+            if refusal := _forbidden(self.headers) or _unreadable(self.headers):
                 self._refuse(*refusal)
                 return
             content = self.rfile.read(int(self.headers["Content-Length"]))
             try:
-                self._answer(200, keeper.serve(Wish.model_validate_json(content)))
+                self._answer(200, monitor.serve(ServeRequest.model_validate_json(content)))
             except (AgentrError, ValidationError) as error:
                 self._refuse(400, str(error))
 
         def _refuse(self, status: int, fault: str) -> None:
             # The unread part of a request would be taken for the next one.
             self.close_connection = True
-            self._answer(status, keeper.state.model_copy(update={"fault": fault}))
+            self._answer(status, monitor.state.model_copy(update={"fault": fault}))
 
         def log_message(self, format: str, *args: Any) -> None:
             """Log nothing: requests to the door are not worth a line."""
@@ -178,7 +180,7 @@ def open_door(keeper: Keeper, port: int) -> Iterator[str]:
         server.server_close()
 
 
-def _foreign(headers: Message) -> tuple[int, str] | None:
+def _forbidden(headers: Message) -> tuple[int, str] | None:
     """Return the status and reason for refusing a request that a web page made a browser send, or
     None.
 
@@ -217,10 +219,10 @@ class RemoteFleet:
     Raises `ConfigError` for an invalid address.
     """
 
-    def __init__(self, door: str, launch: Launch) -> None:
-        parts = urlsplit(door)
+    def __init__(self, url: str, launch: Launch) -> None:
+        parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname or not parts.port:
-            raise ConfigError(f"{door!r} is not the address of `agentr models serve`; it looks like http://{HOST}:8100")
+            raise ConfigError(f"{url!r} is not the address of `agentr models serve`; it looks like http://{HOST}:8100")
         self._where = (parts.hostname, parts.port)
         self._launch = launch
         self._suspected: set[str] = set()
@@ -235,8 +237,8 @@ class RemoteFleet:
         replacing them.
         """
         state = self._ask("GET")
-        ours = state.served_name == self._launch.served_name
-        if not ours and self._served:
+        is_served = state.served_name == self._launch.served_name
+        if not is_served and self._served:
             self._replaced += 1
             if self._replaced >= _REPLACEMENTS:
                 raise ModelServerError(
@@ -244,7 +246,7 @@ class RemoteFleet:
                     f"{self._replaced} times: another run, or another model of this one, wants other weights from the "
                     "same `agentr models serve`; start one for each, and give each its own AGENTR_VLLM"
                 )
-        if not ours or self._suspected:
+        if not is_served or self._suspected:
             state = self._ask("POST")
             if state.served_name != self._launch.served_name:
                 raise ModelServerError(
@@ -271,7 +273,7 @@ class RemoteFleet:
         body = None
         if method == "POST":
             launch, self._suspected, suspected = self._launch, set(), self._suspected
-            body = Wish(
+            body = ServeRequest(
                 model=launch.model.absolute(),
                 dtype=launch.dtype,
                 context_length=launch.context_length,
@@ -292,9 +294,9 @@ def _difference(launch: Launch, state: State) -> str:
     """Return why the same weights have another name behind the door."""
     pairs = {"seeds": (launch.settings.seeds, state.seeds), "options": (launch.settings.options, state.options)}
     parts = [
-        f"model.vllm.{name} is {json.dumps(here)} in the recipe and {json.dumps(there)} there"
-        for name, (here, there) in pairs.items()
-        if here != there
+        f"model.vllm.{name} is {json.dumps(local)} in the recipe and {json.dumps(remote)} there"
+        for name, (local, remote) in pairs.items()
+        if local != remote
     ]
     if not parts:
         return "they are of another version of agentr, or the files changed just now; start them again"

@@ -29,7 +29,7 @@ from agentr_core.types import Generation, Message, Request
 
 _TIED = "lm_head.weight"
 """A checkpoint may hold it even when it is tied to the embedding."""
-_LISTED = 3
+_MAX_LISTED = 3
 
 
 def check_replacement(weights: Path, model: Path) -> None:
@@ -39,25 +39,27 @@ def check_replacement(weights: Path, model: Path) -> None:
     Raises `ModelFault` otherwise.
     """
     try:
-        new, own = _shapes([weights]), _shapes(weight_files(model))
+        new, current = _shapes([weights]), _shapes(weight_files(model))
     except (OSError, SafetensorError) as error:
         raise ModelFault(f"the weights in {weights} cannot be read: {error}") from error
-    if others := sorted(file.name for file in weights.parent.glob("*.safetensors") if file != weights):
-        raise ModelFault(f"{weights} must be alone in its folder, which vLLM reads whole, and beside it is {others[0]}")
-    if _TIED not in new and read_json(model / "config.json").get("tie_word_embeddings"):
-        own.pop(_TIED, None)
-    if strangers := sorted(name for name in own.keys() | new.keys() if own.get(name) != new.get(name)):
+    if other_files := sorted(file.name for file in weights.parent.glob("*.safetensors") if file != weights):
         raise ModelFault(
-            f"the weights in {weights} are not those of {model}: {', '.join(strangers[:_LISTED])} "
-            f"({len(strangers)} of {len(own)})"
+            f"{weights} must be alone in its folder, which vLLM reads whole, and beside it is {other_files[0]}"
+        )
+    if _TIED not in new and read_json(model / "config.json").get("tie_word_embeddings"):
+        current.pop(_TIED, None)
+    if mismatched := sorted(name for name in current.keys() | new.keys() if current.get(name) != new.get(name)):
+        raise ModelFault(
+            f"the weights in {weights} are not those of {model}: {', '.join(mismatched[:_MAX_LISTED])} "
+            f"({len(mismatched)} of {len(current)})"
         )
 
 
 def _shapes(files: Iterable[Path]) -> dict[str, list[int]]:
     shapes: dict[str, list[int]] = {}
     for file in files:
-        with safe_open(file, "pt") as opened:
-            shapes |= {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118
+        with safe_open(file, "pt") as handle:
+            shapes |= {name: handle.get_slice(name).get_shape() for name in handle.keys()}  # noqa: SIM118
     return shapes
 
 
@@ -67,7 +69,7 @@ def _shapes(files: Iterable[Path]) -> dict[str, list[int]]:
 # chat endpoint would render the conversation with its own template code, and tokenise earlier
 # replies again.
 
-_SHOWN = 300
+_EXCERPT_BYTES = 300
 
 
 class _Strict(BaseModel):
@@ -102,7 +104,7 @@ def body(
 ) -> dict[str, Any]:
     """Return the body of a request; `limit` is the most tokens of each reply."""
     sampling = request.sampling
-    made: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "model": served_name,
         "prompt": list(prompt),
         "n": request.n,
@@ -114,21 +116,21 @@ def body(
         "return_token_ids": True,
     }
     if sampling.top_k:
-        made["top_k"] = sampling.top_k
+        fields["top_k"] = sampling.top_k
     if sampling.min_p:
-        made["min_p"] = sampling.min_p
+        fields["min_p"] = sampling.min_p
     if sampling.repetition_penalty != 1:
-        made["repetition_penalty"] = sampling.repetition_penalty
+        fields["repetition_penalty"] = sampling.repetition_penalty
     if sampling.include_stop:
-        made["include_stop_str_in_output"] = True
+        fields["include_stop_str_in_output"] = True
     if sampling.logprobs:
         # Only the sampled token, without other candidates.
-        made["logprobs"] = 0
+        fields["logprobs"] = 0
     if seeds and sampling.temperature > 0:
         # vLLM draws reply i from seed + i. The seed is hashed, so that nearby seeds share no
         # stream, and halved against overflow.
-        made["seed"] = derive_seed("vllm", request.seed) >> 1
-    return made
+        fields["seed"] = derive_seed("vllm", request.seed) >> 1
+    return fields
 
 
 def read_choices(payload: bytes, request: Request) -> list[Choice]:
@@ -142,8 +144,8 @@ def read_choices(payload: bytes, request: Request) -> list[Choice]:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "body"
-        shown = payload[:_SHOWN].decode("utf-8", "replace")
-        raise MalformedReply(f"vLLM's answer is malformed ({where}: {first['msg']}): {shown!r}") from None
+        excerpt = payload[:_EXCERPT_BYTES].decode("utf-8", "replace")
+        raise MalformedReply(f"vLLM's answer is malformed ({where}: {first['msg']}): {excerpt!r}") from None
     choices = sorted(completion.choices, key=lambda choice: choice.index)
     if [choice.index for choice in choices] != list(range(request.n)):
         raise MalformedReply(f"vLLM gave {len(choices)} replies where {request.n} were asked for")
@@ -153,9 +155,9 @@ def read_choices(payload: bytes, request: Request) -> list[Choice]:
                 f"vLLM's reply {choice.index} is not whole: it ended with {choice.finish_reason!r} after "
                 f"{len(choice.token_ids)} tokens"
             )
-        given = len(choice.logprobs.token_logprobs) if choice.logprobs else 0
-        if request.sampling.logprobs and given != len(choice.token_ids):
-            raise MalformedReply(f"vLLM gave {given} log-probabilities for {len(choice.token_ids)} tokens")
+        num_logprobs = len(choice.logprobs.token_logprobs) if choice.logprobs else 0
+        if request.sampling.logprobs and num_logprobs != len(choice.token_ids):
+            raise MalformedReply(f"vLLM gave {num_logprobs} log-probabilities for {len(choice.token_ids)} tokens")
     return choices
 
 
@@ -164,7 +166,7 @@ def read_version(payload: bytes) -> str:
     try:
         return _Weights.model_validate_json(payload).version
     except ValidationError:
-        raise MalformedReply(f"vLLM's server does not say which weights it has: {payload[:_SHOWN]!r}") from None
+        raise MalformedReply(f"vLLM's server does not say which weights it has: {payload[:_EXCERPT_BYTES]!r}") from None
 
 
 _CACHED_PROMPTS = 4096
@@ -321,7 +323,7 @@ class VllmModel:
     async def _reply(self, request: Request, prompt: tuple[int, ...], addresses: tuple[str, ...]) -> list[Generation]:
         # Without a session, requests that begin alike go to one replica and share its cache.
         address = addresses[replica_of(request.session or request.messages[0].text, len(addresses))]
-        asked = body(
+        request_body = body(
             request,
             prompt,
             served_name=self._launch.served_name,
@@ -333,7 +335,9 @@ class VllmModel:
 
         options: Any = {"headers": {VERSION: self._version}} if self._launch.key else {}
         try:
-            payload = await self._client.post(f"{address}/v1/completions", cast_to=bytes, body=asked, options=options)
+            payload = await self._client.post(
+                f"{address}/v1/completions", cast_to=bytes, body=request_body, options=options
+            )
         except LargeAnswer as error:
             raise ModelFault(
                 f"the vLLM replica at {address} gives too large an answer: {error}; raise model.vllm.answer_mib"
@@ -341,16 +345,16 @@ class VllmModel:
         except APIConnectionError as error:
             self._fleet.suspect(address)
             self._addresses = ()
-            why = " ".join(str(error.__cause__ or error).split()) or type(error.__cause__ or error).__name__
-            raise ModelUnavailable(f"the vLLM replica at {address} does not answer ({why})") from error
+            reason = " ".join(str(error.__cause__ or error).split()) or type(error.__cause__ or error).__name__
+            raise ModelUnavailable(f"the vLLM replica at {address} does not answer ({reason})") from error
         except APIStatusError as error:
-            said = f"the vLLM replica at {address} answered {error.status_code}: {error.message[:500]}"
+            message = f"the vLLM replica at {address} answered {error.status_code}: {error.message[:500]}"
             # 404, 409: it serves other weights now.
             if error.status_code >= 500 or error.status_code in (404, 408, OTHER_WEIGHTS, 429):
                 self._fleet.suspect(address)
                 self._addresses = ()
-                raise ModelUnavailable(said) from error
-            raise ModelFault(said) from error
+                raise ModelUnavailable(message) from error
+            raise ModelFault(message) from error
         return [self._generation(choice, request, prompt) for choice in read_choices(payload, request)]
 
     def _check_open(self) -> None:
@@ -368,11 +372,11 @@ class VllmModel:
     async def _bring_to(self, address: str, weights: Path) -> bool:
         from openai import APIConnectionError, APIStatusError
 
-        wish = {"folder": str(weights.parent.absolute()), "version": self._version}
+        body = {"folder": str(weights.parent.absolute()), "version": self._version}
         try:
-            there = await self._client.get(f"{address}{PATH}", cast_to=bytes)
-            if read_version(there) != self._version:
-                there = await self._client.post(f"{address}{PATH}", cast_to=bytes, body=wish)
+            answer = await self._client.get(f"{address}{PATH}", cast_to=bytes)
+            if read_version(answer) != self._version:
+                answer = await self._client.post(f"{address}{PATH}", cast_to=bytes, body=body)
         except APIConnectionError:
             self._fleet.suspect(address)
             return False
@@ -380,7 +384,7 @@ class VllmModel:
             raise ModelFault(
                 f"the vLLM replica at {address} did not take the weights in {weights}: {error.message[:500]}"
             ) from error
-        if (has := read_version(there)) != self._version:
+        if (has := read_version(answer)) != self._version:
             raise ModelFault(f"the vLLM replica at {address} has the weights {has!r}, not {self._version!r}")
         return True
 
@@ -397,20 +401,20 @@ class VllmModel:
 
     def _generation(self, choice: Choice, request: Request, prompt: tuple[int, ...]) -> Generation:
         ids = choice.token_ids
-        spoken = ids[:-1] if ids[-1] in self._end_ids else ids
-        whole = self.renderer.text(spoken, prompt)
-        text, own = cut_at_stop(whole, request.sampling), tuple(ids)
-        cut = bool(request.sampling.until) and text != whole
-        if cut:
-            own = ids_within(spoken, text, lambda first: self.renderer.text(first, prompt))
+        visible_ids = ids[:-1] if ids[-1] in self._end_ids else ids
+        full_text = self.renderer.text(visible_ids, prompt)
+        text, token_ids = cut_at_stop(full_text, request.sampling), tuple(ids)
+        is_cut = bool(request.sampling.until) and text != full_text
+        if is_cut:
+            token_ids = ids_within(visible_ids, text, lambda first: self.renderer.text(first, prompt))
         logprobs = choice.logprobs.token_logprobs if request.sampling.logprobs and choice.logprobs else None
         return Generation(
             text=text,
-            token_ids=own,
-            finish_reason="length" if choice.finish_reason == "length" and not cut else "stop",
+            token_ids=token_ids,
+            finish_reason="length" if choice.finish_reason == "length" and not is_cut else "stop",
             prompt_tokens=len(prompt),
             completion_tokens=len(ids),
-            logprobs=None if logprobs is None else tuple(logprobs[: len(own)]),
+            logprobs=None if logprobs is None else tuple(logprobs[: len(token_ids)]),
             tokenizer=self.renderer.fingerprint,
             thinks=self.renderer.opens_thought(prompt),
         )

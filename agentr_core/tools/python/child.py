@@ -21,21 +21,21 @@ _NAME = "<python>"
 _FENCE = re.compile(r"^[ \t]*(?:`{3,}|~{3,})[ \t]*(?:python3?|py)?[ \t]*$", re.MULTILINE)
 _FENCED = re.compile(r"^[ \t]*((`|~)\2{2,})[^\n`]*\n(.*?)(?:^[ \t]*\1\2*[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
 _ONE_LINE = re.compile(r"\s*(`+)(?:(?:python3?|py)\b)?([^\n`]+)\1\s*")
-_OURS = __name__.partition(".")[0]
+_PACKAGE = __name__.partition(".")[0]
 
 
-def prepare(packages: Sequence[str], needed: frozenset[str]) -> None:
+def prepare(packages: Sequence[str], required: frozenset[str]) -> None:
     """Prepare this interpreter so that its children can `run` code. This is done once, since every
     page of memory that a child writes to must be copied for it.
 
     Args:
         packages: those that code may import besides the standard library, as a user listed them.
-        needed: the packages that these import themselves.
+        required: the packages that these import themselves.
     """
-    for module in [name for name in sys.modules if name.partition(".")[0] == _OURS]:
+    for module in [name for name in sys.modules if name.partition(".")[0] == _PACKAGE]:
         del sys.modules[module]
     sys.argv = [""]
-    sys.meta_path.insert(0, _AllowList(packages, needed))
+    sys.meta_path.insert(0, _AllowList(packages, required))
     # Address space is limited, and the default of eight MiB for each thread would use it up.
     threading.stack_size(1 << 20)
 
@@ -107,7 +107,7 @@ def _without_fences(code: str) -> str:
         if one_line := _ONE_LINE.fullmatch(code):
             return one_line[2].strip()
         code = code.replace("\r\n", "\n")
-        blocks = "\n".join(textwrap.dedent(found[3]) for found in _FENCED.finditer(code))
+        blocks = "\n".join(textwrap.dedent(match[3]) for match in _FENCED.finditer(code))
         # A fence that is closed but was not opened, as where the tag was taken for one.
         return blocks if blocks.strip() else _FENCE.sub("", code)
     return code
@@ -129,14 +129,14 @@ class _AllowList:
     It only gives a clear message: from level `landlock` on, other packages cannot be read anyway.
     """
 
-    def __init__(self, packages: Sequence[str], needed: frozenset[str]) -> None:
-        self._listed = ", ".join(("the standard library", *packages))
-        self._allowed = needed | set(packages) | sys.stdlib_module_names
+    def __init__(self, packages: Sequence[str], required: frozenset[str]) -> None:
+        self._allowed_text = ", ".join(("the standard library", *packages))
+        self._allowed = required | set(packages) | sys.stdlib_module_names
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
         """Return None to let other finders look. Raises `ModuleNotFoundError`."""
         if name.partition(".")[0] in self._allowed:
             return None
         raise ModuleNotFoundError(
-            f"{name!r} is not one of the modules that this tool may import: {self._listed}", name=name
+            f"{name!r} is not one of the modules that this tool may import: {self._allowed_text}", name=name
         )

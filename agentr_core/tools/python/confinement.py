@@ -166,7 +166,7 @@ class Level(StrEnum):
         order = list(Level)
         return order.index(self) >= order.index(other)
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Return the level for a person; of one that leaves files open, also that it does."""
         return self.value + ("" if self.includes(Level.LANDLOCK) else ", where code can use your files")
 
@@ -219,10 +219,10 @@ def _word(value: int | bytes | None) -> ctypes.c_void_p | ctypes.c_char_p | ctyp
     return ctypes.c_char_p(value) if isinstance(value, bytes) else ctypes.c_long(value or 0)
 
 
-def _checked(result: int, what: str) -> int:
+def _checked(result: int, operation: str) -> int:
     if result < 0:
         error = ctypes.get_errno()
-        raise OSError(error, f"{what}: {os.strerror(error)}")
+        raise OSError(error, f"{operation}: {os.strerror(error)}")
     return result
 
 
@@ -249,7 +249,7 @@ _NEW_NAMESPACES = 0x7E020000
 _HIDDEN_FILE = 0o20000000
 """The bit of O_TMPFILE, which makes a file that no folder lists."""
 _OPENING = _HIDDEN_FILE | os.O_TRUNC | os.O_ACCMODE
-_OPENED = (os.O_RDONLY, os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_TRUNC, os.O_RDWR | os.O_TRUNC)
+_OPEN_FLAGS = (os.O_RDONLY, os.O_WRONLY, os.O_RDWR, os.O_WRONLY | os.O_TRUNC, os.O_RDWR | os.O_TRUNC)
 """Flags with which a file may be opened. Before ABI 3, Landlock lets readable files be
 truncated.
 """
@@ -276,10 +276,10 @@ def install() -> None:
     """Install the filter in this process, which must have one thread and `no_new_privs`. Raises
     `OSError`.
     """
-    _lay(_program(os.uname().machine, os.getpid()))
+    _load_filter(_program(os.uname().machine, os.getpid()))
 
 
-def _lay(program: bytes) -> None:
+def _load_filter(program: bytes) -> None:
     code = ctypes.create_string_buffer(program, len(program))
     # struct sock_fprog: a count, padding, a pointer.
     prctl(PR_SET_SECCOMP, _MODE_FILTER, struct.pack("@HP", len(program) // 8, ctypes.addressof(code)))
@@ -287,15 +287,15 @@ def _lay(program: bytes) -> None:
 
 def _program(machine: str, process: int) -> bytes:
     """Return the filter for a process, eight bytes for each instruction."""
-    known = dict(numbers(machine))
+    calls = dict(numbers(machine))
     lines = [_line(_LOAD, _ARCH_AT), _line(_EQUAL, _AUDIT_ARCH[machine], 1, 0), _line(_RETURN, _KILL)]
     lines.append(_line(_LOAD, _NUMBER_AT))
     # Without clone3, glibc makes threads with `clone`, whose flags a filter can read.
-    lines += _answer(known.pop("clone3"), _UNKNOWN)
+    lines += _answer(calls.pop("clone3"), _UNKNOWN)
     for name, condition in _conditions(process).items():
-        if name in known:
-            lines += _under(known.pop(name), condition)
-    for number in known.values():
+        if name in calls:
+            lines += _under(calls.pop(name), condition)
+    for number in calls.values():
         lines += _answer(number, _ALLOW)
     return b"".join([*lines, _line(_RETURN, _REFUSE)])
 
@@ -309,8 +309,8 @@ def _conditions(process: int) -> dict[str, _Condition]:
         "prctl": _Condition(0, _THREAD_NAMES),
         "ioctl": _Condition(1, _TERMINALS),
         "fcntl": _Condition(1, _DESCRIPTORS),
-        "open": _Condition(1, _OPENED, _OPENING),
-        "openat": _Condition(2, _OPENED, _OPENING),
+        "open": _Condition(1, _OPEN_FLAGS, _OPENING),
+        "openat": _Condition(2, _OPEN_FLAGS, _OPENING),
     }
 
 
@@ -378,12 +378,12 @@ def ruleset(readable: Iterable[str], writable: str, version: int) -> int:
     if version == 0:
         raise OSError("this kernel has no Landlock, or does not allow its use (Linux 5.13 is the first with it)")
     handled = (1 << _FILE_RIGHTS_KNOWN[min(version, 5)]) - 1
-    made = _empty_ruleset(handled, version)
+    rules = _empty_ruleset(handled, version)
     for path in readable:
-        _allow(made, path, _READ)
-    _allow(made, "/dev/null", _READ_FILE | _WRITE_FILE)
-    _allow(made, writable, _KEEP_FILES & handled)
-    return made
+        _allow(rules, path, _READ)
+    _allow(rules, "/dev/null", _READ_FILE | _WRITE_FILE)
+    _allow(rules, writable, _KEEP_FILES & handled)
+    return rules
 
 
 def restrict(rules: int) -> None:
@@ -418,20 +418,20 @@ def _allow(rules: int, path: str, rights: int) -> None:
 MIB = 1 << 20
 
 
-def confine(level: Level, limits: Limits, folder: str, rules: int, keeper: int) -> None:
+def confine(level: Level, limits: Limits, folder: str, rules: int, parent: int) -> None:
     """Confine this process for good at a level; it must have only one thread.
 
     Args:
         folder: the working folder, the only place where the process may write.
         rules: the descriptor of Landlock's rules; used from level `landlock` on.
-        keeper: the process that forked this one; this one dies with it.
+        parent: the process that forked this one; this one dies with it.
 
     Raises `OSError` if the kernel refuses a barrier.
     """
     os.setsid()
     os.chdir(folder)
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != keeper:
+    if os.getppid() != parent:
         os._exit(1)
     if level.includes(Level.LIMITS):
         _limit(limits)
@@ -443,7 +443,7 @@ def confine(level: Level, limits: Limits, folder: str, rules: int, keeper: int) 
 
 
 def _limit(limits: Limits) -> None:
-    for kind, most in (
+    for kind, limit in (
         (resource.RLIMIT_AS, _address_space() + limits.memory_mb * MIB),
         (resource.RLIMIT_FSIZE, limits.disk_mb * MIB),
         (resource.RLIMIT_NOFILE, limits.open_files),
@@ -451,7 +451,7 @@ def _limit(limits: Limits) -> None:
         (resource.RLIMIT_MEMLOCK, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
     ):
-        resource.setrlimit(kind, (most, most))
+        resource.setrlimit(kind, (limit, limit))
     # When memory runs short, the kernel should kill this process and not the one that trains.
     _write("/proc/self/oom_score_adj", "1000")
     # The signal at the first limit shows what happened; at the second the process is killed.

@@ -50,7 +50,7 @@ class Finding:
 
 
 async def tried(
-    run: Callable[..., Awaitable[Outcome]], level: Level, limits: Limits, *, beyond: bool = False
+    run: Callable[..., Awaitable[Outcome]], level: Level, limits: Limits, *, all_levels: bool = False
 ) -> tuple[Finding, ...]:
     """Run the attempts on the barriers of a level one by one, and return the findings.
 
@@ -58,11 +58,11 @@ async def tried(
         run: `PythonTool.run`.
         level: the level that `run` promises.
         limits: the limits that `run` promises.
-        beyond: also try the barriers of stricter levels, to see that the attempts are real.
+        all_levels: also try the barriers of stricter levels, to see that the attempts are real.
     """
     findings = []
     for attempt in attempts(limits):
-        if beyond or level.includes(attempt.level):
+        if all_levels or level.includes(attempt.level):
             outcome = await run(attempt.code, timeout_s=attempt.timeout_s)
             findings.append(Finding(attempt.name, attempt.level, attempt.is_held(outcome)))
     return tuple(findings)
@@ -81,15 +81,16 @@ def _on_everything() -> list[Attempt]:
 
 
 def _on_limits(limits: Limits) -> list[Attempt]:
-    known = asdict(limits)
-    closed = {
+    values = asdict(limits)
+    barriers = {
         "memory": ("import mmap\nmmap.mmap(-1, ({memory_mb} + 64) << 20)", errno.ENOMEM),
         "size of a file": ("open('big', 'wb').truncate(({disk_mb} << 20) + 1)", errno.EFBIG),
         "open files": ("held = [open('/dev/null') for _ in range({open_files})]", errno.EMFILE),
         "another user": ("os.setuid(0 if os.getuid() else 1)", errno.EPERM),
     }
     return [
-        Attempt(name, Level.LIMITS, _attempt(code.format(**known), number)) for name, (code, number) in closed.items()
+        Attempt(name, Level.LIMITS, _attempt(code.format(**values), number))
+        for name, (code, number) in barriers.items()
     ]
 
 
@@ -138,8 +139,8 @@ def _on_files() -> list[Attempt]:
         "processes of others": "open('/proc/1/status').read()",
     }
     # If a file does not exist, nothing gets out either.
-    closed = (errno.EACCES, errno.EPERM, errno.ENOENT)
-    return [Attempt(name, Level.LANDLOCK, _attempt(code, *closed)) for name, code in scripts.items()]
+    refusals = (errno.EACCES, errno.EPERM, errno.ENOENT)
+    return [Attempt(name, Level.LANDLOCK, _attempt(code, *refusals)) for name, code in scripts.items()]
 
 
 def _on_namespaces() -> list[Attempt]:
@@ -180,7 +181,7 @@ print("held" if [open("note").read(), *seen] == ["a file", "a thread"] else "it 
 """
 
 
-# Bubblewrap as an outer layer: a keeper in its own namespaces, if user namespaces are allowed.
+# Bubblewrap as an outer layer: a fork server in its own namespaces, if user namespaces are allowed.
 
 _SYSTEM = ("/usr", "/bin", "/lib", "/lib64", "/etc/ld.so.cache")
 
@@ -193,20 +194,20 @@ def wrapped(command: list[str], folder: str) -> list[str]:
     program = shutil.which("bwrap")
     if program is None:
         raise FileNotFoundError("the program `bwrap` is not installed (package `bubblewrap`)")
-    own = f"{source_folder()}/agentr_core"
-    shown = dict.fromkeys((*_SYSTEM, sys.prefix, sys.base_prefix, str(Path(sys.executable).parent), own))
-    reading = [word for path in shown for word in ("--ro-bind-try", path, path)]
+    package = f"{source_folder()}/agentr_core"
+    visible = dict.fromkeys((*_SYSTEM, sys.prefix, sys.base_prefix, str(Path(sys.executable).parent), package))
+    reading = [word for path in visible for word in ("--ro-bind-try", path, path)]
     options = ["--unshare-all", "--die-with-parent", "--proc", "/proc", "--dev", "/dev", "--bind", folder, folder]
     return [program, *reading, *options, "--", *command]
 
 
-# A keeper as its user sees it: a process that answers one question at a time.
+# A fork server as its user sees it: a process that answers one question at a time.
 
 _START_S = 120.0
 _GRACE_S = 10.0
 """Seconds to wait beyond the time limit of a call, and for an orderly exit."""
 _LONGEST_LINE = 1 << 26
-_PROGRAM = "import sys; sys.path.insert(0, {source!r}); from agentr_core.tools.python.keeper import main; main()"
+_PROGRAM = "import sys; sys.path.insert(0, {source!r}); from agentr_core.tools.python.fork_server import main; main()"
 _ENVIRONMENT = {
     "LANG": "C.UTF-8",
     "TZ": "UTC",
@@ -219,15 +220,15 @@ _ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
     "MALLOC_ARENA_MAX": "2",
 }
-"""All environment variables that a keeper and the code in it see."""
+"""All environment variables that a fork server and the code in it see."""
 
 
-class KeeperLost(Exception):
-    """The fault that a keeper has ended or does not answer."""
+class ForkServerLost(Exception):
+    """The fault that a fork server has ended or does not answer."""
 
 
-class KeeperProcess:
-    """A keeper and its folder."""
+class ForkServerProcess:
+    """A fork server and its folder."""
 
     def __init__(self, process: asyncio.subprocess.Process, folder: Scratch) -> None:
         """Take over a running process and its folder; `start` creates them."""
@@ -235,8 +236,8 @@ class KeeperProcess:
         self._folder = folder
 
     @classmethod
-    async def start(cls, level: Level, limits: Limits, packages: Sequence[str]) -> KeeperProcess:
-        """Return a warm keeper. Raises `SandboxError` if it refuses to work."""
+    async def start(cls, level: Level, limits: Limits, packages: Sequence[str]) -> ForkServerProcess:
+        """Return a warm fork server. Raises `SandboxError` if it refuses to work."""
         folder = Scratch("code")
         program = _PROGRAM.format(source=source_folder())
         command = [sys.executable, "-s", "-P", "-B", "-X", "utf8", "-c", program]
@@ -253,44 +254,44 @@ class KeeperProcess:
         except OSError as error:
             folder.close()
             raise SandboxError(f"level {level} does not hold: {error}") from None
-        keeper = cls(process, folder)
+        server = cls(process, folder)
         settings = {"level": level, "limits": asdict(limits), "packages": list(packages), "folder": folder.path}
         try:
-            answer = await keeper.ask(settings, _START_S)
-        except KeeperLost:
-            await keeper.stop()
+            answer = await server.ask(settings, _START_S)
+        except ForkServerLost:
+            await server.stop()
             raise SandboxError(f"level {level} does not hold: its interpreter does not start") from None
         except BaseException:
-            await keeper.stop()
+            await server.stop()
             raise
         if refusal := answer.get("refused"):
-            await keeper.stop()
+            await server.stop()
             raise SandboxError(f"the Python tool at level {level} does not start: {refusal}")
-        return keeper
+        return server
 
     async def ask(self, question: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """Return the answer to one question. Raises `KeeperLost` if no answer comes within
+        """Return the answer to one question. Raises `ForkServerLost` if no answer comes within
         `seconds` and some grace.
         """
-        source, sink = self._process.stdout, self._process.stdin
-        assert source is not None
-        assert sink is not None
+        stdout, stdin = self._process.stdout, self._process.stdin
+        assert stdout is not None
+        assert stdin is not None
         try:
-            sink.write(json.dumps(question).encode() + b"\n")
-            await sink.drain()
-            line = await asyncio.wait_for(source.readline(), seconds + _GRACE_S)
-            # The line is truncated or empty if the keeper ended.
+            stdin.write(json.dumps(question).encode() + b"\n")
+            await stdin.drain()
+            line = await asyncio.wait_for(stdout.readline(), seconds + _GRACE_S)
+            # The line is truncated or empty if the fork server ended.
             answer: dict[str, Any] = json.loads(line)
         except (OSError, ValueError, TimeoutError) as error:
-            raise KeeperLost(str(error)) from error
+            raise ForkServerLost(str(error)) from error
         return answer
 
     async def stop(self) -> None:
-        """End the keeper and everything that runs in it."""
-        sink = self._process.stdin
-        assert sink is not None
-        # The keeper then kills its current call; if it were killed, it could not.
-        sink.close()
+        """End the fork server and everything that runs in it."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        # The fork server then kills its current call; if it were killed, it could not.
+        stdin.close()
         try:
             await asyncio.wait_for(self._process.wait(), _GRACE_S)
         except TimeoutError:
@@ -348,14 +349,14 @@ class PythonTool:
         Raises `SandboxError` for an unknown level.
         """
         if level not in (STRICTEST, *Level):
-            known = ", ".join((STRICTEST, *Level))
-            raise SandboxError(f"the Python tool has no level {level!r}; it has {known}")
+            levels = ", ".join((STRICTEST, *Level))
+            raise SandboxError(f"the Python tool has no level {level!r}; it has {levels}")
         self._open = weaker or level != STRICTEST
         self._levels = CANDIDATES if level == STRICTEST else (Level(level),)
         self._limits = limits or Limits()
         self._packages = tuple(packages)
         self._slots = asyncio.Semaphore(concurrency or len(os.sched_getaffinity(0)))
-        self._idle: list[KeeperProcess] = []
+        self._idle: list[ForkServerProcess] = []
 
     async def __aenter__(self) -> PythonTool:
         """Start and test the tool. Raises `SandboxError` if the level does not hold; a level that
@@ -373,7 +374,7 @@ class PythonTool:
                 if self._open or level.includes(Level.LANDLOCK):
                     return self
                 await self.__aexit__(None, None, None)
-                reasons.append(f"what holds is {level.told()}; to run code there, name that level: {named(level)}")
+                reasons.append(f"what holds is {level.describe()}; to run code there, name that level: {named(level)}")
                 break
         raise SandboxError("; ".join(reasons))
 
@@ -381,7 +382,7 @@ class PythonTool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End all interpreters."""
-        await asyncio.gather(*(keeper.stop() for keeper in self._idle))
+        await asyncio.gather(*(server.stop() for server in self._idle))
         self._idle.clear()
 
     async def run(self, code: str, *, timeout_s: float | None = None) -> Outcome:
@@ -393,28 +394,28 @@ class PythonTool:
         """
         async with self._slots:
             for _ in range(_ATTEMPTS):
-                keeper = self._idle.pop() if self._idle else await self._start()
+                server = self._idle.pop() if self._idle else await self._start()
                 try:
-                    return await self._asked(keeper, code, timeout_s)
-                except KeeperLost:
+                    return await self._ask(server, code, timeout_s)
+                except ForkServerLost:
                     continue
         cause = f"the interpreter that ran it was lost {_ATTEMPTS} times"
         return Outcome(status=Status.KILLED, stdout="", stderr="", truncated=False, cause=cause, ms=0.0)
 
-    async def _asked(self, keeper: KeeperProcess, code: str, timeout_s: float | None) -> Outcome:
+    async def _ask(self, server: ForkServerProcess, code: str, timeout_s: float | None) -> Outcome:
         seconds = timeout_s or self._limits.timeout_s
         try:
-            answer = await keeper.ask({"code": code, "timeout_s": seconds}, seconds)
+            answer = await server.ask({"code": code, "timeout_s": seconds}, seconds)
         except BaseException:
-            await keeper.stop()
+            await server.stop()
             raise
-        self._idle.append(keeper)
+        self._idle.append(server)
         if refusal := answer.get("refused"):
             raise SandboxError(f"level {self.level} does not hold: {refusal}")
         return Outcome(**{**answer, "status": Status(answer["status"])})
 
-    async def _start(self) -> KeeperProcess:
-        return await KeeperProcess.start(self.level, self._limits, self._packages)
+    async def _start(self) -> ForkServerProcess:
+        return await ForkServerProcess.start(self.level, self._limits, self._packages)
 
     async def _test(self) -> tuple[Finding, ...]:
         """Return the findings of the self-test at the level. Raises `SandboxError`."""

@@ -163,9 +163,9 @@ class Ranker(Protocol):
 
 def best(scores: NDArray[np.float32], top_k: int) -> Ranked:
     """Return the rows with the `top_k` highest scores above 0."""
-    least = np.partition(scores, -top_k)[-top_k] if len(scores) > top_k else 0.0
-    found = np.flatnonzero((scores >= least) & (scores > 0))
-    rows = found[np.argsort(-scores[found], kind="stable")][:top_k]
+    threshold = np.partition(scores, -top_k)[-top_k] if len(scores) > top_k else 0.0
+    candidates = np.flatnonzero((scores >= threshold) & (scores > 0))
+    rows = candidates[np.argsort(-scores[candidates], kind="stable")][:top_k]
     return list(zip(rows.tolist(), scores[rows].tolist(), strict=True))
 
 
@@ -193,8 +193,8 @@ class Dense:
     def build(cls, texts: Iterable[str], encoder: Encoder) -> Dense:
         """Return the ranking of texts. Raises `ConfigError` when FAISS is not installed."""
         index = _faiss().IndexFlatIP(encoder.size)
-        left = iter(texts)
-        while some := list(islice(left, _AT_ONCE)):
+        remaining = iter(texts)
+        while some := list(islice(remaining, _AT_ONCE)):
             index.add(encoder.passages([unicodedata.normalize("NFKC", text) for text in some]))
         return cls(encoder, index)
 
@@ -292,7 +292,7 @@ class CorpusFile(Sequence[Document]):
     def __getitem__(self, row: slice) -> Sequence[Document]: ...
     def __getitem__(self, row: int | slice) -> Document | Sequence[Document]:
         if isinstance(row, slice):
-            return [self[each] for each in range(*row.indices(len(self)))]
+            return [self[index] for index in range(*row.indices(len(self)))]
         start = int(self._starts[row])
         end = self._bytes.find(b"\n", start)
         line = self._bytes[start : len(self._bytes) if end < 0 else end]
@@ -308,18 +308,18 @@ def scan(path: Path) -> Iterator[tuple[int, Document]]:
 
     Raises `DataFileError` if the file cannot be read, has no document, or a line is malformed.
     """
-    found = False
+    has_documents = False
     start = 0
     try:
         with path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
-                    found = True
+                    has_documents = True
                     yield start, _document(line, f"{path}:{number}")
                 start += len(line)
     except OSError as error:
         raise DataFileError(f"corpus {placed(path)} cannot be read ({error.strerror}); name a JSONL file") from error
-    if not found:
+    if not has_documents:
         raise DataFileError(f'corpus {path} has no document; write {{"id", "title", "contents"}} on each line')
 
 
@@ -342,10 +342,10 @@ def _document(line: bytes, where: str) -> Document:
 
 def _text(value: Any, name: str, where: str, *, blank: bool = False) -> str:
     if not isinstance(value, str) or not (blank or value.strip()):
-        what = "missing" if value is None else "blank" if isinstance(value, str) else f"a {type(value).__name__}"
-        raise DataFileError(f'{where}: "{name}" is {what}; a document has the texts "id", "title" and "contents"')
-    if (place := lone_surrogate(value)) is not None:
-        raise DataFileError(f'{where}: "{name}" has half a surrogate pair at {place}; correct the text')
+        problem = "missing" if value is None else "blank" if isinstance(value, str) else f"a {type(value).__name__}"
+        raise DataFileError(f'{where}: "{name}" is {problem}; a document has the texts "id", "title" and "contents"')
+    if (position := lone_surrogate(value)) is not None:
+        raise DataFileError(f'{where}: "{name}" has half a surrogate pair at {position}; correct the text')
     return value
 
 
@@ -365,16 +365,16 @@ def normalised(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", folded).split())
 
 
-def cut(text: str, most: int) -> str:
-    """Return a text of at most `most` characters; one that was cut ends with three dots."""
-    return text if len(text) <= most else text[: max(0, most - len(_MARK))].rstrip() + _MARK[:most]
+def truncate(text: str, max_chars: int) -> str:
+    """Return a text of at most `max_chars` characters; one that was cut ends with three dots."""
+    return text if len(text) <= max_chars else text[: max(0, max_chars - len(_MARK))].rstrip() + _MARK[:max_chars]
 
 
-def shown(documents: Iterable[Document], *, document_chars: int) -> str:
+def format_documents(documents: Iterable[Document], *, document_chars: int) -> str:
     """Return documents as one text, each of at most `document_chars` characters, with blank lines
     between them.
     """
-    return "\n\n".join(cut(document.text.strip(), document_chars) for document in documents)
+    return "\n\n".join(truncate(document.text.strip(), document_chars) for document in documents)
 
 
 # Ranking by words: BM25 on the index of a library.
@@ -498,8 +498,8 @@ class Retriever:
     @classmethod
     def of(cls, documents: Iterable[Document]) -> Retriever:
         """Return a BM25 search of documents in memory, such as those of a generated world."""
-        held = tuple(documents)
-        return cls(held, Bm25.build(each.text for each in held), corpus=fingerprint(held))
+        stored = tuple(documents)
+        return cls(stored, Bm25.build(document.text for document in stored), corpus=fingerprint(stored))
 
     def __len__(self) -> int:
         return len(self._documents)
@@ -536,21 +536,23 @@ def open_retriever(
     if not corpus.is_file():
         raise DataFileError(f"corpus {placed(corpus)} does not exist; name a JSONL file")
     content = content_sha256(corpus, cache)
-    documents = CorpusFile(corpus, _starts(_made(cache, ("starts", content), lambda file: _save_starts(corpus, file))))
+    documents = CorpusFile(
+        corpus, _starts(_cached(cache, ("starts", content), lambda file: _save_starts(corpus, file)))
+    )
     texts = (document.text for document in documents)
     if encoder is None:
-        made = _made(cache, ("bm25", BM25_VERSION, content), lambda folder: Bm25.build(texts).save(folder))
-        return Retriever(documents, Bm25.load(made), corpus=content)
+        index_path = _cached(cache, ("bm25", BM25_VERSION, content), lambda folder: Bm25.build(texts).save(folder))
+        return Retriever(documents, Bm25.load(index_path), corpus=content)
     if vectors is not None:
-        told = fingerprint(content, content_sha256(vectors, cache) if vectors.is_file() else "")
-        return Retriever(documents, Dense.load(vectors, encoder, rows=len(documents)), corpus=told)
-    made = _made(
+        corpus_hash = fingerprint(content, content_sha256(vectors, cache) if vectors.is_file() else "")
+        return Retriever(documents, Dense.load(vectors, encoder, rows=len(documents)), corpus=corpus_hash)
+    index_path = _cached(
         cache, ("dense", DENSE_VERSION, encoder.settings, content), lambda file: Dense.build(texts, encoder).save(file)
     )
-    return Retriever(documents, Dense.load(made, encoder, rows=len(documents)), corpus=content)
+    return Retriever(documents, Dense.load(index_path, encoder, rows=len(documents)), corpus=content)
 
 
-def _made(cache: Path, identity: tuple[Any, ...], make: Callable[[Path], None]) -> Path:
+def _cached(cache: Path, identity: tuple[Any, ...], make: Callable[[Path], None]) -> Path:
     """Return the file or folder of a cache with this identity; if it does not exist, `make` writes
     it.
     """

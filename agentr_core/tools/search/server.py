@@ -15,10 +15,10 @@ from starlette.routing import Route
 
 from agentr_core.errors import AgentrError
 from agentr_core.http_server import Guard
-from agentr_core.tools.search.retriever import Hit, Retriever, cut
+from agentr_core.tools.search.retriever import Hit, Retriever, truncate
 from agentr_core.tools.search.tool import BatchSearch, Health, Retrievers, Search
 
-Asked = TypeVar("Asked", bound=BaseModel)
+Body = TypeVar("Body", bound=BaseModel)
 
 
 def app(
@@ -40,30 +40,30 @@ def app(
     async def find(queries: Sequence[str], top_n: int) -> list[list[Hit]]:
         return await to_thread.run_sync(retriever.search, queries, top_n, limiter=limiter)
 
-    def shown(hits: list[Hit]) -> list[dict[str, str]]:
-        return [{"id": hit.document.id, "contents": cut(hit.document.text, document_chars)} for hit in hits]
+    def as_dicts(hits: list[Hit]) -> list[dict[str, str]]:
+        return [{"id": hit.document.id, "contents": truncate(hit.document.text, document_chars)} for hit in hits]
 
-    async def search(asked: Search) -> Any:
-        (hits,) = await find([asked.query], asked.top_n)
-        return [shown(hits), [hit.score for hit in hits]] if asked.return_score else shown(hits)
+    async def search(body: Search) -> Any:
+        (hits,) = await find([body.query], body.top_n)
+        return [as_dicts(hits), [hit.score for hit in hits]] if body.return_score else as_dicts(hits)
 
-    async def batch_search(asked: BatchSearch) -> Any:
-        found = await find(asked.query, asked.top_n)
-        documents = [shown(hits) for hits in found]
-        return [documents, [[hit.score for hit in hits] for hits in found]] if asked.return_score else documents
+    async def batch_search(body: BatchSearch) -> Any:
+        results = await find(body.query, body.top_n)
+        documents = [as_dicts(hits) for hits in results]
+        return [documents, [[hit.score for hit in hits] for hits in results]] if body.return_score else documents
 
     async def health(request: Request) -> Response:
         free = int(limiter.available_tokens)
-        told = Health(
+        report = Health(
             status="ok", retrievers=Retrievers(total=threads, available=free), fingerprint=retriever.fingerprint
         )
-        return JSONResponse(told.model_dump())
+        return JSONResponse(report.model_dump())
 
     return Starlette(
         middleware=[Middleware(Guard, hosts=hosts)],
         routes=[
-            _post("/search", Search, lambda asked: [asked.query], search),
-            _post("/batch_search", BatchSearch, lambda asked: asked.query, batch_search),
+            _post("/search", Search, lambda body: [body.query], search),
+            _post("/batch_search", BatchSearch, lambda body: body.query, batch_search),
             Route("/health", health),
         ],
     )
@@ -71,25 +71,25 @@ def app(
 
 def _post(
     path: str,
-    model: type[Asked],
-    queries: Callable[[Asked], Sequence[str]],
-    answer: Callable[[Asked], Awaitable[Any]],
+    model: type[Body],
+    queries: Callable[[Body], Sequence[str]],
+    answer: Callable[[Body], Awaitable[Any]],
 ) -> Route:
     """Return the route of a request whose body is a `model`; blank queries are refused."""
 
     async def endpoint(request: Request) -> Response:
         try:
-            asked = model.model_validate_json(await request.body())
+            body = model.model_validate_json(await request.body())
         except ValidationError as error:
             # The error leaves out the input, which need not be text and may be long.
             return JSONResponse(
                 {"detail": error.errors(include_url=False, include_context=False, include_input=False)}, 422
             )
-        blank = [position for position, query in enumerate(queries(asked)) if not query.strip()]
+        blank = [position for position, query in enumerate(queries(body)) if not query.strip()]
         if blank:
             return JSONResponse({"detail": f"query {blank[0]} is blank"}, 400)
         try:
-            return JSONResponse(await answer(asked))
+            return JSONResponse(await answer(body))
         except AgentrError as error:
             return JSONResponse({"detail": str(error)}, 500)
 

@@ -31,12 +31,12 @@ from agentr_core.errors import (
     Transient,
 )
 from agentr_core.models.connections import MIB, GarbledAnswer, LargeAnswer, limits, reading
-from agentr_core.protocols import Kept
+from agentr_core.protocols import AnswerStore
 from agentr_core.recipes.models import MASK, url_fault
 from agentr_core.replies import after_thoughts
 from agentr_core.system import LoopThread, RetryPolicy, seconds_told, wait_before_retry
 from agentr_core.texts import lone_surrogate
-from agentr_core.tools.search.retriever import Document, Retriever, cut, normalised, shown
+from agentr_core.tools.search.retriever import Document, Retriever, format_documents, normalised, truncate
 from agentr_core.types import Message, Question, Sampling, ToolCall
 
 # Requests to search servers, retried while an error may be temporary.
@@ -115,9 +115,9 @@ class Connection:
         return self._patiently("GET", path, None)
 
     def _patiently(self, method: str, path: str, body: Mapping[str, Any] | None) -> Any:
-        began, failures = time.monotonic(), 0
+        start, failures = time.monotonic(), 0
         while True:
-            told: float | None = None
+            retry_after: float | None = None
             try:
                 where = f"{self.url}{path}"
                 try:
@@ -136,13 +136,13 @@ class Connection:
                     raise EnvironmentTimeout(f"{where} gave no answer within {self._timeout_s:g} s") from None
                 except httpx2.HTTPError as error:
                     raise EnvironmentUnavailable(f"{where} broke the connection ({self._redacted(error)})") from None
-                told = seconds_told(response.headers.get("retry-after", ""), now=time.time())
+                retry_after = seconds_told(response.headers.get("retry-after", ""), now=time.time())
                 return self._read(path, response)
             except EnvironmentFault as error:
                 failures += 1
-                elapsed, uniform = time.monotonic() - began, random.random()
+                elapsed, uniform = time.monotonic() - start, random.random()
                 wait = wait_before_retry(
-                    self._policy, failures=failures, elapsed=elapsed, uniform=uniform, retry_after=told
+                    self._policy, failures=failures, elapsed=elapsed, uniform=uniform, retry_after=retry_after
                 )
                 if wait is None or not isinstance(error, Transient):
                     raise
@@ -155,27 +155,27 @@ class Connection:
 
     def _read(self, path: str, response: httpx2.Response) -> Any:
         where, status = f"{self.url}{path}", response.status_code
-        said = self._redacted(" ".join(response.text.split()))[:300] or "without a word"
+        detail = self._redacted(" ".join(response.text.split()))[:300] or "without a word"
         if status in _HEALING or status >= 500:
-            raise EnvironmentUnavailable(f"{where} answered {status}: {said}")
+            raise EnvironmentUnavailable(f"{where} answered {status}: {detail}")
         if status in _REFUSED_KEY:
-            raise EnvironmentServerError(f"{where} refuses the key ({status}: {said}); export the right one")
+            raise EnvironmentServerError(f"{where} refuses the key ({status}: {detail}); export the right one")
         # Some services answer 400 when an account is empty, as they do to an odd query.
-        if status == _UNPAID or (status == 400 and self._secret and _NO_CREDIT.search(said)):
+        if status == _UNPAID or (status == 400 and self._secret and _NO_CREDIT.search(detail)):
             raise EnvironmentServerError(
-                f"the account at {where} has no credit left ({status}: {said}); pay for more, or export the key of "
+                f"the account at {where} has no credit left ({status}: {detail}); pay for more, or export the key of "
                 "another one"
             )
         if status in _NO_SUCH_SERVER:
             raise EnvironmentServerError(
-                f"{where} is not a search server of this kind ({status}: {said}); correct the address"
+                f"{where} is not a search server of this kind ({status}: {detail}); correct the address"
             )
         if status != 200:
-            raise EnvironmentRefusal(f"{where} answered {status}: {said}")
+            raise EnvironmentRefusal(f"{where} answered {status}: {detail}")
         try:
             return response.json()
         except ValueError:
-            raise MalformedAnswer(f"{where} did not answer with JSON: {said}") from None
+            raise MalformedAnswer(f"{where} did not answer with JSON: {detail}") from None
 
     def _redacted(self, words: object) -> str:
         text = str(words) or type(words).__name__
@@ -201,7 +201,7 @@ def _close(client: httpx2.AsyncClient, loop: LoopThread, process: int) -> None:
 # Combines simultaneous calls of several threads to a store into one call.
 
 
-class Together:
+class CallCombiner:
     """A combiner of the calls of several threads to one function: calls that arrive while it works
     are passed to it together next.
 
@@ -213,7 +213,7 @@ class Together:
     def __init__(self, work: Callable[[Sequence[ToolCall]], Mapping[str, ToolCall]]) -> None:
         self._work = work
         self._waiting: list[ToolCall] = []
-        self._done: dict[str, ToolCall] = {}
+        self._results: dict[str, ToolCall] = {}
         self._lock = threading.Lock()
         self._working = threading.Lock()
 
@@ -228,25 +228,25 @@ class Together:
             with self._lock:
                 together, self._waiting = self._waiting, []
             try:
-                found = self._work(together) if together else {}
+                results = self._work(together) if together else {}
             except BaseException:
                 with self._lock:
-                    self._waiting = [one for one in together if one is not call] + self._waiting
+                    self._waiting = [other for other in together if other is not call] + self._waiting
                 raise
             with self._lock:
-                self._done |= found
+                self._results |= results
         with self._lock:
-            return self._done.pop(call.identity, None)
+            return self._results.pop(call.identity, None)
 
 
 # Answers equal calls only once: from memory, from the store, or by another thread's call that is
 # under way.
 
-ANSWERED: Final = ("ok", "empty")
+ANSWERED_STATUSES: Final = ("ok", "empty")
 """The statuses whose answers are kept. A call that failed is made again the next time."""
 
 
-class Once:
+class AnswerCache:
     """A cache that answers equal calls only once. Threads may share it.
 
     Args:
@@ -256,16 +256,16 @@ class Once:
         most: the most answers held in memory; the least recently used is dropped first.
     """
 
-    def __init__(self, kept: Kept | None = None, *, most: int = 10_000) -> None:
-        self._kept = kept
-        self._most = most
-        self._held: OrderedDict[str, ToolCall] = OrderedDict()
+    def __init__(self, store: AnswerStore | None = None, *, max_answers: int = 10_000) -> None:
+        self._store = store
+        self._max_answers = max_answers
+        self._answers: OrderedDict[str, ToolCall] = OrderedDict()
         self._under_way: dict[str, Future[ToolCall]] = {}
         self._lock = threading.Lock()
-        self._there: Collection[str] | None = None
+        self._known_identities: Collection[str] | None = None
         self._listing = threading.Lock()
-        if kept is not None:
-            self._found, self._stored = Together(kept.find), Together(_keeping(kept))
+        if store is not None:
+            self._lookups, self._stored = CallCombiner(store.find), CallCombiner(_saver(store))
 
     def answer(self, call: ToolCall, ask: Callable[[ToolCall], ToolCall]) -> tuple[ToolCall, bool]:
         """Return the call with its answer, and whether the answer came from another call. Raises as
@@ -277,48 +277,48 @@ class Once:
         """
         identity = call.identity
         with self._lock:
-            if identity in self._held:
-                self._held.move_to_end(identity)
-                return self._held[identity], True
+            if identity in self._answers:
+                self._answers.move_to_end(identity)
+                return self._answers[identity], True
             other = self._under_way.get(identity)
             if other is None:
-                mine = self._under_way[identity] = Future()
+                future = self._under_way[identity] = Future()
         if other is not None:
             return other.result(), True
         try:
-            there = self._kept is not None and call.identity in self._known(self._kept)
-            found = self._found.through(call) if there else None
-            answered = ask(call) if found is None else found
-            if answered.status in ANSWERED:
-                if self._kept is not None and found is None:
-                    self._stored.through(answered)
+            is_stored = self._store is not None and call.identity in self._stored_identities(self._store)
+            stored = self._lookups.through(call) if is_stored else None
+            result = ask(call) if stored is None else stored
+            if result.status in ANSWERED_STATUSES:
+                if self._store is not None and stored is None:
+                    self._stored.through(result)
                 with self._lock:
-                    self._held[call.identity] = answered
-                    while len(self._held) > self._most:
-                        self._held.popitem(last=False)
+                    self._answers[call.identity] = result
+                    while len(self._answers) > self._max_answers:
+                        self._answers.popitem(last=False)
         except BaseException as error:
-            mine.set_exception(error)
+            future.set_exception(error)
             raise
         else:
-            mine.set_result(answered)
-            return answered, found is not None
+            future.set_result(result)
+            return result, stored is not None
         finally:
             with self._lock:
                 del self._under_way[identity]
 
     # A read of the store takes 10 ms: only answers that are there are read, by a list that is read
     # once.
-    def _known(self, kept: Kept) -> Collection[str]:
+    def _stored_identities(self, store: AnswerStore) -> Collection[str]:
         """Return the identities that were kept at the first call of this method."""
         with self._listing:
-            if self._there is None:
-                self._there = kept.identities()
-            return self._there
+            if self._known_identities is None:
+                self._known_identities = store.identities()
+            return self._known_identities
 
 
-def _keeping(kept: Kept) -> Callable[[Sequence[ToolCall]], Mapping[str, ToolCall]]:
+def _saver(store: AnswerStore) -> Callable[[Sequence[ToolCall]], Mapping[str, ToolCall]]:
     def keep(calls: Sequence[ToolCall]) -> Mapping[str, ToolCall]:
-        kept.keep(calls)
+        store.keep(calls)
         return {}
 
     return keep
@@ -444,21 +444,22 @@ class RetrievalServer:
         say.
         """
         if not self._fingerprint:
-            told = _read(Health, self._connection.url, self._connection.get("/health"))
-            self._fingerprint = told.fingerprint or self._connection.url
+            health = _read(Health, self._connection.url, self._connection.get("/health"))
+            self._fingerprint = health.fingerprint or self._connection.url
         return {"top_k": self._top_k, "fingerprint": self._fingerprint}
 
     def ask(self, query: str) -> list[Document]:
         """See `Provider.ask`."""
         answer = self._connection.post("/search", Search(query=query, top_n=self._top_k).model_dump())
         return [
-            Document(each.id, "", each.contents) for each in _read(list[FoundDocument], self._connection.url, answer)
+            Document(document.id, "", document.contents)
+            for document in _read(list[FoundDocument], self._connection.url, answer)
         ]
 
 
 class Serper:
     """A provider that asks Google through serper.dev, whose key costs money. Documents are the
-    snippets shown; the pages themselves are not fetched.
+    snippets format_documents; the pages themselves are not fetched.
 
     Args:
         key: written `${VARIABLE}` in a recipe.
@@ -499,10 +500,10 @@ class Serper:
         self._pace.wait()
         answer = self._connection.post("/search", {"q": query, **self._body})
         organic = answer.get("organic", []) if isinstance(answer, dict) else answer
-        found: dict[str, Document] = {}
+        by_snippet: dict[str, Document] = {}
         for page in _read(list[_Page], self._connection.url, organic):
-            found.setdefault(page.snippet, Document(page.link, page.title, page.snippet))
-        return [document for snippet, document in found.items() if snippet.strip()][: self._top_k]
+            by_snippet.setdefault(page.snippet, Document(page.link, page.title, page.snippet))
+        return [document for snippet, document in by_snippet.items() if snippet.strip()][: self._top_k]
 
 
 class _Page(BaseModel):
@@ -517,7 +518,7 @@ class Pace:
     def __init__(self, a_second: float) -> None:
         if a_second <= 0:
             raise ConfigError("requests a second must be above 0")
-        self._apart = 1 / a_second
+        self._interval_s = 1 / a_second
         self._next = 0.0
         self._lock = threading.Lock()
 
@@ -525,7 +526,7 @@ class Pace:
         """Return when it is the caller's turn."""
         with self._lock:
             turn = max(self._next, time.monotonic())
-            self._next = turn + self._apart
+            self._next = turn + self._interval_s
         time.sleep(max(0.0, turn - time.monotonic()))
 
 
@@ -534,8 +535,10 @@ def _read(kind: type[T], where: str, answer: Any) -> T:
         return TypeAdapter(kind).validate_python(answer)
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, fault["loc"])) or "it"
-        raise MalformedAnswer(f"{where} did not answer with a list of results: {place}: {fault['msg']}") from None
+        path_in_answer = ".".join(map(str, fault["loc"])) or "it"
+        raise MalformedAnswer(
+            f"{where} did not answer with a list of results: {path_in_answer}: {fault['msg']}"
+        ) from None
 
 
 def _checked(top_k: int) -> int:
@@ -587,9 +590,9 @@ def question(query: str, documents: str, reasoning: Sequence[str] = ()) -> Quest
             of all.
     """
     text = _PROMPT.format(
-        reasoning=told(reasoning) or "Nothing yet.",
+        reasoning=format_reasoning(reasoning) or "Nothing yet.",
         query=query.strip(),
-        documents=cut(documents, _DOCUMENTS_CHARS),
+        documents=truncate(documents, _DOCUMENTS_CHARS),
         nothing=NO_HELP,
         heading=HEADING,
     )
@@ -601,10 +604,10 @@ def read(reply: str, *, most_chars: int = SUMMARY_CHARS) -> str:
     thoughts if it has none; `NOTHING` for an empty summary, or a reply that ends within a thought.
     """
     _, _, summary = (after_thoughts(reply) or "").rpartition(HEADING)
-    return cut(summary.strip(), most_chars) or NO_HELP
+    return truncate(summary.strip(), most_chars) or NO_HELP
 
 
-def told(reasoning: Sequence[str], most_chars: int = _REASONING_CHARS) -> str:
+def format_reasoning(reasoning: Sequence[str], most_chars: int = _REASONING_CHARS) -> str:
     """Return entries numbered from 1. If there are many, those in the middle are left out; if the
     text is too long, its beginning is.
     """
@@ -617,7 +620,7 @@ def told(reasoning: Sequence[str], most_chars: int = _REASONING_CHARS) -> str:
 
 NAME: Final = "search"
 DOCUMENT_CHARS: Final = 1200
-NOTHING: Final = "No document was found."
+NO_DOCUMENT: Final = "No document was found."
 
 
 class SearchTool:
@@ -625,14 +628,16 @@ class SearchTool:
 
     Args:
         once: answers equal queries only once; with a store, also across runs.
-        document_chars: the most characters of a document that are shown.
+        document_chars: the most characters of a document that are format_documents.
     """
 
     name = NAME
 
-    def __init__(self, provider: Provider, *, once: Once | None = None, document_chars: int = DOCUMENT_CHARS) -> None:
+    def __init__(
+        self, provider: Provider, *, once: AnswerCache | None = None, document_chars: int = DOCUMENT_CHARS
+    ) -> None:
         self._provider = provider
-        self._once = once or Once()
+        self._once = once or AnswerCache()
         self._document_chars = document_chars
 
     def call(self, query: str) -> ToolCall:
@@ -652,7 +657,7 @@ class SearchTool:
             MalformedAnswer: as above, since the answers cannot be read.
             UserError: the provider cannot be used at all, for example because of a wrong key.
         """
-        began = time.perf_counter()
+        start = time.perf_counter()
         call = ToolCall(tool=self.name, provider=self._provider.name, key=normalised(query))
         cached = False
         if not query.strip():
@@ -670,19 +675,19 @@ class SearchTool:
                 call, cached = self._once.answer(call, self._ask)
             except EnvironmentRefusal as error:
                 call = replace(call, status="error", output=f"The search failed: {error}")
-        return replace(call, cached=cached, milliseconds=(time.perf_counter() - began) * 1000)
+        return replace(call, cached=cached, milliseconds=(time.perf_counter() - start) * 1000)
 
     def reach(self) -> None:
         """Return once the provider has answered. Raises as `call`."""
         self._provider.parameters  # noqa: B018
 
     def _ask(self, call: ToolCall) -> ToolCall:
-        began = time.perf_counter()
-        found = self._provider.ask(call.key)
-        text = shown(found, document_chars=self._document_chars)
+        start = time.perf_counter()
+        documents = self._provider.ask(call.key)
+        text = format_documents(documents, document_chars=self._document_chars)
         return replace(
             call,
             status="ok" if text else "empty",
-            output=text or NOTHING,
-            milliseconds=(time.perf_counter() - began) * 1000,
+            output=text or NO_DOCUMENT,
+            milliseconds=(time.perf_counter() - start) * 1000,
         )

@@ -46,7 +46,7 @@ def step_advantages(
     """
     if credit == "episode" or not has_contrast(rewards):
         of_episodes = advantages(rewards, scale=scale)
-        return [[own] * len(episode.steps) for episode, own in zip(episodes, of_episodes, strict=True)]
+        return [[advantage] * len(episode.steps) for episode, advantage in zip(episodes, of_episodes, strict=True)]
     unit = _unit(rewards, scale)
     through: defaultdict[tuple[object, ...], list[float]] = defaultdict(list)
     for episode, reward in zip(episodes, rewards, strict=True):
@@ -55,11 +55,11 @@ def step_advantages(
             through[choice].append(reward)
     by_episode: list[list[float]] = []
     for episode in episodes:
-        worth, of_steps = 0.0, []
+        difference, of_steps = 0.0, []
         for state, choice in _path(episode):
             if len(through[choice]) < len(through[state]):
-                worth = fmean(through[choice]) - fmean(through[state])
-            of_steps.append(worth)
+                difference = fmean(through[choice]) - fmean(through[state])
+            of_steps.append(difference)
         by_episode.append(of_steps)
     return [[advantage / unit for advantage in of_steps] for of_steps in by_episode]
 
@@ -70,8 +70,8 @@ def _path(episode: Trajectory) -> list[tuple[tuple[object, ...], tuple[object, .
     """Return the state and the choice of each step: the pairs of action and observation before the
     step, and those pairs with its action.
     """
-    seen = [(step.action, step.observation) for step in episode.steps]
-    return [((*seen[:place],), (*seen[:place], action)) for place, (action, _) in enumerate(seen)]
+    pairs = [(step.action, step.observation) for step in episode.steps]
+    return [((*pairs[:index],), (*pairs[:index], action)) for index, (action, _) in enumerate(pairs)]
 
 
 def _unit(rewards: Sequence[float], scale: ScaleRewards) -> float:

@@ -79,7 +79,7 @@ def reporting(job: OnlineJob, model: Any) -> Iterator[Tell]:
     def tell(step: int, numbers: Mapping[str, float | None]) -> None:
         state.global_step = step
         handler.on_step_end(arguments, state, control)
-        handler.on_log(arguments, state, control, {name: one for name, one in numbers.items() if one is not None})
+        handler.on_log(arguments, state, control, {name: value for name, value in numbers.items() if value is not None})
 
     handler.on_train_begin(arguments, state, control)
     yield tell
@@ -126,12 +126,12 @@ def save_snapshot(
         folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(_parts(file), ignore_errors=True)
         learner = state(_parts(file))
-        lines = [STEP.dump_json(one).decode() for one in history]
+        lines = [STEP.dump_json(entry).decode() for entry in history]
         with draft.open("wb") as stream:
             torch.save({"step": step, "learner": learner, "history": lines, "made_of": list(made_of)}, stream)
         # Before the earlier states go, this one must outlast a loss of power.
-        for written in (draft, *(path for path in _parts(file).rglob("*") if path.is_file())):
-            sync(written)
+        for path in (draft, *(path for path in _parts(file).rglob("*") if path.is_file())):
+            sync(path)
         draft.replace(file)
         sync(folder)
         for old in sorted(folder.glob("step-*.pt"))[:-1]:
@@ -180,16 +180,16 @@ class Learner:
         grpo: GrpoConfig,
         *,
         updates: int,
-        most: int,
+        max_tokens: int,
         seed: int = 0,
-        held: Whole | None = None,
+        group: Whole | None = None,
     ) -> None:
-        self.policy = Policy(model_dir, training, grpo, seed=seed, held=held)
-        self._held = self.policy.held
-        self._training, self._grpo, self._most = training, grpo, most
+        self.policy = Policy(model_dir, training, grpo, seed=seed, group=group)
+        self._group = self.policy.group
+        self._training, self._grpo, self._max_tokens = training, grpo, max_tokens
         self._schedule = get_scheduler(
             training.lr_scheduler_type,
-            self._held.optimizer,
+            self._group.optimizer,
             num_warmup_steps=math.ceil(updates * training.warmup_ratio),
             num_training_steps=updates,
             scheduler_specific_kwargs=dict(training.lr_scheduler_kwargs),
@@ -205,28 +205,28 @@ class Learner:
         process's share of them; in bfloat16, where policy and sampler differ by more than rounding,
         they are unchanged.
         """
-        own, passes = self._share(rows)
-        found = [rows[index] for index in own]
-        return found if self._training.bf16 is True else self.policy.settled(found, passes=passes)
+        indices, passes = self._share(rows)
+        chosen = [rows[index] for index in indices]
+        return chosen if self._training.bf16 is True else self.policy.settled(chosen, passes=passes)
 
     def update(self, rows: Sequence[PolicyRow]) -> Totals:
         """Take one optimizer step on episodes, and return what was measured in all processes.
 
         Raises `NonFiniteLoss` before any weight is changed; DeepSpeed changes weights at once.
         """
-        self._held.clear()
+        self._group.clear()
         weights = token_weights(
             [len(row.positions) for row in rows],
             wholes=[row.episode_tokens for row in rows],
             loss_type=self._grpo.loss_type,
-            most=self._most,
+            max_tokens=self._max_tokens,
         )
-        own, passes = self._share(rows)
-        totals = self.policy.accumulate([rows[i] for i in own], [weights[i] for i in own], passes=passes)
+        indices, passes = self._share(rows)
+        totals = self.policy.accumulate([rows[i] for i in indices], [weights[i] for i in indices], passes=passes)
         names = [field.name for field in fields(Totals)]
-        sums = self._held.total([getattr(totals, name) for name in names])
+        sums = self._group.total([getattr(totals, name) for name in names])
         totals = Totals(**{name: type(getattr(totals, name))(value) for name, value in zip(names, sums, strict=True)})
-        norm = self._held.step(
+        norm = self._group.step(
             self.policy.parameters.values(), self._training.max_grad_norm, finite=math.isfinite(totals.loss)
         )
         if not (math.isfinite(totals.loss) and math.isfinite(norm)):
@@ -240,9 +240,9 @@ class Learner:
 
     def skip(self, updates: int) -> None:
         """Move on in the schedule by updates that were planned and had nothing to train on."""
-        self._held.clear()
+        self._group.clear()
         for _ in range(updates):
-            self._held.idle_step()
+            self._group.idle_step()
             self._schedule.step()
 
     def write_weights(self, file: Path, dtype: torch.dtype = torch.float32) -> None:
@@ -250,52 +250,52 @@ class Learner:
         that load them.
         """
         weights = self.policy.weights(dtype)
-        if self._held.rank == 0:
+        if self._group.rank == 0:
             save_file(weights, file)
 
     def write_result(self, job: OnlineJob, history: Sequence[TrainingStep], *, goes_on: bool = False) -> None:
         """Write the training as it is to the staging folder of its job. Unless it `goes_on`, the
         policy is of no use afterwards.
         """
-        model, alone = self.policy.model, self._held.count == 1 and not self._held.even
+        model, alone = self.policy.model, self._group.count == 1 and not self._group.even
         if not alone:
             weights: dict[str, torch.Tensor] | None = self.policy.whole_state()
         elif goes_on and not job.config.lora_r:
             weights = model.state_dict(keep_vars=True)
         else:
             weights = None
-        if self._held.rank == 0:
+        if self._group.rank == 0:
             write_result(job, model, history, self.policy.dtype, weights)
 
     def state(self, folder: Path) -> dict[str, Any]:
         """Return everything that the next update depends on, as tensors and plain values. If
         processes hold parts of it, these are written to a folder instead.
         """
-        return {**self._held.save(folder, self.policy.state()), "schedule": self._schedule.state_dict()}
+        return {**self._group.save(folder, self.policy.state()), "schedule": self._schedule.state_dict()}
 
     def restore(self, state: Mapping[str, Any], folder: Path) -> None:
         """Return to an earlier state of the same training."""
-        self._held.load(folder, state, self.policy.restore)
+        self._group.load(folder, state, self.policy.restore)
         self._schedule.load_state_dict(state["schedule"])
 
     def rest(self) -> None:
         """Leave the GPU to a sampler until `wake`."""
-        self._held.clear()
-        self._held.move(away=True)
+        self._group.clear()
+        self._group.move(away=True)
         if torch.cuda.is_available():
             gc.collect()
             torch.cuda.empty_cache()
 
     def wake(self) -> None:
         """Return to the GPU."""
-        self._held.move(away=False)
+        self._group.move(away=False)
 
     def close(self) -> None:
         """Give the memory of a GPU back, which a later training of the run needs. The policy is
         gone afterwards.
         """
         if torch.cuda.is_available():
-            del self.policy, self._held, self._schedule
+            del self.policy, self._group, self._schedule
             gc.collect()
             torch.cuda.empty_cache()
 
@@ -303,9 +303,9 @@ class Learner:
         """Return the numbers of the episodes that this process computes, and the least number of
         its passes: where weights are split, a pass needs all processes.
         """
-        shares = shared_out([len(row.input_ids) for row in rows], self._held.count)
+        shares = shared_out([len(row.input_ids) for row in rows], self._group.count)
         passes = (self.policy.count_passes([rows[i] for i in share]) for share in shares)
-        return shares[self._held.rank], max(passes) if self._held.even else 0
+        return shares[self._group.rank], max(passes) if self._group.even else 0
 
 
 def shared_out(lengths: Sequence[int], count: int) -> list[list[int]]:
@@ -315,9 +315,9 @@ def shared_out(lengths: Sequence[int], count: int) -> list[list[int]]:
     if count == 1:
         return [list(range(len(lengths)))]
     shares: list[list[int]] = [[] for _ in range(count)]
-    held = [0] * count
+    loads = [0] * count
     for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
-        least = held.index(min(held))
-        shares[least].append(index)
-        held[least] += lengths[index]
+        smallest = loads.index(min(loads))
+        shares[smallest].append(index)
+        loads[smallest] += lengths[index]
     return shares

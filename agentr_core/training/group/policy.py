@@ -17,7 +17,7 @@ from agentr_core.recipes.training import TrainingConfig
 from agentr_core.samples.identity import IGNORED
 from agentr_core.samples.rendering import Renderer
 from agentr_core.training.group.split import Whole
-from agentr_core.training.packing import QUANTUM, ROW, TokenRow, forward_passes, idle_pass, padded_length, together
+from agentr_core.training.packing import LENGTH_STEP, ROW, TokenRow, forward_passes, idle_pass, padded_length, together
 from agentr_core.training.parent import adapted, full, load_parent, plain_faults, recomputes, tied_faults, whole_weights
 from agentr_core.types import Message, Span, Step
 
@@ -47,7 +47,7 @@ def policy_row(
     renderer: Renderer,
     advantages: Sequence[float],
     *,
-    given: int = 0,
+    num_given: int = 0,
 ) -> PolicyRow:
     """Return the row of a whole episode.
 
@@ -55,8 +55,8 @@ def policy_row(
         messages: its conversation, in which the replies of `steps` carry loss, in order. An empty
             reply in the middle of a growing turn carries none, and is not trained.
         advantages: the advantages of the steps.
-        given: the number of first steps that the episode continued from; they are not trained, and
-            need no log-probabilities.
+        num_given: the number of first steps that the episode continued from; they are not trained,
+            and need no log-probabilities.
 
     Raises `DataFault` if replies lack the log-probabilities of their tokens, or if the rendered
     conversation does not contain the sampled tokens.
@@ -67,7 +67,7 @@ def policy_row(
     for message in messages:
         if message.spans:
             last = len(message.spans) - 1
-            replies += [(span, place == last) for place, span in enumerate(message.spans) if place % 2 == 0]
+            replies += [(span, index == last) for index, span in enumerate(message.spans) if index % 2 == 0]
         elif message.train:
             replies.append((message.parts[0], True))
     if len(replies) != len(steps):
@@ -75,44 +75,46 @@ def policy_row(
     trained = [position for position, label in enumerate(rendered.labels) if label != IGNORED]
     positions: list[int] = []
     logprobs: list[float] = []
-    worth: list[float] = []
+    token_advantages: list[float] = []
     for number, ((span, ends), step, advantage) in enumerate(zip(replies, steps, advantages, strict=True)):
         if not span.train:
             continue
         sampled = step.logprobs is not None and len(step.logprobs) == len(step.token_ids)
-        if number >= given and not sampled:
+        if number >= num_given and not sampled:
             raise DataFault(f"the reply {step.reply[:60]!r} has no log-probability for each of its tokens")
         # If the turn continues after this reply, the end of turn that was sampled is left out.
         before = rendered.input_ids[trained[0] - 1] if trained else None
         ids = step.token_ids if ends and not span.written else renderer.inner_ids(span, before)
-        found, trained = trained[: len(ids)], trained[len(ids) :]
-        if tuple(rendered.input_ids[position] for position in found) != ids:
+        matched, trained = trained[: len(ids)], trained[len(ids) :]
+        if tuple(rendered.input_ids[position] for position in matched) != ids:
             raise DataFault(f"the reply {step.reply[:60]!r} is not rendered as the tokens that were sampled")
-        if ends and found and trained[:1] == [found[-1] + 1]:
+        if ends and matched and trained[:1] == [matched[-1] + 1]:
             # This end of turn was not sampled.
             trained = trained[1:]
-        if number < given:
+        if number < num_given:
             continue
-        positions += found
+        positions += matched
         logprobs += (step.logprobs or ())[: len(ids)]
-        worth += [advantage] * len(ids)
+        token_advantages += [advantage] * len(ids)
     if trained:
         raise DataFault(f"an episode of {len(steps)} replies is rendered with loss on {len(trained)} further tokens")
-    return PolicyRow(tuple(rendered.input_ids), tuple(positions), tuple(logprobs), tuple(worth), len(positions))
+    return PolicyRow(
+        tuple(rendered.input_ids), tuple(positions), tuple(logprobs), tuple(token_advantages), len(positions)
+    )
 
 
 def numbered(rows: Sequence[PolicyRow]) -> list[TokenRow]:
     """Return rows for `packing.forward_passes` whose labels number the sampled tokens of all rows,
     from 0.
     """
-    made, number = [], 0
+    result, number = [], 0
     for row in rows:
         labels = [IGNORED] * len(row.input_ids)
         for position in row.positions:
             labels[position] = number
             number += 1
-        made.append(TokenRow(row.input_ids, tuple(labels)))
-    return made
+        result.append(TokenRow(row.input_ids, tuple(labels)))
+    return result
 
 
 # The clipped policy-gradient loss on sampled tokens, as pure functions of flat tensors.
@@ -134,7 +136,7 @@ class Surrogate(NamedTuple):
 
 
 def token_weights(
-    lengths: Sequence[int], *, wholes: Sequence[int] | None = None, loss_type: LossType, most: int
+    lengths: Sequence[int], *, wholes: Sequence[int] | None = None, loss_type: LossType, max_tokens: int
 ) -> list[float]:
     """Return for each episode the weight of its tokens in the sum that is the loss of an optimizer
     step.
@@ -143,13 +145,13 @@ def token_weights(
         lengths: the number of sampled tokens of each episode, or of each part of one.
         wholes: the number of sampled tokens of the whole episode that each is a part of: it counts
             as that fraction of an episode. None: each is whole.
-        most: the most sampled tokens that an episode may have, for `dr_grpo`.
+        max_tokens: the most sampled tokens that an episode may have, for `dr_grpo`.
     """
     if loss_type == "dapo":
         return [1 / sum(lengths)] * len(lengths)
     wholes = lengths if wholes is None else wholes
-    episodes = sum(length / whole for length, whole in zip(lengths, wholes, strict=True))
-    return [1 / (episodes * (whole if loss_type == "grpo" else most)) for whole in wholes]
+    episodes = sum(length / full_length for length, full_length in zip(lengths, wholes, strict=True))
+    return [1 / (episodes * (full_length if loss_type == "grpo" else max_tokens)) for full_length in wholes]
 
 
 # The old policy of the ratio is the sampler itself. Most trainers recompute it with their own
@@ -249,11 +251,11 @@ class Policy:
         grpo: GrpoConfig,
         *,
         seed: int = 0,
-        held: Whole | None = None,
+        group: Whole | None = None,
     ) -> None:
-        self.held = Whole() if held is None else held
-        self._device = self.held.device
-        parent = load_parent(model_dir, training, zero3=self.held.zero3)
+        self.group = Whole() if group is None else group
+        self._device = self.group.device
+        parent = load_parent(model_dir, training, zero3=self.group.zero3)
         model = parent.model
         if parent.lora is not None:
             with torch.random.fork_rng():
@@ -277,14 +279,14 @@ class Policy:
                     # A layer does so in training mode only; what it consists of stays without
                     # dropout.
                     layer.training = True
-        self.model = self.held.placed(self.model)
+        self.model = self.group.placed(self.model)
         # As in the Trainer, norms and biases do not decay.
         wide: list[Tensor] = []
         narrow: list[Tensor] = []
         for parameter in self.parameters.values():
             # Under ZeRO-3 a parameter is flat, and remembers its shape.
             (wide if len(getattr(parameter, "ds_shape", parameter.shape)) > 1 else narrow).append(parameter)
-        self._called = self.held.prepare(
+        self._called = self.group.prepare(
             self.model,
             [{"params": wide, "weight_decay": training.weight_decay}, {"params": narrow, "weight_decay": 0.0}],
             training.learning_rate,
@@ -293,9 +295,9 @@ class Policy:
         self._training = training
         self._reference: Any = None
         if grpo.beta:
-            reference = load_parent(model_dir, training, zero3=self.held.zero3).model.eval().requires_grad_(False)
-            reference = self.held.placed(reference)
-            self._reference = self.held.prepare(reference, [], 0.0, trained=False)
+            reference = load_parent(model_dir, training, zero3=self.group.zero3).model.eval().requires_grad_(False)
+            reference = self.group.placed(reference)
+            self._reference = self.group.prepare(reference, [], 0.0, trained=False)
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -306,20 +308,20 @@ class Policy:
         """Return all weights, each once, on the CPU, with adapters merged and the names of a model
         without adapters; of several processes the first gets them, and the others nothing.
         """
-        return whole_weights(self.model, dtype, gathered=self.held.gathered, wanted=self.held.rank == 0)
+        return whole_weights(self.model, dtype, gathered=self.group.gathered, collect=self.group.rank == 0)
 
     def whole_state(self) -> dict[str, Tensor]:
         """Return the trained parameters, and what belongs to them, whole and on the CPU; of several
         processes the first gets them, and the others nothing.
         """
-        found, parameters = {}, dict(self.model.named_parameters(remove_duplicate=False))
+        state, parameters = {}, dict(self.model.named_parameters(remove_duplicate=False))
         for name, value in self.state().items():
-            with self.held.gathered([parameters[name]] if name in parameters else []):
+            with self.group.gathered([parameters[name]] if name in parameters else []):
                 # Under ZeRO-3 the value above is empty.
                 tensor = full(parameters.get(name, value)).detach()
-                if self.held.rank == 0:
-                    found[name] = tensor.to("cpu", copy=True)
-        return found
+                if self.group.rank == 0:
+                    state[name] = tensor.to("cpu", copy=True)
+        return state
 
     def state(self) -> dict[str, Tensor]:
         """Return what this process holds of the trained parameters, and what belongs to them, in
@@ -353,16 +355,16 @@ class Policy:
             "weights": torch.tensor(weights).repeat_interleave(lengths),
         }
         values = {name: value.float().to(self._device) for name, value in values.items()}
-        made = list(self._passes(rows, passes))
-        for number, one in enumerate(made, start=1):
-            found, entropy = self._pass(one, values)
-            self.held.backward(found.loss, last=number == len(made))
+        batches = list(self._passes(rows, passes))
+        for number, batch in enumerate(batches, start=1):
+            losses, entropy = self._pass(batch, values)
+            self.group.backward(losses.loss, last=number == len(batches))
             totals += Totals(
-                loss=found.loss.item(),
+                loss=losses.loss.item(),
                 entropy=entropy,
-                clipped=found.clipped.item(),
-                sampler_kl=found.sampler_kl.item(),
-                kl=found.kl.item(),
+                clipped=losses.clipped.item(),
+                sampler_kl=losses.sampler_kl.item(),
+                kl=losses.kl.item(),
             )
         return totals
 
@@ -377,34 +379,34 @@ class Policy:
             passes: as in `accumulate`.
         """
         values = torch.tensor([value for row in rows for value in row.logprobs])
-        for one in self._passes(rows, passes):
-            numbers, sampled = _numbers(one)
+        for batch in self._passes(rows, passes):
+            numbers, sampled = _numbers(batch)
             with torch.no_grad():
-                own = self._logprobs(self._scores(self._called, one, sampled), one, sampled).cpu()
+                current = self._logprobs(self._scores(self._called, batch, sampled), batch, sampled).cpu()
             stored = values[numbers]
-            values[numbers] = torch.where((own - stored).abs() < ROUNDING, own, stored)
-        settled = iter(values.tolist())
-        return [row._replace(logprobs=tuple(islice(settled, len(row.positions)))) for row in rows]
+            values[numbers] = torch.where((current - stored).abs() < ROUNDING, current, stored)
+        remaining = iter(values.tolist())
+        return [row._replace(logprobs=tuple(islice(remaining, len(row.positions)))) for row in rows]
 
     def _passes(self, rows: Sequence[PolicyRow], count: int = 0) -> list[dict[str, Tensor]]:
         """Return forward passes over episodes, and idle ones up to a number."""
         longest = padded_length(max((len(row.input_ids) for row in rows), default=1))
-        most = together(self._training, max(1, self._grpo.micro_batch_tokens // max(ROW, longest)))
-        made = forward_passes(numbered(rows), packing=self._training.packing, rows_per_pass=most)
-        return made + [idle_pass()] * (count - len(made))
+        rows_per_pass = together(self._training, max(1, self._grpo.micro_batch_tokens // max(ROW, longest)))
+        result = forward_passes(numbered(rows), packing=self._training.packing, rows_per_pass=rows_per_pass)
+        return result + [idle_pass()] * (count - len(result))
 
-    def _pass(self, one: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> tuple[Surrogate, float]:
+    def _pass(self, batch: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> tuple[Surrogate, float]:
         """Return the loss of a forward pass, and the sum of its tokens' entropies in nats."""
-        numbers, sampled = _numbers(one)
+        numbers, sampled = _numbers(batch)
         chosen = {name: value[numbers.to(self._device)] for name, value in values.items()}
-        scores = self._scores(self._called, one, sampled)
+        scores = self._scores(self._called, batch, sampled)
         reference = None
         if self._reference is not None:
             with torch.no_grad():
-                reference = self._logprobs(self._scores(self._reference, one, sampled), one, sampled)
+                reference = self._logprobs(self._scores(self._reference, batch, sampled), batch, sampled)
         grpo = self._grpo
-        found = surrogate(
-            self._logprobs(scores, one, sampled),
+        losses = surrogate(
+            self._logprobs(scores, batch, sampled),
             **chosen,
             epsilon=grpo.epsilon,
             epsilon_high=grpo.epsilon if grpo.epsilon_high is None else grpo.epsilon_high,
@@ -414,33 +416,33 @@ class Policy:
         )
         with torch.no_grad():
             entropy = -(scores.exp() * scores).sum().item()
-        return found, entropy
+        return losses, entropy
 
-    def _logprobs(self, scores: Tensor, one: Mapping[str, Tensor], sampled: Tensor) -> Tensor:
-        targets = one["input_ids"][:, 1:].reshape(-1)[sampled].to(self._device)
+    def _logprobs(self, scores: Tensor, batch: Mapping[str, Tensor], sampled: Tensor) -> Tensor:
+        targets = batch["input_ids"][:, 1:].reshape(-1)[sampled].to(self._device)
         return scores.gather(1, targets[:, None])[:, 0]
 
-    def _scores(self, model: Any, one: Mapping[str, Tensor], sampled: Tensor) -> Tensor:
+    def _scores(self, model: Any, batch: Mapping[str, Tensor], sampled: Tensor) -> Tensor:
         """Return the log-probabilities [sampled tokens, vocabulary] from which each sampled token
         of a pass was drawn.
         """
         positions = sampled.nonzero().squeeze(1)
         # In a pass of one row only the sampled positions are scored, padded to a few lengths.
-        alone = len(one["input_ids"]) == 1
-        keep = torch.nn.functional.pad(positions, (0, -len(positions) % QUANTUM)).to(self._device) if alone else 0
+        alone = len(batch["input_ids"]) == 1
+        keep = torch.nn.functional.pad(positions, (0, -len(positions) % LENGTH_STEP)).to(self._device) if alone else 0
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
             logits = model(
-                input_ids=one["input_ids"].to(self._device),
-                position_ids=one["position_ids"].to(self._device),
+                input_ids=batch["input_ids"].to(self._device),
+                position_ids=batch["position_ids"].to(self._device),
                 use_cache=False,
                 logits_to_keep=keep,
             ).logits
-        kept = logits[0, : len(positions)] if alone else logits[:, :-1].flatten(0, 1)[positions.to(self._device)]
-        return torch.log_softmax(kept[:, : self._vocabulary].float(), -1)
+        scored = logits[0, : len(positions)] if alone else logits[:, :-1].flatten(0, 1)[positions.to(self._device)]
+        return torch.log_softmax(scored[:, : self._vocabulary].float(), -1)
 
 
-def _numbers(one: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+def _numbers(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Return the numbers of a pass's sampled tokens, and a mask of them over its flat targets."""
-    numbers = one["labels"][:, 1:].reshape(-1)
+    numbers = batch["labels"][:, 1:].reshape(-1)
     sampled = numbers != IGNORED
     return numbers[sampled], sampled

@@ -53,7 +53,7 @@ def make_learner(
     grpo: GrpoConfig,
     *,
     updates: int,
-    most: int,
+    max_tokens: int,
     folder: Path,
     seed: int = 0,
 ) -> Learner | Ranks:
@@ -62,8 +62,8 @@ def make_learner(
     """
     launch = training.launch
     if launch is None or (launch.num_processes == 1 and not launch.deepspeed):
-        return Learner(model_dir, training, grpo, updates=updates, most=most, seed=seed)
-    return Ranks(model_dir, training, grpo, updates=updates, most=most, folder=folder, seed=seed)
+        return Learner(model_dir, training, grpo, updates=updates, max_tokens=max_tokens, seed=seed)
+    return Ranks(model_dir, training, grpo, updates=updates, max_tokens=max_tokens, folder=folder, seed=seed)
 
 
 # The run holds no policy itself: a collective operation that waits for a lost process ends in no
@@ -87,7 +87,7 @@ class Ranks:
         grpo: GrpoConfig,
         *,
         updates: int,
-        most: int,
+        max_tokens: int,
         folder: Path,
         seed: int = 0,
     ) -> None:
@@ -105,7 +105,7 @@ class Ranks:
             )
             for rank in range(training.num_processes)
         ]
-        options = {"updates": updates, "most": most, "seed": seed}
+        options = {"updates": updates, "max_tokens": max_tokens, "seed": seed}
         try:
             self._results(
                 [
@@ -126,12 +126,12 @@ class Ranks:
         """As `Learner.settled`, for all episodes."""
         if self._bf16:
             return list(rows)
-        settled = list(rows)
+        result = list(rows)
         shares = shared_out([len(row.input_ids) for row in rows], len(self._processes))
         for share, part in zip(shares, self._all(Learner.settled, rows), strict=True):
             for index, row in zip(share, part, strict=True):
-                settled[index] = row
-        return settled
+                result[index] = row
+        return result
 
     def update(self, rows: Sequence[PolicyRow]) -> Totals:
         """As `Learner.update`."""
@@ -247,8 +247,8 @@ def _load(
     rank: int, model_dir: Path, training: TrainingConfig, grpo: GrpoConfig, file: Path, options: dict[str, Any]
 ) -> None:
     with _described(file.parent):
-        held = split(rank, training, model_dir, meeting=file.with_suffix(".meeting"), updates=options["updates"])
-        _loaded.append((Learner(model_dir, training, grpo, held=held, **options), file.parent))
+        group = split(rank, training, model_dir, meeting=file.with_suffix(".meeting"), updates=options["updates"])
+        _loaded.append((Learner(model_dir, training, grpo, group=group, **options), file.parent))
 
 
 def _do(work: Callable[..., T], args: Any, kwargs: Any) -> T:
@@ -275,7 +275,7 @@ def _learning_rate(learner: Learner) -> float:
 
 def _write_state(learner: Learner, folder: Path, file: Path) -> None:
     state = learner.state(folder)
-    if learner.policy.held.rank == 0:
+    if learner.policy.group.rank == 0:
         torch.save(state, file)
 
 

@@ -65,12 +65,12 @@ class Whole:
         """Add the gradient of a pass to that of the step, which ends with its `last` pass."""
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def step(self, parameters: Iterable[Tensor], most: float, *, finite: bool) -> float:
-        """Change the weights by the gradient, clipped to the norm `most`, and return its norm
+    def step(self, parameters: Iterable[Tensor], max_norm: float, *, finite: bool) -> float:
+        """Change the weights by the gradient, clipped to the norm `max_norm`, and return its norm
         before that; change nothing if the norm, or the loss by `finite`, is not finite.
         """
-        found = torch.nn.utils.clip_grad_norm_(parameters, most)
-        norm = float(full(found))
+        total_norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+        norm = float(full(total_norm))
         if finite and norm < float("inf"):
             self.optimizer.step()
         return norm
@@ -122,14 +122,14 @@ class Replicated(Whole):
         super().__init__()
         self.rank, self.count = rank, count
 
-    def step(self, parameters: Iterable[Tensor], most: float, *, finite: bool) -> float:
+    def step(self, parameters: Iterable[Tensor], max_norm: float, *, finite: bool) -> float:
         """As `Whole.step`, by the gradients of all processes."""
         parameters = list(parameters)
         for parameter in parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             dist.all_reduce(parameter.grad)
-        return super().step(parameters, most, finite=finite)
+        return super().step(parameters, max_norm, finite=finite)
 
     def total(self, values: Sequence[float]) -> list[float]:
         """Return the sums of numbers over all processes."""
@@ -182,9 +182,9 @@ class Fsdp(Replicated):
         """
         (loss * self.count).backward()  # type: ignore[no-untyped-call]
 
-    def step(self, parameters: Iterable[Tensor], most: float, *, finite: bool) -> float:
+    def step(self, parameters: Iterable[Tensor], max_norm: float, *, finite: bool) -> float:
         """As `Whole.step`; the gradients have been averaged."""
-        return Whole.step(self, parameters, most, finite=finite)
+        return Whole.step(self, parameters, max_norm, finite=finite)
 
     def save(self, folder: Path, state: dict[str, Any]) -> dict[str, Any]:
         """Write the parts of all processes to a folder; return nothing."""
@@ -264,11 +264,11 @@ class DeepSpeed(Replicated):
             # Gathered layer by layer, as the policy is.
             frozen = {name: value for name, value in self._config.config.items() if name != "optimizer"}
             return deepspeed.initialize(model=model, config=frozen)[0]
-        own = None if self._steps_by_itself else torch.optim.AdamW(groups, lr=rate)
-        self._engine, made, _, _ = deepspeed.initialize(
-            model=model, optimizer=own, model_parameters=groups, config=self._config.config
+        own_optimizer = None if self._steps_by_itself else torch.optim.AdamW(groups, lr=rate)
+        self._engine, optimizer, _, _ = deepspeed.initialize(
+            model=model, optimizer=own_optimizer, model_parameters=groups, config=self._config.config
         )
-        self._model, self.optimizer = model, getattr(made, "optimizer", made)
+        self._model, self.optimizer = model, getattr(optimizer, "optimizer", optimizer)
         return self._engine
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
@@ -276,7 +276,7 @@ class DeepSpeed(Replicated):
         self._engine.set_gradient_accumulation_boundary(last)
         self._engine.backward(loss * self.count, scale_wrt_gas=False)
 
-    def step(self, parameters: Iterable[Tensor], most: float, *, finite: bool) -> float:
+    def step(self, parameters: Iterable[Tensor], max_norm: float, *, finite: bool) -> float:
         """As `Whole.step`, but a gradient that is not finite changes the weights, too."""
         self._engine.step()
         return float(self._engine.get_global_grad_norm() or 0.0)

@@ -26,7 +26,7 @@ from agentr_core.environments.crafting.game import (
     Hop,
     Inventory,
     Plan,
-    Standing,
+    Progress,
     action_of,
     answer,
     apply_last_hop,
@@ -207,7 +207,7 @@ def judged_episode(
     """
     game = CraftingGame(world)
     steps: list[JudgedStep] = []
-    present = Standing(inventory={}, plan=plan(problem, {}))
+    present = Progress(inventory={}, plan=plan(problem, {}))
     while present.plan is not None and len(steps) < length and not present.inventory.get(problem.goal):
         hops = chain(problem, present.inventory, present.plan)
         action = expected = action_of(hops[-1], present.plan.items)
@@ -218,8 +218,8 @@ def judged_episode(
             else:
                 action = corrupt(problem, present.plan, expected, [step.action for step in steps], rng)
         observation, made = game.act(action)
-        after = Standing(inventory=game.inventory, plan=plan(problem, game.inventory))
-        verdict = judge(problem, present, after, action, expected=expected, made=made)
+        after = Progress(inventory=game.inventory, plan=plan(problem, game.inventory))
+        verdict = judge(problem, present, after, action, expected=expected, output=made)
         reason = chain_text(hops) if made or action == "inventory" else REFUSED
         steps.append(JudgedStep(action=action, observation=observation, verdict=verdict, reason=reason))
         present = after
@@ -306,8 +306,8 @@ def _overlooking(hops: tuple[Hop, ...], inventory: Inventory) -> tuple[Hop, ...]
     lacking; empty if there is no such command.
     """
     for number, hop in enumerate(hops):
-        if hop.lacking and any(i.name in inventory for i in hop.recipe.inputs):
-            return (*hops[:number], replace(hop, lacking=None))
+        if hop.missing and any(i.name in inventory for i in hop.recipe.inputs):
+            return (*hops[:number], replace(hop, missing=None))
     return ()
 
 

@@ -51,9 +51,9 @@ class Weights:
             if scope["method"] == "POST":
                 return await self._replace(scope, receive, send)
             return await _answer(send, 200, {"version": self._version})
-        asked = headers.get(VERSION, "")
-        if asked != self._version:
-            fault = f"the weights here are {self._version!r}, not {asked!r}"
+        requested = headers.get(VERSION, "")
+        if requested != self._version:
+            fault = f"the weights here are {self._version!r}, not {requested!r}"
             return await _answer(send, OTHER_WEIGHTS, {"error": {"message": fault}})
         await self._app(scope, receive, send)
 
@@ -64,9 +64,9 @@ class Weights:
                 message = await receive()
                 content += message.get("body", b"")
                 more = message.get("more_body", False)
-            wish = json.loads(content)
+            body = json.loads(content)
             engine = scope["app"].state.engine_client
-            if wish.get("sleep"):
+            if body.get("sleep"):
                 if not self._asleep:
                     self._version = "none, since this server sleeps"
                     await engine.pause_generation(mode="wait", clear_cache=True)
@@ -74,7 +74,7 @@ class Weights:
                     await engine.sleep(level=2)
                     self._asleep = True
             else:
-                folder, version = wish["folder"], wish["version"]
+                folder, version = body["folder"], body["version"]
                 # Until all is done the weights are neither the old nor the new ones.
                 self._version = "none, since replacing them failed"
                 if self._asleep:

@@ -38,7 +38,7 @@ from agentr_core.types import Message, Role, Sampling, Step
 # began another thread, a new conversation begins, and the observation has all of it.
 
 _LIST: Final = '[{"role": '
-_ANEW: Final = {"role": "anew"}
+_NEW_CONVERSATION: Final = {"role": "anew"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +68,13 @@ class OutsideTurns:
 
     def begins(self, steps: Sequence[Step]) -> tuple[int, ...]:
         """Return the positions of the steps at which conversations begin, 0 first."""
-        later = (position + 1 for position, step in enumerate(steps[:-1]) if _is_anew(step.observation))
+        later = (position + 1 for position, step in enumerate(steps[:-1]) if _starts_conversation(step.observation))
         return (0, *later)
 
     def _turns(self, first_observation: str, steps: Sequence[Step], train: Sequence[bool]) -> tuple[Message, ...]:
         turns = list(read_turns(first_observation))
         for step, flag in zip(steps, train, strict=True):
-            if _is_anew(step.observation):
+            if _starts_conversation(step.observation):
                 turns.clear()
             else:
                 turns.append(reply_turn(step, flag))
@@ -82,52 +82,56 @@ class OutsideTurns:
         return tuple(turns)
 
 
-def written(turns: Sequence[Message], *, anew: bool = False) -> str:
+def format_turns(turns: Sequence[Message], *, new_conversation: bool = False) -> str:
     """Return turns as the text of an observation: a single turn of the user as it is, anything else
     as JSON.
 
-    `anew` says that they are a whole conversation, not an addition to the one before.
+    `new_conversation` says that they are a whole conversation, not an addition to the one before.
     """
     plain = len(turns) == 1 and turns[0].role == "user" and turns[0].text and not turns[0].text.startswith(_LIST)
-    if plain and not anew:
+    if plain and not new_conversation:
         return turns[0].text
-    told = [{"role": turn.role, "content": turn.text} for turn in turns]
-    return json.dumps([*([_ANEW] if anew else []), *told], ensure_ascii=False)
+    records = [{"role": turn.role, "content": turn.text} for turn in turns]
+    return json.dumps([*([_NEW_CONVERSATION] if new_conversation else []), *records], ensure_ascii=False)
 
 
 def read_turns(text: str) -> tuple[Message, ...]:
     """Return the turns in the text of an observation; none in an empty one."""
     if not text.startswith(_LIST):
         return (Message(role="user", text=text),) if text else ()
-    told: list[dict[str, Any]] = [turn for turn in json.loads(text) if turn != _ANEW]
-    return tuple(Message(role=turn["role"], text=turn["content"]) for turn in told)
+    records: list[dict[str, Any]] = [turn for turn in json.loads(text) if turn != _NEW_CONVERSATION]
+    return tuple(Message(role=turn["role"], text=turn["content"]) for turn in records)
 
 
-def observed(history: Sequence[Message], now: Sequence[Message]) -> str:
+def observed(history: Sequence[Message], current: Sequence[Message]) -> str:
     """Return what an agent's call adds to the conversation so far, as the text of an observation.
 
     Replies count as the same if they differ only in white space at their ends and in the spelling
     of a tool call, which OpenAI's protocol splits into parts.
     """
-    return written(now[len(history) :]) if continues(history, now) else written(now, anew=True)
-
-
-def continues(history: Sequence[Message], now: Sequence[Message]) -> bool:
-    """Return whether an agent's call goes on from a conversation."""
-    return len(now) > len(history) and all(
-        ours.role == theirs.role and (ours.text == theirs.text or _normal(ours) == _normal(theirs))
-        for ours, theirs in zip(history, now, strict=False)
+    return (
+        format_turns(current[len(history) :])
+        if continues(history, current)
+        else format_turns(current, new_conversation=True)
     )
 
 
-def turn_of(told: Any) -> Message:
+def continues(history: Sequence[Message], current: Sequence[Message]) -> bool:
+    """Return whether an agent's call goes on from a conversation."""
+    return len(current) > len(history) and all(
+        old.role == new.role and (old.text == new.text or _normal(old) == _normal(new))
+        for old, new in zip(history, current, strict=False)
+    )
+
+
+def turn_of(raw: Any) -> Message:
     """Return the message for a turn that the gateway sent. Raises `IllTypedAnswer` for anything
     else.
     """
-    if not isinstance(told, dict) or not isinstance(told.get("text"), str):
-        raise IllTypedAnswer(f"the gateway told {str(told)[:80]} in place of a turn; start the one of this version")
-    role: Role = told["role"]
-    return Message(role=role, text=told["text"])
+    if not isinstance(raw, dict) or not isinstance(raw.get("text"), str):
+        raise IllTypedAnswer(f"the gateway told {str(raw)[:80]} in place of a turn; start the one of this version")
+    role: Role = raw["role"]
+    return Message(role=role, text=raw["text"])
 
 
 def _normal(turn: Message) -> Any:
@@ -137,8 +141,8 @@ def _normal(turn: Message) -> Any:
     return (call.name, call.arguments, call.beside) if isinstance(call, NativeCall) else turn.text.strip()
 
 
-def _is_anew(observation: str) -> bool:
-    return observation.startswith(_LIST + json.dumps(_ANEW["role"]))
+def _starts_conversation(observation: str) -> bool:
+    return observation.startswith(_LIST + json.dumps(_NEW_CONVERSATION["role"]))
 
 
 # The requests of agents to the gateway, and its answers: chat completions in OpenAI's protocol.
@@ -182,7 +186,7 @@ class _Turn(BaseModel):
     content: str | list[_Part] | None = None
     tool_calls: list[_Call] | None = None
 
-    def told(self) -> dict[str, str]:
+    def as_dict(self) -> dict[str, str]:
         """Return the turn as role and text."""
         text = self.content or ""
         if not isinstance(text, str):
@@ -192,13 +196,13 @@ class _Turn(BaseModel):
         return {"role": role, "text": reply_text(text, calls) if calls else text}
 
 
-class _Named(BaseModel):
+class _FunctionName(BaseModel):
     name: Annotated[str, Field(min_length=1)]
 
 
 class _Tool(BaseModel):
     type: Literal["function"]
-    function: _Named
+    function: _FunctionName
 
 
 _TOOLS: Final = TypeAdapter(list[_Tool])
@@ -223,7 +227,7 @@ class ChatCall(BaseModel):
     def turns(self) -> list[dict[str, str]]:
         """Return the turns as roles and texts; the tools that are offered come first."""
         offered = [{"role": "tools", "text": json.dumps(self.tools, ensure_ascii=False)}] if self.tools else []
-        return [*offered, *(turn.told() for turn in self.messages)]
+        return [*offered, *(turn.as_dict() for turn in self.messages)]
 
 
 class Rewarded(BaseModel):
@@ -269,11 +273,11 @@ def refusal_of(error: ValidationError, *, within: tuple[str, ...] = ()) -> Refus
     # Where a field may be of several kinds, the one that the body comes nearest to.
     nearest = max(faults, key=lambda fault: len(fault["loc"])) if faults[0]["loc"][-1:] == ("str",) else faults[0]
     where = ".".join(str(part) for part in (*within, *nearest["loc"]) if part not in _KINDS)
-    ours = where.startswith("messages.") or where == "n"
-    why = f"{where or 'the body'}: {nearest['msg']}" + (
-        "; the gateway takes text, and one reply at a time" if ours else ""
+    is_unsupported = where.startswith("messages.") or where == "n"
+    reason = f"{where or 'the body'}: {nearest['msg']}" + (
+        "; the gateway takes text, and one reply at a time" if is_unsupported else ""
     )
-    return Refused(400, why, "invalid_request", where or None)
+    return Refused(400, reason, "invalid_request", where or None)
 
 
 def completion(call: ChatCall, reply: Mapping[str, Any], *, name: str = "", created: int = 0) -> dict[str, Any]:
@@ -290,8 +294,8 @@ def chunks(call: ChatCall, reply: Mapping[str, Any], *, name: str, created: int)
     checked and counted as a whole.
     """
     message, finish = _message(call, reply, name)
-    for number, told in enumerate(message.get("tool_calls", ())):
-        told["index"] = number
+    for number, tool_call in enumerate(message.get("tool_calls", ())):
+        tool_call["index"] = number
     head = _head("chat.completion.chunk", name, created)
     for delta, reason in ((message, None), ({}, finish)):
         yield _event({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]})
@@ -306,19 +310,19 @@ def model() -> dict[str, Any]:
 
 
 def _message(call: ChatCall, reply: Mapping[str, Any], name: str) -> tuple[dict[str, Any], str]:
-    found = read_call(reply["text"]) if call.tools else None
-    if not isinstance(found, NativeCall):
+    native_call = read_call(reply["text"]) if call.tools else None
+    if not isinstance(native_call, NativeCall):
         return {"role": "assistant", "content": reply["text"]}, reply.get("finish_reason") or "stop"
-    function = {"name": found.name, "arguments": json.dumps(dict(found.arguments), ensure_ascii=False)}
-    told = {"id": f"call{name[:8]}", "type": "function", "function": function}
-    return {"role": "assistant", "content": found.beside or None, "tool_calls": [told]}, "tool_calls"
+    function = {"name": native_call.name, "arguments": json.dumps(dict(native_call.arguments), ensure_ascii=False)}
+    tool_call = {"id": f"call{name[:8]}", "type": "function", "function": function}
+    return {"role": "assistant", "content": native_call.beside or None, "tool_calls": [tool_call]}, "tool_calls"
 
 
 def _usage(reply: Mapping[str, Any]) -> dict[str, int] | None:
     if "prompt_tokens" not in reply:
         return None
-    prompt, made = reply["prompt_tokens"], reply["completion_tokens"]
-    return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
+    prompt, completion = reply["prompt_tokens"], reply["completion_tokens"]
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
 def _head(kind: str, name: str, created: int) -> dict[str, Any]:
@@ -347,7 +351,7 @@ class Call:
     """One call of an agent, which several requests may make: clients repeat what was not answered.
 
     Its reply has one name and one time, however often it is sent. `clients` is how many requests
-    wait for it or are being sent it, `reached` how many have it.
+    wait for it or are being sent it, `num_delivered` how many have it.
     """
 
     turns: Turns
@@ -355,57 +359,57 @@ class Call:
     name: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
     clients: int = 0
-    reached: int = 0
+    num_delivered: int = 0
 
 
 @dataclass(slots=True)
-class Seat:
-    """One episode. `told` holds the events of its agent for the run.
+class Episode:
+    """One episode. `events` holds the events of its agent for the run.
 
-    `call` is the last call that the run was told of, and `queue` the later ones. `heard` is when
-    the agent was last heard from, or the run last replied to it; `asked` is when the run last asked
-    for the agent's next event.
+    `call` is the last call that the run was told of, and `queue` the later ones. `last_request`
+    is when the agent was last heard from, or the run last replied to it; `last_poll` is when the
+    run last asked for the agent's next event.
     """
 
     id: str
     run: str
     offer: Mapping[str, Any]
-    heard: float
-    asked: float
+    last_request: float
+    last_poll: float
     taken: bool = False
-    told: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue)
+    events: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue)
     call: Call | None = None
     queue: list[Call] = field(default_factory=list)
-    overdue: asyncio.TimerHandle | None = None
+    reply_timer: asyncio.TimerHandle | None = None
 
     @property
     def delivered(self) -> bool:
         """Whether the agent has the reply to the last call that the run was told of."""
-        return self.call is None or self.call.reached > 0
+        return self.call is None or self.call.num_delivered > 0
 
 
 @dataclass(slots=True)
 class Ending:
     """Why an episode is over, and the reward that ended it, if one did.
 
-    `reached` says whether its agent knows that the reward was taken.
+    `delivered` says whether its agent knows that the reward was taken.
     """
 
-    why: str
+    reason: str
     reward: tuple[float, bool] | None = None
-    reached: bool = True
+    delivered: bool = True
 
 
-class Desk:
+class Broker:
     """The episodes that are offered or under way, by id."""
 
     def __init__(self) -> None:
-        self._seats: dict[str, Seat] = {}
-        self._offers: deque[Seat] = deque()
+        self._episodes: dict[str, Episode] = {}
+        self._offers: deque[Episode] = deque()
         self._offered = asyncio.Event()
         self._over: OrderedDict[str, Ending] = OrderedDict()
         self._runs: set[str] = set()
-        self._heard = time.monotonic()
+        self._last_request = time.monotonic()
 
     def arrive(self) -> str:
         """Return a name for a run, by which it offers episodes until it leaves."""
@@ -415,8 +419,8 @@ class Desk:
     def leave(self, run: str) -> None:
         """End the episodes of a run whose process is gone: the agents that wait are told so."""
         self._runs.discard(run)
-        for seat in [seat for seat in self._seats.values() if seat.run == run]:
-            self.close(seat.id, "the process of its run ended", "episode_over")
+        for episode in [episode for episode in self._episodes.values() if episode.run == run]:
+            self.close(episode.id, "the process of its run ended", "episode_over")
 
     def open(self, offer: Mapping[str, Any], run: str) -> str | None:
         """Offer an episode, and return its id; None if its run is not known here. `run` is empty
@@ -425,11 +429,11 @@ class Desk:
         if run and run not in self._runs:
             return None
         now = time.monotonic()
-        seat = Seat(id=secrets.token_hex(8), run=run, offer=offer, heard=now, asked=now)
-        self._seats[seat.id] = seat
-        self._offers.append(seat)
+        episode = Episode(id=secrets.token_hex(8), run=run, offer=offer, last_request=now, last_poll=now)
+        self._episodes[episode.id] = episode
+        self._offers.append(episode)
         self._offered.set()
-        return seat.id
+        return episode.id
 
     async def next(self, key: str, reply: Mapping[str, Any] | None, wait: float) -> dict[str, Any]:
         """Give the agent of an episode a reply, and return its next event: `call`, `reward` or
@@ -439,58 +443,58 @@ class Desk:
         `delivered` whether the agent has the reply to its last call. An episode that was ended here
         is `lost`, with the reason. Raises `KeyError` for an unknown episode.
         """
-        if key not in self._seats and key in self._over:
-            return {"event": "lost", "why": self._over[key].why}
-        seat = self._seats[key]
-        seat.asked = time.monotonic()
+        if key not in self._episodes and key in self._over:
+            return {"event": "lost", "why": self._over[key].reason}
+        episode = self._episodes[key]
+        episode.last_poll = time.monotonic()
         if reply is not None:
-            if seat.overdue is not None:
-                seat.overdue.cancel()
-            if seat.call is not None and not seat.call.reply.done():
-                seat.heard = time.monotonic()
-                if (why := reply.get("refused")) is not None:
-                    _refuse(seat.call, Refused(400, why, "invalid_request"))
+            if episode.reply_timer is not None:
+                episode.reply_timer.cancel()
+            if episode.call is not None and not episode.call.reply.done():
+                episode.last_request = time.monotonic()
+                if (reason := reply.get("refused")) is not None:
+                    _refuse(episode.call, Refused(400, reason, "invalid_request"))
                 else:
-                    seat.call.reply.set_result(reply)
-                self._advance(seat)
+                    episode.call.reply.set_result(reply)
+                self._advance(episode)
         try:
             async with asyncio.timeout(wait):
-                event = await seat.told.get()
+                event = await episode.events.get()
         except TimeoutError:
             # Before an episode is taken, any active agent may take it.
-            last = seat.heard if seat.taken else max(seat.heard, self._heard)
-            return {"event": "none", "silent": time.monotonic() - last, "taken": seat.taken}
-        if key in self._over and seat.told.empty():
-            self._seats.pop(key, None)
+            last = episode.last_request if episode.taken else max(episode.last_request, self._last_request)
+            return {"event": "none", "silent": time.monotonic() - last, "taken": episode.taken}
+        if key in self._over and episode.events.empty():
+            self._episodes.pop(key, None)
         return event
 
-    def close(self, key: str, why: str, code: str) -> None:
+    def close(self, key: str, reason: str, code: str) -> None:
         """End an episode on behalf of the run; an agent that waits, or comes back, is told why."""
-        if (seat := self._seats.get(key)) is not None:
-            self._end(seat, Ending(why), code)
-            seat.told.put_nowait({"event": "lost", "why": why})
+        if (episode := self._episodes.get(key)) is not None:
+            self._end(episode, Ending(reason), code)
+            episode.events.put_nowait({"event": "lost", "why": reason})
 
-    async def take(self, wait: float) -> Seat | None:
+    async def take(self, wait: float) -> Episode | None:
         """Return the episode that was offered first, for an agent to play; None if there is none
         within `wait` seconds.
         """
-        self._heard = time.monotonic()
+        self._last_request = time.monotonic()
         try:
             async with asyncio.timeout(wait):
-                while (seat := self._first()) is None:
+                while (episode := self._first()) is None:
                     self._offered.clear()
                     await self._offered.wait()
         except TimeoutError:
             return None
-        seat.taken, self._heard = True, time.monotonic()
-        seat.heard = self._heard
-        return seat
+        episode.taken, self._last_request = True, time.monotonic()
+        episode.last_request = self._last_request
+        return episode
 
-    def offer_again(self, seat: Seat) -> None:
+    def offer_again(self, episode: Episode) -> None:
         """Offer an episode to others, unless it was used: the agent that took it does not know."""
-        if seat.taken and seat.id not in self._over and seat.call is None and not seat.queue:
-            seat.taken = False
-            self._offers.append(seat)
+        if episode.taken and episode.id not in self._over and episode.call is None and not episode.queue:
+            episode.taken = False
+            self._offers.append(episode)
             self._offered.set()
 
     def ask(self, key: str, turns: Turns, *, again: bool = False) -> Call:
@@ -501,26 +505,29 @@ class Desk:
         Calls of one episode are answered one by one. The reply is `Refused` when the episode ends
         first. Raises `Refused` when it is over.
         """
-        seat = self._present(self.seat(key))
-        known = (*seat.queue, *([seat.call] if seat.call and (again or not seat.call.reached) else ()))
-        call = next((call for call in known if call.turns == turns), None)
+        episode = self._touch(self.episode(key))
+        open_calls = (
+            *episode.queue,
+            *([episode.call] if episode.call and (again or not episode.call.num_delivered) else ()),
+        )
+        call = next((call for call in open_calls if call.turns == turns), None)
         if call is None:
             call = Call(turns, asyncio.get_running_loop().create_future())
-            seat.queue.append(call)
+            episode.queue.append(call)
         call.clients += 1
-        self._advance(seat)
+        self._advance(episode)
         return call
 
-    def settle(self, key: str, call: Call, *, reached: bool) -> None:
+    def settle(self, key: str, call: Call, *, delivered: bool) -> None:
         """Note that a client of a call has its reply, or left without it."""
         call.clients -= 1
-        call.reached += reached
-        if (seat := self._seats.get(key)) is not None:
-            self._advance(seat)
+        call.num_delivered += delivered
+        if (episode := self._episodes.get(key)) is not None:
+            self._advance(episode)
 
     def lose(self, call: Call) -> None:
         """Note that a client which was sent its reply did not read it."""
-        call.reached -= 1
+        call.num_delivered -= 1
 
     def reward(self, key: str, reward: float, success: bool) -> None:
         """End an episode with the reward that its agent reports, whatever its calls still wait for.
@@ -528,77 +535,86 @@ class Desk:
         The same reward once more is taken if the agent does not know that it was. Raises `Refused`.
         """
         ending = self._over.get(key)
-        if ending is not None and not ending.reached and ending.reward == (reward, success):
+        if ending is not None and not ending.delivered and ending.reward == (reward, success):
             return
-        seat = self._present(self.seat(key))
-        seat.told.put_nowait({"event": "reward", "reward": reward, "success": success, "delivered": seat.delivered})
-        self._end(seat, Ending("its reward was reported", (reward, success), reached=False), "episode_over", told=True)
+        episode = self._touch(self.episode(key))
+        episode.events.put_nowait(
+            {"event": "reward", "reward": reward, "success": success, "delivered": episode.delivered}
+        )
+        self._end(
+            episode,
+            Ending("its reward was reported", (reward, success), delivered=False),
+            "episode_over",
+            event_pending=True,
+        )
 
-    def rewarded(self, key: str, *, reached: bool) -> None:
+    def rewarded(self, key: str, *, delivered: bool) -> None:
         """Note whether an agent knows that its reward was taken."""
         if (ending := self._over.get(key)) is not None:
-            ending.reached = reached
+            ending.delivered = delivered
 
     def failed(self, key: str, reason: str) -> None:
         """Record that an agent gave an episode up; its run offers it again. Raises `Refused`."""
-        seat = self._present(self.seat(key))
-        seat.told.put_nowait({"event": "lost", "why": f"the agent gave it up: {reason}"})
-        self._end(seat, Ending("it was given up"), "episode_over", told=True)
+        episode = self._touch(self.episode(key))
+        episode.events.put_nowait({"event": "lost", "why": f"the agent gave it up: {reason}"})
+        self._end(episode, Ending("it was given up"), "episode_over", event_pending=True)
 
-    def seat(self, key: str) -> Seat:
+    def episode(self, key: str) -> Episode:
         """Return an episode that is under way. Raises `Refused`."""
-        if (seat := self._seats.get(key)) is None or key in self._over:
-            another = "take another one with POST /episodes"
+        if (episode := self._episodes.get(key)) is None or key in self._over:
+            hint = "take another one with POST /episodes"
             if key in self._over:
-                raise Refused(410, f"episode {key} is over: {self._over[key].why}; {another}", "episode_over")
-            raise Refused(404, f"episode {key[:40]} is not known here; {another}", "episode_not_found")
-        return seat
+                raise Refused(410, f"episode {key} is over: {self._over[key].reason}; {hint}", "episode_over")
+            raise Refused(404, f"episode {key[:40]} is not known here; {hint}", "episode_not_found")
+        return episode
 
-    def _first(self) -> Seat | None:
+    def _first(self) -> Episode | None:
         while self._offers:
-            seat = self._offers.popleft()
-            if seat.id in self._over:
+            episode = self._offers.popleft()
+            if episode.id in self._over:
                 continue
-            if time.monotonic() - seat.asked < _RUN_SECONDS:
-                return seat
-            self._end(seat, Ending(f"its run did not ask about it for {_RUN_SECONDS:.0f} s"), "episode_over")
+            if time.monotonic() - episode.last_poll < _RUN_SECONDS:
+                return episode
+            self._end(episode, Ending(f"its run did not ask about it for {_RUN_SECONDS:.0f} s"), "episode_over")
         return None
 
-    def _present(self, seat: Seat) -> Seat:
-        seat.heard = self._heard = time.monotonic()
-        return seat
+    def _touch(self, episode: Episode) -> Episode:
+        episode.last_request = self._last_request = time.monotonic()
+        return episode
 
-    def _advance(self, seat: Seat) -> None:
+    def _advance(self, episode: Episode) -> None:
         """Tell the run of the first call that a client waits for, once the one before is
         settled.
         """
-        seat.queue = [call for call in seat.queue if call.clients]
-        if not seat.queue or (seat.call is not None and (not seat.call.reply.done() or seat.call.clients)):
+        episode.queue = [call for call in episode.queue if call.clients]
+        if not episode.queue or (episode.call is not None and (not episode.call.reply.done() or episode.call.clients)):
             return
-        call = seat.queue.pop(0)
-        seat.told.put_nowait({"event": "call", "turns": list(call.turns), "delivered": seat.delivered})
-        seat.call = call
-        seat.overdue = asyncio.get_running_loop().call_later(_REPLY_SECONDS, self._give_up, seat, _REPLY_SECONDS)
+        call = episode.queue.pop(0)
+        episode.events.put_nowait({"event": "call", "turns": list(call.turns), "delivered": episode.delivered})
+        episode.call = call
+        episode.reply_timer = asyncio.get_running_loop().call_later(
+            _REPLY_SECONDS, self._give_up, episode, _REPLY_SECONDS
+        )
 
-    def _give_up(self, seat: Seat, seconds: float) -> None:
-        if seat.call is not None and not seat.call.reply.done():
-            why = f"the run gave no reply within {seconds:.0f} s; see whether it lives"
-            self._end(seat, Ending(why), "episode_over")
+    def _give_up(self, episode: Episode, seconds: float) -> None:
+        if episode.call is not None and not episode.call.reply.done():
+            reason = f"the run gave no reply within {seconds:.0f} s; see whether it lives"
+            self._end(episode, Ending(reason), "episode_over")
 
-    def _end(self, seat: Seat, ending: Ending, code: str, *, told: bool = False) -> None:
-        """End an episode; `told` says that the run has yet to fetch the agent's last event."""
-        self._over.setdefault(seat.id, ending)
-        if not told:
-            self._seats.pop(seat.id, None)
+    def _end(self, episode: Episode, ending: Ending, code: str, *, event_pending: bool = False) -> None:
+        """End an episode; `event_pending`: the run has yet to fetch the agent's last event."""
+        self._over.setdefault(episode.id, ending)
+        if not event_pending:
+            self._episodes.pop(episode.id, None)
         while len(self._over) > _REMEMBERED:
-            forgotten, _ = self._over.popitem(last=False)
-            self._seats.pop(forgotten, None)
-        if seat.overdue is not None:
-            seat.overdue.cancel()
-        refusal = Refused(400, f"episode {seat.id} is over: {ending.why}", code)
-        for call in (*([seat.call] if seat.call else ()), *seat.queue):
+            oldest, _ = self._over.popitem(last=False)
+            self._episodes.pop(oldest, None)
+        if episode.reply_timer is not None:
+            episode.reply_timer.cancel()
+        refusal = Refused(400, f"episode {episode.id} is over: {ending.reason}", code)
+        for call in (*([episode.call] if episode.call else ()), *episode.queue):
             _refuse(call, refusal)
-        seat.queue = []
+        episode.queue = []
 
 
 def _refuse(call: Call, refusal: Refused) -> None:

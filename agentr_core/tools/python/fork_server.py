@@ -26,8 +26,8 @@ from agentr_core.tools.python import child, confinement
 from agentr_core.tools.python.child import EXCEPTION, MEMORY
 from agentr_core.tools.python.confinement import MIB, Level, Limits, Status, confine
 
-# The watch of a keeper over running code: it reads the output, checks the clock, the tasks and the
-# files, and in the end kills whatever is left.
+# The watch of a fork server over running code: it reads the output, checks the clock, the tasks
+# and the files, and in the end kills whatever is left.
 
 _TICK_S = 0.02
 """Seconds between two checks of tasks and files."""
@@ -54,26 +54,26 @@ class Watch:
         A call is ended at the deadline (of `time.monotonic`), when it exceeds a limit, and when
         standard input of this process ends, since nobody then waits for the call.
         """
-        ended = os.pidfd_open(self._process)
+        process_fd = os.pidfd_open(self._process)
         try:
-            cause = self._observe(ended, deadline)
+            cause = self._observe(process_fd, deadline)
             status = self._end()
             self._drain()
         finally:
-            os.close(ended)
+            os.close(process_fd)
             for descriptor in self._output:
                 os.close(descriptor)
         stdout, stderr = (self._text(descriptor) for descriptor in self._output)
         truncated = any(len(data) > self._limits.output_bytes for data in self._output.values())
-        kind, why = _judged(status, cause, self._limits)
+        kind, detail = _status_of(status, cause, self._limits)
         if kind is Status.OK and not stdout.strip():
             kind = Status.EMPTY
-        return {"status": kind, "stdout": stdout, "stderr": stderr, "truncated": truncated, "cause": why}
+        return {"status": kind, "stdout": stdout, "stderr": stderr, "truncated": truncated, "cause": detail}
 
-    def _observe(self, ended: int, deadline: float) -> str:
+    def _observe(self, process_fd: int, deadline: float) -> str:
         """Return why the call must be ended, or "" if its process has ended by itself."""
         poll = select.poll()
-        for descriptor in (ended, 0, *self._output):
+        for descriptor in (process_fd, 0, *self._output):
             poll.register(descriptor, select.POLLIN)
         look = time.monotonic() + _TICK_S
         while True:
@@ -85,7 +85,7 @@ class Watch:
                     return cause
                 look = now + _TICK_S
             for descriptor, _ in poll.poll(1000 * max(0.0, min(look, deadline) - now)):
-                if descriptor == ended:
+                if descriptor == process_fd:
                     return ""
                 if descriptor == 0:
                     return "abandoned"
@@ -96,7 +96,7 @@ class Watch:
         """Return which limit that the kernel does not enforce is exceeded, or "" if none is."""
         limits = self._limits
         # Not by RLIMIT_NPROC, which counts all processes of the user and does not hold for root.
-        tasks = sum(len(_listed(f"/proc/{process}/task")) for process in _descendants(os.getpid()))
+        tasks = sum(len(_list_dir(f"/proc/{process}/task")) for process in _descendants(os.getpid()))
         if tasks > limits.tasks:
             return f"more than {limits.tasks} threads and processes"
         sizes = [size for folder, _, names in os.walk(self._folder) for size in _sizes(folder, names)]
@@ -110,11 +110,11 @@ class Watch:
 
     def _read(self, descriptor: int) -> int:
         data = os.read(descriptor, _CHUNK)
-        kept = self._output[descriptor]
-        kept += data
+        buffer = self._output[descriptor]
+        buffer += data
         # One byte more than is shown tells that output was left out.
-        most = self._limits.output_bytes + 1
-        del kept[slice(None, -most) if descriptor == self._stderr else slice(most, None)]
+        limit = self._limits.output_bytes + 1
+        del buffer[slice(None, -limit) if descriptor == self._stderr else slice(limit, None)]
         self._printed += len(data)
         return len(data)
 
@@ -139,12 +139,12 @@ class Watch:
                 first = status
 
     def _text(self, descriptor: int) -> str:
-        kept, most = bytes(self._output[descriptor]), self._limits.output_bytes
+        buffer, limit = bytes(self._output[descriptor]), self._limits.output_bytes
         # A traceback says at its end what happened.
-        return (kept[-most:] if descriptor == self._stderr else kept[:most]).decode("utf-8", errors="replace")
+        return (buffer[-limit:] if descriptor == self._stderr else buffer[:limit]).decode("utf-8", errors="replace")
 
 
-def _judged(status: int, cause: str, limits: Limits) -> tuple[Status, str]:
+def _status_of(status: int, cause: str, limits: Limits) -> tuple[Status, str]:
     """Return the status of a call and its cause, from how its process ended."""
     if cause == "timeout":
         return Status.TIMEOUT, f"more than {limits.timeout_s:g} s"
@@ -165,19 +165,19 @@ def _judged(status: int, cause: str, limits: Limits) -> tuple[Status, str]:
 
 def _descendants(process: int) -> list[int]:
     """Return all descendants of a process: its children, their children and so on."""
-    found: list[int] = []
+    descendants: list[int] = []
     ahead = [process]
     while ahead:
         parent = ahead.pop()
-        for task in _listed(f"/proc/{parent}/task"):
+        for task in _list_dir(f"/proc/{parent}/task"):
             with suppress(OSError):
                 children = Path(f"/proc/{parent}/task/{task}/children").read_text(encoding="ascii")
                 ahead += map(int, children.split())
-        found.append(parent)
-    return found[1:]
+        descendants.append(parent)
+    return descendants[1:]
 
 
-def _listed(folder: str) -> list[str]:
+def _list_dir(folder: str) -> list[str]:
     try:
         return os.listdir(folder)  # noqa: PTH208 - names, many times a second
     except OSError:
@@ -185,11 +185,11 @@ def _listed(folder: str) -> list[str]:
 
 
 def _sizes(folder: str, names: list[str]) -> list[int]:
-    found = []
+    sizes = []
     for name in names:
         with suppress(OSError):
-            found.append(os.stat(f"{folder}/{name}", follow_symlinks=False).st_blocks * 512)  # noqa: PTH116
-    return found
+            sizes.append(os.stat(f"{folder}/{name}", follow_symlinks=False).st_blocks * 512)  # noqa: PTH116
+    return sizes
 
 
 _SYSTEM = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo")
@@ -202,16 +202,16 @@ def main() -> None:
     source = sys.stdin.buffer
     settings = json.loads(source.readline())
     try:
-        keeper = Keeper(**settings)
+        server = ForkServer(**settings)
     except (ImportError, OSError) as error:
         _answer({"refused": str(error)})
         return
     _answer({"ready": True})
     while line := source.readline():
-        _answer(keeper.call(**json.loads(line)))
+        _answer(server.call(**json.loads(line)))
 
 
-class Keeper:
+class ForkServer:
     """One warm interpreter."""
 
     def __init__(self, level: str, limits: dict[str, Any], packages: list[str], folder: str) -> None:
@@ -228,16 +228,16 @@ class Keeper:
         if "numpy" in packages:
             # Otherwise it would be loaded at its first use, and then seed itself at random.
             importlib.import_module("numpy.random")
-        needed = frozenset(name.partition(".")[0] for name in set(sys.modules) - before)
+        required = frozenset(name.partition(".")[0] for name in set(sys.modules) - before)
         self._rules = -1
         if self._level.includes(Level.LANDLOCK):
-            readable = (*_SYSTEM, *_DEVICES, *_library(), *_places(needed | set(packages)))
+            readable = (*_SYSTEM, *_DEVICES, *_library(), *_package_paths(required | set(packages)))
             self._rules = confinement.ruleset(readable, str(self._folder), confinement.abi())
         confinement.prctl(confinement.PR_SET_CHILD_SUBREAPER, 1)
         if self._level.includes(Level.LIMITS):
             confinement.drop_privileges()
         os.environ.update(HOME=str(self._folder), TMPDIR=str(self._folder))
-        child.prepare(packages, needed)
+        child.prepare(packages, required)
         gc.collect()
         gc.disable()
         # Existing objects stay in pages that all children share.
@@ -266,11 +266,11 @@ class Keeper:
         ready, raised = os.pipe()
         stdout, stdout_end = os.pipe()
         stderr, stderr_end = os.pipe()
-        keeper = os.getpid()
+        parent = os.getpid()
         process = os.fork()
         if process == 0:
             try:
-                self._become(code, keeper, raised, stdout_end, stderr_end)
+                self._become(code, parent, raised, stdout_end, stderr_end)
             finally:
                 os._exit(child.EXCEPTION)
         for descriptor in (raised, stdout_end, stderr_end):
@@ -282,14 +282,14 @@ class Keeper:
                 return refusal
         return watch
 
-    def _become(self, code: str, keeper: int, raised: int, stdout: int, stderr: int) -> None:
+    def _become(self, code: str, parent: int, raised: int, stdout: int, stderr: int) -> None:
         """In the child: confine it, signal that this is done, run the code and exit."""
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
         _close_all_but(raised, self._rules)
         try:
-            confine(self._level, self._limits, str(self._folder), self._rules, keeper)
+            confine(self._level, self._limits, str(self._folder), self._rules, parent)
         except OSError as error:
             os.write(raised, str(error).encode())
             os._exit(child.EXCEPTION)
@@ -298,10 +298,10 @@ class Keeper:
         os._exit(child.run(code))
 
 
-def _close_all_but(*kept: int) -> None:
+def _close_all_but(*descriptors: int) -> None:
     """Close all descriptors above standard error except these."""
     low = 3
-    for descriptor in (*sorted(one for one in kept if one >= low), os.sysconf("SC_OPEN_MAX")):
+    for descriptor in (*sorted(number for number in descriptors if number >= low), os.sysconf("SC_OPEN_MAX")):
         os.closerange(low, descriptor)
         low = descriptor + 1
 
@@ -314,15 +314,15 @@ def _library() -> list[str]:
     return [f"{folder}/{name}" for name in os.listdir(folder) if not name.endswith("-packages")]  # noqa: PTH208
 
 
-def _places(packages: frozenset[str]) -> list[str]:
+def _package_paths(packages: frozenset[str]) -> list[str]:
     """Return the paths of packages, and of the libraries that come with their wheels."""
-    places = []
+    paths = []
     for name in packages - sys.stdlib_module_names:
         module = sys.modules[name]
         folders = [*getattr(module, "__path__", ())]
-        places += folders or [getattr(module, "__file__", None) or ""]
-        places += [f"{folder}.libs" for folder in folders]
-    return [place for place in places if place]
+        paths += folders or [getattr(module, "__file__", None) or ""]
+        paths += [f"{folder}.libs" for folder in folders]
+    return [path for path in paths if path]
 
 
 def _answer(data: dict[str, Any]) -> None:
