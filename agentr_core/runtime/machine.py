@@ -169,6 +169,19 @@ def formats(recipe: Recipe, *, trains: bool = True) -> str:
     return f"number formats: {found}; {bfloat16_speed()}"
 
 
+def accelerators() -> list[str]:
+    """Return, in lines, which PyTorch there is, and which GPUs it sees."""
+    # Slow to import.
+    import torch
+
+    gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
+    return [
+        f"torch: {torch.__version__}, {built}",
+        f"gpu: {', '.join(gpus) or 'PyTorch sees none; models run on the processor'}",
+    ]
+
+
 def bfloat16_speed() -> str:
     """Return a phrase that says whether this machine computes bfloat16 fast, and with what."""
     fast = bfloat16()

@@ -75,6 +75,7 @@ from agentr_core.store.queries.runs import (
     trained_iterations,
 )
 from agentr_core.store.queries.trees import providers
+from agentr_core.texts import goal
 from agentr_core.types import Trajectory
 
 # What served models read and wrote in an iteration, and what that costs at the recipe's prices.
@@ -452,7 +453,7 @@ def failures(place: Workplace, iteration: int) -> tuple[Section, ...]:
         Row(
             (
                 episode.instance.key,
-                _excerpt(episode.trajectory.first_observation.strip().rpartition("\n")[2]),
+                _excerpt(goal(episode.trajectory.first_observation)),
                 mishap(episode.trajectory),
                 str(len(episode.trajectory.steps)),
                 *(["won" if episode in lost else "lost"] if before else []),

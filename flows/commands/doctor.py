@@ -8,7 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from agentr_core.runtime.machine import bfloat16, bfloat16_speed
+from agentr_core.runtime.machine import accelerators, bfloat16, bfloat16_speed
 from agentr_core.tools.python.confinement import Level
 from agentr_core.tools.python.tool import PythonTool, named
 from tasks.wiring import vllm_environment
@@ -35,18 +35,12 @@ def machine() -> list[str]:
     """Return, in lines, which Python, PyTorch, GPU and vLLM there are, and the room on the disk of
     the working directory.
     """
-    # Slow to import.
-    import torch
-
-    gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
-    built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
     server = vllm_environment()
     made = sorted(server.glob("lib/python*/site-packages/vllm*-*.dist-info"))
     room = shutil.disk_usage(Path.cwd())
     return [
         f"python: {platform.python_version()} in {sys.prefix}",
-        f"torch: {torch.__version__}, {built}",
-        f"gpu: {', '.join(gpus) or 'PyTorch sees none; models run on the processor'}",
+        *accelerators(),
         f"vllm: {f'{made[0].name.removesuffix(_INFO)} in {server}' if made else f'none in {server}; {_MAKES_IT}'}",
         f"disk: {room.free / 2**30:,.1f} GiB free of {room.total / 2**30:,.1f} GiB at {Path.cwd()}",
     ]
