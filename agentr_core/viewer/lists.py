@@ -232,6 +232,12 @@ def list_page(store: Store, name: str, query: Mapping[str, str]) -> ListPage:
     sides = evaluation_names(store, [filters[key] for key in ("before", "after", "evaluation") if key in filters])
     both = name == "differences" and set(source.always) <= filters.keys()
 
+    of = next((sides[filters[key]] for key in ("evaluation", "after", "before") if filters.get(key) in sides), None)
+    run = filters.get("run") or (of.run_id if of else None)
+    crumbs = [Cell(run, document.page_of("run", run))] if run else []
+    if "evaluation" in filters and of:
+        crumbs.append(Cell(f"{wording.label(of.name)}, {wording.iteration(of.iteration)}"))
+
     def link(path: str = f"/{name}", **more: Any) -> str:
         return document.with_query(path, {**filters, **keeps, **more})
 
@@ -248,7 +254,7 @@ def list_page(store: Store, name: str, query: Mapping[str, str]) -> ListPage:
         choices=choices(store, source),
         free=tuple(key for key in source.filters if key not in source.choices),
         suggestions=suggestions(store, source),
-        crumbs=_crumbs(filters, sides),
+        crumbs=crumbs,
         sides={key: sides[filters[key]] for key in ("before", "after") if filters.get(key) in sides},
         changes={
             kind: Cell(wording.count(count), link(change=kind))
@@ -310,18 +316,6 @@ def _head(column: Column, sort: str, can: bool, link: Callable[..., str]) -> Cel
     first, second = (f"{way}{column.name}" for way in ways)
     tone = "desc" if sort == f"-{column.name}" else "asc" if sort == column.name else ""
     return Cell(column.title, link(sort=second if sort == first else first), tone)
-
-
-def _crumbs(filters: Mapping[str, str], sides: Mapping[str, EvaluationName]) -> list[Cell]:
-    """Return what a list belongs to, from the run down."""
-    of = next((sides[filters[key]] for key in ("evaluation", "after", "before") if filters.get(key) in sides), None)
-    run = filters.get("run") or (of.run_id if of else None)
-    crumbs = [Cell(run, document.page_of("run", run))] if run else []
-    if "evaluation" in filters and of:
-        crumbs.append(Cell(f"{wording.label(of.name)}, {wording.iteration(of.iteration)}", None))
-    if filters.get("iteration", "").isdigit():
-        crumbs.append(Cell(wording.iteration(int(filters["iteration"])), None))
-    return crumbs
 
 
 def _cell(column: Column, record: Record) -> Cell:
