@@ -530,7 +530,7 @@ def conversation(record: dict[str, Any], where: str) -> tuple[Message, ...]:
             f"{where} was exported for LLaMA-Factory by an earlier version of agentr, without flags, and only its last "
             "reply is to be trained; export it again"
         )
-    values = atif_turns(record, where) if is_atif(record) else _turn_list(record, where)
+    values = atif_turns(record, where) if is_atif(record) else _turns(record, where)
     return in_context(
         record, turns(flagged(record, values, where), where, tools=defined_tools(record) is not None), where
     )
@@ -565,7 +565,7 @@ def defined_tools(record: Mapping[str, Any]) -> Any:
     return definitions if holds(definitions) and definitions != "[]" else None
 
 
-def _turn_list(record: dict[str, Any], where: str) -> list[Any]:
+def _turns(record: dict[str, Any], where: str) -> list[Any]:
     lists = [record[name] for name in ("messages", "conversations") if isinstance(record.get(name), list)]
     if len([values for values in lists if values]) > 1 and lists[0] != lists[1]:
         raise DataFileError(f"{where} has both messages and conversations, and they differ; leave one out")

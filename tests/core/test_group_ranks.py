@@ -104,7 +104,7 @@ def test_two_processes_train_as_one(
         PLAIN, lora_r=lora_r, learning_rate=1e-2 if lora_r else 1e-3, gradient_checkpointing=checkpointing
     )
     grpo = GrpoConfig(beta=beta, loss_type=loss_type)
-    options: dict[str, Any] = {"updates": 4, "most": 300}
+    options: dict[str, Any] = {"updates": 4, "max_tokens": 300}
     one, weights = trained(Learner(tiny_model_dir, training, grpo, **options), tmp_path / "one.safetensors")
     split = dataclasses.replace(training, launch=launch)
     with closing(make_learner(tiny_model_dir, split, grpo, folder=tmp_path, **options)) as made:
@@ -127,7 +127,7 @@ def test_a_saved_state_is_gone_on_from_to_the_same_weights(
     launch: LaunchConfig, lora_r: int, tiny_model_dir: Path, tmp_path: Path
 ) -> None:
     training = dataclasses.replace(PLAIN, launch=launch, lora_r=lora_r)
-    options: dict[str, Any] = {"updates": 4, "most": 300, "folder": tmp_path}
+    options: dict[str, Any] = {"updates": 4, "max_tokens": 300, "folder": tmp_path}
     with closing(make_learner(tiny_model_dir, training, GrpoConfig(), **options)) as whole:
         whole.update(UPDATES[0])
         for number in (1, 2):

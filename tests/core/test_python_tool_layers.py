@@ -20,7 +20,7 @@ from agentr_core.tools.python.tool import PythonTool
 
 confinement.prctl(confinement.PR_SET_NO_NEW_PRIVS, 1)
 lines = [confinement._line(0x20, 0), *confinement._answer(444, 0x00050000 | 38), confinement._line(0x06, 0x7FFF0000)]
-confinement._load_filter(b"".join(lines))
+confinement._load(b"".join(lines))
 
 async def level(asked):
     try:

@@ -186,7 +186,7 @@ def fault_of(error: Exception, where: Endpoint, server: ServerConfig) -> AgentrE
         )
     if isinstance(error, APIStatusError):
         status = error.status_code
-        detail = where.redacted(" ".join(_error_text(error.body).split()))[:500] or "without a word"
+        detail = where.redacted(" ".join(_message(error.body).split()))[:500] or "without a word"
         if error.code == _NO_CREDIT:
             return EndpointError(
                 f"the account at {where.url} has no credit left: {detail}; top it up, and resume the run"
@@ -231,7 +231,7 @@ def retry_after(error: Exception) -> float | None:
     return seconds_told(error.response.headers.get("retry-after", ""), now=time.time())
 
 
-def _error_text(body: object) -> str:
+def _message(body: object) -> str:
     """Return what the body of an error says. The client's own message has it in OpenAI's form only,
     but many servers answer with a plain text, or have one under another name.
     """

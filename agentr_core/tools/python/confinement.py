@@ -276,10 +276,10 @@ def install() -> None:
     """Install the filter in this process, which must have one thread and `no_new_privs`. Raises
     `OSError`.
     """
-    _load_filter(_program(os.uname().machine, os.getpid()))
+    _load(_program(os.uname().machine, os.getpid()))
 
 
-def _load_filter(program: bytes) -> None:
+def _load(program: bytes) -> None:
     code = ctypes.create_string_buffer(program, len(program))
     # struct sock_fprog: a count, padding, a pointer.
     prctl(PR_SET_SECCOMP, _MODE_FILTER, struct.pack("@HP", len(program) // 8, ctypes.addressof(code)))

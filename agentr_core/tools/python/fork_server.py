@@ -65,7 +65,7 @@ class Watch:
                 os.close(descriptor)
         stdout, stderr = (self._text(descriptor) for descriptor in self._output)
         truncated = any(len(data) > self._limits.output_bytes for data in self._output.values())
-        kind, detail = _status_of(status, cause, self._limits)
+        kind, detail = _outcome(status, cause, self._limits)
         if kind is Status.OK and not stdout.strip():
             kind = Status.EMPTY
         return {"status": kind, "stdout": stdout, "stderr": stderr, "truncated": truncated, "cause": detail}
@@ -144,7 +144,7 @@ class Watch:
         return (buffer[-limit:] if descriptor == self._stderr else buffer[:limit]).decode("utf-8", errors="replace")
 
 
-def _status_of(status: int, cause: str, limits: Limits) -> tuple[Status, str]:
+def _outcome(status: int, cause: str, limits: Limits) -> tuple[Status, str]:
     """Return the status of a call and its cause, from how its process ended."""
     if cause == "timeout":
         return Status.TIMEOUT, f"more than {limits.timeout_s:g} s"
@@ -231,7 +231,7 @@ class ForkServer:
         required = frozenset(name.partition(".")[0] for name in set(sys.modules) - before)
         self._rules = -1
         if self._level.includes(Level.LANDLOCK):
-            readable = (*_SYSTEM, *_DEVICES, *_library(), *_package_paths(required | set(packages)))
+            readable = (*_SYSTEM, *_DEVICES, *_library(), *_paths(required | set(packages)))
             self._rules = confinement.ruleset(readable, str(self._folder), confinement.abi())
         confinement.prctl(confinement.PR_SET_CHILD_SUBREAPER, 1)
         if self._level.includes(Level.LIMITS):
@@ -314,7 +314,7 @@ def _library() -> list[str]:
     return [f"{folder}/{name}" for name in os.listdir(folder) if not name.endswith("-packages")]  # noqa: PTH208
 
 
-def _package_paths(packages: frozenset[str]) -> list[str]:
+def _paths(packages: frozenset[str]) -> list[str]:
     """Return the paths of packages, and of the libraries that come with their wheels."""
     paths = []
     for name in packages - sys.stdlib_module_names:
