@@ -331,7 +331,8 @@ TRAJECTORIES = Listing(
     },
 )
 TREES = Listing(
-    columns="t.tree_id, t.first_observation, t.instance_id, x.depth, i.iteration, t.dives_done, t.finished, t.created_at",
+    columns="t.tree_id, t.first_observation, "
+    "t.instance_id, x.depth, i.iteration, t.dives_done, t.finished, t.created_at",
     source="tree t join instance x using (instance_id) left join iteration i using (iteration_id)",
     details="left join (select tree_id, count(*) as nodes, count(*) filter (step.success) as wins, "
     "max(step.reward) as best from node where tree_id in (select tree_id from page) group by tree_id) using (tree_id) "
@@ -346,7 +347,8 @@ TREES = Listing(
     choices={"depth": _DEPTHS},
 )
 PAIRS = Listing(
-    columns="p.pair_id, t.first_observation, t.instance_id, i.iteration, p.good_reward, p.bad_reward, p.shared_steps, c.first_error, "
+    columns="p.pair_id, t.first_observation, "
+    "t.instance_id, i.iteration, p.good_reward, p.bad_reward, p.shared_steps, c.first_error, "
     "exists (from sample s where s.pair_id = p.pair_id) as spliced",
     source="pair p join tree t using (tree_id) left join iteration i on i.iteration_id = p.iteration_id "
     "left join critique c using (pair_id)",
@@ -407,7 +409,8 @@ REJECTIONS = Listing(
 # The revision tests of two runs may go on from different failures of the same instance.
 _GIVEN_THE_SAME = "[s.reply for s in t.steps[:a.cut]] = [s.reply for s in u.steps[:a.cut]]"
 DIFFERENCES = Listing(
-    columns="a.instance_id, t.first_observation, x.depth, a.repeat, a.cut, a.trajectory_id as before_id, b.trajectory_id as after_id, "
+    columns="a.instance_id, t.first_observation, "
+    "x.depth, a.repeat, a.cut, a.trajectory_id as before_id, b.trajectory_id as after_id, "
     "t.success as before, u.success as after, t.reward as before_reward, u.reward as after_reward",
     source="episode a join episode b using (instance_id, repeat, cut) join instance x using (instance_id) "
     "join trajectory t on t.trajectory_id = a.trajectory_id join trajectory u on u.trajectory_id = b.trajectory_id",

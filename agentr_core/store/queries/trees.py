@@ -147,7 +147,8 @@ def tool_calls(store: Store, kind: str, owner_id: str) -> list[ToolCall]:
 
 def win_beside(store: Store, head: TrajectoryHead) -> Win | None:
     """Return the won episode of the same instance that is next to one: of the nearest kin, of these
-    the one that shares most actions with it before they part, else the shortest; None if nobody won.
+    the one that shares most actions with it before they part, then the shortest; None if nobody
+    won.
     """
     return next(
         (
@@ -236,7 +237,8 @@ with mine as (
 select won.trajectory_id, kin, source, iteration, won.actions
 from won, mine
 order by list_position(['group', 'evaluation', 'other', 'expert'], kin),
-    len(list_filter(range(1, num_steps + 1), lambda n: won.actions[:n] = mine.actions[:n])) desc, num_steps, trajectory_id
+    len(list_filter(range(1, num_steps + 1), lambda n: won.actions[:n] = mine.actions[:n])) desc, num_steps,
+    trajectory_id
 limit 1
 """
 _FAILURES = """
@@ -405,7 +407,8 @@ def validations(store: Store, iteration_id: str) -> list[Validation]:
 _GROUP = """
 select g.iteration_id, i.run_id, i.iteration, g.step, g.number, g.instance_id, g.policy, g.reward, g.wins, g.contrast,
     g.prefix, (select any_value(t.first_observation) from trajectory t where t.trajectory_id in (
-        select trajectory_id from rl_rollout r where (r.iteration_id, r.step, r.number) = (g.iteration_id, g.step, g.number)
+        select trajectory_id from rl_rollout r
+        where (r.iteration_id, r.step, r.number) = (g.iteration_id, g.step, g.number)
     ))
 from rl_group g join iteration i using (iteration_id)
 where g.iteration_id = ? and g.step = ? and g.number = ?
