@@ -11,16 +11,20 @@ import gallery
 import httpx
 import pytest
 from browser import HOSTILE, browse
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentr_core.errors import ConfigError
+from agentr_core.evaluation.metrics import is_stuck
 from agentr_core.reports import wording
 from agentr_core.samples.rendering import ReadToken
 from agentr_core.store.database import Store
-from agentr_core.store.queries.trees import TreeNode
+from agentr_core.store.queries.trees import PathStep, Sampled, TreeNode
 from agentr_core.store.tables import merge
 from agentr_core.store.text_index import TextIndex
 from agentr_core.system import LOOPBACK
 from agentr_core.viewer import pages as viewer_pages
+from agentr_core.viewer import strip
 from agentr_core.viewer.bundle import bundle
 from agentr_core.viewer.pages import extract
 from agentr_core.viewer.server import app
@@ -146,9 +150,12 @@ async def test_a_pair_shows_first_error_verdict_and_splice(pages: httpx.AsyncCli
     assert bad.count("First error") == 1
     assert "Judgement: bad" in bad
     assert "LOSE" in bad
-    assert "WIN" not in bad
+    # Of the other path a side has only the sibling, which was not taken there.
+    details = re.compile(r'<details class="beside">.*?</details>', re.DOTALL)
+    assert "WIN" in bad
+    assert "WIN" not in details.sub("", bad)
     assert "WIN" in good
-    assert "LOSE" not in good.partition("The splice")[0]
+    assert "LOSE" not in details.sub("", good.partition("The splice")[0])
     assert re.search(r"\d visits?, value&nbsp;\d", good)
     assert f"/sample/{gallery.REVISION}" in good
 
@@ -382,3 +389,75 @@ def test_an_extract_shows_what_was_found() -> None:
     assert ("Boat", True) in pieces
     assert sum(len(piece) for piece, _ in pieces) < 600
     assert extract("nothing of it", ["boat"]) == [("nothing of it", False)]
+
+
+def path_step(position: int, action: str, *, valid: bool | None = True, observation: str = "ok") -> PathStep:
+    return PathStep(position, None, action, action, valid, observation, 0.0, False, False, 0, 1, None, None, None, None)
+
+
+def test_a_strip_folds_what_repeats_and_names_the_first_faults() -> None:
+    words = ["look", "get", "make", "get", "make", "get", "make", "go", "go", "buy"]
+    steps = [
+        path_step(at, word, valid=at != 8, observation="No." if at == 8 else "ok") for at, word in enumerate(words)
+    ]
+    folded = strip.folds(steps, 2)
+    assert [(one.loop, one.times, [line.action for line in one.lines]) for one in folded] == [
+        (False, 1, ["look"]), (True, 3, ["get", "make"]), (False, 2, ["go"]), (False, 1, ["buy"]),
+    ]  # fmt: skip
+    assert [line.action for one in folded for line in one.lines if line.parts] == ["make"]
+    faults = strip.faults(steps, folded, "failure")
+    assert [(one.kind, one.position) for one in faults] == [("loop", 3), ("refused", 8), ("lost", 9)]
+    assert faults[1].line.answer == "No."
+    # A world that does not say whether it took an action has refused none.
+    silent = [path_step(0, "go", valid=None)]
+    assert not strip.faults(silent, strip.folds(silent), "step_limit")
+    assert not strip.faults([], strip.folds([]), "failure")
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=14))
+def test_a_strip_marks_a_loop_where_evaluations_count_one(words: list[str]) -> None:
+    folded = strip.folds([path_step(at, word) for at, word in enumerate(words)])
+    assert any(one.loop for one in folded) == is_stuck(words)
+    assert sum(one.times * len(one.lines) for one in folded) == len(words)
+
+
+async def test_a_failed_episode_stands_beside_a_won_one_and_between_other_failures(pages: httpx.AsyncClient) -> None:
+    page = (await pages.get(f"/trajectory/{gallery.ROLLOUTS[1]}")).text
+    assert "<h1>Start." in page
+    assert "Ended by step limit after 2 steps, reward 0" in shown(page)
+    beside = page.partition('id="beside"')[2].partition("</section>")[0]
+    assert "of the same group" in shown(beside)
+    assert f'href="/trajectory/{gallery.ROLLOUTS[0]}"' in beside
+    assert f'rel="next" href="/trajectory/{gallery.ROLLOUTS[2]}"' in page
+    assert 'rel="prev"' not in page
+    assert 'id="beside"' not in (await pages.get(f"/trajectory/{gallery.ROLLOUTS[0]}")).text
+    group = (await pages.get(f"/group/{gallery.ITERATION}/1/0")).text
+    assert group.count("#beside") == 2
+    assert "Start." in (await pages.get("/trajectories")).text
+
+
+async def test_a_pair_has_three_witnesses_and_a_tree_its_texts_on_hover(tmp_path: Path) -> None:
+    store = gallery.fill(tmp_path / "store.duckdb", "<b>")
+    with store.transaction() as con:
+        con.execute("insert into oracle_verdict (tree_id, node_index, verdict) values (?, 3, 'bad')", [gallery.TREE])
+    async with client(store) as http:
+        page = (await http.get(f"/pair/{gallery.PAIR}")).text
+        tree = (await http.get(f"/tree/{gallery.TREE}")).text
+        trajectory = (await http.get(f"/trajectory/{gallery.ROLLOUTS[1]}")).text
+    witnesses = shown(page.partition('class="witnesses"')[2].partition("</section>")[0])
+    assert witnesses.count("first error") == 3 - 1, "no step is worth less than its siblings"
+    assert "bad, first error" in witnesses
+    drawing = tree[tree.index("<svg") : tree.index("</svg>")]
+    assert "seen lose&lt;b&gt;" in drawing
+    assert drawing.count('class="edge both"') == 1
+    assert drawing.count('class="edge bad"') == 2, "the shared edge is drawn in both colours"
+    assert "END&lt;b&gt;" in trajectory
+    assert "END<b>" not in trajectory
+
+
+def test_replies_are_placed_by_their_tokens() -> None:
+    tokens = [ReadToken(one, "x", "assistant", one < 5) for one in (9, 1, 2, 9, 1, 2, 3)]
+    replies = viewer_pages.replies_in(
+        [tokens], [Sampled(0, [1, 2], [-0.1, -3.0], 1), Sampled(1, [], [], None), Sampled(2, [1, 2, 3], [], 4)]
+    )
+    assert [(at, one.start, one.end) for at, one in replies.items()] == [(0, 1, 3), (2, 4, 7)]
