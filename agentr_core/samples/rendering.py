@@ -125,7 +125,12 @@ class Encoder:
         self._tokenizer = tokenizer
         self._lock = Lock()
         self._control_pattern = _pattern(self.control)
-        self._written_token = re.compile("|".join(map(_token_pattern, _longest_first(control.values()))) or r"(?!)")
+        # Some tokens include the space beside them in a text.
+        patterns = [
+            (r"\s*" if token.lstrip else "") + re.escape(str(token)) + (r"\s*" if token.rstrip else "")
+            for token in _longest_first(control.values())
+        ]
+        self._written_token = re.compile("|".join(patterns) or r"(?!)")
         self._inside = _Inside(tokenizer)
         self._encoded = lru_cache(_CACHED_SEGMENTS)(self._template)
         self._characters = lru_cache(_CACHED_SEGMENTS)(self._outside)
@@ -301,12 +306,6 @@ def _separates(token: str) -> bool:
 
 def _pattern(texts: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, _longest_first(texts))) or r"(?!)")
-
-
-def _token_pattern(token: Any) -> str:
-    """Return the pattern of a token in a text: some tokens include the space beside them."""
-    before, after = (r"\s*" if takes_space else "" for takes_space in (token.lstrip, token.rstrip))
-    return before + re.escape(str(token)) + after
 
 
 def _longest_first(texts: Iterable[T]) -> list[T]:

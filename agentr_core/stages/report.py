@@ -480,12 +480,12 @@ def mishap(trajectory: Trajectory) -> str:
     loop, length = metrics.first_loop(actions) or (len(steps), 0)
     if loop < refused:
         repeated = "; ".join(map(_excerpt, actions[loop : loop + length]))
-        return f"from step {loop + 1} on it repeats: {repeated}"
+        return f"from step {loop} on it repeats: {repeated}"
     number = min(refused, len(steps) - 1)
     step = steps[number]
     how = "refused" if number == refused else f"last, ended by {wording.label(trajectory.stop)}"
     answer = _excerpt(step.observation)
-    return f"step {number + 1}, {how}: {_excerpt(step.action or step.reply)}{f' → {answer}' if answer else ''}"
+    return f"step {number}, {how}: {_excerpt(step.action or step.reply)}{f' → {answer}' if answer else ''}"
 
 
 def _excerpt(text: str) -> str:

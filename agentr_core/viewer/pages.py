@@ -29,6 +29,7 @@ from agentr_core.store.queries.datasets import (
     sample_head,
     training_curve,
 )
+from agentr_core.store.queries.failures import failures_beside, win_beside
 from agentr_core.store.queries.listings import (
     ancestry,
     entities_beginning,
@@ -49,7 +50,6 @@ from agentr_core.store.queries.trees import (
     ToolCall,
     TreeNode,
     VerdictLine,
-    failures_beside,
     family,
     group_head,
     group_rollouts,
@@ -66,7 +66,6 @@ from agentr_core.store.queries.trees import (
     tree_nodes,
     validations,
     verdicts_of_pair,
-    win_beside,
 )
 from agentr_core.store.text_index import RANKED, Matches, Place, phrases, text_of
 from agentr_core.texts import visible
@@ -337,8 +336,13 @@ def pair(store: Store, pair_id: str) -> Page | None:
     oracle = oracle_verdicts(store, head.tree_id)
     siblings = _siblings(nodes, steps)
     verdicts = {verdict.position: verdict for verdict in verdicts_of_pair(store, pair_id)}
+
+    def mean_value(siblings: Sequence[TreeNode]) -> float | None:
+        visits = sum(sibling.visits for sibling in siblings)
+        return sum(sibling.visits * (sibling.value or 0.0) for sibling in siblings) / visits if visits else None
+
     witnesses = [
-        Witnesses(step, verdicts.get(step.position), _siblings_value(siblings[step.node]), oracle.get(step.node))
+        Witnesses(step, verdicts.get(step.position), mean_value(siblings[step.node]), oracle.get(step.node))
         for step in bad
         # All three look at the same steps.
         if step.node is not None and step.position >= min(verdicts, default=0)
@@ -385,11 +389,6 @@ def _siblings(nodes: Collection[TreeNode], steps: Sequence[PathStep]) -> dict[in
     parents = {one.number: one.parent for one in nodes}
     numbers = [step.node for step in steps if step.node is not None]
     return {number: [one for one in children[parents[number]] if one.number != number] for number in numbers}
-
-
-def _siblings_value(siblings: Sequence[TreeNode]) -> float | None:
-    visits = sum(one.visits for one in siblings)
-    return sum(one.visits * (one.value or 0.0) for one in siblings) / visits if visits else None
 
 
 def by_position(calls: Sequence[ToolCall]) -> dict[int, list[ToolCall]]:

@@ -23,7 +23,8 @@ class PathStep(NamedTuple):
     node: int | None
     reply: str
     action: str
-    valid: bool
+    valid: bool | None
+    """None from a world that does not say which actions it accepts."""
     observation: str
     reward: float
     success: bool
@@ -92,28 +93,6 @@ class Derivation(NamedTuple):
     num_steps: int
 
 
-class Win(NamedTuple):
-    """A won episode of an instance; `kin` says how near it is to another episode of that: of the
-    same group, of the same evaluation, of another model or iteration, or the expert's.
-    """
-
-    trajectory_id: str
-    kin: str
-    source: str
-    iteration: int | None
-    actions: list[str]
-
-
-class Neighbours(NamedTuple):
-    """The failed episodes beside one in its evaluation, or of its source in its iteration."""
-
-    before: str | None
-    after: str | None
-    number: int
-    """How many of them come before it."""
-    total: int
-
-
 class Sampled(NamedTuple):
     """The tokens of a step as they were sampled; empty where the sampler told none."""
 
@@ -143,34 +122,6 @@ def tool_calls(store: Store, kind: str, owner_id: str) -> list[ToolCall]:
     in order.
     """
     return [ToolCall(*row) for row in store.rows(_CALLS_OF_A_STEP, kind, owner_id)]
-
-
-def win_beside(store: Store, head: TrajectoryHead) -> Win | None:
-    """Return the won episode of the same instance that is next to one: of the nearest kin, of these
-    the one that shares most actions with it before they part, else the shortest; None if nobody
-    won.
-    """
-    return next(
-        (
-            Win(*row)
-            for row in store.rows(
-                _WIN,
-                head.trajectory_id,
-                head.instance_id,
-                head.evaluation_id,
-                head.group_iteration,
-                head.group_step,
-                head.group_number,
-            )
-        ),
-        None,
-    )
-
-
-def failures_beside(store: Store, trajectory_id: str) -> Neighbours:
-    """Return the failed episodes before and after a stored one, in the order of the lists."""
-    ((before, after, number, total),) = store.rows(_FAILURES, trajectory_id)
-    return Neighbours(before, after, number, total)
 
 
 def sampled_tokens(store: Store, trajectory_id: str) -> list[Sampled]:
@@ -219,42 +170,6 @@ _CALLS_OF_A_STEP = """
 select c.position, c.tool, c.key, c.status, c.milliseconds, c.cached, c.output
 from tool_call c
 where c.kind = ? and c.owner_id = ? order by c.position, c.number
-"""
-# An episode that begins like this one shows best where they part.
-_WIN = """
-with mine as (
-    select [s.action for s in steps] as actions from trajectory where trajectory_id = $1
-), won as (
-    select t.trajectory_id, t.source, [s.action for s in t.steps] as actions, i.iteration, t.num_steps,
-        case when (r.iteration_id, r.step, r.number) = ($4, $5, $6) then 'group'
-            when t.evaluation_id = $3 then 'evaluation' when t.source = 'expert' then 'expert' else 'other' end as kin
-    from trajectory t
-    left join evaluation e using (evaluation_id)
-    left join iteration i on i.iteration_id = coalesce(t.iteration_id, e.iteration_id)
-    left join rl_rollout r using (trajectory_id)
-    where t.instance_id = $2 and t.success and t.trajectory_id <> $1 and t.source not in ('bare', 'ungraded')
-)
-select won.trajectory_id, kin, source, iteration, won.actions
-from won, mine
-order by list_position(['group', 'evaluation', 'other', 'expert'], kin),
-    len(list_filter(range(1, num_steps + 1), lambda n: won.actions[:n] = mine.actions[:n])) desc,
-    num_steps, trajectory_id
-limit 1
-"""
-_FAILURES = """
-with mine as (
-    select trajectory_id, created_at, source, evaluation_id, iteration_id from trajectory where trajectory_id = $1
-), failure as (
-    select t.trajectory_id, t.created_at, (t.created_at, t.trajectory_id) < (m.created_at, m.trajectory_id) as earlier
-    from trajectory t join mine m
-        on t.source = m.source and t.evaluation_id is not distinct from m.evaluation_id
-        and t.iteration_id is not distinct from m.iteration_id
-    where not t.success and t.trajectory_id <> $1
-)
-select arg_max(trajectory_id, (created_at, trajectory_id)) filter (earlier),
-    arg_min(trajectory_id, (created_at, trajectory_id)) filter (not earlier),
-    count(*) filter (earlier), count(*)
-from failure
 """
 _SAMPLED = """
 select position, coalesce(token_ids, []), coalesce(logprobs, []), asked.prompt_tokens

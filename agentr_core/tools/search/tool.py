@@ -265,7 +265,12 @@ class AnswerCache:
         self._known_identities: Collection[str] | None = None
         self._listing = threading.Lock()
         if store is not None:
-            self._lookups, self._stored = CallCombiner(store.find), CallCombiner(_saver(store))
+
+            def save(calls: Sequence[ToolCall]) -> Mapping[str, ToolCall]:
+                store.keep(calls)
+                return {}
+
+            self._lookups, self._stored = CallCombiner(store.find), CallCombiner(save)
 
     def answer(self, call: ToolCall, ask: Callable[[ToolCall], ToolCall]) -> tuple[ToolCall, bool]:
         """Return the call with its answer, and whether the answer came from another call. Raises as
@@ -314,14 +319,6 @@ class AnswerCache:
             if self._known_identities is None:
                 self._known_identities = store.identities()
             return self._known_identities
-
-
-def _saver(store: AnswerStore) -> Callable[[Sequence[ToolCall]], Mapping[str, ToolCall]]:
-    def keep(calls: Sequence[ToolCall]) -> Mapping[str, ToolCall]:
-        store.keep(calls)
-        return {}
-
-    return keep
 
 
 # The contract of retrieval servers: `/search`, `/batch_search`, `/health`.
