@@ -141,8 +141,9 @@ def _evaluations(recipe: Recipe, asked: Mapping[str, Any], acting: Sequence[Any]
     of the others.
     """
     config = {field: value for field, value in asked["evaluation"].items() if field not in ("sets", "development")}
-    instances = {field: value for field, value in asked["instances"].items() if field.startswith("test")}
-    whole = fingerprint("evaluate", *acting, asked["environments"] if recipe.environments else instances, config)
+    instances = asked["environments"] if recipe.environments else asked["instances"]
+    held_out = {field: value for field, value in instances.items() if recipe.environments or field.startswith("test")}
+    whole = fingerprint("evaluate", *acting, held_out, config)
     sets = asked["evaluation"].get("sets", {})
     return {"evaluate": whole, **{f"evaluate/{name}": fingerprint(whole, chosen) for name, chosen in sets.items()}}
 
