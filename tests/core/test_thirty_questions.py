@@ -1,7 +1,8 @@
 """Thirty questions that a new analyst asks of a store, each answered by one `agentr sql`.
 
-They were written down by someone who knew the field but not the views, before any view was changed
-for them. The answers come from what the store was made of, not from other queries.
+They were written down before any view was changed for them; some were replaced by others that the
+small store of the tests can answer. The answers come from what the store was made of, not from
+other queries.
 """
 
 from __future__ import annotations
