@@ -600,8 +600,7 @@ async def play_evaluations(place: Workplace, iteration: int, series: Sequence[Se
     """
     checkpoint = place.trained(iteration)
     place.store.write(merge(_head(place, iteration, one, checkpoint, finished=False) for one in series))
-    for one in series:
-        _take_over(place, iteration, one, checkpoint)
+    _take_over(place, iteration, series, checkpoint)
     iteration_id = place.iteration_id(iteration)
     shards: list[EpisodeShard] = []
     with snapshot(place.store) as state:
@@ -641,38 +640,36 @@ async def play_evaluations(place: Workplace, iteration: int, series: Sequence[Se
     return True
 
 
-def _take_over(place: Workplace, iteration: int, series: Series, checkpoint: Checkpoint) -> None:
-    """Copy the missing episodes of an evaluation that other runs have played with equal weights, as
+def _take_over(place: Workplace, iteration: int, series: Sequence[Series], checkpoint: Checkpoint) -> None:
+    """Copy the missing episodes of evaluations that other runs have played with equal weights, as
     this run would play them.
     """
-    stage = STAGE if series.name in (TEST, REVISION) else f"{STAGE}/{series.name}"
-    missing = {plan.key: plan for plan in series.plans}
-    for episode in load_episodes(place.store, series.evaluation_id):
-        missing.pop(_key(episode), None)
-    others = evaluations_alike(
-        place.store,
-        place.run_id,
-        stage,
-        iteration=iteration,
-        name=series.name,
-        weights_sha256=checkpoint.weights_sha256,
-    )
-    for other in others:
-        if not missing:
-            break
-        # The revision test of another run may go on from other steps.
-        originals = {
-            episode_id(series.evaluation_id, _key(episode)): episode.trajectory_id
-            for episode in load_episodes(place.store, other)
-            if (plan := missing.get(_key(episode))) and given_steps(episode) == tuple(s.reply for s in plan.prefix)
-        }
-        copied = copy_episodes(
-            place.store,
-            originals,
-            evaluation_id=series.evaluation_id,
-            iteration_id=place.iteration_id(iteration),
-        )
-        missing = {key: plan for key, plan in missing.items() if episode_id(series.evaluation_id, key) not in copied}
+    copies: list[tuple[str, dict[str, str]]] = []
+    with snapshot(place.store) as state:
+        for one in series:
+            stage = STAGE if one.name in (TEST, REVISION) else f"{STAGE}/{one.name}"
+            others = evaluations_alike(
+                state,
+                place.run_id,
+                stage,
+                iteration=iteration,
+                name=one.name,
+                weights_sha256=checkpoint.weights_sha256,
+            )
+            played = {_key(episode) for episode in load_episodes(state, one.evaluation_id)} if others else set()
+            missing = {plan.key: plan for plan in one.plans if plan.key not in played}
+            originals: dict[str, str] = {}
+            for other in others:
+                for episode in load_episodes(state, other) if missing else []:
+                    plan = missing.get(key := _key(episode))
+                    # The revision test of another run may go on from other steps.
+                    if plan and given_steps(episode) == tuple(step.reply for step in plan.prefix):
+                        originals[episode_id(one.evaluation_id, key)] = episode.trajectory_id
+                        del missing[key]
+            if originals:
+                copies.append((one.evaluation_id, originals))
+    for evaluation, originals in copies:
+        copy_episodes(place.store, originals, evaluation_id=evaluation, iteration_id=place.iteration_id(iteration))
 
 
 # Rows, so that SQL, reports and the viewer show the same numbers, and none computes them anew.

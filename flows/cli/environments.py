@@ -57,7 +57,7 @@ def doctor(name: str | None, options: tuple[str, ...], form: str) -> None:
 @click.argument("name")
 @_option
 def env_show(name: str, options: tuple[str, ...]) -> None:
-    """Say what an environment is: splits and sizes, options, an instance."""
+    """Show splits, options and an instance of an environment."""
     from flows.commands.environments import described, options_of
 
     click.echo(described(name, options_of(options)), nl=False)

@@ -445,7 +445,7 @@ async def test_episodes_that_fail_for_good_count_as_the_recipe_says(site: Sites)
         said[way] = round(success * episodes)
         text = render_markdown(build_report(one.place, 0))
         how = "left out of the means" if way == "out" else "counted as failures with reward 0"
-        assert f"base: episodes that failed for good, {how}: 3." in text.replace("Base", "base")
+        assert f"tiny: episodes that failed for good, {how}: 3." in text.replace("Base", "base")
         # It is no episode that anything else could go on from.
         assert one.ask("select count(*) from episode") == [(total - 3,)]
 

@@ -44,8 +44,8 @@ def test_every_command_is_of_a_kind_that_is_tested_here() -> None:
     # What starts and names a server is run by tests/flows/test_deployment.py and tests/vllm.
     servers: tuple[str, ...] = ("prefect server start", "export PREFECT_API_URL=", "agentr serve")
     servers += ("CUDA_VISIBLE_DEVICES=1,2 agentr models serve", "export AGENTR_VLLM=")
-    # This one is run by tests/flows/test_env_cli.py.
-    servers += ("agentr env serve textcraft",)
+    # These are run by tests/flows/test_env_cli.py.
+    servers += ("agentr env serve textcraft", "agentr env show textcraft")
     # These are run by tests/flows/test_gateway.py.
     servers += ("agentr gateway", "python deployments/agents/")
     # `make test-vllm` runs this one.
