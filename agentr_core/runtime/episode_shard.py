@@ -28,7 +28,7 @@ from agentr_core.runtime.equipment import (
 from agentr_core.runtime.place import Workplace, helpers
 from agentr_core.store.codec.samples import PlannedRollout, planned_rows
 from agentr_core.store.codec.trajectories import (
-    copy_rollouts,
+    copy_trajectories,
     episode_rows,
     load_draws,
     load_trajectories,
@@ -325,7 +325,7 @@ def plan_rollouts(place: Workplace, iteration: int, wanted: Mapping[str, Episode
             break
         theirs = replace(place, run_id=run).iteration_id(iteration)
         originals = {key: rollout_id(theirs, collector.id, wanted[key]) for key in missing}
-        copy_rollouts(place.store, originals, iteration_id=iteration_id)
+        copy_trajectories(place.store, originals, iteration_id=iteration_id)
 
 
 async def play_rollouts(

@@ -27,7 +27,7 @@ from agentr_core.runtime.place import Workplace
 from agentr_core.store.codec.ledger import evaluation_rows, metric_rows, rejection_rows
 from agentr_core.store.codec.trajectories import (
     Episode,
-    copy_episodes,
+    copy_trajectories,
     evaluations_alike,
     load_episodes,
     load_trajectories,
@@ -669,7 +669,7 @@ def _take_over(place: Workplace, iteration: int, series: Sequence[Series], check
             if originals:
                 copies.append((one.evaluation_id, originals))
     for evaluation, originals in copies:
-        copy_episodes(place.store, originals, evaluation_id=evaluation, iteration_id=place.iteration_id(iteration))
+        copy_trajectories(place.store, originals, evaluation_id=evaluation, iteration_id=place.iteration_id(iteration))
 
 
 # Rows, so that SQL, reports and the viewer show the same numbers, and none computes them anew.

@@ -440,7 +440,7 @@ def failures(place: Workplace, iteration: int) -> tuple[Section, ...]:
         return ()
     before = ended_episodes(place, evaluation_id(place, iteration - 1, TEST)) if iteration else []
     won_before = {_key(episode) for episode in before if episode.trajectory.success}
-    lost = [episode for episode in failed if _key(episode) in won_before]
+    lost = sum(_key(episode) in won_before for episode in failed)
     gained = sum(_key(e) in won_before for e in own if e.trajectory.success)
     columns = (
         Column("Instance", "text"),
@@ -456,15 +456,15 @@ def failures(place: Workplace, iteration: int) -> tuple[Section, ...]:
                 _excerpt(goal(episode.trajectory.first_observation)),
                 mishap(episode.trajectory),
                 str(len(episode.trajectory.steps)),
-                *(["won" if episode in lost else "lost"] if before else []),
+                *(["won" if _key(episode) in won_before else "lost"] if before else []),
             )
         )
-        for episode in [*lost, *(episode for episode in failed if episode not in lost)][:_FAILURES]
+        for episode in sorted(failed, key=lambda episode: _key(episode) not in won_before)[:_FAILURES]
     )
     note = f"{len(failed)} of {len(own)} episodes failed."
     if before:
         name, won = wording.iteration(iteration - 1), len(own) - len(failed)
-        note += f" {name.capitalize()} had won {len(lost)} of them; {won - gained} that it lost are won now."
+        note += f" {name.capitalize()} had won {lost} of them; {won - gained} that it lost are won now."
     return (Section("failures", "Failed episodes", (Table(columns, tuple(rows)),), note),)
 
 

@@ -11,7 +11,7 @@ from door import Door
 from agentr_core.episodes.transcript import transcript_of
 from agentr_core.samples.identity import turn_classes
 from agentr_core.store.codec.samples import derivation_rows, load_samples, sample_rows
-from agentr_core.store.codec.trajectories import copy_rollouts, load_trajectories, trajectory_rows
+from agentr_core.store.codec.trajectories import copy_trajectories, load_trajectories, trajectory_rows
 from agentr_core.store.database import Store
 from agentr_core.store.queries.runs import token_use
 from agentr_core.store.tables import Draw, merge
@@ -96,7 +96,7 @@ def test_what_was_made_of_what_is_found_again(store: Store) -> None:
 @pytest.mark.slow
 def test_a_copied_rollout_has_its_calls(store: Store) -> None:
     store.write(trajectory_rows("old", trajectory("a", "b"), source="rollout", iteration_id="i"))
-    assert copy_rollouts(store, {"new": "old"}, iteration_id="j") == ["new"]
+    assert copy_trajectories(store, {"new": "old"}, iteration_id="j") == ["new"]
     assert load_trajectories(store, ["new"])["new"] == trajectory("a", "b")
     assert store.query("select owner_id, count(*) from tool_call group by 1 order by 1").values.tolist() == [
         ["new", 2],

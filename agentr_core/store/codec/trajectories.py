@@ -496,21 +496,6 @@ def copy_judgements(store: Store, tree_ids: Sequence[str], run_id: str, *, itera
     return len(rows)
 
 
-def copy_rollouts(store: Store, originals: Mapping[str, str], *, iteration_id: str) -> list[str]:
-    """Copy stored rollouts as rollouts of an iteration; return the ids of the copies.
-
-    A rollout that is already stored under its new id is left as it is.
-
-    Args:
-        originals: the id of the trajectory to copy, by the id of its copy.
-    """
-    with store.transaction() as con:
-        rows = con.execute(_ROLLOUTS_TO_COPY, [list(originals), list(originals.values())]).fetchall()
-        new, old = [key for key, _ in rows], [key for _, key in rows]
-        con.execute(_COPY_TRAJECTORY, [new, old, iteration_id, None])
-    return new
-
-
 def evaluations_alike(
     store: Store, run_id: str, stage: str, *, iteration: int, name: str, weights_sha256: str
 ) -> list[str]:
@@ -521,20 +506,24 @@ def evaluations_alike(
     return [evaluation_id for (evaluation_id,) in rows]
 
 
-def copy_episodes(store: Store, originals: Mapping[str, str], *, evaluation_id: str, iteration_id: str) -> list[str]:
-    """Copy stored episodes as episodes of another evaluation; return the trajectory ids of the
-    copies.
+def copy_trajectories(
+    store: Store, originals: Mapping[str, str], *, iteration_id: str, evaluation_id: str | None = None
+) -> list[str]:
+    """Copy stored rollouts as rollouts of an iteration, or stored episodes as those of one of its
+    evaluations; return the ids of the copies.
 
-    An episode that is already stored under its new id is left as it is.
+    A trajectory that is already stored under its new id is left as it is.
 
     Args:
         originals: the id of the trajectory to copy, by the id of its copy.
     """
+    source = "episode" if evaluation_id else "rollout"
     with store.transaction() as con:
-        rows = con.execute(_EPISODES_TO_COPY, [list(originals), list(originals.values())]).fetchall()
+        rows = con.execute(_TRAJECTORIES_TO_COPY, [list(originals), list(originals.values()), source]).fetchall()
         new, old = [key for key, _ in rows], [key for _, key in rows]
         con.execute(_COPY_TRAJECTORY, [new, old, iteration_id, evaluation_id])
-        con.execute(_COPY_EPISODE, [new, old, evaluation_id])
+        if evaluation_id:
+            con.execute(_COPY_EPISODE, [new, old, evaluation_id])
     return new
 
 
@@ -577,10 +566,10 @@ select j.* exclude (created_at) replace (new_id as tree_id, ? as iteration_id,
     coalesce(j.copied_from, j.tree_id) as copied_from)
 from judgement j join ids on j.tree_id = old_id and j.node_index = place
 """
-_ROLLOUTS_TO_COPY = f"""
+_TRAJECTORIES_TO_COPY = f"""
 {_PAIRS}
 select new_id, old_id from ids join trajectory t on t.trajectory_id = old_id
-where t.source = 'rollout' and new_id not in (select trajectory_id from trajectory)
+where t.source = ? and new_id not in (select trajectory_id from trajectory)
 """
 _COPY_TRAJECTORY = f"""
 insert into trajectory by name
@@ -598,11 +587,6 @@ join checkpoint c on c.checkpoint_id = e.checkpoint_id
 where mine.run_id = ? and stage = ? and other.run_id <> mine.run_id
     and i.iteration = ? and e.name = ? and c.weights_sha256 = ?
 order by other.created_at, other.run_id
-"""
-_EPISODES_TO_COPY = f"""
-{_PAIRS}
-select new_id, old_id from ids join trajectory t on t.trajectory_id = old_id
-where t.source = 'episode' and new_id not in (select trajectory_id from trajectory)
 """
 _COPY_EPISODE = f"""
 insert into episode by name
