@@ -437,13 +437,19 @@ def moving(store: Store, run_id: str, iteration: int | None = None, stage: str =
         since = max(0.0, time.time() - found.told)
         left = [None if one is None else max(0.0, one - since) for one in (found.stage_left, found.run_left)]
         work = {"progress": found, "elapsed": found.told + since - found.began, "left": left}
+    stages = stage_lines(store, run_id)
+    stored = [line for line in stages if (line.iteration, line.stage) == (iteration, stage)]
     shown = iteration if iteration is not None else found.iteration if found else None
+    if stored and not work and not any(line.train for line in stored):
+        # A stage that trained nothing, whatever its iteration has learned since.
+        shown = None
     here = document.page_of("run", run_id) if iteration is None else document.stage_page(run_id, iteration, stage)
     values = {
         "run": head,
         "work": work,
+        "waits": head.at_work and not work and not stored,
         "learning": {} if shown is None else {shown: learning(store, run_id, shown)},
-        "stages": stage_lines(store, run_id),
+        "stages": stages,
         "episodes": last_episodes(store, run_id, iteration=iteration, limit=_EPISODES),
         "moves": f"/moving{here}" if head.at_work else None,
         "state": f"{head.status} {found.iteration} {found.stage}" if found else head.status,
