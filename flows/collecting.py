@@ -52,7 +52,7 @@ async def collect_only(
     The event `agentr.trajectories.collected` says so, with the label `agentr.enough`.
 
     Args:
-        recipe: path of the recipe file.
+        recipe: name of a shipped recipe, or path of a file.
         overrides: advanced: any field of the recipe, each as `section.field=value`.
         limit: the most trees, episodes or questions to begin; 0 means all.
         enough: how many trajectories of the iteration are enough to train on.
@@ -79,7 +79,7 @@ async def improve(
     an automation which waits for trajectories never starts itself.
 
     Args:
-        recipe: path of the recipe file.
+        recipe: name of a shipped recipe, or path of a file.
         overrides: advanced: any field of the recipe, each as `section.field=value`.
         enough: how many trajectories since the last training are worth another one.
         settings: the fields of the recipe that are changed most often.

@@ -32,7 +32,7 @@ async def compare(
     report.
 
     Args:
-        recipe: path of the recipe file.
+        recipe: name of a shipped recipe, or path of a file.
         overrides: any field of the recipe, each as `section.field=value`.
         arms: only these of the recipe's arms.
         seeds: these instead of the recipe's seeds.

@@ -43,7 +43,7 @@ async def flywheel(
     """Run a recipe; return the run's id, the table of its scores and the path of its last report.
 
     Args:
-        recipe: path of the recipe file.
+        recipe: name of a shipped recipe, or path of a file.
         overrides: advanced: any field of the recipe, each as `section.field=value`.
         iterations: how many iterations the run has in the end; 0: as many as the recipe says.
         more: how many iterations to add to those that the run has finished, as a nightly schedule
