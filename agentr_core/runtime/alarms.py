@@ -10,9 +10,10 @@ from agentr_core.evaluation.metrics import success_rate
 from agentr_core.recipes.alarms import Crossing
 from agentr_core.runtime.place import Stage, Workplace
 from agentr_core.store.codec.ledger import alarms_of
+from agentr_core.store.database import Store, snapshot
 from agentr_core.store.queries import alarms as queries
 from agentr_core.store.queries.runs import unreadable_replies
-from agentr_core.store.queries.trees import validations
+from agentr_core.store.queries.trees import Validation, validations
 
 
 def watch_step(
@@ -26,20 +27,25 @@ def watch_step(
             validation after it, if there was one.
     """
     store, alarms, key = place.store, place.recipe.alarms, place.iteration_id(iteration)
-    history = queries.step_measures(store, key, step)
+    validated: list[Validation] = []
+    with snapshot(store) as state:
+        history = queries.step_measures(state, key, step)
+        if "eval_success" in measured and queries.improved(state, key):
+            validated = validations(state, key)
     history.append(
         {rule: measured.get(column) for rule, column in {**queries.WATCHED, "empty_replies": "empty_share"}.items()}
     )
-    if "eval_success" in measured and queries.improved(store, key):
+    if validated:
         bounds = {
-            one.step: success_rate([n < round(one.success * one.episodes) for n in range(one.episodes)])
-            for one in validations(store, key)
+            line.step: success_rate([n < round(line.success * line.episodes) for n in range(line.episodes)])
+            for line in validated
         }
         before = max((bound.low for number, bound in bounds.items() if number < step), default=0.0)
         # Success has surely fallen if its interval lies below that of the best step before.
         history[-1]["held_out_drop"] = before - bounds[step].high
     crossed = alarms.crossed(history, step=step)
-    store.write(place.alarms(stage, iteration, crossed))
+    if crossed:
+        store.write(place.alarms(stage, iteration, crossed))
     return crossed[0] if crossed and alarms.reaction != "tell" else None
 
 
@@ -50,13 +56,15 @@ def check_stage(place: Workplace, iteration: int, stage: Stage) -> None:
     the reason stands.
     """
     config = place.recipe.alarms
-    crossed = config.crossed([_measures(place, iteration, stage)])
-    place.store.write(place.alarms(stage.name, iteration, crossed))
-    standing = [
-        alarm
-        for alarm in alarms_of(place.store, place.iteration_id(iteration))
-        if alarm.stage == stage.name and alarm.name == "error_budget" and alarm.threshold == config.error_budget
-    ]
+    with snapshot(place.store) as state:
+        crossed = config.crossed([_measures(place, state, iteration, stage)])
+        standing = [
+            alarm
+            for alarm in alarms_of(state, place.iteration_id(iteration))
+            if alarm.stage == stage.name and alarm.name == "error_budget" and alarm.threshold == config.error_budget
+        ]
+    if crossed:
+        place.store.write(place.alarms(stage.name, iteration, crossed))
     for alarm in standing:
         # Those of a worker of a cluster were told by nobody.
         place.alarmed(alarm)
@@ -64,11 +72,11 @@ def check_stage(place: Workplace, iteration: int, stage: Stage) -> None:
         raise reason.ends("goes on after this stage")
 
 
-def _measures(place: Workplace, iteration: int, stage: Stage) -> dict[str, float | None]:
+def _measures(place: Workplace, store: Store, iteration: int, stage: Stage) -> dict[str, float | None]:
     """Return what is watched of a stage that has ended. Shares are the ends of their 95% intervals
     that lie nearer to what is usual: a few replies prove nothing.
     """
-    store, key = place.store, place.iteration_id(iteration)
+    key = place.iteration_id(iteration)
     evaluates, judges = stage.name == "evaluate", stage.roles == ("judge",)
 
     def bounds(counts: Mapping[str, tuple[int, int]]) -> dict[str, tuple[float, float]]:
