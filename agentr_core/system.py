@@ -290,6 +290,9 @@ class LoopThread:
             self._loop.close()
 
 
+DISTRIBUTION = "agentr-flywheel"
+"""What pip calls this program; `agentr` on the package index is another one."""
+
 # The location of the shipped data.
 
 _PACKAGE = Path(__file__).resolve().parent

@@ -35,7 +35,7 @@ from agentr_core.exchange.training_set import (
     spared_turns,
 )
 from agentr_core.samples.chat_file import OBSERVED_AS
-from agentr_core.system import writing
+from agentr_core.system import DISTRIBUTION, writing
 from agentr_core.types import Message, Sample, Span
 
 # Conversations as JSON for TRL, for readers of ShareGPT, for LLaMA-Factory, and as AgentTraj.
@@ -513,7 +513,12 @@ def trajectory(key: str, sample: Sample, origin: Origin) -> dict[str, Any]:
         "schema_version": VERSION,
         "session_id": origin.get("run_id"),
         "trajectory_id": key,
-        "agent": {"name": "agentr", "version": version("agentr"), **tools, "extra": {"recipe": origin.get("recipe")}},
+        "agent": {
+            "name": "agentr",
+            "version": version(DISTRIBUTION),
+            **tools,
+            "extra": {"recipe": origin.get("recipe")},
+        },
         "steps": steps,
         "final_metrics": {"total_steps": len(steps)},
         "extra": {

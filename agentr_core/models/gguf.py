@@ -120,7 +120,9 @@ def import_model(source: str, target: Path, *, dtype: str = "bfloat16", cache: P
     try:
         import gguf  # noqa: F401
     except ImportError as error:
-        raise ConfigError("GGUF files are read by a package; install it with: pip install 'agentr[gguf]'") from error
+        raise ConfigError(
+            "GGUF files are read by a package: in the checkout, pip install -c constraints.txt -e '.[gguf]'"
+        ) from error
     with _draft(target) as draft:
         if path.exists():
             return _convert(_gguf_in(path), draft, target, dtype=dtype)

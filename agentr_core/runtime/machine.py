@@ -17,7 +17,7 @@ from pathlib import Path
 
 from agentr_core.recipes.models import ModelConfig
 from agentr_core.recipes.recipe import Recipe, replace
-from agentr_core.system import processors
+from agentr_core.system import DISTRIBUTION, processors
 
 _PROCESSOR = Path("/proc/cpuinfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -81,7 +81,7 @@ def described() -> dict[str, str]:
     return found
 
 
-def commit(package: str = "agentr") -> str:
+def commit(package: str = DISTRIBUTION) -> str:
     """Return the commit of the code: that of the clone that it runs from, with `+` if files of it
     were changed since, or that which pip installed it from; empty where neither is known.
     """

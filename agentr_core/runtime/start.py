@@ -41,7 +41,7 @@ from agentr_core.store.queries.runs import (
 )
 from agentr_core.store.queries.trees import step_hashes
 from agentr_core.store.tables import Rows, merge
-from agentr_core.system import content_sha256, data_path
+from agentr_core.system import DISTRIBUTION, content_sha256, data_path
 from agentr_core.texts import placed, unreadable
 from agentr_core.training.checkpoints import Manifest, read_manifest
 from agentr_core.types import NO_LIMITS, Message
@@ -373,7 +373,7 @@ def _has_rows(place: Workplace, iteration: int, manifest: Manifest) -> bool:
     return len(step_hashes(place.store, key)) == manifest.steps
 
 
-PACKAGES = ("agentr", "torch", "transformers", "trl", "openai", "prefect", "duckdb", "numpy")
+PACKAGES = ("torch", "transformers", "trl", "openai", "prefect", "duckdb", "numpy")
 # Until 2026-11-28 a recipe had a section `base`, whose defaults are in the ids of all runs.
 _BASE = {
     "hidden_size": 256,
@@ -634,7 +634,12 @@ def versions() -> Mapping[str, str]:
     """Return the versions of Python and of the packages that a run depends on, the commit of the
     code where it is known, and what the machine is.
     """
-    return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}, **described()}
+    return {
+        "python": platform.python_version(),
+        "agentr": version(DISTRIBUTION),
+        **{name: version(name) for name in PACKAGES},
+        **described(),
+    }
 
 
 def _now() -> datetime:

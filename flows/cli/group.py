@@ -14,6 +14,7 @@ import click
 from click.exceptions import Abort
 
 from agentr_core.errors import AgentrError, UserError
+from agentr_core.system import DISTRIBUTION
 from agentr_core.texts import visible
 from flows.cli import GO_ON, environments, exchange, interrupted, models, recipes, store, tools, viewing, workspace
 from flows.cli.prefect_settings import PREFECT_DEFAULTS, set_defaults
@@ -76,7 +77,7 @@ class _Commands(click.Group):
     commands=_COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-@click.version_option(package_name="agentr")
+@click.version_option(package_name=DISTRIBUTION)
 def cli() -> None:
     """The data flywheel that makes language agents correct their own mistakes."""
     set_defaults()

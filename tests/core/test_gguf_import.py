@@ -23,7 +23,7 @@ from agentr_core.models import gguf
 from agentr_core.models.checkpoint_dir import check_model_directory
 from flows.cli import cli
 
-pytest.importorskip("gguf", reason="GGUF files are read by an extra: pip install 'agentr[gguf]'")
+pytest.importorskip("gguf", reason="GGUF files are read by an extra: pip install -e '.[gguf]'")
 pytestmark = pytest.mark.slow
 
 from gguf_files import tiny_model, write_gguf  # noqa: E402

@@ -20,7 +20,7 @@ WORDS = ["[PAD]", "[UNK]", "red", "sea", "a", "blue", "house", "old", "salt", "q
 
 @pytest.fixture(scope="module")
 def faiss() -> Any:
-    return pytest.importorskip("faiss", reason="FAISS is not installed: pip install 'agentr[dense]'")
+    return pytest.importorskip("faiss", reason="FAISS is not installed: pip install -e '.[dense]'")
 
 
 @pytest.fixture(scope="module")

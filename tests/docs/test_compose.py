@@ -36,7 +36,7 @@ ALL = [(name, words) for name, service in SERVICES.items() for words in commands
 def test_it_has_what_a_team_needs() -> None:
     assert {"postgres", "prefect", "worker-cpu", "worker-gpu", "vllm", "viewer"} <= SERVICES.keys()
     for name, service in SERVICES.items():
-        assert service["image"] == ("postgres:17" if name == "postgres" else "agentr:0.1.0")
+        assert service["image"] == ("postgres:17" if name == "postgres" else "agentr:0.2.0")
 
 
 def test_services_wait_for_what_can_be_waited_for() -> None:

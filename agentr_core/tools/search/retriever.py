@@ -244,7 +244,9 @@ def _faiss() -> Any:
     try:
         import faiss
     except ImportError as error:
-        raise ConfigError("search by vectors needs FAISS; install it with: pip install 'agentr[dense]'") from error
+        raise ConfigError(
+            "search by vectors needs FAISS: in the checkout, pip install -c constraints.txt -e '.[dense]'"
+        ) from error
     return faiss
 
 
