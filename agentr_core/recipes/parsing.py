@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -421,7 +422,7 @@ def _sentence(errors: Sequence[Any]) -> str:
         path = first["loc"]
         if moved := MOVED.get(".".join(map(str, path))):
             return moved
-        schema = ADAPTER.json_schema()
+        schema = _schema()
         sections = [schema]
         for part in path[:-1]:
             inner = [_inner(section, str(part)) for section in sections]
@@ -432,6 +433,12 @@ def _sentence(errors: Sequence[Any]) -> str:
     secret = "extra_body" in first["loc"] or "api_key_env" in first["loc"]
     received = "" if secret or first["type"] == "missing" else f" (got {quoted_value(first['input'])})"
     return f"{sentence(errors)}{received}"
+
+
+@cache
+def _schema() -> dict[str, Any]:
+    # It takes a tenth of a second, and each fault of a recipe asks for it.
+    return ADAPTER.json_schema()
 
 
 def _inner(section: dict[str, Any], name: str) -> dict[str, Any]:

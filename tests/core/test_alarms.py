@@ -234,6 +234,7 @@ def judge(place: Workplace, iteration: int, verdicts: Sequence[Verdict]) -> None
 GOOD, BAD, UNREAD = [Verdict.GOOD], [Verdict.BAD], [Verdict.UNPARSABLE]
 
 
+@pytest.mark.slow
 def test_a_judge_that_always_says_good_is_noticed(tmp_path: Path) -> None:
     heard = Heard()
     place = begun(tmp_path, heard)
@@ -252,6 +253,7 @@ def test_a_judge_that_always_says_good_is_noticed(tmp_path: Path) -> None:
     assert place.store.query("from v_orphans").empty
 
 
+@pytest.mark.slow
 def test_a_judge_that_the_oracle_contradicts_is_noticed(tmp_path: Path) -> None:
     heard = Heard()
     place = begun(tmp_path, heard)
@@ -263,6 +265,7 @@ def test_a_judge_that_the_oracle_contradicts_is_noticed(tmp_path: Path) -> None:
     assert heard.names == ["judge_agreement"]
 
 
+@pytest.mark.slow
 def test_a_judge_that_drifts_is_noticed_where_it_is_still_better_than_nothing(tmp_path: Path) -> None:
     heard = Heard()
     place = begun(tmp_path, heard)
@@ -274,6 +277,7 @@ def test_a_judge_that_drifts_is_noticed_where_it_is_still_better_than_nothing(tm
     assert heard[0].iteration_id == place.iteration_id(2)
 
 
+@pytest.mark.slow
 def test_verdicts_that_cannot_be_read_are_noticed(tmp_path: Path) -> None:
     heard = Heard()
     place = begun(tmp_path, heard, "alarms.judge_agreement=null")
@@ -285,6 +289,7 @@ def test_verdicts_that_cannot_be_read_are_noticed(tmp_path: Path) -> None:
     assert heard.names == ["unreadable_replies"]
 
 
+@pytest.mark.slow
 def test_cut_and_empty_replies_of_a_stage_are_noticed(tmp_path: Path) -> None:
     heard = Heard()
     place = begun(tmp_path, heard)
@@ -328,6 +333,7 @@ def rl_step(key: str, number: int, reward: float) -> Rows:
 FALLING, RISING = (0.5, 0.4, 0.3, 0.2), (0.2, 0.3, 0.4, 0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("trained", "low", "high", "raised"),
     [
@@ -349,6 +355,7 @@ def test_success_that_falls_while_training_goes_well_is_noticed(
     assert heard.names == ["held_out_drop"] * raised
 
 
+@pytest.mark.slow
 def test_validations_that_fall_while_reward_rises_are_noticed(tmp_path: Path) -> None:
     heard = Heard()
     place = begun(tmp_path, heard, "alarms.contrast=null")
@@ -376,6 +383,7 @@ def test_validations_that_fall_while_reward_rises_are_noticed(tmp_path: Path) ->
     assert heard[0].step == 4
 
 
+@pytest.mark.slow
 async def test_half_of_an_error_budget_is_told_once(tmp_path: Path) -> None:
     heard, told = Heard(), list[UnitError]()
     place = await asyncio.to_thread(begun, tmp_path, heard, "errors={budget: 0.2, retries: 0}")
@@ -408,6 +416,7 @@ async def test_half_of_an_error_budget_is_told_once(tmp_path: Path) -> None:
     assert [alarm.id for alarm in heard] == [kept.id] * 4, "who tells people tells each once"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reaction", ["stop", "back"])
 def test_a_run_ends_after_a_stage_until_the_alarm_is_silent(tmp_path: Path, reaction: str) -> None:
     heard = Heard()
@@ -421,6 +430,7 @@ def test_a_run_ends_after_a_stage_until_the_alarm_is_silent(tmp_path: Path, reac
     assert len(alarms_of(place.store, place.iteration_id(1))) == 1
 
 
+@pytest.mark.slow
 def test_a_report_has_a_line_for_each_alarm(tmp_path: Path) -> None:
     place = begun(tmp_path, Heard())
     assert alarm_section(place, 1) == ()

@@ -39,6 +39,7 @@ TINY = BaseConfig(
 )
 
 
+@pytest.mark.slow
 def test_a_name_has_the_same_tokens_wherever_it_stands() -> None:
     tokenizer = make_tokenizer(TINY, 0)
 

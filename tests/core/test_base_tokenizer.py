@@ -86,6 +86,7 @@ def test_a_conversation_is_framed_by_role_tokens(tokenizer: Any) -> None:
     assert tokenizer.pad_token == PAD
 
 
+@pytest.mark.slow
 def test_the_same_samples_make_the_same_tokenizer(tokenizer: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pretrain, "TOKENIZER_SAMPLES", 150)

@@ -58,6 +58,7 @@ def test_its_first_prompt_is_the_published_one_without_thinking(tokenizer: Calla
     assert tokenizer(OWN).apply_chat_template(turns, **options) == theirs
 
 
+@pytest.mark.slow
 def test_a_run_with_the_published_template_is_refused_before_anything_starts(
     tokenizer: Callable[[str], Any], tiny_model_dir: Path, tmp_path: Path
 ) -> None:

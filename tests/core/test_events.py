@@ -44,6 +44,7 @@ def publish(place: Workplace) -> None:
     place.store.update("iteration", {"iteration_id": own, "checkpoint_out": "c"})
 
 
+@pytest.mark.slow
 def test_each_thing_is_told_once_with_where_it_belongs(place: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
     monkeypatch.setattr(events, "emit_event", lambda name, resource, **more: sent.append((name, resource, more)))

@@ -426,6 +426,7 @@ def sample_of(renderer: Renderer, qwen: Any, train: Sequence[bool] = (True,) * 4
     return Sample(kind=SampleKind.GOOD, messages=messages, instance=None)
 
 
+@pytest.mark.slow
 def test_a_sample_is_stored_and_comes_back(renderer: Renderer, qwen: Any, tmp_path: Path) -> None:
     sample, store = sample_of(renderer, qwen), Store(tmp_path / "store.duckdb")
     store.write(sample_rows(sample_id(sample), sample, iteration_id="i"))

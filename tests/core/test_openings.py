@@ -188,6 +188,7 @@ def test_a_stored_sample_knows_its_examples(recipe: Callable[..., Recipe], tmp_p
         check_flags(kept)
 
 
+@pytest.mark.slow
 def test_every_token_of_a_sample_is_shown(recipe: Callable[..., Recipe], tmp_path: Path) -> None:
     made = recipe(f"{PROMPT}.examples=1")
     told = episode(made)
@@ -213,6 +214,7 @@ def test_every_token_of_a_sample_is_shown(recipe: Callable[..., Recipe], tmp_pat
     assert (refused.exit_code, "--model goes with --tokens" in refused.output) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_trajectory_and_general_data_are_shown_as_training_reads_them(
     recipe: Callable[..., Recipe], tmp_path: Path, tiny_model_dir: Path
 ) -> None:

@@ -89,6 +89,7 @@ def test_a_plan_has_no_field_that_another_one_switches_off(
     assert not set(unread) & set(fields)
 
 
+@pytest.mark.slow
 def test_a_changed_field_that_is_not_read_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(RECIPES.parents[1])
     changes = ["evaluation.revision_test={enabled: false, cuts: 3}", f"workspace={tmp_path}"]

@@ -154,6 +154,7 @@ async def test_without_it_the_last_one_goes_on(make: Callable[..., Workplace]) -
     assert "Promoted" not in render_html(build_report(place, 2))
 
 
+@pytest.mark.slow
 async def test_a_policy_that_was_not_evaluated_is_missed(make: Callable[..., Workplace]) -> None:
     place = make(*BEST)
     await start(place)

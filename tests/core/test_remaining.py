@@ -48,6 +48,7 @@ def test_a_run_that_is_slower_so_far_is_taken_to_stay_so(tmp_path: Path) -> None
     assert now.after == pytest.approx((5 + 40 + 50) * ratio)
 
 
+@pytest.mark.slow
 def test_a_first_run_knows_what_it_has_done_before(tmp_path: Path) -> None:
     place = run(tmp_path, "a", iterations=2)
     took(place, 0, evaluate=30)

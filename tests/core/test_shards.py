@@ -284,6 +284,7 @@ async def test_a_model_that_is_out_for_a_moment_is_for_the_task_to_try_again(mak
         await evaluate(hired, 0)
 
 
+@pytest.mark.slow
 async def test_a_run_goes_on_over_other_machines(make: Make) -> None:
     one, two = make("there"), make("there", "scale.runner=dask", "scale.address='tcp://one:1'")
     await start(one)

@@ -346,6 +346,7 @@ def test_training_steps_of_before_they_told_their_rate_are_kept(store: Store, mo
     assert store.rows(asked) == [(1, 0.5, None, None)]
 
 
+@pytest.mark.slow
 def test_a_store_that_the_first_version_of_these_tables_made_is_read(tmp_path: Path) -> None:
     """The file is `gallery.fill` as version 101 stored it; later ones migrate what they change."""
     packed = ROOT / "tests" / "support" / "store_101.duckdb.gz"
@@ -357,12 +358,11 @@ def test_a_store_that_the_first_version_of_these_tables_made_is_read(tmp_path: P
             columns.setdefault(table, []).append(column)
     fresh = gallery.fill(tmp_path / "fresh.duckdb")
     assert kept.version() >= migrations.FIRST
-    for table in TABLES.keys() & columns.keys():
-        names = ", ".join(name for name in columns[table] if name not in ("created_at", "event_id"))
-        for store in (kept, fresh):
-            assert store.rows(f"select {names} from {table} order by all") == fresh.rows(
-                f"select {names} from {table} order by all"
-            ), table
+    with snapshot(kept) as old, snapshot(fresh) as new:
+        for table in TABLES.keys() & columns.keys():
+            names = ", ".join(name for name in columns[table] if name not in ("created_at", "event_id"))
+            asked = f"select {names} from {table} order by all"
+            assert old.rows(asked) == new.rows(asked), table
     assert load_trajectories(kept, gallery.ROLLOUTS) == load_trajectories(fresh, gallery.ROLLOUTS)
     assert load_trees(kept, [gallery.TREE]) == load_trees(fresh, [gallery.TREE])
     assert load_samples(kept, [gallery.REVISION]) == load_samples(fresh, [gallery.REVISION])
@@ -371,6 +371,7 @@ def test_a_store_that_the_first_version_of_these_tables_made_is_read(tmp_path: P
     assert kept.rows("select * from v_orphans") == []
 
 
+@pytest.mark.slow
 def test_a_failing_migration_leaves_the_version_before_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.write({"rl_validation": [row("a")]})
     known = migrations.available()
@@ -436,6 +437,7 @@ else:
     assert store.missing("rl_validation", ["after"]) == []
 
 
+@pytest.mark.slow
 def test_a_backup_is_one_sound_file_with_all_that_was_written(store: Store, tmp_path: Path) -> None:
     store.write({"rl_validation": [row("a")]})
     assert store.path.with_name(store.path.name + ".wal").exists()

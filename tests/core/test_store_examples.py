@@ -109,6 +109,7 @@ def test_what_a_teacher_collects_is_no_token_of_the_actor(tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.slow
 def test_a_trace_names_a_row_of_a_dataset_the_seed_of_an_episode_and_a_model_where_it_lies_now(
     workspace: Path, store: Store
 ) -> None:

@@ -206,6 +206,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return store
 
 
+@pytest.mark.slow
 def test_no_reference_dangles(store: Store) -> None:
     assert store.query("from v_orphans").values.tolist() == []
 

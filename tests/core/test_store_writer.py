@@ -176,6 +176,7 @@ class Gated(Store):
         super().write(rows)
 
 
+@pytest.mark.slow
 async def test_a_slow_store_holds_back_who_makes_rows(store: Store) -> None:
     slow = Gated(store.path)
     made = 0

@@ -77,6 +77,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Replicas]]:
         replicas.close()
 
 
+@pytest.mark.slow
 def test_replicas_answer_and_end(start: Callable[..., Replicas], tmp_path: Path) -> None:
     replicas = start(replicas=2)
     assert replicas.advance() is None
