@@ -11,7 +11,7 @@ from typing import Any
 from prefect import flow
 
 from agentr_core.errors import ArmsFailed, ConfigError, DataFault, ErrorBudgetSpent, TrainingFault
-from agentr_core.methods.comparison.arms import Arm, arms_of, chosen, makers_of_samples
+from agentr_core.methods.comparison import Arm, arms_of, chosen, makers_of_samples
 from agentr_core.methods.table import method_of, plan_of
 from agentr_core.recipes.recipe import Recipe
 from flows.flywheel import iterate, prepare, turn

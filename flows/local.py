@@ -15,7 +15,7 @@ from prefect import flow
 from rich.console import Console
 
 from agentr_core.errors import ConfigError
-from agentr_core.methods.comparison.arms import arms_of
+from agentr_core.methods.comparison import arms_of
 from agentr_core.methods.table import method_of, plans_of
 from agentr_core.recipes.recipe import Recipe, replace
 from flows import interruption, server

@@ -395,7 +395,7 @@ PAIRS = ReportPart(sections=imported("agentr_core.methods.eto.report:pair_sectio
 GROUPS_OF_RUN = ReportPart(sections=imported("agentr_core.methods.grpo.report:run_sections"), position="run")
 PAIRS_OF_RUN = ReportPart(sections=imported("agentr_core.methods.eto.report:run_sections"), position="run")
 AUDIT_OF_RUN = ReportPart(sections=imported("agentr_core.methods.agent_r.report:run_sections"), position="run")
-VOICED = imported("agentr_core.methods.agent_r.splicing:voiced")
+VOICED = imported("agentr_core.methods.agent_r.splice:voiced")
 IN_TREES = imported("agentr_core.methods.agent_r:acting")
 IN_EXPLORATION = imported("agentr_core.methods.eto:acting")
 PROSPECT_OF_TREES = imported("agentr_core.methods.agent_r:foresee")

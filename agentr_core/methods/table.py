@@ -23,7 +23,7 @@ SHIPPED = {
     "grpo": "agentr_core.methods.grpo:METHOD",
     "et-agent": "agentr_core.methods.et_agent:METHOD",
     "compare": "agentr_core.methods.comparison:METHOD",
-    "compare-runs": "agentr_core.methods.comparison.whole_runs:METHOD",
+    "compare-runs": "agentr_core.methods.comparison:WHOLE_RUNS",
 }
 
 

@@ -15,7 +15,7 @@ from agentr_core.errors import ConfigError
 from agentr_core.exchange.formats import FORMATS, export
 from agentr_core.exchange.training_set import Launch, Origin, PairRow, Question, SampleRow, TrainingSet
 from agentr_core.exchange.verl import ABILITIES, SOURCES
-from agentr_core.methods.et_agent.curriculum import EfficiencyReward
+from agentr_core.methods.et_agent.reward import EfficiencyReward
 from agentr_core.runtime.place import Workplace
 from agentr_core.samples.identity import sample_id
 from agentr_core.stages.dataset import stored_tokens

@@ -16,7 +16,7 @@ from agentr_core import estimates
 from agentr_core.environment import Environment
 from agentr_core.environments import registry
 from agentr_core.estimates import GIB
-from agentr_core.methods.comparison.arms import arms_of, makers_of_samples
+from agentr_core.methods.comparison import arms_of, makers_of_samples
 from agentr_core.methods.table import method_of, plan_of, plans_of
 from agentr_core.recipes.recipe import OF_ONE_WORLD, OPTIONAL, FieldValue, Recipe, field_values, shown
 from agentr_core.runtime.equipment import Worlds

@@ -21,8 +21,7 @@ from crafting_samples import (
 
 from agentr_core.environments.crafting.game import CraftingGame, CraftingProblem, command, display, plan, takes
 from agentr_core.environments.crafting.recipes import build_book
-from agentr_core.environments.crafting.shaped import rename
-from agentr_core.environments.crafting.textcraft import TextCraft
+from agentr_core.environments.crafting.textcraft import TextCraft, rename
 from agentr_core.types import Instance, Sample, SampleKind, Verdict
 
 FAULTLESS = Careless()

@@ -14,7 +14,7 @@ from crafting_samples import Curriculum
 
 from agentr_core.environments.crafting.game import INSTRUCTION
 from agentr_core.methods.agent_r.critique import JUDGE_INSTRUCTION
-from agentr_core.methods.agent_r.splicing import ACTION, REFLECTIONS
+from agentr_core.methods.agent_r.splice import ACTION, REFLECTIONS
 from agentr_core.samples.rendering import Renderer
 from agentr_core.types import Message
 

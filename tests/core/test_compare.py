@@ -21,8 +21,7 @@ from door import Door
 from agentr_core.errors import ConfigError, DataFault
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.agent_r.collect import collect
-from agentr_core.methods.comparison import pool_stages
-from agentr_core.methods.comparison.arms import Arm, arms_of, chosen, makers_of_samples
+from agentr_core.methods.comparison import Arm, arms_of, chosen, makers_of_samples, pool_stages
 from agentr_core.methods.comparison.report import build_comparison
 from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_named, method_of, plan_of

@@ -12,7 +12,7 @@ from toy_paths import ToyTree, critique, reply
 
 from agentr_core.episodes.rollout import play
 from agentr_core.errors import ConfigError
-from agentr_core.methods.agent_r.splicing import REFLECTIONS, continued, turned_back
+from agentr_core.methods.agent_r.splice import REFLECTIONS, continued, turned_back
 from agentr_core.methods.faults import parse
 from agentr_core.recipes.agent_r import ContinuationConfig, SpliceConfig
 from agentr_core.types import PathPair, Rejection, Sample, Step, StopReason, Trajectory

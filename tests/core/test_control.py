@@ -11,7 +11,7 @@ from toy import Line
 from toy_paths import ToyTree, critique
 
 from agentr_core.errors import DataFault
-from agentr_core.methods.agent_r.splicing import good_sample, splice
+from agentr_core.methods.agent_r.splice import good_sample, splice
 from agentr_core.recipes.agent_r import SpliceConfig
 from agentr_core.samples.dataset import exchanged
 from agentr_core.samples.identity import check_flags, sample_id, turn_classes

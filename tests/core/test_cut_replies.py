@@ -13,7 +13,7 @@ from toy_paths import ToyTree, renderer, sampled_ids, tokenizer
 
 from agentr_core.episodes.rollout import act, episode
 from agentr_core.episodes.transcript import AlternatingTurns
-from agentr_core.methods.agent_r.splicing import good_sample
+from agentr_core.methods.agent_r.splice import good_sample
 from agentr_core.methods.eto.preferences import Played, against_expert, preference_id
 from agentr_core.recipes.data import DataConfig
 from agentr_core.recipes.eto import PreferencesConfig

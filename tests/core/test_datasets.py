@@ -13,7 +13,7 @@ from toy import Line, instance
 from toy_paths import ToyTree, critique, renderer
 
 from agentr_core.errors import DataFault
-from agentr_core.methods.agent_r.splicing import good_sample, splice
+from agentr_core.methods.agent_r.splice import good_sample, splice
 from agentr_core.recipes.agent_r import SpliceConfig
 from agentr_core.recipes.data import DataConfig, GeneralDataConfig
 from agentr_core.samples.dataset import build_dataset, draw_general

@@ -14,8 +14,8 @@ from agentr_core.environments.reasoning.problems import Problem
 from agentr_core.environments.reasoning.world import ReasoningWorld, Rules
 from agentr_core.episodes.rollout import play
 from agentr_core.errors import ConfigError
-from agentr_core.methods.et_agent.curriculum import EfficiencyReward, efficiency_rewards
 from agentr_core.methods.et_agent.evaluate import attempt_of
+from agentr_core.methods.et_agent.reward import EfficiencyReward, efficiency_rewards
 from agentr_core.methods.et_agent.selection import check_counts
 from agentr_core.methods.faults import load
 from agentr_core.recipes.et_agent import CurriculumConfig

@@ -9,7 +9,6 @@ from statistics import fmean
 import pytest
 
 from agentr_core.errors import DataFault
-from agentr_core.methods.et_agent.curriculum import EfficiencyReward
 from agentr_core.methods.et_agent.evaluate import (
     Attempt,
     attempt_of,
@@ -20,6 +19,7 @@ from agentr_core.methods.et_agent.evaluate import (
     redundant_calls,
     vote,
 )
+from agentr_core.methods.et_agent.reward import EfficiencyReward
 from agentr_core.methods.et_agent.selection import fit_for_tuning
 from agentr_core.types import Instance, Step, StopReason, ToolCall, Trajectory
 

@@ -14,7 +14,7 @@ from toolboxes import Bench
 
 from agentr_core.environments.crafting.textcraft import TextCraft
 from agentr_core.environments.reasoning.grammar import strict_fault
-from agentr_core.environments.reasoning.registered import Reasoning
+from agentr_core.environments.reasoning.world import Reasoning
 from agentr_core.methods.et_agent.evolve import evolve
 from agentr_core.methods.et_agent.operators import HINTS
 from agentr_core.methods.et_agent.selection import select_rft

@@ -21,7 +21,7 @@ from agentr_core.errors import ConfigError, DiskError
 from agentr_core.exchange.formats import FORMATS, export
 from agentr_core.exchange.imports import Target, import_chat, import_experts, import_pairs
 from agentr_core.exchange.training_set import Launch, PairRow, SampleRow, TrainingSet
-from agentr_core.methods.agent_r.splicing import good_sample, splice
+from agentr_core.methods.agent_r.splice import good_sample, splice
 from agentr_core.recipes.agent_r import SpliceConfig
 from agentr_core.samples.chat_file import World
 from agentr_core.samples.identity import sample_id

@@ -14,7 +14,7 @@ from toy_paths import ToyTree, renderer, sampled_ids, tokenizer
 
 from agentr_core.episodes.rollout import act
 from agentr_core.episodes.transcript import AlternatingTurns, of_another_run
-from agentr_core.methods.agent_r.splicing import good_sample
+from agentr_core.methods.agent_r.splice import good_sample
 from agentr_core.recipes.data import DataConfig
 from agentr_core.samples.dataset import build_dataset
 from agentr_core.samples.identity import sample_id

@@ -19,8 +19,7 @@ from agentr_core.episodes.rollout import SharedEnvironments, act, episode, grade
 from agentr_core.episodes.units import UnitError
 from agentr_core.errors import ConfigError, ErrorBudgetSpent, IllTypedAnswer, ModelFault, ModelUnavailable
 from agentr_core.evaluation.episodes import EpisodeResult, Player, episode_plans, play_all
-from agentr_core.methods.agent_r.splice import check_models
-from agentr_core.methods.agent_r.splicing import turned_back
+from agentr_core.methods.agent_r.splice import check_models, turned_back
 from agentr_core.methods.faults import parse
 from agentr_core.recipes.agent_r import SearchConfig, SpliceConfig
 from agentr_core.recipes.recipe import ErrorsConfig

@@ -17,7 +17,7 @@ from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.agent_r import TreeSize, foresee
 from agentr_core.methods.agent_r.critique import judge_of
 from agentr_core.methods.agent_r.pairs import pairs_of_tree
-from agentr_core.methods.agent_r.splicing import REFLECTIONS, voiced
+from agentr_core.methods.agent_r.splice import REFLECTIONS, voiced
 from agentr_core.methods.eto import foresee as foresee_exploration
 from agentr_core.methods.faults import parse
 from agentr_core.methods.grpo import foresee as foresee_groups

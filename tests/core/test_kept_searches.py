@@ -17,8 +17,8 @@ from searching import QUESTIONS, counting, play
 from wheel import PATIENCE, environment, launched, wait_for
 
 from agentr_core.environments import registry
-from agentr_core.environments.reasoning.registered import Reasoning
 from agentr_core.environments.reasoning.toolbox import ToolSettings, open_tools
+from agentr_core.environments.reasoning.world import Reasoning
 from agentr_core.errors import ConfigError
 from agentr_core.store.codec.trajectories import AnsweredCalls
 from agentr_core.store.database import Store

@@ -32,7 +32,7 @@ from agentr_core.episodes.transcript import OPENING, droppable, transcript, tran
 from agentr_core.errors import ConfigError, DataFault
 from agentr_core.exchange.training_set import export_lines, pair_lines
 from agentr_core.fingerprint import fingerprint
-from agentr_core.methods.agent_r.splicing import splice
+from agentr_core.methods.agent_r.splice import splice
 from agentr_core.methods.et_agent.evaluate import check_asking, well_formed
 from agentr_core.methods.et_agent.operators import manner_of
 from agentr_core.methods.et_agent.selection import check_counts, fit_for_tuning

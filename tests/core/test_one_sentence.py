@@ -27,7 +27,7 @@ from wheel import PATIENCE, launched
 
 from agentr_core.environments import registry
 from agentr_core.environments.agentgym.wire import read_ids
-from agentr_core.environments.reasoning.question_sets import _file_rows
+from agentr_core.environments.reasoning.problems import _file_rows
 from agentr_core.errors import ConfigError, DiskError, EnvironmentFault, StoreError, UserError
 from agentr_core.methods.faults import load, parse
 from agentr_core.models.files import read_json

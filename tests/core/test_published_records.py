@@ -18,7 +18,7 @@ from toy import Line, Policy, generation, instance
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.methods.agent_r.critique import critique_of, judge_paths, scans_of
 from agentr_core.methods.agent_r.pairs import good_paths, pairs_of_tree
-from agentr_core.methods.agent_r.splicing import REFLECTIONS, good_sample, splice
+from agentr_core.methods.agent_r.splice import REFLECTIONS, good_sample, splice
 from agentr_core.methods.faults import load
 from agentr_core.recipes.agent_r import CritiqueConfig, PairsConfig, SearchConfig, SpliceConfig
 from agentr_core.search.grow import grow

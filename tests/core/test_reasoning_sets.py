@@ -16,8 +16,7 @@ from generators import RELATIONS, articles, encyclopaedia_problems, number_probl
 from readme import ROOT
 from toolboxes import ran
 
-from agentr_core.environments.reasoning.problems import SOURCES, Problem, problem_of
-from agentr_core.environments.reasoning.question_sets import SHIPPED, QuestionFile, load
+from agentr_core.environments.reasoning.problems import SHIPPED, SOURCES, Problem, QuestionFile, load, problem_of
 from agentr_core.environments.reasoning.scoring import same_answer
 from agentr_core.errors import ConfigError, DataFileError
 

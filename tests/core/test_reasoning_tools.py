@@ -9,7 +9,7 @@ import pytest
 
 from agentr_core.environments.contract import check
 from agentr_core.environments.reasoning.grammar import strict_fault
-from agentr_core.environments.reasoning.registered import Reasoning
+from agentr_core.environments.reasoning.world import Reasoning
 from agentr_core.environments.registry import make
 from agentr_core.episodes.rollout import play
 from agentr_core.errors import ConfigError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentr_core.methods.agent_r.splicing import REFLECTIONS, revision_text
+from agentr_core.methods.agent_r.splice import REFLECTIONS, revision_text
 
 
 def test_there_are_twenty_short_plain_sentences() -> None:

@@ -8,7 +8,7 @@ from toy import Line
 from toy_paths import ToyTree, critique
 
 from agentr_core.methods.agent_r.report import _turns
-from agentr_core.methods.agent_r.splicing import splice
+from agentr_core.methods.agent_r.splice import splice
 from agentr_core.recipes.agent_r import SpliceConfig
 from agentr_core.texts import counted
 from agentr_core.types import Sample

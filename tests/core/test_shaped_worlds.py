@@ -9,8 +9,7 @@ from types import ModuleType
 import pytest
 
 from agentr_core.environments.crafting.game import plan
-from agentr_core.environments.crafting.shaped import PLANKS, ShapedWorlds
-from agentr_core.environments.crafting.textcraft import TextCraft
+from agentr_core.environments.crafting.textcraft import PLANKS, ShapedWorlds, TextCraft
 from agentr_core.samples.chat_file import read_chat
 from agentr_core.types import Sample
 

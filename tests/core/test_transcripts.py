@@ -28,7 +28,7 @@ from agentr_core.episodes.transcript import (
 )
 from agentr_core.errors import ConfigError, DataFault
 from agentr_core.exchange.training_set import export_lines, pair_lines
-from agentr_core.methods.agent_r.splicing import good_sample, splice
+from agentr_core.methods.agent_r.splice import good_sample, splice
 from agentr_core.methods.eto.preferences import Played, among_own
 from agentr_core.methods.faults import load
 from agentr_core.recipes.agent_r import SpliceConfig

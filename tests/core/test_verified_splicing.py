@@ -9,7 +9,7 @@ from toy_paths import ToyTree, critique, reply, sampled_ids
 from agentr_core.errors import ReplayDiverged
 from agentr_core.methods.agent_r.pairs import pair_id
 from agentr_core.methods.agent_r.report import survival_of
-from agentr_core.methods.agent_r.splicing import splice
+from agentr_core.methods.agent_r.splice import splice
 from agentr_core.recipes.agent_r import SpliceConfig
 from agentr_core.types import Instance, PathPair, Rejection, Sample, Transition
 

@@ -15,7 +15,7 @@ from agentr_core.episodes.rollout import episode
 from agentr_core.episodes.transcript import AlternatingTurns, droppable, fewest_dropped, windowed
 from agentr_core.errors import PromptTooLong
 from agentr_core.fingerprint import derive_seed
-from agentr_core.methods.agent_r.splicing import good_sample, splice
+from agentr_core.methods.agent_r.splice import good_sample, splice
 from agentr_core.methods.eto.preferences import Played, among_own
 from agentr_core.recipes.agent_r import SearchConfig, SpliceConfig
 from agentr_core.recipes.eto import PreferencesConfig

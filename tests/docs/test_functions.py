@@ -13,7 +13,7 @@ LINES_OF_MODULE = 800
 FILES = sorted(path for package in ("agentr_core", "flows", "tasks") for path in ROOT.joinpath(package).rglob("*.py"))
 LONGER = {
     # The registry reads the names of a world's options from this signature.
-    "agentr_core/environments/reasoning/registered.py:Reasoning.__init__",
+    "agentr_core/environments/reasoning/world.py:Reasoning.__init__",
 }
 """Functions that two would say worse."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentr_core.errors import ConfigError
-from agentr_core.methods.comparison.arms import arms_of
+from agentr_core.methods.comparison import arms_of
 from agentr_core.methods.faults import load
 from agentr_core.recipes.agent_r import SearchConfig
 from agentr_core.store.database import Store

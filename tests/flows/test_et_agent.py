@@ -14,7 +14,7 @@ from families import FAMILY, MATH, RIVER, answers_of, begun, cast
 from turning import turn
 from wheel import PATIENCE, all_rows, launched
 
-from agentr_core.environments.reasoning.question_sets import load as load_questions
+from agentr_core.environments.reasoning.problems import load as load_questions
 from agentr_core.environments.reasoning.world import ReasoningWorld
 from agentr_core.errors import ConfigError
 from agentr_core.methods.et_agent.evolve import evolve

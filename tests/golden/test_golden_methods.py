@@ -15,7 +15,7 @@ import door
 import pytest
 
 from agentr_core.fingerprint import fingerprint
-from agentr_core.methods.comparison.arms import arms_of
+from agentr_core.methods.comparison import arms_of
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, end, start

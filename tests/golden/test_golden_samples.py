@@ -20,7 +20,7 @@ from door import Door
 
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.methods.agent_r import critique as judging
-from agentr_core.methods.agent_r import pairs, splicing
+from agentr_core.methods.agent_r import pairs, splice
 from agentr_core.methods.agent_r.collect import collect
 from agentr_core.methods.agent_r.critique import critique
 from agentr_core.methods.agent_r.splice import splice_pairs
@@ -82,7 +82,7 @@ async def _make(place: Workplace, patch: pytest.MonkeyPatch) -> list[Record]:
             )
         )
 
-    for module in (pairs, judging, splicing):
+    for module in (pairs, judging, splice):
         patch.setattr(module, "derive_seed", then)
     for stage in (critique, splice_pairs, dataset):
         await stage(place, 1)

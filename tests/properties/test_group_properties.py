@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentr_core.evaluation.episodes import EpisodePlan
-from agentr_core.methods.et_agent.curriculum import EfficiencyReward
+from agentr_core.methods.et_agent.reward import EfficiencyReward
 from agentr_core.methods.grpo.rollouts import Family, PastRewards, choose, contrast
 from agentr_core.recipes.grpo import BranchingConfig, GrpoConfig
 from agentr_core.training.group.advantages import advantages, step_advantages

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentr_core.environments.crafting.game import CraftingProblem, plan
-from agentr_core.environments.crafting.shaped import ProceduralWorlds
-from agentr_core.environments.crafting.textcraft import TextCraft
+from agentr_core.environments.crafting.textcraft import ProceduralWorlds, TextCraft
 from agentr_core.types import Instance, Verdict
 
 INDICES = st.integers(0, 10**9 - 1)

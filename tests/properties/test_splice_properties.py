@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from toy import Line
 from toy_paths import ToyTree, critique, renderer, sampled_ids
 
-from agentr_core.methods.agent_r.splicing import splice
+from agentr_core.methods.agent_r.splice import splice
 from agentr_core.recipes.agent_r import SpliceConfig
 from agentr_core.samples.rows import token_row, trained_stretches
 from agentr_core.types import PathPair, Sample

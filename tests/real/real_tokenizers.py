@@ -38,7 +38,7 @@ from toy_paths import ToyTree, critique  # noqa: E402
 from agentr_core.environments.crafting.textcraft import TextCraft  # noqa: E402
 from agentr_core.episodes.transcript import transcript, whole_episode  # noqa: E402
 from agentr_core.errors import DataFault, ModelDirectoryError  # noqa: E402
-from agentr_core.methods.agent_r.splicing import good_sample, splice  # noqa: E402
+from agentr_core.methods.agent_r.splice import good_sample, splice  # noqa: E402
 from agentr_core.methods.eto.preferences import Played, among_own  # noqa: E402
 from agentr_core.models.checkpoint_dir import TWO_TURNS, fitting_template  # noqa: E402
 from agentr_core.recipes.agent_r import SpliceConfig  # noqa: E402

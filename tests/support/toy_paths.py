@@ -14,7 +14,7 @@ from toy import ACTIONS, Line, instance
 
 from agentr_core.episodes.rollout import play
 from agentr_core.methods.agent_r.pairs import shared_steps
-from agentr_core.methods.agent_r.splicing import REFLECTIONS
+from agentr_core.methods.agent_r.splice import REFLECTIONS
 from agentr_core.samples.rendering import Renderer
 from agentr_core.types import Critique, Instance, Path, PathPair, StepVerdict, StopReason, Trajectory, Verdict
 

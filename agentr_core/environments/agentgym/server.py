@@ -157,20 +157,13 @@ class EnvironmentPool:
             slot.env.close()
         return True
 
-    def observation(self, env_id: int) -> str:
-        """Return the last observation. Raises `EnvironmentRefusal`."""
-        return self._slot(env_id).observation
-
-    def detail(self, env_id: int) -> Any:
-        """Return the last answer to a step or reset. Raises `EnvironmentRefusal`."""
-        return self._slot(env_id).latest
-
     def close_all(self) -> None:
         """Close all environments."""
         for env_id in self.ids():
             self.close({self._wire.id_key: env_id})
 
-    def _slot(self, env_id: int) -> Slot:
+    def slot(self, env_id: int) -> Slot:
+        """Return an open environment, which counts as used now. Raises `EnvironmentRefusal`."""
         with self._lock:
             slot = self._slots.get(env_id)
         if slot is None:
@@ -183,7 +176,7 @@ class EnvironmentPool:
         """Lock an environment for the duration of the block. Raises `EnvironmentRefusal`, also if
         it was just closed.
         """
-        slot = self._slot(env_id)
+        slot = self.slot(env_id)
         with slot.lock:
             if slot.closed:
                 raise EnvironmentRefusal(f"The id {env_id} is not valid.")
@@ -244,8 +237,8 @@ def app(
     routes = [
         Route("/", alive),
         Route(f"{wire.prefix}/list_envs", list_envs),
-        _get(wire, "/observation", pool.observation),
-        _get(wire, "/detail", pool.detail),
+        _get(wire, "/observation", lambda env_id: pool.slot(env_id).observation),
+        _get(wire, "/detail", lambda env_id: pool.slot(env_id).latest),
         _post(wire, "/create", create, pool.create),
         _post(wire, "/reset", reset, pool.reset),
         _post(wire, "/step", step, pool.step),

@@ -330,17 +330,14 @@ def _field(answer: Any, key: str, kind: type[T]) -> T:
 
 def _as(kind: type[T], value: Any, key: str = "") -> T:
     kinds = (int, float) if kind is float else (kind,)
-    if type(value) not in kinds or (kind is float and not _is_finite(value)):
-        raise MalformedAnswer(f"{repr(key) + ' is' if key else 'the answer is'} {shown(value)}, not a {kind.__name__}")
-    return value  # type: ignore[no-any-return]
-
-
-def _is_finite(value: float) -> bool:
     try:
-        return math.isfinite(value)
+        fits = type(value) in kinds and (kind is not float or math.isfinite(value))
     except OverflowError:
         # JSON may have integers that are too large for a float.
-        return False
+        fits = False
+    if not fits:
+        raise MalformedAnswer(f"{repr(key) + ' is' if key else 'the answer is'} {shown(value)}, not a {kind.__name__}")
+    return value  # type: ignore[no-any-return]
 
 
 _TOOLS = Wire(item="id", id_key="env_idx", bare_id=True, item_at_create=True, first="text", before="Action: ")

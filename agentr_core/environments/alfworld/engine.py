@@ -126,20 +126,20 @@ class HouseGame(PddlEnv):  # type: ignore[misc]
         time. A text may name what stands at a place, but that never changes.
         """
         actions = list(self._pddl_state.all_applicable_actions())
-        commands = [self._command(action) for action in actions]
+        commands = []
+        for action in actions:
+            key = (action.name, *(entity_id.name for entity_id in action.mapping.values()))
+            if key not in self._commands:
+                context = self._context(action.mapping)
+                names = {entity_id: info.name for entity_id, info in self._entity_infos.items()}
+                action.command_template = self._logic.grammar.derive(action.command_template, context)
+                self._commands[key] = str(action.format_command(names))
+            commands.append(self._commands[key])
         self.state["won"] = self._pddl_state.check_goal()
         self.state["lost"] = False
         self.state["_valid_actions"] = actions
         self.state["_valid_commands"] = commands
         self.state["admissible_commands"] = sorted(set(commands))
-
-    def _command(self, action: Any) -> str:
-        key = (action.name, *(entity_id.name for entity_id in action.mapping.values()))
-        if key not in self._commands:
-            action.command_template = self._logic.grammar.derive(action.command_template, self._context(action.mapping))
-            names = {entity_id: info.name for entity_id, info in self._entity_infos.items()}
-            self._commands[key] = str(action.format_command(names))
-        return self._commands[key]
 
     def _context(self, mapping: Mapping[Any, Any]) -> dict[str, Any]:
         return {

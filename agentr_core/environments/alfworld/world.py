@@ -341,10 +341,31 @@ class AlfWorld(Environment):
         """Return the description of the room, and the task. Raises `EnvironmentFault` for an
         unknown or broken game.
         """
-        if instance != self._instance or self._game is None or self._start is None:
-            self._open(instance)
-        else:
+        if instance == self._instance and self._game is not None and self._start is not None:
             self._game.go_back(self._start)
+        else:
+            game = self._find(instance)
+            content = self._content(instance.split, game)
+            self._instance = None
+            self._opening += 1
+            if self._game is None:
+                try:
+                    from agentr_core.environments.alfworld.engine import borrow
+
+                    self._game = borrow()
+                except (ImportError, AttributeError, OSError) as error:
+                    raise ConfigError(f"the engine of alfworld cannot be loaded ({error}): {_EXTRA}") from error
+            try:
+                text = self._game.open(content)
+            # Parsers raise errors of many kinds, and the problem translator tries to exit the
+            # process.
+            except (Exception, SystemExit) as error:
+                detail = " ".join(str(error).split())[:200] or type(error).__name__
+                path = self._path(instance.split, game)
+                raise EnvironmentFault(f"game file {path} is broken ({detail}); {REINSTALL_HINT}") from error
+            self._first = "\n".join(text.split("\n\n")[1:])
+            self._start = self._game.mark()
+            self._instance = instance
         self._actions = ()
         return self._with_actions(self._first)
 
@@ -393,29 +414,6 @@ class AlfWorld(Environment):
             self._game.release()
         self._game = self._instance = self._start = None
         self._opening += 1
-
-    def _open(self, instance: Instance) -> None:
-        game = self._find(instance)
-        content = self._content(instance.split, game)
-        self._instance = None
-        self._opening += 1
-        if self._game is None:
-            try:
-                from agentr_core.environments.alfworld.engine import borrow
-
-                self._game = borrow()
-            except (ImportError, AttributeError, OSError) as error:
-                raise ConfigError(f"the engine of alfworld cannot be loaded ({error}): {_EXTRA}") from error
-        try:
-            text = self._game.open(content)
-        # Parsers raise errors of many kinds, and the problem translator tries to exit the process.
-        except (Exception, SystemExit) as error:
-            detail = " ".join(str(error).split())[:200] or type(error).__name__
-            path = self._path(instance.split, game)
-            raise EnvironmentFault(f"game file {path} is broken ({detail}); {REINSTALL_HINT}") from error
-        self._first = "\n".join(text.split("\n\n")[1:])
-        self._start = self._game.mark()
-        self._instance = instance
 
     def _with_actions(self, text: str) -> str:
         observation = _ARRIVED.sub("", text)

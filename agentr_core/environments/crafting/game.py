@@ -416,7 +416,9 @@ class CraftingGame:
         for recipe in () if target in world.tags else world.by_item.get(target, ()):
             if _matches(recipe, inputs, world.item_to_tag):
                 for item, amount in inputs:
-                    self._take(item, amount)
+                    self._add(item, -amount)
+                    if not self._entries[item]:
+                        del self._entries[item]
                 self._add(target, recipe.count)
                 return f"Crafted {recipe.count} {target}", target
         tag, item_id = (f"'{target}'", "None") if target in world.tags else ("None", f"'{target}'")
@@ -425,11 +427,6 @@ class CraftingGame:
 
     def _add(self, item: str, count: int) -> None:
         self._entries[item] = self._entries.get(item, 0) + count
-
-    def _take(self, item: str, count: int) -> None:
-        self._add(item, -count)
-        if not self._entries[item]:
-            del self._entries[item]
 
 
 def _matches(recipe: Recipe, inputs: Sequence[tuple[str, int]], item_to_tag: Mapping[str, str]) -> bool:

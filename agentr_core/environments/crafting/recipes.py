@@ -162,7 +162,15 @@ def untangle(recipes: Iterable[Recipe]) -> list[Recipe]:
         if len(inputs) == 1 and next(iter(inputs)).endswith("_block"):
             continue
         outputs = {recipe.output, recipe.output_tag or recipe.output}
-        if outputs & _reachable(inputs, below):
+        # All that the inputs may be made of, and they themselves.
+        reachable: set[str] = set()
+        frontier = list(inputs)
+        while frontier:
+            name = frontier.pop()
+            if name not in reachable:
+                reachable.add(name)
+                frontier.extend(below.get(name, ()))
+        if outputs & reachable:
             continue
         below.setdefault(recipe.output, set()).update(inputs)
         for tag in outputs - {recipe.output}:
@@ -178,8 +186,20 @@ def load_shipped() -> RecipeBook:
     path = data_path(*RECIPES)
     rows = _read(path)
     try:
-        recipes = [_from_row(*row) for row in rows]
-    except (TypeError, AttributeError) as error:
+        # There, names have no namespace, and tags start with "#".
+        recipes = [
+            Recipe(
+                output=f"{NAMESPACE}:{output}",
+                count=count,
+                output_tag=f"{NAMESPACE}:{group}" if group else None,
+                inputs=tuple(
+                    Ingredient(name=f"{NAMESPACE}:{name.removeprefix('#')}", count=number, is_tag=name.startswith("#"))
+                    for name, number in inputs.items()
+                ),
+            )
+            for output, count, group, inputs in rows
+        ]
+    except (TypeError, ValueError, AttributeError) as error:
         raise DataFileError(f"recipe table {path} is malformed ({error}); restore it from the release") from error
     return _official(recipes)
 
@@ -241,37 +261,11 @@ def _index(pairs: Iterable[tuple[Any, Recipe]]) -> dict[str, tuple[Recipe, ...]]
     return {key: tuple(recipes) for key, recipes in index.items()}
 
 
-def _reachable(names: Iterable[str], below: Mapping[str, Iterable[str]]) -> set[str]:
-    reachable: set[str] = set()
-    frontier = list(names)
-    while frontier:
-        name = frontier.pop()
-        if name not in reachable:
-            reachable.add(name)
-            frontier.extend(below.get(name, ()))
-    return reachable
-
-
 def _read(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise DataFileError(f"{path} cannot be read as JSON ({error}); repair or remove it") from error
-
-
-def _from_row(output: str, count: int, group: str | None, inputs: Mapping[str, int]) -> Recipe:
-    """Return the recipe in one row of recipes.json; there, names have no namespace and tags start
-    with "#".
-    """
-    return Recipe(
-        output=f"{NAMESPACE}:{output}",
-        count=count,
-        output_tag=f"{NAMESPACE}:{group}" if group else None,
-        inputs=tuple(
-            Ingredient(name=f"{NAMESPACE}:{name.removeprefix('#')}", count=number, is_tag=name.startswith("#"))
-            for name, number in inputs.items()
-        ),
-    )
 
 
 def _from_game(raw: Mapping[str, Any]) -> Recipe:

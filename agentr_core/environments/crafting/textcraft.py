@@ -7,11 +7,13 @@ an instance is a function of its index.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from agentr_core.environment import Environment, Instances
 from agentr_core.environments.crafting import game
@@ -28,8 +30,10 @@ from agentr_core.environments.crafting.game import (
     plan,
 )
 from agentr_core.environments.crafting.recipes import (
+    NAMESPACE,
     RECIPES,
     SPLIT,
+    Ingredient,
     Recipe,
     RecipeBook,
     build_book,
@@ -37,7 +41,6 @@ from agentr_core.environments.crafting.recipes import (
     load_shipped,
     load_split,
 )
-from agentr_core.environments.crafting.shaped import ProceduralWorlds, ShapedWorlds, free_names, rename
 from agentr_core.errors import ConfigError, EnvironmentFault
 from agentr_core.fingerprint import canonical, derive_seed
 from agentr_core.replies import Labels, words_after_label
@@ -127,7 +130,7 @@ RENAMED = {"renamed": "train", "renamed-test": "test", "renamed-rest": "rest"}
 
 _INVENTED: Mapping[str, Callable[[RecipeBook], ProceduralWorlds | ShapedWorlds]] = {
     "procedural": lambda book: ProceduralWorlds(),
-    "shaped": ShapedWorlds,
+    "shaped": lambda book: ShapedWorlds(book),
 }
 """The splits of invented worlds, and the functions that make their worlds, given the official
 book.
@@ -340,3 +343,359 @@ def parse_action(reply: str, labels: Labels = "lenient") -> str:
     """
     action = words_after_label(reply, labels).lower()
     return "inventory" if action == "look" else action
+
+
+# Crafting worlds drawn from a seed: any number, any depth, no item in common with the official
+# ones.
+
+_QUALITIES = (
+    "pale", "hollow", "woven", "gilded", "ashen", "brittle", "tarnished", "glazed", "knotted", "tempered", "mottled",
+    "ridged", "sunken", "twisted", "humming", "veiled", "braided", "carved", "dusky", "frosted",
+)  # fmt: skip
+_MATERIALS = (
+    "tin", "amber", "slate", "cork", "resin", "pewter", "velvet", "marble", "cedar", "onyx", "jute", "zinc", "opal",
+    "willow", "basil", "nickel", "linen", "agate", "maple", "pumice",
+)  # fmt: skip
+_FORMS = (
+    "rod", "plate", "ring", "frame", "spool", "lens", "crate", "gear", "mask", "vial", "bead", "hinge", "panel",
+    "wheel", "bell", "tile", "hook", "sheet", "cone", "charm",
+)  # fmt: skip
+# Counts, each as often as the official recipes use it: most crafts take one of a thing and give
+# one.
+_INPUT_COUNTS = (1, 1, 1, 1, 1, 1, 2, 2, 3, 3, 4, 4, 5, 6, 6, 7, 8, 8, 9)
+_OUTPUT_COUNTS = (1, 1, 1, 1, 1, 2, 3, 4, 4, 6, 8, 16)
+_NUM_INPUTS = (1, 1, 1, 2, 2, 2, 2, 3)
+
+
+class ProceduralWorlds:
+    """A family of crafting worlds, one for each index.
+
+    Args:
+        count: the number of instances of the family.
+        max_depth: the goals' depths cycle from 1 to this number.
+        seed: a different seed gives a different family.
+    """
+
+    def __init__(self, *, count: int = 10**9, max_depth: int = 4, seed: int = 0) -> None:
+        self.count = count
+        self._max_depth = max_depth
+        self._seed = seed
+        # An episode asks for its one world again and again. Hundreds of environments in flight each
+        # keep one.
+        self.world = lru_cache(maxsize=1)(self._world)
+
+    def _world(self, index: int) -> tuple[RecipeBook, str]:
+        """Return the recipes of a world and its goal item, whose depth is `index % max_depth +
+        1`.
+        """
+        rng = random.Random(derive_seed("procedural-world", self._seed, index))
+        depth = index % self._max_depth + 1
+        names = _names(rng)
+        levels = [[next(names) for _ in range(rng.randint(3, 6))]]
+        recipes: list[Recipe] = []
+        for level in range(1, depth + 1):
+            outputs = []
+            for _ in range(1 if level == depth else rng.randint(1, 3)):
+                output = next(names)
+                # One ingredient from the level below fixes the depth; the others come from anywhere
+                # below.
+                inputs = [rng.choice(levels[-1])]
+                lower = [item for below in levels for item in below if item not in inputs]
+                inputs += rng.sample(lower, min(len(lower), rng.choice(_NUM_INPUTS) - 1))
+                rng.shuffle(inputs)
+                recipes.append(_recipe(output, inputs, rng))
+                outputs.append(output)
+            levels.append(outputs)
+        goal = levels[-1][0]
+        all_items = list(itertools.chain(*levels[:-1]))
+        recipes += [
+            _recipe(next(names), rng.sample(all_items, min(len(all_items), rng.choice(_NUM_INPUTS))), rng)
+            for _ in range(rng.randint(2, 10))
+        ]
+        rng.shuffle(recipes)
+        return build_book(recipes), goal
+
+
+def _names(rng: random.Random) -> itertools.chain[str]:
+    def draw() -> str:
+        return f"minecraft:{rng.choice(_QUALITIES)}_{rng.choice(_MATERIALS)}_{rng.choice(_FORMS)}"
+
+    used: set[str] = set()
+    unique = (name for name in iter(draw, None) if not (name in used or used.add(name)))  # type: ignore[func-returns-value]
+    return itertools.chain(unique)
+
+
+def _recipe(output: str, inputs: list[str], rng: random.Random) -> Recipe:
+    return Recipe(
+        output=output,
+        count=rng.choice(_OUTPUT_COUNTS),
+        output_tag=None,
+        inputs=tuple(Ingredient(name=item, count=rng.choice(_INPUT_COUNTS), is_tag=False) for item in inputs),
+    )
+
+
+# Problems with their items renamed: since no name keeps its recipe, they can only be solved by
+# reading.
+#
+# Members of a kind of item (planks, wool) are renamed only among themselves, since commands do not
+# say which item is of which kind.
+
+
+def free_names(book: RecipeBook) -> list[str]:
+    """Return the names that any item may get: those of items that belong to no kind that a recipe
+    asks for.
+    """
+    kinds = {i.name for recipe in book.recipes for i in recipe.inputs if i.is_tag}
+    return sorted(item for item in book.items if book.item_to_tag.get(item) not in kinds)
+
+
+def rename(problem: CraftingProblem, names: Sequence[str], rng: random.Random) -> CraftingProblem:
+    """Return the problem with its items renamed at random and its commands shuffled."""
+    items = dict.fromkeys(i for r in problem.commands for i in (r.output, *(x.name for x in r.inputs if not x.is_tag)))
+    tagged = problem.item_to_tag
+    used_tags = {i.name for r in problem.commands for i in r.inputs if i.is_tag}
+    mapping: dict[str, str] = {}
+    for tag in sorted(used_tags):
+        members = sorted(item for item, of in tagged.items() if of == tag)
+        mapping.update(zip(members, rng.sample(members, len(members)), strict=True))
+    free = [item for item in items if item not in mapping]
+    mapping.update(zip(free, rng.sample(names, len(free)), strict=True))
+    commands = [
+        replace(
+            recipe,
+            output=mapping[recipe.output],
+            output_tag=recipe.output_tag if recipe.output_tag in used_tags else None,
+            inputs=tuple(i if i.is_tag else replace(i, name=mapping[i.name]) for i in recipe.inputs),
+        )
+        for recipe in problem.commands
+    ]
+    rng.shuffle(commands)
+    return CraftingProblem(
+        goal=mapping[problem.goal],
+        commands=tuple(commands),
+        item_to_tag={item: tag for item, tag in tagged.items() if tag in used_tags},
+    )
+
+
+T = TypeVar("T")
+Weights = Mapping[T, float]
+
+MAX_DEPTH = 4
+PLANKS = f"{NAMESPACE}:planks"
+
+# How often each value occurs among the official goals of training and test, roughly.
+_RAW_INPUTS: Weights[int] = {1: 20, 2: 3, 3: 1}
+"""The number of ingredients of a goal of depth 1, which are all raw; parts of depth 1 nearly always
+have one.
+"""
+_INPUTS: dict[int, Weights[tuple[int, int]]] = {
+    2: {(1, 0): 125, (1, 1): 63, (1, 2): 18, (2, 0): 60, (2, 1): 3},
+    3: {(1, 0): 30, (1, 1): 20, (1, 2): 5, (2, 0): 42, (3, 0): 2},
+    4: {(1, 0): 3, (1, 1): 2, (2, 0): 4},
+}
+"""How many crafted and how many raw ingredients a recipe of a depth has."""
+_RAW_COUNT: Weights[int] = {1: 52, 2: 12, 3: 3, 4: 18, 6: 2, 8: 3, 9: 10}
+_ONLY_RAW_COUNT: Weights[int] = {1: 42, 2: 12, 3: 16, 4: 40, 5: 5, 6: 11, 7: 3, 8: 7, 9: 14}
+_CRAFTED_COUNT: dict[int, Weights[int]] = {
+    2: {1: 119, 2: 57, 3: 34, 4: 31, 5: 11, 6: 65, 7: 6, 8: 14, 9: 4},
+    3: {1: 127, 2: 23, 3: 37, 4: 7, 6: 14, 8: 3},
+    4: {1: 11, 2: 2, 3: 3, 6: 1},
+}
+_GOAL_MAKES: dict[int, Weights[int]] = {
+    1: {1: 66, 2: 5, 3: 19, 4: 22, 6: 10, 8: 4},
+    2: {1: 132, 2: 12, 3: 27, 4: 26, 6: 31, 8: 38, 16: 7},
+    3: {1: 44, 3: 11, 4: 3, 6: 8, 8: 7},
+    4: {1: 8, 3: 1, 6: 1, 8: 1},
+}
+_PART_MAKES: Weights[int] = {1: 64, 2: 12, 3: 2, 4: 40, 6: 2, 8: 1}
+_DISTRACTOR_INPUTS: Weights[int] = {1: 31, 2: 57, 3: 10, 4: 2}
+_DISTRACTOR_MAKES: Weights[int] = {1: 56, 2: 6, 3: 10, 4: 6, 6: 8, 8: 14}
+_DISTRACTORS: dict[int, Weights[int]] = {
+    1: {0: 39, 1: 22, 2: 7, 3: 16, 4: 2, 5: 2, 7: 6, 9: 9, 10: 35},
+    2: {3: 12, 5: 14, 6: 6, 8: 23, 9: 43, 10: 194},
+    3: {3: 2, 7: 4, 10: 66},
+    4: {10: 1},
+}
+_OTHER_RECIPES: Weights[int] = {1: 90, 2: 7, 3: 6, 4: 10}
+"""How many more recipes there are for a part that has several."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rates:
+    """The rates of special features in the worlds of a depth, in [0, 1]."""
+
+    planks_needed: float
+    """Worlds in which a part may be made of planks, so that all planks are listed."""
+    planks_beside: float
+    """Worlds in which only a command that is not needed takes planks."""
+    several_recipes: float
+    """Items of depth 1 that can be made in several ways."""
+
+
+_RATES = {
+    1: _Rates(planks_needed=0.0, planks_beside=0.2, several_recipes=0.1),
+    2: _Rates(planks_needed=0.3, planks_beside=0.11, several_recipes=0.36),
+    3: _Rates(planks_needed=0.48, planks_beside=0.08, several_recipes=0.48),
+    4: _Rates(planks_needed=0.65, planks_beside=0.08, several_recipes=0.15),
+}
+_OF_PLANKS = 0.58
+"""Of the worlds that list planks, the share in which the goal needs them; in the others, an
+alternative recipe of a part does.
+"""
+_ANY_PLANKS = 0.7
+"""Of the recipes that need planks, the share that takes any sort; the others take one sort."""
+_FEW_CRAFTS = 0.35
+"""How often the yield of a part that takes three or more crafts is drawn again."""
+
+
+# Worlds in the shape of the official goals: as many commands, tags, alternatives and steps.
+# `data/textcraft/shapes.py` prints both side by side, and a test checks that they agree. They share
+# only the shape: the recipes are invented, so the official names of their items say nothing. Only
+# the planks are the official ones.
+
+
+class ShapedWorlds:
+    """A family of crafting worlds, one for each index, whose goals' depths cycle from 1 to
+    `MAX_DEPTH`.
+
+    Args:
+        official: the book that the names of items come from; none of its recipes occurs.
+        count: the number of instances of the family.
+        seed: a different seed gives a different family.
+    """
+
+    def __init__(self, official: RecipeBook, *, count: int = 10**9, seed: int = 0) -> None:
+        self.count = count
+        self._seed = seed
+        self._planks = tuple(sorted(official.members(PLANKS)))
+        self._names = sorted(official.items.difference(self._planks))
+        self._official = {_who_needs_what(recipe) for recipe in official.recipes}
+        # An episode asks for its one world again and again. Hundreds of environments in flight each
+        # keep one.
+        self.world = lru_cache(maxsize=1)(self._world)
+
+    def _world(self, index: int) -> tuple[RecipeBook, str]:
+        """Return the recipes of a world and its goal item, whose depth is `index % MAX_DEPTH +
+        1`.
+        """
+        rng = random.Random(derive_seed("shaped-world", self._seed, index))
+        while True:
+            draft = _Draft(rng=rng, names=iter(rng.sample(self._names, len(self._names))), planks=self._planks)
+            goal = draft.draw(index % MAX_DEPTH + 1)
+            if not any(_who_needs_what(recipe) in self._official for recipe in draft.recipes):
+                rng.shuffle(draft.recipes)
+                return build_book(draft.recipes, item_to_tag=dict.fromkeys(self._planks, PLANKS)), goal
+
+
+@dataclass(slots=True, kw_only=True)
+class _Draft:
+    """A world that is being drawn."""
+
+    rng: random.Random
+    names: Iterator[str]
+    planks: Sequence[str]
+    recipes: list[Recipe] = field(default_factory=list)
+
+    def draw(self, depth: int) -> str:
+        """Draw all recipes of a world; return its goal."""
+        rates = _RATES[depth]
+        planks_needed = self.rng.random() < rates.planks_needed
+        in_plan = planks_needed and self.rng.random() < _OF_PLANKS
+        goal = self._item(depth, need=1, is_goal=True, rates=rates)
+        if planks_needed:
+            self._bring_in_planks(in_plan=in_plan)
+        planks_beside = not planks_needed and self.rng.random() < rates.planks_beside
+        self._distract(goal, self._pick(_DISTRACTORS[depth]), planks=planks_needed or planks_beside)
+        return goal
+
+    def _item(self, depth: int, *, need: int, is_goal: bool, rates: _Rates) -> str:
+        """Draw an item of a depth with everything that it is made of; `need` pieces of it are
+        needed.
+        """
+        name = next(self.names)
+        makes = self._pick(_GOAL_MAKES[depth]) if is_goal else self._pick(_PART_MAKES)
+        if not is_goal and -(-need // makes) > 2 and self.rng.random() < _FEW_CRAFTS:
+            makes = self._pick(_PART_MAKES)
+        times = -(-need // makes)
+        inputs = []
+        if depth == 1:
+            counts = _ONLY_RAW_COUNT if is_goal else _RAW_COUNT
+            for _ in range(self._pick(_RAW_INPUTS) if is_goal else 1):
+                inputs.append(_ingredient(next(self.names), self._pick(counts)))
+        else:
+            crafted, raw = self._pick(_INPUTS[depth])
+            for number in range(crafted):
+                count = self._pick(_CRAFTED_COUNT[depth])
+                below = depth - 1 if number == 0 else self.rng.randint(1, depth - 1)
+                inputs.append(_ingredient(self._item(below, need=times * count, is_goal=False, rates=rates), count))
+            inputs += [_ingredient(next(self.names), self._pick(_RAW_COUNT)) for _ in range(raw)]
+            self.rng.shuffle(inputs)
+        self.recipes.append(Recipe(output=name, count=makes, output_tag=None, inputs=tuple(inputs)))
+        if depth == 1 and self.rng.random() < rates.several_recipes:
+            for _ in range(self._pick(_OTHER_RECIPES)):
+                other = (_ingredient(next(self.names), self._pick(_RAW_COUNT)),)
+                self.recipes.append(Recipe(output=name, count=self._pick(_PART_MAKES), output_tag=None, inputs=other))
+        return name
+
+    def _bring_in_planks(self, *, in_plan: bool) -> None:
+        """List all planks; a part of depth 1 becomes planks, or can also be made of them."""
+        makes, takes = self._pick({4: 6, 2: 2, 3: 1, 6: 1}), self._pick({1: 8, 2: 1})
+        inner = {i.name for r in self.recipes for i in r.inputs}
+        outputs = {r.output for r in self.recipes}
+        parts = sorted({r.output for r in self.recipes if not any(i.name in outputs for i in r.inputs)} & inner)
+        part = self.rng.choice(parts)
+        if in_plan:
+            any_planks = self.rng.random() < _ANY_PLANKS
+            stands = PLANKS if any_planks else self.rng.choice(self.planks)
+            self.recipes = [
+                Recipe(
+                    output=r.output,
+                    count=r.count,
+                    output_tag=r.output_tag,
+                    inputs=tuple(
+                        Ingredient(name=stands, count=i.count, is_tag=any_planks) if i.name == part else i
+                        for i in r.inputs
+                    ),
+                )
+                for r in self.recipes
+                if r.output != part
+            ]
+        else:
+            inputs = (Ingredient(name=PLANKS, count=self._pick({1: 2, 2: 5, 3: 1, 4: 1}), is_tag=True),)
+            self.recipes.append(Recipe(output=part, count=self._pick(_PART_MAKES), output_tag=None, inputs=inputs))
+        for planks in self.planks:
+            source = (_ingredient(next(self.names), takes),)
+            self.recipes.append(Recipe(output=planks, count=makes, output_tag=PLANKS, inputs=source))
+
+    def _distract(self, goal: str, number: int, *, planks: bool) -> None:
+        """Draw useless commands that share an ingredient with needed ones."""
+        outputs = {r.output for r in self.recipes} - set(self.planks)
+        ingredients = {i.name for r in self.recipes if r.output not in self.planks for i in r.inputs}
+        crafted = sorted((ingredients & outputs) - {goal}) or [goal]
+        raw = sorted(ingredients - outputs - {PLANKS})
+        extra_names = [next(self.names) for _ in range(4)]
+        for position in range(number):
+            takes_planks = planks and (position == 0 or self.rng.random() < 0.2)
+            takes_crafted = self.rng.random() < (0.65 if len(outputs) > 1 else 0.12)
+            shared = self.rng.choice(crafted if takes_crafted or not raw else raw)
+            inputs = [_ingredient(shared, self._pick(_ONLY_RAW_COUNT))]
+            if takes_planks:
+                inputs.append(Ingredient(name=PLANKS, count=self._pick(_ONLY_RAW_COUNT), is_tag=True))
+            more = max(0, self._pick(_DISTRACTOR_INPUTS) - len(inputs))
+            common = self.rng.sample(extra_names, min(more, len(extra_names))) if more else []
+            names = [name if self.rng.random() < 0.5 else next(self.names) for name in common]
+            inputs += [_ingredient(name, self._pick(_RAW_COUNT)) for name in names]
+            self.rng.shuffle(inputs)
+            makes = self._pick(_DISTRACTOR_MAKES)
+            self.recipes.append(Recipe(output=next(self.names), count=makes, output_tag=None, inputs=tuple(inputs)))
+
+    def _pick(self, weights: Weights[T]) -> T:
+        return self.rng.choices(list(weights), list(weights.values()))[0]
+
+
+def _ingredient(name: str, count: int) -> Ingredient:
+    return Ingredient(name=name, count=count, is_tag=False)
+
+
+def _who_needs_what(recipe: Recipe) -> tuple[str, frozenset[str]]:
+    return recipe.output, frozenset(ingredient.name for ingredient in recipe.inputs)

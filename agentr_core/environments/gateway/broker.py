@@ -39,6 +39,8 @@ from agentr_core.types import Message, Role, Sampling, Step
 
 _LIST: Final = '[{"role": '
 _NEW_CONVERSATION: Final = {"role": "anew"}
+_BEGINS_ANEW: Final = _LIST + json.dumps(_NEW_CONVERSATION["role"])
+"""How the text of an observation begins that is a whole conversation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +70,13 @@ class OutsideTurns:
 
     def begins(self, steps: Sequence[Step]) -> tuple[int, ...]:
         """Return the positions of the steps at which conversations begin, 0 first."""
-        later = (position + 1 for position, step in enumerate(steps[:-1]) if _starts_conversation(step.observation))
+        later = (position + 1 for position, step in enumerate(steps[:-1]) if step.observation.startswith(_BEGINS_ANEW))
         return (0, *later)
 
     def _turns(self, first_observation: str, steps: Sequence[Step], train: Sequence[bool]) -> tuple[Message, ...]:
         turns = list(read_turns(first_observation))
         for step, flag in zip(steps, train, strict=True):
-            if _starts_conversation(step.observation):
+            if step.observation.startswith(_BEGINS_ANEW):
                 turns.clear()
             else:
                 turns.append(reply_turn(step, flag))
@@ -139,10 +141,6 @@ def _normal(turn: Message) -> Any:
         return turn.text
     call = read_call(turn.text)
     return (call.name, call.arguments, call.beside) if isinstance(call, NativeCall) else turn.text.strip()
-
-
-def _starts_conversation(observation: str) -> bool:
-    return observation.startswith(_LIST + json.dumps(_NEW_CONVERSATION["role"]))
 
 
 # The requests of agents to the gateway, and its answers: chat completions in OpenAI's protocol.
@@ -297,10 +295,14 @@ def chunks(call: ChatCall, reply: Mapping[str, Any], *, name: str, created: int)
     for number, tool_call in enumerate(message.get("tool_calls", ())):
         tool_call["index"] = number
     head = _head("chat.completion.chunk", name, created)
-    for delta, reason in ((message, None), ({}, finish)):
-        yield _event({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]})
+    events: list[dict[str, Any]] = [
+        {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
+        for delta, reason in ((message, None), ({}, finish))
+    ]
     if call.stream_options and call.stream_options.include_usage:
-        yield _event({**head, "choices": [], "usage": _usage(reply)})
+        events.append({**head, "choices": [], "usage": _usage(reply)})
+    for content in events:
+        yield f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
     yield "data: [DONE]\n\n"
 
 
@@ -327,10 +329,6 @@ def _usage(reply: Mapping[str, Any]) -> dict[str, int] | None:
 
 def _head(kind: str, name: str, created: int) -> dict[str, Any]:
     return {"id": f"chatcmpl-{name}", "object": kind, "created": created, "model": MODEL}
-
-
-def _event(content: Mapping[str, Any]) -> str:
-    return f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
 
 
 _REMEMBERED = 10_000

@@ -1,5 +1,5 @@
 """Questions that are answered by thinking, searching and calculating."""
 
-from agentr_core.environments.reasoning.registered import Reasoning
+from agentr_core.environments.reasoning.world import Reasoning
 
 __all__ = ["Reasoning"]

@@ -7,19 +7,19 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from itertools import dropwhile
 from pathlib import Path
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from agentr_core.environments.reasoning.grammar import PYTHON, SEARCH
 from agentr_core.errors import ConfigError, EnvironmentFault
 from agentr_core.protocols import AnswerStore
 from agentr_core.recipes.fields import record
 from agentr_core.system import LoopThread, data_path
-from agentr_core.tools.python.confinement import STRICTEST, Level, Limits
+from agentr_core.tools.python.confinement import STRICTEST, Level, Limits, Outcome
 from agentr_core.tools.python.tool import PythonTool
 from agentr_core.tools.search.retriever import open_retriever
 from agentr_core.tools.search.tool import AnswerCache, InProcess, Provider, RetrievalServer, SearchTool, Serper
@@ -31,31 +31,6 @@ _FAILED = {
     "memory": "The code used too much memory and was ended.",
     "killed": "The code was ended.",
 }
-
-
-class RanCode(Protocol):
-    """The result of running code: a status, which is `ok` if all went well and something was
-    printed, what was printed, and how long it took.
-    """
-
-    @property
-    def status(self) -> str: ...
-    @property
-    def stdout(self) -> str: ...
-    @property
-    def stderr(self) -> str: ...
-    @property
-    def cause(self) -> str: ...
-    @property
-    def ms(self) -> float: ...
-
-
-class RunsCode(Protocol):
-    """A runner of code, such as `PythonTool`."""
-
-    async def run(self, code: str) -> RanCode:
-        """Run code and return its result."""
-        ...
 
 
 class Tools:
@@ -79,17 +54,22 @@ class Tools:
 
 
 def python_function(
-    runner: RunsCode, loop: LoopThread, *, provider: str, parameters: Mapping[str, Any]
+    run: Callable[[str], Coroutine[Any, Any, Outcome]],
+    loop: LoopThread,
+    *,
+    provider: str,
+    parameters: Mapping[str, Any],
 ) -> Callable[[str], ToolCall]:
     """Return the Python tool as a function for `Tools`.
 
     Args:
-        loop: the loop in which the runner was started.
+        run: runs code, such as `PythonTool.run`.
+        loop: the loop in which what runs it was started.
         provider: how code is confined; each call has it, with `parameters`.
     """
 
     def called(code: str) -> ToolCall:
-        ran = loop.run(runner.run(code))
+        ran = loop.run(run(code))
         # What a model is shown: what went wrong, then what was printed, which may be cut.
         printed = ran.stdout.strip()
         if ran.status == "ok":
@@ -339,5 +319,5 @@ def _started(sandbox: str, limits: Limits) -> _Python:
             loop.close()
 
     atexit.register(end)
-    run = python_function(tool, loop, provider=str(tool.level), parameters=asdict(limits))
+    run = python_function(tool.run, loop, provider=str(tool.level), parameters=asdict(limits))
     return _Python(run, tool.level)

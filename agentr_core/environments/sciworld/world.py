@@ -59,25 +59,20 @@ def match(action: str, valid: Sequence[str], surroundings: str) -> str:
         surroundings: what the agent sees and has; a focus on something else is no candidate.
     """
     text = action.replace("green house", "greenhouse").strip()
-    candidates = {
-        candidate
-        for candidate in (*valid, *(f"open door to {room}" for room in _ROOMS))
-        if _fit(candidate, surroundings)
-    }
+    candidates = set()
+    for candidate in (*valid, *(f"open door to {room}" for room in _ROOMS)):
+        if candidate in _NO_FOCUS or ("door" in candidate and "open" not in candidate):
+            continue
+        if not candidate.startswith("focus on ") or all(
+            word in surroundings for word in candidate.split() if word not in _SMALL_WORDS
+        ):
+            candidates.add(candidate)
     if text in candidates:
         return text
     words = set(text.split())
     shared = {candidate: len(words.intersection(candidate.split())) for candidate in candidates}
     nearest = min(candidates, key=lambda candidate: (-shared[candidate], len(candidate), candidate))
     return nearest if shared[nearest] else text
-
-
-def _fit(candidate: str, surroundings: str) -> bool:
-    if candidate in _NO_FOCUS or ("door" in candidate and "open" not in candidate):
-        return False
-    if not candidate.startswith("focus on "):
-        return True
-    return all(word in surroundings for word in candidate.split() if word not in _SMALL_WORDS)
 
 
 Setting = Literal["agentgym", "eto"]
@@ -331,16 +326,17 @@ class SciWorld(Environment):
         succeed.
         """
         actions = self._simulators.gold_actions(self.variation(instance), self._rules.simplifications)
-        previous = self._episode
+        previous, num_needed = self._episode, 0
         try:
-            num_actions = self._num_needed(instance, actions)
+            self.reset(instance)
+            for count, action in enumerate(actions, start=1):
+                _, _, terminated, truncated, info = self.step(action)
+                if terminated or truncated:
+                    num_needed = count if info["success"] else 0
+                    break
         finally:
             self._episode = previous
-        return (
-            [f"Thought: Next I {action}.\nAction: {action}" for action in actions[:num_actions]]
-            if num_actions
-            else None
-        )
+        return [f"Thought: Next I {action}.\nAction: {action}" for action in actions[:num_needed]] or None
 
     def close(self) -> None:
         """Release the simulator for others. The processes stay for later environments until this
@@ -348,17 +344,6 @@ class SciWorld(Environment):
         """
         if "_simulators" in self.__dict__:
             self._simulators.release(self)
-
-    def _num_needed(self, instance: Instance, actions: Sequence[str]) -> int | None:
-        """Return how many of the actions it takes to solve an instance, or None if they do not
-        solve it.
-        """
-        self.reset(instance)
-        for count, action in enumerate(actions, start=1):
-            _, _, terminated, truncated, info = self.step(action)
-            if terminated or truncated:
-                return count if info["success"] else None
-        return None
 
     def _present(self) -> Episode:
         if self._episode is None:

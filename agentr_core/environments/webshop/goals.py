@@ -620,6 +620,7 @@ def word_nouns(title: str) -> list[str]:
     return [word for word in _NOUN.findall(title.lower()) if word not in _NO_NOUN]
 
 
+@lru_cache(maxsize=2)
 def spacy_nouns(model: str) -> Nouns:
     """Return a tagger that asks a spaCy model, as published (`en_core_web_lg`). Raises
     `ConfigError` if the model cannot be loaded.

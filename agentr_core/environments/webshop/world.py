@@ -319,7 +319,7 @@ class WebShop(Environment):
 
     @cached_property
     def _nouns(self) -> Nouns:
-        return word_nouns if self._nouns_name == "words" else _tagger(self._nouns_name)
+        return word_nouns if self._nouns_name == "words" else spacy_nouns(self._nouns_name)
 
     def splits(self) -> tuple[str, ...]:
         """Return the names of the splits."""
@@ -430,8 +430,3 @@ def _open_shop(
     goals = make_goals(catalogue, kind, price_seed)
     splits = listed_goals(goals, Path(ids_dir)) if ids_dir else split_goals(goals, rule)
     return Shop(catalogue=catalogue, goals=goals, splits=splits)
-
-
-@lru_cache(maxsize=2)
-def _tagger(model: str) -> Nouns:
-    return spacy_nouns(model)

@@ -236,10 +236,6 @@ def _instances(recipe: Recipe, phase: Learning, train: int) -> int:
     return limit if limit and limit != recipe.instances.train_limit else train
 
 
-def _acting(recipe: Recipe) -> Acting:
-    return IN_TREES(recipe) if "sft" in recipe.agent_r.phases else acting_in_groups(recipe)
-
-
 def _faults(recipe: Recipe) -> list[str]:
     faults = []
     if recipe.data.use in ("successes", "rft", "preferences"):
@@ -273,7 +269,7 @@ METHOD = Method(
     faults=_faults,
     describe=_describe,
     sampled=_sampled,
-    acting=_acting,
+    acting=lambda recipe: (IN_TREES if "sft" in recipe.agent_r.phases else acting_in_groups)(recipe),
     prospect=PROSPECT_OF_TREES,
     trial=imported("agentr_core.methods.agent_r.critique:trial"),
     voiced=VOICED,

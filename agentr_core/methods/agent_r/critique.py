@@ -22,12 +22,11 @@ from agentr_core.methods.agent_r.collect import finished_trees
 from agentr_core.methods.agent_r.pairs import pair_id, pairs_of_tree
 from agentr_core.methods.table import plans_of
 from agentr_core.models.batching import all_or_none
-from agentr_core.models.samplers import Sampler
 from agentr_core.recipes.agent_r import CritiqueConfig
 from agentr_core.recipes.fields import sampling_of
 from agentr_core.recipes.models import ModelRole
 from agentr_core.replies import after_thoughts, is_unreadable, readable
-from agentr_core.runtime.equipment import Readings, held_back, in_flight, units_done
+from agentr_core.runtime.equipment import held_back, in_flight, units_done
 from agentr_core.runtime.place import Workplace
 from agentr_core.search.tree import leaf_paths, path_to, steps_to
 from agentr_core.store.codec.ledger import rejection_rows
@@ -44,7 +43,6 @@ from agentr_core.store.codec.trajectories import (
     pair_rows,
     runs_alike,
 )
-from agentr_core.store.database import Writer
 from agentr_core.store.queries.trees import PairVerdict, pair_verdicts
 from agentr_core.store.tables import Rows, merge
 from agentr_core.types import (
@@ -445,16 +443,36 @@ def ask_oracle(place: Workplace, verdicts: Iterable[PairVerdict]) -> dict[tuple[
 
 
 async def _judge_all(place: Workplace, iteration: int, by_tree: dict[str, list[PathPair]], *, total: int) -> None:
+    """Have the bad paths of trees judged; store each judgement, and the critique of each path."""
+    config, iteration_id = place.recipe.critique, place.iteration_id(iteration)
     # Two policies may have trees of the same teacher, and each judges for itself.
     judged_alike = place.recipe.models.judge is not None or place.collector(iteration).role == "actor"
     for run in runs_alike(place.store, place.run_id, STAGE) if judged_alike else []:
-        copy_judgements(place.store, list(by_tree), run, iteration_id=place.iteration_id(iteration))
+        copy_judgements(place.store, list(by_tree), run, iteration_id=iteration_id)
     stored = await asyncio.to_thread(load_judgements, place.store, list(by_tree))
     async with place.asking("judge", place.policy(iteration).path, STAGE, iteration) as (batcher, writer, readings):
 
         async def work(item: tuple[str, list[PathPair]]) -> None:
             tree_id, pairs = item
-            await _judge_tree(place, iteration, tree_id, pairs, stored.get(tree_id, {}), batcher, writer, readings)
+
+            def keep(judgement: Judgement) -> None:
+                writer.add(judgement_rows(tree_id, judgement, iteration_id=iteration_id))
+                for reply in judgement.generations:
+                    readings.count(reply)
+
+            judgements = await judge_paths(
+                scans_of(pairs, config),
+                held_back(batcher, writer),
+                config,
+                seed=derive_seed(place.recipe.seed, "critique", iteration),
+                count_tokens=batcher.model.count_tokens,
+                context_length=batcher.model.context_length,
+                known=stored.get(tree_id, {}),
+                on_judgement=keep,
+            )
+            for pair in pairs:
+                found = critique_of(pair, judgements, config)
+                writer.add(critique_rows(pair_id(pair), found, iteration_id=iteration_id, nodes=pair.bad.nodes))
 
         async with units_done(place.progress, batcher, "trees judged", total=len(by_tree)) as count:
             await run_all(
@@ -463,46 +481,10 @@ async def _judge_all(place: Workplace, iteration: int, by_tree: dict[str, list[P
                 key=lambda item: item[0],
                 errors=place.recipe.errors,
                 on_error=place.on_error(writer, STAGE, iteration),
-                concurrency=in_flight(batcher, place.recipe.critique.votes),
+                concurrency=in_flight(batcher, config.votes),
                 on_result=count,
                 total=total,
             )
-
-
-async def _judge_tree(
-    place: Workplace,
-    iteration: int,
-    tree_id: str,
-    pairs: Sequence[PathPair],
-    stored: Mapping[int, Judgement],
-    batcher: Sampler,
-    writer: Writer,
-    readings: Readings,
-) -> None:
-    """Have the bad paths of a tree judged, and store each judgement and the critique of each path.
-
-    `stored` holds judgements by node, which are not requested again.
-    """
-    config, iteration_id = place.recipe.critique, place.iteration_id(iteration)
-
-    def keep(judgement: Judgement) -> None:
-        writer.add(judgement_rows(tree_id, judgement, iteration_id=iteration_id))
-        for reply in judgement.generations:
-            readings.count(reply)
-
-    judgements = await judge_paths(
-        scans_of(pairs, config),
-        held_back(batcher, writer),
-        config,
-        seed=derive_seed(place.recipe.seed, "critique", iteration),
-        count_tokens=batcher.model.count_tokens,
-        context_length=batcher.model.context_length,
-        known=stored,
-        on_judgement=keep,
-    )
-    for pair in pairs:
-        found = critique_of(pair, judgements, config)
-        writer.add(critique_rows(pair_id(pair), found, iteration_id=iteration_id, nodes=pair.bad.nodes))
 
 
 # A trial of judges: what a model's verdicts on lost episodes are worth, before a run relies on

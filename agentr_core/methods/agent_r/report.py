@@ -130,7 +130,25 @@ def judge(record: JudgeRecord | None) -> Section:
     if record.unreadable:
         rows.insert(1, _rate("Cut within a thought", record.unreadable, record.replies, "replies"))
     rates = Table((Column("Rate", "text"), Column("%"), Column("Count"), Column("Of", "text")), tuple(rows))
-    blocks: list[Block] = [iteration.counts("Verdict", "Steps", record.verdicts), rates, *_lengths(record)]
+    blocks: list[Block] = [iteration.counts("Verdict", "Steps", record.verdicts), rates]
+    lengths = record.revision_lengths
+    if any(lengths.values()):
+        each = sorted(Counter(lengths).elements())
+        caption = (
+            f"Revision length: steps from the split to the first error. Mean {fmean(each):.1f}, median "
+            f"{median_low(each)}, over {wording.count(len(each))} spliced pairs."
+        )
+        if shared := lengths.get(0, 0):
+            caption += (
+                f" In {wording.count(shared)} of them the first bad step is one that both paths share (0 steps), and "
+                "the good path goes on after it."
+            )
+        counted_pairs = (Row((wording.count(steps), wording.count(count))) for steps, count in lengths.items())
+        table = Table((Column("Steps to first error"), Column("Pairs")), tuple(counted_pairs))
+        drawing = plots.histogram(lengths, "Steps from the split to the first error")
+        blocks.append(Figure(drawing, caption, (Paragraph(caption), table)))
+    else:
+        blocks.append(Paragraph("Not measured: revision length; no spliced pair has a step judged bad."))
     if record.oracle:
         rows = [Row(("Verdict accuracy", *_estimate(record.oracle.accuracy)), "strong")]
         if record.oracle.first_error:
@@ -151,26 +169,6 @@ def revision_samples(examples: tuple[RevisionExample, ...]) -> Section:
     if not examples:
         return not_measured("samples", title, "this iteration made no revision sample")
     return Section("samples", title, (Transcripts(examples),), "Conversations exactly as they are trained on.")
-
-
-def _lengths(record: JudgeRecord) -> Iterator[Block]:
-    if not any(record.revision_lengths.values()):
-        yield Paragraph("Not measured: revision length; no spliced pair has a step judged bad.")
-        return
-    each = sorted(Counter(record.revision_lengths).elements())
-    caption = (
-        f"Revision length: steps from the split to the first error. Mean {fmean(each):.1f}, median {median_low(each)}, "
-        f"over {wording.count(len(each))} spliced pairs."
-    )
-    if shared := record.revision_lengths.get(0, 0):
-        caption += (
-            f" In {wording.count(shared)} of them the first bad step is one that both paths share (0 steps), and the "
-            "good path goes on after it."
-        )
-    drawing = plots.histogram(record.revision_lengths, "Steps from the split to the first error")
-    rows = (Row((wording.count(steps), wording.count(count))) for steps, count in record.revision_lengths.items())
-    table = Table((Column("Steps to first error"), Column("Pairs")), tuple(rows))
-    yield Figure(drawing, caption, (Paragraph(caption), table))
 
 
 def _estimate(estimate: Estimate) -> tuple[str, str, str]:

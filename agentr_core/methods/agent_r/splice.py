@@ -1,35 +1,41 @@
 """Splicing: each judged pair becomes a revision sample or a rejection; good paths become samples
-unchanged.
+unchanged. Source: Agent-R section 3.2.
+
+A revision sample is a bad prefix, a turn of reflection and a good suffix as one conversation:
+
+    opening, bad steps up to the first error | revision turn | "ok." | rest of the good path
+    never trained                            | trained       | never | replies trained
+
+The good path goes on where it leaves the kept steps: where the two paths part or, if the first
+error is one of the steps that they share, after that step.
+
+The good steps were recorded in the state where the two paths part, not in the one that the kept bad
+steps lead to, so the observations of a blind splice may be impossible. A verified splice is played
+and has the live observations, but its thoughts are still those of another state. A continued splice
+ends with what the acting model played from the revision turn on.
 """
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import count
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count, takewhile
 from typing import Any
 
-from agentr_core.environment import Environment
-from agentr_core.episodes.rollout import steps_ask
-from agentr_core.episodes.transcript import Fits
-from agentr_core.errors import ConfigError
+from agentr_core.environment import Environment, Repeatability, repeats
+from agentr_core.episodes.rollout import Outcome, diverged, play, steps_ask
+from agentr_core.episodes.transcript import Fits, transcript
+from agentr_core.errors import ConfigError, EnvironmentFault, IllTypedAnswer, ReplayDrifted
 from agentr_core.evaluation.episodes import EpisodePlan
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.methods.agent_r.collect import finished_trees
 from agentr_core.methods.agent_r.critique import pairs_of
 from agentr_core.methods.agent_r.pairs import good_paths, pair_id
-from agentr_core.methods.agent_r.splicing import (
-    UNPLAYABLE,
-    continued,
-    good_sample,
-    pair_stream,
-    splice,
-    turned_back,
-    unplayable,
-)
 from agentr_core.models.checkpoint_dir import context_length_of
-from agentr_core.recipes.fields import sampling_of
+from agentr_core.recipes.agent_r import SpliceConfig
+from agentr_core.recipes.fields import AlphaRule, clears, sampling_of
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.episode_shard import play_rollouts, rollout_id
 from agentr_core.runtime.equipment import Worlds
@@ -43,7 +49,491 @@ from agentr_core.store.codec.samples import sample_rows
 from agentr_core.store.codec.trajectories import load_critiques, load_trajectories, trajectory_rows
 from agentr_core.store.tables import Rows, merge
 from agentr_core.system import check_wanted, in_thread
-from agentr_core.types import Critique, Instance, Path, PathPair, Rejection, Sample, SampleKind, Step, Trajectory, Tree
+from agentr_core.texts import quoted
+from agentr_core.types import (
+    Critique,
+    Instance,
+    Path,
+    PathPair,
+    Provenance,
+    Rejection,
+    Sample,
+    SampleKind,
+    Step,
+    StopReason,
+    Trajectory,
+    Tree,
+)
+
+# The sentences with which an agent turns back from a mistake. Source: Agent-R section 3.2 (themes;
+# own wording).
+
+REFLECTIONS = (
+    "That was a mistake; let me choose another way.",
+    "My last steps do not lead to the goal; I must rethink them.",
+    "Something went wrong here; I will go back to what the task asks.",
+    "This approach does not work; I need a different one.",
+    "I took a wrong turn and should correct it now.",
+    "My decision was wrong; let me look at the task again.",
+    "That action did not help; I have to change my plan.",
+    "I see the error now and will fix it.",
+    "I overlooked something; let me deal with it first.",
+    "My judgement was off; I should reconsider the next step.",
+    "The result shows that I was wrong; I will try again with care.",
+    "I have strayed from the goal; time to find the right path.",
+    "What I did was not needed; I will do what is.",
+    "These steps failed; I learn from them and go on differently.",
+    "I misread the situation; let me read it once more.",
+    "The plan so far is flawed; here is a better start.",
+    "I should not have done that; let me put it right.",
+    "This is not getting me closer; I will take another route.",
+    "I made an error and must work out the correction.",
+    "Wrong step; back to the last point where all was well.",
+)
+ACTION = "wait"
+"""The dummy action of a revision turn, as published."""
+ACKNOWLEDGEMENT = "ok."
+"""The user's turn after a revision turn that was not played in the environment."""
+
+
+def voiced(reply: str) -> bool:
+    """Return whether a reply contains one of the reflections, whatever its case and spacing."""
+    said = _plain(reply)
+    return any(_plain(sentence) in said for sentence in REFLECTIONS)
+
+
+def revision_text(seed: int, action: str = ACTION, sentences: int = len(REFLECTIONS)) -> str:
+    """Return the text of a revision turn: one of the first `sentences` reflections, drawn by the
+    seed, and an action.
+    """
+    return f"Thought: {random.Random(seed).choice(REFLECTIONS[:sentences])}\nAction: {action}"
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.lower().split()).rstrip(".")
+
+
+# Replays of recorded steps: what happens now, and where it differs from the recording.
+
+_QUOTED = 80
+"""The most characters of an action or an observation that a message quotes."""
+
+
+def live(recorded: Step, outcome: Outcome) -> Step:
+    """Return a step as it happened now, with the reply, its tokens and its finish reason as
+    recorded.
+    """
+    return replace(
+        outcome.step,
+        token_ids=recorded.token_ids,
+        logprobs=recorded.logprobs,
+        finish_reason=recorded.finish_reason,
+        tokenizer=recorded.tokenizer,
+    )
+
+
+def check_replay(env: Environment, pair: PathPair, first_observation: str, outcomes: Sequence[Outcome]) -> None:
+    """Raise `ReplayDiverged` if the kept steps of a bad path no longer give the recorded
+    observations, compared as strictly as the environment promises to repeat itself.
+    """
+    promise = Repeatability(env.repeatability)
+    bad = pair.bad.trajectory
+    seen = [first_observation, *(outcome.step.observation for outcome in outcomes)]
+    known = [bad.first_observation, *(step.observation for step in bad.steps)]
+    for number, (now, then) in enumerate(zip(seen, known, strict=False)):
+        # A world that promises nothing may begin with another text; a sample keeps the text that
+        # its steps followed.
+        free = number == 0 and promise is Repeatability.NEVER
+        if not (free or repeats(now, then, promise)):
+            raise diverged(
+                env,
+                f"{bad.instance.key}, leaf {pair.bad.leaf} of tree {pair.bad.tree_id}: after {number} steps the "
+                f"recording has {quoted(then, _QUOTED)} and the replay {quoted(now, _QUOTED)}",
+            )
+
+
+def divergence(recorded: Sequence[Step], outcomes: Sequence[Outcome], start: int) -> str:
+    """Return a message that says where the live observations went wrong: at the first invalid
+    action, or else at the first difference.
+    """
+    differing = [
+        (position, outcome)
+        for position, (step, outcome) in enumerate(zip(recorded, outcomes, strict=False))
+        if position >= start and outcome.step.observation != step.observation
+    ]
+    if not differing:
+        return "all observations are as recorded"
+    position, outcome = next((d for d in differing if d[1].step.valid is False), differing[0])
+    now, then = outcome.step.observation, recorded[position].observation
+    return f"{at(position, outcome.step)} gave {quoted(now, _QUOTED)}, recorded was {quoted(then, _QUOTED)}"
+
+
+def at(position: int, step: Step) -> str:
+    """Return the name of a step for error messages."""
+    return f"step {position} ({quoted(step.action, _QUOTED)})"
+
+
+# Where the bad path of a pair is cut, and why a pair cannot be spliced.
+
+STAGE = "splice"
+UNPLAYABLE = (IllTypedAnswer, ReplayDrifted)
+"""Errors of a replay that cost a path its sample, and nothing else."""
+
+
+def cut_of(pair: PathPair, critique: Critique | None, config: SpliceConfig) -> int | Rejection:
+    """Return how many steps of the bad path are kept, including the first error, or why the pair
+    cannot be spliced.
+
+    Good paths with nothing left after the steps that are kept are rejected. So are cuts that keep
+    none of the bad path's own steps, unless `config.shared_cut` is `keep`, and kept parts that end
+    the episode, unless `config.impossible` is.
+    """
+    steps = pair.bad.trajectory.steps
+    if config.mode == "direct":
+        cut = len(steps)
+    elif critique is None:
+        raise ValueError(f"pair {pair_id(pair)} has no critique, which splice mode {config.mode} needs; judge it first")
+    elif critique.first_error is not None:
+        cut = critique.first_error + 1
+    elif config.no_error == "keep":
+        cut = len(steps)
+    else:
+        return reject(pair, "no-error-found", f"none of {len(critique.verdicts)} judged steps is bad")
+    if cut == 0:
+        return reject(pair, "nothing-kept", "the bad path has no steps")
+    shared = len(pair.good.trajectory.steps) - len(good_rest(pair, cut))
+    if shared == len(pair.good.trajectory.steps):
+        return reject(pair, "no-good-suffix", f"the good path ends with the {shared} shared steps")
+    if cut <= pair.split and config.shared_cut == "reject":
+        return reject(pair, "cut-in-shared-prefix", f"{cut} steps are kept and both paths share {pair.split}")
+    if config.impossible == "keep":
+        return cut
+    # From such an end an agent cannot turn back.
+    last = steps[cut - 1]
+    if last.disaster:
+        return reject(pair, "kept-part-ends-in-disaster", at(cut - 1, last))
+    if last.terminated:
+        return reject(pair, "kept-part-ends-the-episode", at(cut - 1, last))
+    if cut == len(steps) and pair.bad.trajectory.stop is StopReason.CONTEXT_LIMIT:
+        return reject(pair, "kept-part-fills-the-context", at(cut - 1, last))
+    return cut
+
+
+def good_rest(pair: PathPair, cut: int) -> tuple[Step, ...]:
+    """Return the steps of the good path from the first reply on that is not the one at its place
+    among the first `cut` steps of the bad path: after a cut in the shared steps, from the cut on.
+    """
+    kept, steps = pair.bad.trajectory.steps[:cut], pair.good.trajectory.steps
+    same = takewhile(lambda both: both[0].reply == both[1].reply, zip(kept, steps, strict=False))
+    return steps[sum(1 for _ in same) :]
+
+
+def reject(pair: PathPair, reason: str, detail: str) -> Rejection:
+    """Return the rejection of a pair."""
+    return Rejection(stage=STAGE, subject=pair_id(pair), reason=reason, detail=detail)
+
+
+def unplayable(subject: str, error: EnvironmentFault) -> Rejection:
+    """Return the rejection of a path whose replay raised one of the errors in `UNPLAYABLE`."""
+    reason = "ill-typed-answer" if isinstance(error, IllTypedAnswer) else "replay-drifted"
+    return Rejection(stage=STAGE, subject=subject, reason=reason, detail=str(error))
+
+
+# Finds the steps of a good path that its outcome needs, by playing it without the others.
+#
+# A path that ends well need not be a good example: a sampled one contains refused actions, repeated
+# looks at the inventory and detours, and training on it teaches them too. As in verified splicing,
+# only the environment decides.
+
+
+def needed(env: Environment, instance: Instance, replies: Sequence[str], *, start: int = 0) -> tuple[int, ...]:
+    """Return the positions of the replies to keep: from `start` on, leaving out any one of them
+    would lower the final reward.
+
+    Replies are tried one by one, the last first, each time by playing the whole episode without
+    them: a reply stays out if the episode still ends with the full reward. Replies after the end of
+    the episode are left out too. What served only a reply that was left out may be free to go then,
+    so this is repeated until all stay: each time costs an episode for each reply that is left. The
+    environment must be deterministic.
+
+    A step that only gathers information changes no reward and is left out. This suits worlds whose
+    first observation tells everything, but not those in which an agent has to look for things.
+
+    Args:
+        start: replies before this one always stay.
+    """
+    kept = tuple(range(len(replies)))
+    reward, reached = _final(env, instance, replies, kept)
+    if reward is None:
+        return kept
+    kept = kept[:reached]
+    before: tuple[int, ...] = ()
+    while kept != before:
+        before = kept
+        for position in reversed(kept[start:]):
+            candidate = tuple(other for other in kept if other != position)
+            found, reached = _final(env, instance, replies, candidate)
+            if found is not None and found >= reward and reached > start:
+                kept = candidate[:reached]
+    return kept
+
+
+def _final(
+    env: Environment, instance: Instance, replies: Sequence[str], positions: Sequence[int]
+) -> tuple[float | None, int]:
+    """Return the final reward of the chosen replies, None for a disaster, and how many of them were
+    played.
+    """
+    _, outcomes = play(env, instance, [replies[position] for position in positions])
+    if not outcomes or outcomes[-1].step.disaster:
+        return None, len(outcomes)
+    return outcomes[-1].step.reward, len(outcomes)
+
+
+def pair_stream(pair: PathPair) -> str:
+    """Return the name of a pair's random stream, from which its seeds are derived: a pair of the
+    same instance and leaves has the same one in every run.
+    """
+    return f"{pair.bad.trajectory.instance.key}:{pair.good.leaf}:{pair.bad.leaf}"
+
+
+def splice(
+    pair: PathPair,
+    critique: Critique | None,
+    env: Environment,
+    config: SpliceConfig,
+    *,
+    alpha: float,
+    rule: AlphaRule = "at_least",
+    seed: int,
+) -> Sample | Rejection:
+    """Return the revision sample of a pair in mode blind, direct or verified, or why there is none.
+
+    The mode `verified` plays the splice in `env`, which may block; the other two only read its
+    texts.
+
+    Args:
+        critique: of the pair's bad path; ignored in mode `direct`, required in the others
+            (`ValueError`).
+        alpha: the lowest live reward of a verified splice, compared by `rule`.
+        seed: of the run; the reflection is drawn from a stream of the pair.
+    """
+    cut = cut_of(pair, critique, config)
+    if isinstance(cut, Rejection):
+        return cut
+    if config.mode == "verified":
+        return _verified(pair, cut, critique, env, config, alpha=alpha, rule=rule, seed=seed)
+    return _sample(
+        pair,
+        env,
+        kept=pair.bad.trajectory.steps[:cut],
+        turn=_pause(pair, env, config, seed),
+        suffix=good_rest(pair, cut),
+        extra=_extra(pair, critique, config.mode),
+    )
+
+
+def turned_back(
+    pair: PathPair, critique: Critique | None, env: Environment, config: SpliceConfig, *, seed: int
+) -> tuple[Step, ...] | Rejection:
+    """Return the kept steps and the revision turn as played, for another try to go on from, or why
+    there are none.
+
+    They are played in `env`, which may block.
+    """
+    cut = cut_of(pair, critique, config)
+    if isinstance(cut, Rejection):
+        return cut
+    kept = pair.bad.trajectory.steps[:cut]
+    recorded = (*kept, _pause(pair, env, config, seed))
+    replies = [step.reply for step in recorded]
+    first_observation, outcomes = play(env, pair.bad.trajectory.instance, replies, recorded=kept)
+    check_replay(env, pair, first_observation, outcomes[:cut])
+    last = outcomes[-1]
+    if last.stop is not None:
+        return reject(pair, "ended-at-revision-turn", f"{last.stop}, {at(len(outcomes) - 1, last.step)}")
+    return tuple(live(step, outcome) for step, outcome in zip(recorded, outcomes, strict=True))
+
+
+def continued(
+    pair: PathPair,
+    critique: Critique | None,
+    begun: Sequence[Step],
+    tries: Mapping[str, Trajectory],
+    env: Environment,
+    config: SpliceConfig,
+    *,
+    alpha: float,
+    rule: AlphaRule = "at_least",
+    seed: int,
+) -> dict[str, Sample] | Rejection:
+    """Return the samples of the tries that clear alpha and gain reward after the revision turn,
+    shortest first, by the keys of the tries, or why there are none.
+
+    Args:
+        begun: what `turned_back` returned for the pair.
+        tries: episodes that begin with `begun`, in the order of their numbers, which settles ties.
+    """
+    cut = len(begun) - 1
+    cleared = [
+        (len(episode.steps), number, key)
+        for number, (key, episode) in enumerate(tries.items())
+        if episode.steps and not episode.steps[-1].disaster and clears(episode.reward, alpha, rule)
+    ]
+    gaining = [one for one in cleared if tries[one[-1]].reward > tries[one[-1]].steps[cut].reward]
+    if cleared and not gaining:
+        return reject(pair, "no-gain", f"{len(cleared)} tries end with the reward that they had at the revision turn")
+    if not cleared:
+        best = max((episode.reward for episode in tries.values()), default=0.0)
+        return reject(pair, "no-try-cleared-alpha", f"{len(tries)} tries, best reward {best:g}, alpha {alpha:g}")
+    extra = _extra(pair, critique, "continued") | {"tries": len(tries), "cleared": len(gaining)}
+    samples = {}
+    for *_, key in sorted(gaining)[: config.continuation.per_pair or None]:
+        episode = tries[key]
+        samples[key] = _sample(
+            pair,
+            env,
+            kept=episode.steps[:cut],
+            turn=replace(_pause(pair, env, config, seed), observation=episode.steps[cut].observation),
+            suffix=episode.steps[cut + 1 :],
+            extra=extra | {"live_reward": episode.reward, "live_success": episode.success},
+        )
+    return samples
+
+
+def good_sample(path: Path, env: Environment, *, prune: bool = False) -> Sample:
+    """Return a whole path as a sample with all its replies trained.
+
+    With `prune`, only the steps that its reward needs are kept, replayed in `env`, which may block.
+    A path that no longer plays as recorded stays whole, as it was sampled.
+    """
+    trajectory = path.trajectory
+    steps = trajectory.steps
+    if prune:
+        replies = [step.reply for step in steps]
+        positions = needed(env, trajectory.instance, replies)
+        first_observation, outcomes = play(env, trajectory.instance, [replies[position] for position in positions])
+        last = outcomes[-1].step
+        as_recorded = first_observation == trajectory.first_observation
+        if as_recorded and not last.disaster and last.reward >= trajectory.reward:
+            steps = tuple(
+                live(steps[position], outcome) for position, outcome in zip(positions, outcomes, strict=False)
+            )
+    return Sample(
+        kind=SampleKind.GOOD,
+        messages=transcript(env, trajectory.first_observation, steps, train=[True] * len(steps)),
+        instance=trajectory.instance,
+        provenance=Provenance(
+            tree_id=path.tree_id,
+            good_leaf=path.leaf,
+            good_reward=trajectory.reward,
+            extra={"stop": trajectory.stop.value, "pruned_steps": len(trajectory.steps) - len(steps)},
+        ),
+    )
+
+
+def _verified(
+    pair: PathPair,
+    cut: int,
+    critique: Critique | None,
+    env: Environment,
+    config: SpliceConfig,
+    *,
+    alpha: float,
+    rule: AlphaRule,
+    seed: int,
+) -> Sample | Rejection:
+    """Return the sample of the kept steps, revision turn and good steps as played, or why it fails.
+
+    The dummy action is played as well, since an agent will really send it.
+    """
+    pause = _pause(pair, env, config, seed)
+    recorded = (*pair.bad.trajectory.steps[:cut], pause, *good_rest(pair, cut))
+    whole = len(recorded)
+    if config.prune:
+        positions = needed(env, pair.bad.trajectory.instance, [step.reply for step in recorded], start=cut + 1)
+        recorded = tuple(recorded[position] for position in positions)
+    first_observation, outcomes = play(env, pair.bad.trajectory.instance, [step.reply for step in recorded])
+    check_replay(env, pair, first_observation, outcomes[:cut])
+    last, number = outcomes[-1], len(outcomes) - 1
+    if number <= cut:
+        where = "in the kept part" if number < cut else "at the revision turn"
+        return reject(pair, "verify-ended-early", f"{last.stop} {where}, {at(number, last.step)}")
+    if last.step.disaster or not clears(last.step.reward, alpha, rule):
+        early = len(outcomes) < len(recorded)
+        end = f"{last.stop} at step {number} of {len(recorded)}" if early else f"played {len(recorded)} steps"
+        where = divergence(recorded, outcomes, cut + 1)
+        detail = f"live reward {last.step.reward:g}, alpha {alpha:g}; {end}; {where}"
+        return reject(pair, "verify-ended-early" if early else "verify-reward-below-alpha", detail)
+    before = outcomes[cut].step.reward
+    # The sample would teach steps that achieve nothing.
+    if last.step.reward <= before:
+        return reject(pair, "verify-no-gain", f"{before:g} at the revision turn, too")
+    steps = tuple(live(step, outcome) for step, outcome in zip(recorded, outcomes, strict=False))
+    suffix = steps[cut + 1 :]
+    changed = sum(now.observation != then.observation for now, then in zip(suffix, recorded[cut + 1 :], strict=False))
+    extra = {
+        "live_reward": last.step.reward,
+        "live_success": last.stop is StopReason.SUCCESS,
+        "changed_observations": changed,
+        "dropped_good_steps": whole - len(outcomes),
+    }
+    return _sample(
+        pair,
+        env,
+        kept=steps[:cut],
+        turn=replace(pause, observation=steps[cut].observation),
+        suffix=suffix,
+        extra=_extra(pair, critique, "verified") | extra,
+    )
+
+
+def _pause(pair: PathPair, env: Environment, config: SpliceConfig, seed: int) -> Step:
+    """Return the revision turn as a step that was not played."""
+    reply = revision_text(derive_seed(seed, "reflection", pair_stream(pair)), config.action, config.reflections)
+    reply = env.called(reply)
+    return Step(reply=reply, action=config.action, observation=ACKNOWLEDGEMENT, reward=0.0)
+
+
+def _sample(
+    pair: PathPair,
+    env: Environment,
+    *,
+    kept: Sequence[Step],
+    turn: Step,
+    suffix: Sequence[Step],
+    extra: Mapping[str, Any],
+) -> Sample:
+    bad = pair.bad.trajectory
+    return Sample(
+        kind=SampleKind.REVISION,
+        messages=transcript(
+            env,
+            bad.first_observation,
+            (*kept, turn, *suffix),
+            train=[False] * len(kept) + [True] * (1 + len(suffix)),
+        ),
+        instance=bad.instance,
+        provenance=Provenance(
+            tree_id=pair.bad.tree_id,
+            good_leaf=pair.good.leaf,
+            bad_leaf=pair.bad.leaf,
+            split=pair.split,
+            cut=len(kept),
+            good_reward=pair.good.trajectory.reward,
+            bad_reward=bad.reward,
+            extra=extra,
+        ),
+    )
+
+
+def _extra(pair: PathPair, critique: Critique | None, mode: str) -> dict[str, Any]:
+    return {
+        "mode": mode,
+        "first_error": critique.first_error if critique is not None and mode != "direct" else None,
+        "bad_stop": pair.bad.trajectory.stop.value,
+    }
+
 
 # Continuation: after the revision turn the policy itself plays on, several times for each pair.
 
@@ -127,7 +617,6 @@ def _begun(
     return begun
 
 
-STAGE = "splice"
 _Made = tuple[list[Rows], list[Rejection]]
 """The rows of samples, and the rejections."""
 
@@ -171,12 +660,21 @@ async def keep_good_paths(place: Workplace, iteration: int) -> dict[str, Any]:
 async def _make_samples(
     place: Workplace, iteration: int, trees: dict[str, Tree], pairs: list[PathPair]
 ) -> dict[str, Any]:
+    recipe = place.recipe
     critiques = load_critiques(place.store, [pair_id(pair) for pair in pairs])
-    seed = derive_seed(place.recipe.seed, "splice", iteration)
+    seed = derive_seed(recipe.seed, "splice", iteration)
     played: dict[str, Continued] = {}
-    if place.recipe.splice.mode == "continued":
+    if recipe.splice.mode == "continued":
         played = await continuations(place, iteration, pairs, critiques, seed=seed)
-    fits = _fits(place, iteration)
+    # Whether a prompt leaves the policy room for a reply.
+    fits: Fits | None = None
+    if recipe.context != "stop":
+        policy = place.policy(iteration).path
+        renderer = load_renderer(policy, at=place.started_at())
+        context = context_length_of(policy, recipe.model.context_length)
+        sampled = recipe.splice.continuation if recipe.splice.mode == "continued" else recipe.search
+        room = context - sampled.max_new_tokens
+        fits = lambda messages: len(renderer.render_prompt(messages)) <= room  # noqa: E731
 
     def make() -> tuple[_Made, _Made]:
         with place.worlds() as worlds:
@@ -207,19 +705,33 @@ def _spliced(
     """Return the rows of revision samples of pairs, and the rejections."""
     rows: list[Rows] = []
     rejections: list[Rejection] = []
-    iteration_id = place.iteration_id(iteration)
+    iteration_id, config = place.iteration_id(iteration), place.recipe.splice
+    alpha, rule = place.recipe.alpha(iteration), place.recipe.pairs.alpha_rule
     for done, pair in enumerate(pairs, start=1):
         check_wanted()
         place.progress(done, len(pairs), "pairs spliced")
         key, env = pair_id(pair), worlds.of(pair.bad.trajectory.instance)
+        critique, tried = critiques.get(key), played.get(key)
+        made: Sample | dict[str, Sample] | Rejection
         try:
-            made = _revisions(place, env, pair, critiques.get(key), played.get(key), iteration, seed)
+            if critique is None and config.mode != "direct":
+                detail = "judging its tree failed; table event has the error"
+                made = Rejection(stage=STAGE, subject=key, reason="not-judged", detail=detail)
+            elif tried is None:
+                made = splice(pair, critique, env, config, alpha=alpha, rule=rule, seed=seed)
+            elif isinstance(tried.begun, Rejection):
+                made = tried.begun
+            else:
+                begun, tries = tried.begun, tried.tries
+                made = continued(pair, critique, begun, tries, env, config, alpha=alpha, rule=rule, seed=seed)
         except UNPLAYABLE as error:
             made = unplayable(key, error)
         if isinstance(made, Rejection):
             rejections.append(made)
             continue
-        for trajectory_id, whole in made:
+        # Each with the id of its own trajectory, if it has one.
+        samples: Iterable[tuple[str | None, Sample]] = [(None, made)] if isinstance(made, Sample) else made.items()
+        for trajectory_id, whole in samples:
             read = _as_read(place, whole, fits, key)
             if isinstance(read, Rejection):
                 rejections.append(read)
@@ -241,47 +753,36 @@ def _good(place: Workplace, worlds: Worlds, trees: Mapping[str, Tree], iteration
     rejections: list[Rejection] = []
     for key, tree in trees.items():
         for path in good_paths(leaf_paths(tree, key), alpha, rule):
-            read = _good_samples(place, worlds.of(tree.instance), path, fits)
+            subject = f"{path.tree_id}:{path.leaf}"
+            try:
+                sample = good_sample(path, worlds.of(tree.instance), prune=place.recipe.splice.prune)
+            except UNPLAYABLE as error:
+                rejections.append(unplayable(subject, error))
+                continue
+            if place.recipe.splice.prune:
+                read = _as_read(place, sample, fits, subject)
+            else:
+                # Windowed as when its replies were drawn.
+                dropped = [step.dropped for step in path.trajectory.steps]
+                read = split(sample, dropped, place.recipe.data.windowed, stage=STAGE, subject=subject)
             if isinstance(read, Rejection):
                 rejections.append(read)
-            else:
-                trajectory_id = fingerprint("path", path.tree_id, path.leaf)
-                # The path is stored beside its samples, as a trajectory of its own.
-                walked = trajectory_rows(
-                    trajectory_id,
-                    path.trajectory,
-                    source="tree",
-                    iteration_id=iteration_id,
-                    tree_id=path.tree_id,
-                    leaf=path.leaf,
-                )
-                rows += [
-                    merge(
-                        [
-                            walked,
-                            sample_rows(
-                                sample_id(sample), sample, iteration_id=iteration_id, trajectory_id=trajectory_id
-                            ),
-                        ]
-                    )
-                    for sample in read
-                ]
+                continue
+            trajectory_id = fingerprint("path", path.tree_id, path.leaf)
+            # The path is stored beside its samples, as a trajectory of its own.
+            walked = trajectory_rows(
+                trajectory_id,
+                path.trajectory,
+                source="tree",
+                iteration_id=iteration_id,
+                tree_id=path.tree_id,
+                leaf=path.leaf,
+            )
+            made = (
+                sample_rows(sample_id(one), one, iteration_id=iteration_id, trajectory_id=trajectory_id) for one in read
+            )
+            rows += [merge([walked, sampled]) for sampled in made]
     return rows, rejections
-
-
-def _fits(place: Workplace, iteration: int) -> Fits | None:
-    """Return a test for whether a prompt leaves the policy room for a reply; None if the recipe has
-    no window.
-    """
-    recipe = place.recipe
-    if recipe.context == "stop":
-        return None
-    path = place.policy(iteration).path
-    renderer = load_renderer(path, at=place.started_at())
-    context = context_length_of(path, recipe.model.context_length)
-    continued = recipe.splice.mode == "continued"
-    room = recipe.splice.continuation.max_new_tokens if continued else recipe.search.max_new_tokens
-    return lambda messages: len(renderer.render_prompt(messages)) + room <= context
 
 
 def _as_read(place: Workplace, sample: Sample, fits: Fits | None, subject: str) -> tuple[Sample, ...] | Rejection:
@@ -291,44 +792,3 @@ def _as_read(place: Workplace, sample: Sample, fits: Fits | None, subject: str) 
     if fits is None:
         return (sample,)
     return split(sample, drops(sample.messages, fits), place.recipe.data.windowed, stage=STAGE, subject=subject)
-
-
-def _good_samples(place: Workplace, env: Environment, path: Path, fits: Fits | None) -> tuple[Sample, ...] | Rejection:
-    """Return the samples of a good path: windowed as when its replies were drawn or, if it was
-    pruned, as `_as_read` does.
-    """
-    prune = place.recipe.splice.prune
-    subject = f"{path.tree_id}:{path.leaf}"
-    try:
-        sample = good_sample(path, env, prune=prune)
-    except UNPLAYABLE as error:
-        return unplayable(subject, error)
-    if prune:
-        return _as_read(place, sample, fits, subject)
-    dropped = [step.dropped for step in path.trajectory.steps]
-    return split(sample, dropped, place.recipe.data.windowed, stage=STAGE, subject=subject)
-
-
-def _revisions(
-    place: Workplace,
-    env: Environment,
-    pair: PathPair,
-    critique: Critique | None,
-    played: Continued | None,
-    iteration: int,
-    seed: int,
-) -> list[tuple[str | None, Sample]] | Rejection:
-    """Return the revision samples of a pair, each with the id of its own trajectory if it has
-    one.
-    """
-    config, alpha, rule = place.recipe.splice, place.recipe.alpha(iteration), place.recipe.pairs.alpha_rule
-    if critique is None and config.mode != "direct":
-        detail = "judging its tree failed; table event has the error"
-        return Rejection(stage=STAGE, subject=pair_id(pair), reason="not-judged", detail=detail)
-    if played is not None:
-        if isinstance(played.begun, Rejection):
-            return played.begun
-        samples = continued(pair, critique, played.begun, played.tries, env, config, alpha=alpha, rule=rule, seed=seed)
-        return samples if isinstance(samples, Rejection) else list(samples.items())
-    made = splice(pair, critique, env, config, alpha=alpha, rule=rule, seed=seed)
-    return made if isinstance(made, Rejection) else [(None, made)]

@@ -1,13 +1,19 @@
-"""Comparison: one pool of trajectories, and each arm trained on what it takes from the pool.
+"""Comparison: its arms, a recipe for each arm and seed, and what the pool must hold for them.
 
-The run of the comparison makes the pool and trains nothing; the run of an arm makes nothing and
-trains on the pool.
+The arms of method `compare` take their samples from one pool: the comparison's own run, in which
+they were made once. So the arms differ only in what they are trained on and how. The run of the
+comparison makes the pool and trains nothing; the run of an arm makes nothing and trains on the
+pool. An arm that judges, pairs or splices in another way takes its samples from a pool of its own,
+which has the same trees.
+
+Those of method `compare-runs` collect for themselves, each in a run with a method of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import replace
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from agentr_core.errors import ConfigError
@@ -36,14 +42,258 @@ from agentr_core.methods.catalogue import (
     splice_stage,
     supervised,
 )
-from agentr_core.methods.comparison.arms import OF_TREES, TAKEN, arms_of
+from agentr_core.methods.faults import parse, why_unread
+from agentr_core.methods.table import method_named, method_of, names, plan_of
 from agentr_core.recipes.data import DataConfig, Use
-from agentr_core.recipes.eto import eto_faults
-from agentr_core.recipes.recipe import Recipe
+from agentr_core.recipes.eto import EtoConfig, eto_faults
+from agentr_core.recipes.recipe import ADAPTER, OPTIONAL, Recipe, replace, resolved
+from agentr_core.reports.comparison import BASE
+from agentr_core.runtime.machine import settled
 from agentr_core.runtime.place import Method, Plan, Stage, imported
+from agentr_core.runtime.start import run_id_of
+from agentr_core.texts import listed
 from agentr_core.types import Sample, SampleKind
 
-FUNNEL_OF_POOL = replace(FUNNEL_OF_TREES, title="From the pool to training rows")
+OPEN = ("data.", "training.", "eto.dpo.")
+"""The beginnings of the fields that an arm may change: none decides what the pool holds or how the
+arm is evaluated.
+"""
+OF_SAMPLES = ("critique.", "pairs.", "splice.")
+"""The beginnings of the fields that make samples of trees. An arm that changes one has samples of
+its own, made of the trees of the pool.
+"""
+OF_POOL = ("data.windowed",)
+# Tokens fix the steps in advance, the same on any machine; how many fit into seconds depends on its
+# load.
+BUDGET = ("training.max_tokens", "training.max_seconds", "eto.dpo.max_tokens")
+RUNS = "compare-runs"
+SAME = ("name", "workspace", "seed", "environment", "model", "instances.test", "evaluation", "compare", "scale")
+"""Fields, or beginnings of them, that no arm of `compare-runs` may change."""
+TAKEN: Mapping[str, frozenset[str]] = {
+    "revision": frozenset({"revision"}),
+    "good": frozenset({"good"}),
+    "both": frozenset({"revision", "good"}),
+    "both+expert": frozenset({"revision", "good", "expert"}),
+    "expert": frozenset({"expert"}),
+    "successes": frozenset({"successes"}),
+    "rft": frozenset({"expert", "successes"}),
+    "preferences": frozenset(),
+}
+"""The kinds of a pool's samples that an arm with each `data.use` is trained on; preferences are
+pairs."""
+OF_TREES = frozenset({"revision", "good"})
+"""The kinds of samples that are made of trees."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One training of a comparison: the recipe of its run.
+
+    `whole` is true for a run that collects for itself, false for one that trains on the pool.
+    """
+
+    name: str
+    seed: int
+    recipe: Recipe
+    whole: bool = False
+    samples: Recipe | None = None
+    """The recipe of the run that makes its samples of the trees of the pool; None: they are in the
+    pool.
+    """
+
+
+def arms_of(recipe: Recipe, pool: str = "") -> tuple[Arm, ...]:
+    """Return each arm with each seed, in the order of the recipe, seed by seed within an arm.
+
+    Args:
+        pool: the id of the comparison's run.
+
+    Raises `ConfigError`, which lists every fault of the comparison.
+    """
+    return _whole_arms(recipe) if recipe.method == RUNS else _pool_arms(recipe, pool)
+
+
+def _pool_arms(recipe: Recipe, pool: str) -> tuple[Arm, ...]:
+    faults = _faults_of_seeds(recipe)
+    if not (recipe.training.max_tokens or recipe.training.max_seconds):
+        faults.append(
+            "training.max_tokens: give the number of trained tokens that every arm gets, or its time as "
+            "training.max_seconds"
+        )
+    if not TAKEN[recipe.data.use] or TAKEN[recipe.data.use] - OF_TREES:
+        faults.append(
+            f"data.use: {recipe.data.use} is for an arm; here it says what the pool makes of trees: both, or only good "
+            "(nobody is judged)"
+        )
+    if recipe.eto.phases != EtoConfig().phases:
+        faults.append("eto.phases: has no use in a comparison; leave it out")
+    if recipe.eto.preferences.level != "trajectory":
+        faults.append(
+            "eto.preferences.level: a comparison takes trajectory, since its exploration also gives whole successes"
+        )
+    arms: list[Arm] = []
+    for name, changes in recipe.compare.arms.items():
+        strange = [
+            one for one in changes if not one.startswith((*OPEN, *OF_SAMPLES)) or one.startswith((*BUDGET, *OF_POOL))
+        ]
+        faults += [
+            f"compare.arms.{name}: {change!r} is the same for all arms; an arm changes fields of data, training and "
+            "eto.dpo, or of critique, pairs and splice, and not the budget"
+            for change in strange
+        ]
+        if strange:
+            continue
+        try:
+            arms += _of_each_seed(recipe, name, pool)
+        except ConfigError as error:
+            faults.append(str(error))
+    uses = {arm.name: arm.recipe.data.use for arm in arms}
+    if recipe.data.use == "good":
+        faults += [
+            f"compare.arms.{name}: trains on revisions, and with data.use good the pool has none; set data.use to both"
+            for name, use in uses.items()
+            if "revision" in TAKEN[use]
+        ]
+    if faults:
+        raise ConfigError(listed(faults, f"recipe {recipe.name}"))
+    return tuple(arms)
+
+
+def makers_of_samples(recipe: Recipe) -> tuple[Recipe, ...]:
+    """Return the recipes of the runs that make samples for some arms of a comparison, each once.
+    Raises `ConfigError` as `arms_of`.
+    """
+    found: list[Recipe] = []
+    for arm in arms_of(recipe):
+        if arm.samples and not any(_alike(arm.samples, one) and arm.samples.data == one.data for one in found):
+            found.append(arm.samples)
+    return tuple(found)
+
+
+def chosen(recipe: Recipe, names: Sequence[str]) -> Recipe:
+    """Return the recipe with only some of its arms. Raises `ConfigError` for an arm that it does
+    not have.
+    """
+    unknown = [name for name in names if name not in recipe.compare.arms]
+    if unknown:
+        known = ", ".join(recipe.compare.arms) or "none"
+        raise ConfigError(f"recipe {recipe.name} has no arm {', '.join(map(repr, unknown))}; it has {known}")
+    kept = {name: changes for name, changes in recipe.compare.arms.items() if name in names}
+    return replace(recipe, compare=dataclasses.replace(recipe.compare, arms=kept))
+
+
+def _of_each_seed(recipe: Recipe, name: str, pool: str) -> list[Arm]:
+    """Return an arm with each seed. Raises `ConfigError`."""
+    samples, run = _spliced(recipe, name, pool), ""
+    if samples is not None:
+        run = run_id_of(samples, method_of(samples)) if pool else "unknown"
+    arms = []
+    for seed in recipe.compare.seeds:
+        plain = resolved(recipe)
+        plain |= {"name": f"{recipe.name}.{name}", "seed": seed, "compare": {"pool": pool or "unknown", "samples": run}}
+        plain["eto"]["dpo"]["max_tokens"] = recipe.training.max_tokens
+        own = settled(parse(plain, recipe.compare.arms[name], source=f"compare.arms.{name}", stored=True))
+        arms.append(Arm(name=name, seed=seed, recipe=own, samples=samples))
+    if arms:
+        arm, changes = arms[0].recipe, recipe.compare.arms[name]
+        changed = [change.partition("=")[0].split(".") for change in changes if change.startswith("training.")]
+        fields = dict.fromkeys(field for _, field, *_ in changed)
+        whys = {field: why_unread(field, getattr(arm.training, field), plan_of(arm, 1).training) for field in fields}
+        faults = [f"compare.arms.{name}: training.{field}: {why}; leave it out" for field, why in whys.items() if why]
+        if faults:
+            raise ConfigError(listed(faults))
+    return arms
+
+
+def _spliced(recipe: Recipe, name: str, pool: str) -> Recipe | None:
+    """Return the recipe of the run that makes the samples of an arm of the trees of a pool; None
+    where they are in the pool. Raises `ConfigError` for an arm that is not trained on samples of
+    trees.
+    """
+    changes = recipe.compare.arms[name]
+    own = [change for change in changes if change.startswith(OF_SAMPLES)]
+    if not own:
+        return None
+    rest = [change for change in changes if change not in own]
+    plain = resolved(recipe) | {"name": f"{recipe.name}.samples"}
+    plain["compare"] = {"arms": {name: rest}, "seeds": [recipe.seed], "trees": pool}
+    made = settled(parse(plain, own, source=f"compare.arms.{name}", stored=True))
+    use = arms_of(made)[0].recipe.data.use
+    if not TAKEN[use] & OF_TREES:
+        raise ConfigError(f"compare.arms.{name}: {own[0]!r} is about samples of trees, and data.use {use} has none")
+    if _alike(made, recipe):
+        return None
+    # Where only good trajectories are taken, nobody needs to be judged.
+    return replace(made, data=dataclasses.replace(made.data, use="good")) if use == "good" else made
+
+
+def _alike(one: Recipe, other: Recipe) -> bool:
+    """Return whether two recipes make the same samples of the same trees, where they make any of a
+    kind.
+    """
+    return (one.critique, one.pairs, one.splice) == (other.critique, other.pairs, other.splice)
+
+
+def _whole_arms(recipe: Recipe) -> tuple[Arm, ...]:
+    faults = _faults_of_seeds(recipe)
+    arms: list[Arm] = []
+    for name, changes in recipe.compare.arms.items():
+        strange = [change for change in changes if change.startswith(SAME)]
+        faults += [
+            f"compare.arms.{name}: {change!r} is the same for all arms, or comes from compare.seeds; leave it out"
+            for change in strange
+        ]
+        if not strange:
+            try:
+                arms += [
+                    Arm(name=name, seed=seed, recipe=_whole(recipe, name, seed), whole=True)
+                    for seed in recipe.compare.seeds
+                ]
+            except ConfigError as error:
+                faults.append(str(error))
+    if faults:
+        raise ConfigError(listed(faults, f"recipe {recipe.name}"))
+    return tuple(arms)
+
+
+def _whole(recipe: Recipe, name: str, seed: int) -> Recipe:
+    """Return the recipe of an arm's run: the comparison's recipe with the arm's changes, without
+    the sections that the arm's method does not read. Raises `ConfigError`.
+    """
+    changes = recipe.compare.arms[name]
+    chosen = [change.removeprefix("method=").strip() for change in changes if change.startswith("method=")]
+    possible = [one for one in names() if one not in ("compare", RUNS, "base")]
+    if len(chosen) != 1 or chosen[0] not in possible:
+        raise ConfigError(
+            f"compare.arms.{name}: name the method of its run once, as method=NAME, one of {', '.join(possible)}"
+        )
+    read = method_named(chosen[0]).sections
+    plain, untouched = resolved(recipe), resolved(ADAPTER.validate_python({"name": recipe.name}))
+    plain |= {section: untouched[section] for section in OPTIONAL if section not in read}
+    plain |= {"name": f"{recipe.name}.{name}", "seed": seed}
+    return settled(parse(plain, changes, source=f"compare.arms.{name}", stored=True))
+
+
+def _faults_of_seeds(recipe: Recipe) -> list[str]:
+    """Return what is wrong with names and seeds, in a comparison of either kind."""
+    compare, faults = recipe.compare, []
+    faults += [
+        f"compare.{field}: comparisons set it for their arms; leave it out"
+        for field in ("pool", "samples")
+        if getattr(compare, field)
+    ]
+    if not compare.arms:
+        faults.append("compare.arms: name at least one")
+    if BASE in compare.arms:
+        faults.append(f"compare.arms.{BASE}: reports call the model so that all arms begin with; take another name")
+    if not compare.seeds:
+        faults.append("compare.seeds: name at least one")
+    if len(set(compare.seeds)) < len(compare.seeds):
+        faults.append("compare.seeds: a seed comes twice, and would count twice")
+    return faults
+
+
+FUNNEL_OF_POOL = dataclasses.replace(FUNNEL_OF_TREES, title="From the pool to training rows")
 
 
 def plan(recipe: Recipe, iteration: int) -> Plan:
@@ -131,10 +381,6 @@ def _settle(recipe: Recipe) -> None:
     arms_of(recipe)
 
 
-def _trained(recipe: Recipe) -> list[Recipe]:
-    return [recipe] if recipe.compare.pool else [arm.recipe for arm in arms_of(recipe)]
-
-
 METHOD = Method(
     name="compare",
     title="comparison",
@@ -156,14 +402,38 @@ METHOD = Method(
     before=(EVALUATE_BASE,),
     faults=_faults,
     settle=_settle,
-    trained=_trained,
+    trained=lambda recipe: [recipe] if recipe.compare.pool else [arm.recipe for arm in arms_of(recipe)],
     identify=_identify,
     acting=IN_TREES,
     voiced=VOICED,
-    drawn_on=imported("agentr_core.methods.comparison.drawn:drawn_on"),
+    drawn_on=imported("agentr_core.methods.comparison.report:drawn_on"),
     report=(REVISIONS, PAIRS, REVISION_SAMPLES),
     without_expert=(
         "name a file of demonstrations in eto.expert.file, or do without it: no arm with data.use expert, both+expert "
         "or rft, and eto.preferences.against own"
     ),
+)
+
+
+# Methods that collect for themselves cannot learn from one pool. Here the arms share the model that
+# they begin with and the instances on which they are evaluated; how much each sampled and trained
+# is reported beside its scores. The run of an arm is an ordinary one, with its own iterations and
+# reports.
+
+
+def _settle_whole(recipe: Recipe) -> None:
+    arms_of(recipe)
+
+
+WHOLE_RUNS = Method(
+    name=RUNS,
+    title="comparison of whole runs",
+    flow="compare",
+    sections=OPTIONAL,
+    stages=(),
+    # The comparison itself does not collect, train or evaluate.
+    plan=lambda recipe, iteration: Plan(stages=()),
+    settle=_settle_whole,
+    trained=lambda recipe: [arm.recipe for arm in arms_of(recipe)],
+    taken_over=(),
 )

@@ -14,15 +14,15 @@ import yaml
 
 from agentr_core.evaluation.metrics import over_seeds
 from agentr_core.fingerprint import canonical
-from agentr_core.methods.comparison.arms import OF_SAMPLES, RUNS, Arm, arms_of
+from agentr_core.methods.comparison import OF_SAMPLES, RUNS, Arm, arms_of, stages_for
 from agentr_core.methods.table import method_of
 from agentr_core.recipes.environments import REVISION, TEST
 from agentr_core.recipes.parsing import restored
-from agentr_core.recipes.recipe import Recipe, shown
+from agentr_core.recipes.recipe import shown
 from agentr_core.reports import wording
 from agentr_core.reports.comparison import BASE, ArmReport, ArmRun, ComparisonReport, Difference, SeedMean
-from agentr_core.reports.document import Estimate, IterationScore
-from agentr_core.runtime.place import Workplace
+from agentr_core.reports.document import Estimate
+from agentr_core.runtime.place import Stage, Workplace
 from agentr_core.runtime.start import asked_for
 from agentr_core.stages.evaluate import ended_episodes, evaluation_id, gains, mean_gain
 from agentr_core.stages.report import Scoreboard, finite, promoted
@@ -33,9 +33,11 @@ from agentr_core.store.queries.runs import (
     configs_on_pool,
     experience_tokens,
     run_state,
+    spliced_anew,
     trained_by,
     trained_iterations,
     training_made,
+    uses_of_pool,
 )
 
 # Differences between the arms of a comparison, paired by held-out episode over all seeds.
@@ -107,11 +109,20 @@ def build_comparison(place: Workplace) -> ComparisonReport:
     begun = list(_begun(place, arms))
     made = [(one, run) for one in begun if (run := _run(one, recipe.compare.metrics)) is not None]
     by_name = {name: [run for one, run in made if one.arm.name == name] for name in recipe.compare.arms}
-    uses = {arm.name: arm.recipe.method if arm.whole else _taken(recipe, arm) for arm in arms}
+    uses: dict[str, str] = {}
+    for arm in arms:
+        # What an arm trains on is named with what makes its samples unlike those of the pool.
+        own = [change for change in recipe.compare.arms[arm.name] if arm.samples and change.startswith(OF_SAMPLES)]
+        uses[arm.name] = arm.recipe.method if arm.whole else ", ".join([arm.recipe.data.use, *own])
     # With whole runs, the model that all arms begin with was evaluated by one of these.
     boards = [one.board for one in begun] if recipe.method == RUNS else [Scoreboard(place)]
     board = next((board for board in boards if board.score(0) is not None), None)
     first = {run.seed: run.score.success.value for run in next(iter(by_name.values()))}
+    models: dict[str, dict[int, EpisodesBySet]] = {BASE: {}}
+    for one, _ in made:
+        if one.arm.seed not in models[BASE]:
+            models[BASE][one.arm.seed] = episodes_by_set(one.place, 0)
+        models.setdefault(one.arm.name, {})[one.arm.seed] = episodes_by_set(one.place, one.last)
     state = run_state(place.store, place.run_id)
     return ComparisonReport(
         recipe_name=recipe.name,
@@ -129,17 +140,9 @@ def build_comparison(place: Workplace) -> ComparisonReport:
             _arm(name, uses[name], runs, first, least=min(0.0, recipe.evaluation.disaster_counts))
             for name, runs in by_name.items()
         ),
-        differences=_differences([one for one, _ in made]),
+        differences=differences(models),
         recipe_yaml=yaml.safe_dump(shown(recipe), sort_keys=False),
     )
-
-
-def _taken(recipe: Recipe, arm: Arm) -> str:
-    """Return what an arm trains on as its report names it, with what makes its samples unlike those
-    of the pool.
-    """
-    own = recipe.compare.arms[arm.name] if arm.samples else ()
-    return ", ".join([arm.recipe.data.use, *(change for change in own if change.startswith(OF_SAMPLES))])
 
 
 def _begun(place: Workplace, arms: Sequence[Arm]) -> Iterator[_Evaluated]:
@@ -165,15 +168,6 @@ def ends_with(place: Workplace) -> tuple[int, int]:
     trained = max(trained_iterations(place.store, place.run_id), default=0)
     best = promoted(place, trained)
     return trained, best.iteration if best else trained
-
-
-def _differences(found: Sequence[_Evaluated]) -> tuple[Difference, ...]:
-    models: dict[str, dict[int, EpisodesBySet]] = {BASE: {}}
-    for one in found:
-        if one.arm.seed not in models[BASE]:
-            models[BASE][one.arm.seed] = episodes_by_set(one.place, 0)
-        models.setdefault(one.arm.name, {})[one.arm.seed] = episodes_by_set(one.place, one.last)
-    return differences(models)
 
 
 def _arm(name: str, trains_on: str, runs: list[ArmRun], first: dict[int, float], *, least: float) -> ArmReport:
@@ -216,7 +210,21 @@ def _run(one: _Evaluated, metrics: Sequence[str]) -> ArmRun | None:
         return None
     known = _told(board, last, metrics)
     if arm.whole:
-        return _whole_run(here, arm, last, score, known)
+        checkpoint = checkpoint_made(here.store, here.iteration_id(last))
+        if checkpoint is None:
+            return None
+        tokens, seconds = trained_by(here.store, here.run_id)
+        return ArmRun(
+            seed=arm.seed,
+            run_id=here.run_id,
+            checkpoint_id=checkpoint.checkpoint_id,
+            dataset_hash=checkpoint.dataset_hash or "",
+            trained_tokens=tokens,
+            sampled_tokens=experience_tokens(here.store, here.run_id),
+            seconds=seconds,
+            score=score,
+            metrics=known,
+        )
     made = training_made(here.store, here.iteration_id(TRAINED))
     if made is None:
         return None
@@ -234,33 +242,24 @@ def _run(one: _Evaluated, metrics: Sequence[str]) -> ArmRun | None:
     )
 
 
-def _whole_run(here: Workplace, arm: Arm, last: int, score: IterationScore, metrics: dict[str, float]) -> ArmRun | None:
-    checkpoint = checkpoint_made(here.store, here.iteration_id(last))
-    if checkpoint is None:
-        return None
-    tokens, seconds = trained_by(here.store, here.run_id)
-    return ArmRun(
-        seed=arm.seed,
-        run_id=here.run_id,
-        checkpoint_id=checkpoint.checkpoint_id,
-        dataset_hash=checkpoint.dataset_hash or "",
-        trained_tokens=tokens,
-        sampled_tokens=experience_tokens(here.store, here.run_id),
-        seconds=seconds,
-        score=score,
-        metrics=metrics,
-    )
-
-
 def _told(board: Scoreboard, iteration: int, metrics: Sequence[str]) -> dict[str, float]:
-    found = {metric: _measured(board, iteration, metric) for metric in metrics}
-    return {metric: value for metric, value in found.items() if value is not None}
-
-
-def _measured(board: Scoreboard, iteration: int, metric: str) -> float | None:
-    """Return a measure of an iteration's model; `set:name` is a measure of a set other than the
-    test set.
+    """Return measures of an iteration's model, by name; `set:name` is a measure of a set other than
+    the test set.
     """
-    held_out, _, name = metric.rpartition(":")
-    found = board.measured(iteration, held_out or TEST).get(name)
-    return None if found is None else found.mean
+    told: dict[str, float] = {}
+    for metric in metrics:
+        held_out, _, name = metric.rpartition(":")
+        estimate = board.measured(iteration, held_out or TEST).get(name)
+        if estimate is not None:
+            told[metric] = estimate.mean
+    return told
+
+
+def drawn_on(place: Workplace) -> tuple[Stage, ...]:
+    """Return the stages of a pool that an arm has made its dataset of. What these have lost stays
+    lost, or later arms would be trained on another pool.
+    """
+    if place.recipe.compare.pool:
+        return ()
+    uses = uses_of_pool(place.store, place.run_id)
+    return stages_for(place.recipe, uses, lends_trees=spliced_anew(place.store, place.run_id))

@@ -1,10 +1,11 @@
 """ET-Agent: tool-integrated reasoning with calibrated behaviour.
 
 Source: Chen, Dong and Dou (arXiv 2601.06860). In an iteration `rft`, a flywheel varies the policy's
-trajectories (`flywheel`), and those that qualify are used for fine-tuning (`rft`). An iteration
-`rl` is a stage of reinforcement learning (`curriculum`). Pure functions choose the questions that
-it trains on (`selection`), compute the reward of an episode within its group (`reward`), and
-measure behaviour (`behaviour`, `conciseness`).
+trajectories (`evolve`), and those that qualify are used for fine-tuning (`selection`). An iteration
+`rl` is one stage of a curriculum of reinforcement learning: the policy answers every question
+several times; questions whose answers differ most are chosen (`selection`); on these it is trained
+in groups, with the efficiency reward (`reward`) and the engine of method grpo. `evaluate` measures
+behaviour.
 """
 
 from __future__ import annotations
@@ -13,22 +14,35 @@ from dataclasses import replace
 
 from agentr_core.methods.catalogue import (
     DATASET,
+    EVALUATE,
     EVALUATE_BASE,
     GROUPS_OF_RUN,
+    REINFORCE,
     STEPS_OF_GROUPS,
     TRAIN,
     acting_in_groups,
+    arguments_for,
     by_iteration,
     of_unread,
+    reinforcing_faults,
+    sampled_groups,
     supervised,
 )
-from agentr_core.methods.et_agent import curriculum
 from agentr_core.methods.et_agent.evaluate import VOTE_TOKENS
+from agentr_core.methods.et_agent.reward import EfficiencyReward
 from agentr_core.recipes.data import tree_faults
-from agentr_core.recipes.et_agent import Calibration, EtAgentConfig, et_agent_faults
-from agentr_core.recipes.fields import in_iteration, sampling_of
+from agentr_core.recipes.et_agent import (
+    Calibration,
+    CurriculumConfig,
+    EtAgentConfig,
+    curriculum_faults,
+    et_agent_faults,
+)
+from agentr_core.recipes.fields import in_iteration, sampling_of, spare_numbers
+from agentr_core.recipes.grpo import SCHEDULE, GrpoConfig
 from agentr_core.recipes.recipe import Recipe
-from agentr_core.runtime.place import Acting, Asked, Funnel, Method, Plan, ReportPart, Stage, imported
+from agentr_core.runtime.place import Acting, Asked, Funnel, Method, Plan, ReportPart, Stage, Training, imported
+from agentr_core.training.job import GroupRelative
 
 EVOLVE = Stage(
     name="evolve",
@@ -48,7 +62,41 @@ SELECT_RFT = Stage(
     reads=("environment", "et_agent.rft"),
     needs=("env",),
 )
-FUNNEL = Funnel(
+ROLLOUT = Stage(
+    name="rollout",
+    about="Let the policy answer each training question of an iteration several times.",
+    work=imported("agentr_core.methods.et_agent.selection:rollout"),
+    reads=("environment", "model", "instances", "et_agent.curriculum", "grpo", "errors", "scale"),
+    needs=("gpu", "env"),
+    roles=("actor",),
+    spreads=True,
+    gathers=True,
+    check=imported("agentr_core.methods.et_agent.selection:check_counts"),
+)
+SELECT = Stage(
+    name="select",
+    about="Choose the questions to train on: those whose rollouts differ most.",
+    work=imported("agentr_core.methods.et_agent.selection:select_questions"),
+    reads=("et_agent.curriculum",),
+    needs=("env",),
+    chooses=True,
+)
+ASKED = ("models", "et_agent.behaviour", "et_agent.curriculum.counts", "et_agent.curriculum.refused_calls")
+ASSESS = replace(
+    EVALUATE,
+    work=imported("agentr_core.methods.et_agent.evaluate:evaluate"),
+    reads=(*EVALUATE.reads, *ASKED),
+    roles=("actor", "judge"),
+    check=imported("agentr_core.methods.et_agent.evaluate:check_asking"),
+)
+REINFORCE_EFFICIENCY = replace(REINFORCE, reads=(*REINFORCE.reads, "et_agent.curriculum"))
+FUNNEL_OF_SELECTION = Funnel(
+    title="From questions to trained episodes",
+    stages=imported("agentr_core.methods.et_agent.report:selection_funnel"),
+)
+SELECTION = ReportPart(sections=imported("agentr_core.methods.et_agent.report:selection_sections"))
+CURRICULUM = (ROLLOUT, SELECT, REINFORCE_EFFICIENCY)
+FUNNEL_OF_FLYWHEEL = Funnel(
     title="From trajectories to training rows", stages=imported("agentr_core.methods.et_agent.report:funnel")
 )
 
@@ -58,15 +106,51 @@ def phase_of(et_agent: EtAgentConfig, iteration: int) -> Calibration:
     return in_iteration(et_agent.phases, iteration)
 
 
+def stage_of(recipe: Recipe, iteration: int) -> int:
+    """Return which stage of the curriculum an iteration `rl` is, counted from 1."""
+    phases = recipe.et_agent.phases
+    return sum(in_iteration(phases, before) == "rl" for before in range(1, iteration + 1))
+
+
 def plan(recipe: Recipe, iteration: int) -> Plan:
-    """Return the plan of an iteration, which depends on its phase."""
-    if phase_of(recipe.et_agent, iteration) != "rft":
-        return curriculum.plan(recipe, iteration)
+    """Return the plan of an iteration, which depends on its phase; an iteration `rl` has no
+    dataset.
+    """
+    if phase_of(recipe.et_agent, iteration) == "rft":
+        return Plan(
+            stages=(EVOLVE, SELECT_RFT, DATASET, TRAIN, ASSESS),
+            training=supervised(recipe, iteration),
+            phase="rft",
+            funnel=FUNNEL_OF_FLYWHEEL,
+        )
+    training, curriculum, number = recipe.training, recipe.et_agent.curriculum, stage_of(recipe, iteration)
+    reward = EfficiencyReward(
+        sigma_calls=in_iteration(curriculum.sigma_calls, number),
+        sigma_length=in_iteration(curriculum.sigma_length, number),
+        amplitude=curriculum.amplitude,
+        format_penalty=curriculum.format_penalty,
+        decay=curriculum.decay,
+        counts=curriculum.counts,
+        call_costs=tuple(sorted(curriculum.call_costs.items())),
+        refused_calls=curriculum.refused_calls,
+        boxed_only=curriculum.boxed_only,
+    )
     return Plan(
-        stages=(EVOLVE, SELECT_RFT, DATASET, TRAIN, curriculum.ASSESS),
-        training=supervised(recipe, iteration),
-        phase="rft",
-        funnel=FUNNEL,
+        stages=(*CURRICULUM, ASSESS),
+        training=Training(
+            objective=GroupRelative(grpo=recipe.grpo, reward=reward),
+            # The curriculum has a schedule of its own.
+            config=replace(
+                training,
+                learning_rate=curriculum.learning_rate,
+                lr_scheduler_type=curriculum.lr_scheduler_type,
+                lr_scheduler_kwargs=arguments_for(curriculum.lr_scheduler_type, training),
+                warmup_ratio=curriculum.warmup_ratio,
+            ),
+            section="et_agent.curriculum",
+        ),
+        phase="rl",
+        funnel=FUNNEL_OF_SELECTION,
     )
 
 
@@ -77,7 +161,15 @@ def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
         lines.append(
             f"an iteration rft has a flywheel of {flywheel.rounds} rounds ({flywheel.policy}) on {train} questions"
         )
-    return [*lines, *([curriculum.describe(recipe, train), *of_unread(recipe)] if "rl" in kinds else [])]
+    if "rl" in kinds:
+        curriculum, grpo = recipe.et_agent.curriculum, recipe.grpo
+        lines += [
+            f"an iteration rl plays {train} questions {curriculum.rollouts} times each, chooses at most "
+            f"{curriculum.questions} of them, and trains on these in {grpo.steps} steps of {grpo.groups} groups of "
+            f"{grpo.num_generations} episodes",
+            *of_unread(recipe),
+        ]
+    return lines
 
 
 def most_members(recipe: Recipe) -> int:
@@ -100,7 +192,11 @@ _REFLECTED = {"I1": 2, "I4": 1}
 def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Asked]:
     """Return the most that an iteration asks of models, by purpose."""
     flywheel, phases = recipe.et_agent.flywheel, recipe.over_iterations(recipe.et_agent.phases)
-    found = curriculum.sampled(recipe, train, test) if "rl" in phases else {}
+    found: dict[str, Asked] = {}
+    if "rl" in phases:
+        grpo, number = recipe.grpo, train * recipe.et_agent.curriculum.rollouts
+        rollouts = Asked.episodes(number, steps=grpo.max_steps, most=grpo.max_new_tokens, limits=grpo.limits)
+        found = {"rollouts": rollouts} | sampled_groups(recipe, test)
     if "rft" in phases:
         number = train * most_members(recipe)
         steps, most = flywheel.max_steps, flywheel.max_new_tokens
@@ -130,7 +226,7 @@ def _acting(recipe: Recipe) -> Acting:
 
 
 def _faults(recipe: Recipe) -> list[str]:
-    faults = [*tree_faults(recipe.data), *et_agent_faults(recipe.et_agent), *curriculum.faults(recipe)]
+    faults = [*tree_faults(recipe.data), *et_agent_faults(recipe.et_agent), *_faults_of_curriculum(recipe)]
     if recipe.et_agent.behaviour.votes and recipe.models.judge is None:
         faults.append(
             "models.judge: et_agent.behaviour.votes asks it, and without one the policy would judge itself; name a "
@@ -148,6 +244,35 @@ def _faults(recipe: Recipe) -> list[str]:
     return faults
 
 
+def _faults_of_curriculum(recipe: Recipe) -> list[str]:
+    """Return what is wrong with the settings for iterations `rl`, one sentence each; in a recipe
+    without such iterations, the sections that have no use.
+    """
+    if "rl" not in recipe.et_agent.phases:
+        sections = {"grpo": recipe.grpo, "et_agent.curriculum": recipe.et_agent.curriculum}
+        # Evaluations count what an episode costs, whatever trains.
+        counts, refused = recipe.et_agent.curriculum.counts, recipe.et_agent.curriculum.refused_calls
+        read = CurriculumConfig(counts=counts, refused_calls=refused)
+        plain = {"grpo": GrpoConfig(), "et_agent.curriculum": read}
+        return [f"{name}: has no use without an iteration rl" for name, own in sections.items() if own != plain[name]]
+    found = curriculum_faults(recipe.et_agent.curriculum, stage_of(recipe, recipe.iterations))
+    sigmas = ("sigma_calls", "sigma_length")
+    found += [
+        f"et_agent.curriculum.{name}: it has more numbers than et_agent.phases has iterations rl; leave the last out"
+        for name in spare_numbers(recipe.et_agent.curriculum, CurriculumConfig(), sigmas, recipe.et_agent.phases, "rl")
+    ]
+    found += [
+        f"grpo.{name}: section et_agent.curriculum has it for iterations rl; leave it out here"
+        for name in SCHEDULE
+        if getattr(recipe.grpo, name) is not None
+    ]
+    if recipe.grpo.expert_share:
+        found.append(
+            "grpo.expert_share: the efficiency reward counts the tokens of all replies, and an expert's has none"
+        )
+    return found + reinforcing_faults(recipe, alone=set(recipe.et_agent.phases) == {"rl"})
+
+
 FAMILIES = ReportPart(sections=imported("agentr_core.methods.et_agent.report:family_sections"))
 BEHAVIOUR = ReportPart(sections=imported("agentr_core.methods.et_agent.report:behaviour_sections"))
 TOOLS = ReportPart(sections=imported("agentr_core.methods.et_agent.report:tool_sections"))
@@ -155,14 +280,14 @@ METHOD = Method(
     name="et-agent",
     title="ET-Agent",
     sections=("et_agent", "grpo", "iterations"),
-    stages=(EVOLVE, SELECT_RFT, DATASET, TRAIN, *curriculum.STAGES, curriculum.ASSESS),
+    stages=(EVOLVE, SELECT_RFT, DATASET, TRAIN, *CURRICULUM, ASSESS),
     plan=plan,
-    before=(replace(curriculum.ASSESS, reads=(*EVALUATE_BASE.reads, *curriculum.ASKED)),),
+    before=(replace(ASSESS, reads=(*EVALUATE_BASE.reads, *ASKED)),),
     faults=_faults,
     describe=_describe,
     sampled=_sampled,
-    taken_over=("collect", "critique", "explore", "evaluate", curriculum.ROLLOUT.name),
+    taken_over=("collect", "critique", "explore", "evaluate", ROLLOUT.name),
     acting=_acting,
     measures=imported("agentr_core.methods.et_agent.evaluate:measures"),
-    report=(FAMILIES, curriculum.SELECTION, STEPS_OF_GROUPS, GROUPS_OF_RUN, BEHAVIOUR, TOOLS),
+    report=(FAMILIES, SELECTION, STEPS_OF_GROUPS, GROUPS_OF_RUN, BEHAVIOUR, TOOLS),
 )

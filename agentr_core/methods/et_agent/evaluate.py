@@ -357,7 +357,8 @@ def measures(place: Workplace, iteration: int, name: str, episodes: Sequence[Epi
             attempt=replace(
                 one.attempt,
                 concise=asked.concise(episode.trajectory_id),
-                nudged_right=asked.nudged_right(episode),
+                # None if the policy was not told to think on.
+                nudged_right=asked.nudged.get((episode.instance.key, episode.repeat)),
                 origin=episode.origin,
             ),
         )
@@ -396,12 +397,6 @@ class Asked:
         """Return whether the votes find an episode concise; None without votes that can be read."""
         said = self.votes.get(trajectory_id)
         return is_concise([read_vote(readable(vote) or "") for vote in said.values()]) if said else None
-
-    def nudged_right(self, episode: Episode) -> bool | None:
-        """Return whether a wrong answer became right; None if the policy was not told to think
-        on.
-        """
-        return self.nudged.get((episode.instance.key, episode.repeat))
 
 
 def answers_of(place: Workplace, trajectories: Sequence[Trajectory]) -> list[Answered]:
@@ -541,11 +536,8 @@ async def _vote(place: Workplace, iteration: int) -> None:
     ]
     stored = load_answers(place.store, CONCISENESS, [one.trajectory_id for one in votes])
     left = [one for one in votes if one.number not in stored.get(one.trajectory_id, {})]
-    if left:
-        await _ask_all(place, iteration, left, total=len(votes))
-
-
-async def _ask_all(place: Workplace, iteration: int, left: Sequence[Vote], *, total: int) -> None:
+    if not left:
+        return
     recipe = place.recipe
     path, stage = place.trained(iteration).path, f"{STAGE} {CONCISENESS}"
     async with place.asking("judge", path, stage, iteration) as (sampler, writer, readings):
@@ -575,7 +567,7 @@ async def _ask_all(place: Workplace, iteration: int, left: Sequence[Vote], *, to
                 ask,
                 key=lambda one: one.key,
                 errors=recipe.errors,
-                total=total,
+                total=len(votes),
                 on_error=failed,
                 concurrency=in_flight(sampler, 1, wanted=recipe.scale.concurrency),
                 on_result=keep,

@@ -558,10 +558,36 @@ async def evolve(place: Workplace, iteration: int) -> dict[str, Any]:
     unfinished = place.store.missing("family", list(wanted))
     missing, left = unfinished[: place.limit], len(unfinished)
     if missing:
+        # Families go on with what is stored of them.
+        members = load_members(place.store, iteration_id)
+        tokens = tokens_written(place.store, list(members))
+        kept: dict[str, dict[str, Kept]] = {}
+        for key, member in members.items():
+            kept.setdefault(member.instance.key, {})[key] = Kept(trajectory=member, tokens=tokens.get(key, 0))
+        said: dict[str, dict[str, Said]] = {}
+        for edit in load_edits(place.store, iteration_id):
+            said.setdefault(edit.instance_id, {})[edit.edit_id] = Said(edit.answer, round_of(edit.subject))
+        # Trajectories that wait for their grade.
+        ungraded: Mapping[str, Trajectory] = load_trajectories(place.store, iteration_id=iteration_id, source=UNGRADED)
+        draws = load_draws(place.store, "step", list(ungraded))
+        waiting: dict[str, dict[str, DrawnTrajectory]] = {}
+        for key, trajectory in ungraded.items():
+            drawn = {position: draw for position, (draw,) in draws.get(key, {}).items()}
+            waiting.setdefault(trajectory.instance.key, {})[key] = DrawnTrajectory(trajectory=trajectory, draws=drawn)
+        families = (
+            FamilyWork(
+                family_id=key,
+                instance=wanted[key],
+                members=kept.get(wanted[key].key, {}),
+                said=said.get(wanted[key].key, {}),
+                ungraded=waiting.get(wanted[key].key, {}),
+            )
+            for key in missing
+        )
         shard = FamilyShard(
             iteration=iteration,
             checkpoint=collector,
-            families=_begun(place, iteration, {key: wanted[key] for key in missing}),
+            families=tuple(families),
             done=len(wanted) - left,
             total=len(wanted) - left + len(missing),
         )
@@ -580,33 +606,3 @@ def check_operators(recipe: Recipe, env: Environment, instances: Sequence[Instan
             f"et_agent.flywheel.correct: C2 rewrites thoughts, but steps of {env.name} have no thought "
             "apart from the action; leave it out"
         )
-
-
-def _begun(place: Workplace, iteration: int, wanted: Mapping[str, Instance]) -> tuple[FamilyWork, ...]:
-    """Return families with the stored part of each."""
-    iteration_id = place.iteration_id(iteration)
-    members = load_members(place.store, iteration_id)
-    tokens = tokens_written(place.store, list(members))
-    kept: dict[str, dict[str, Kept]] = {}
-    for key, member in members.items():
-        kept.setdefault(member.instance.key, {})[key] = Kept(trajectory=member, tokens=tokens.get(key, 0))
-    said: dict[str, dict[str, Said]] = {}
-    for edit in load_edits(place.store, iteration_id):
-        said.setdefault(edit.instance_id, {})[edit.edit_id] = Said(edit.answer, round_of(edit.subject))
-    # Trajectories that wait for their grade.
-    ungraded: Mapping[str, Trajectory] = load_trajectories(place.store, iteration_id=iteration_id, source=UNGRADED)
-    draws = load_draws(place.store, "step", list(ungraded))
-    waiting: dict[str, dict[str, DrawnTrajectory]] = {}
-    for key, trajectory in ungraded.items():
-        drawn = {position: draw for position, (draw,) in draws.get(key, {}).items()}
-        waiting.setdefault(trajectory.instance.key, {})[key] = DrawnTrajectory(trajectory=trajectory, draws=drawn)
-    return tuple(
-        FamilyWork(
-            family_id=key,
-            instance=instance,
-            members=kept.get(instance.key, {}),
-            said=said.get(instance.key, {}),
-            ungraded=waiting.get(instance.key, {}),
-        )
-        for key, instance in wanted.items()
-    )

@@ -166,46 +166,6 @@ class Draft:
         return len(self.prefix if self.whole is None else self.whole.steps)
 
 
-class Manner(Protocol):
-    """The form of steps in a kind of world: what counts as a step, and how a text becomes one.
-
-    A numbered step may consist of several recorded ones, such as a hint and the reply that follows
-    it.
-    """
-
-    @property
-    def form(self) -> str:
-        """How a step is written, as a phrase for prompts."""
-        ...
-
-    @property
-    def domain(self) -> Domain:
-        """The kind of hints that suit the world."""
-        ...
-
-    def ends(self, steps: Sequence[Step]) -> list[int]:
-        """Return for each numbered step how many recorded steps there are up to its end."""
-        ...
-
-    def text(self, steps: Sequence[Step]) -> str:
-        """Return one numbered step, given as recorded steps, as text."""
-        ...
-
-    def edited(self, before: Sequence[Step], text: str) -> Draft | Unmade:
-        """Return the draft that goes on from recorded steps with a rewritten step."""
-        ...
-
-    def hinted(self, steps: Sequence[Step], hint: str) -> Draft:
-        """Return the draft that goes on from recorded steps with a hint; an answer, or any other
-        end of the episode, is undone.
-        """
-        ...
-
-    def cost(self, trajectory: Trajectory) -> int:
-        """Return the number of tool calls, or of steps where there are no tools."""
-        ...
-
-
 def numbered(manner: Manner, steps: Sequence[Step], upto: int | None = None) -> str:
     """Return steps as a numbered list, all of them or the first few."""
     ends = manner.ends(steps)[:upto]
@@ -244,10 +204,12 @@ _ANSWER = re.compile(r"</?answer>")
 
 @dataclass(frozen=True, slots=True)
 class Tagged:
-    """The form of steps in worlds with tags. See `drafts.Manner`."""
+    """The form of steps in worlds with tags. See `Manner`."""
 
     domain: Domain
+    """The kind of hints that suit the world."""
     form: str = IN_TAGS
+    """How a step is written, as a phrase for prompts."""
 
     def ends(self, steps: Sequence[Step]) -> list[int]:
         """Return where numbered steps end: at each result, and at the end."""
@@ -347,7 +309,7 @@ def rethought(manner: Tagged, parent: Trajectory, thoughts: Sequence[str]) -> Tr
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The form of steps in worlds with alternating turns. See `drafts.Manner`.
+    """The form of steps in worlds with alternating turns. See `Manner`.
 
     A hint is a reply like any other: the world answers that there is no action in it.
     """
@@ -377,6 +339,16 @@ class Turns:
     def cost(self, trajectory: Trajectory) -> int:
         """Return the number of steps."""
         return len(trajectory.steps)
+
+
+Manner = Tagged | Turns
+"""The form of steps in a kind of world: what counts as a step, and how a text becomes one. A
+numbered step may consist of several recorded ones, such as a hint and the reply that follows it.
+
+`ends` says for each numbered step how many recorded steps there are up to its end; `text` gives one
+as text; `edited` and `hinted` go on from recorded steps with a rewritten step, or with a hint,
+where an answer, or any other end of the episode, is undone.
+"""
 
 
 def manner_of(env: Environment, instance: Instance) -> Manner:
@@ -482,7 +454,7 @@ async def trimmed(case: Case) -> Draft | Unmade:
     """C1: the editor rewrites the first redundant step."""
     steps, manner = case.parent.steps, case.manner
     told = asked("redundant-step", task=case.task, steps=numbered(manner, steps), form=manner.form)
-    answer = await case.consult("C1", "redundant-step", _edit(case.config.editor, told))
+    answer = await case.consult("C1", "redundant-step", _question("editor", case.config.editor, told))
     found = redundant_step(_said(answer))
     if found is None or answer.finish_reason == "length":
         return _unreadable(answer)
@@ -504,7 +476,7 @@ async def rethink(case: Case) -> Draft | Unmade:
         f"Thought {number}:\n{thought}\nDone:\n{action.strip()}" for number, (thought, action) in enumerate(parts, 1)
     )
     told = asked("thoughts", task=case.task, steps=shown, count=len(parts))
-    answer = await case.consult("C2", "thoughts", _edit(case.config.editor, told))
+    answer = await case.consult("C2", "thoughts", _question("editor", case.config.editor, told))
     found = thoughts(_said(answer), len(parts))
     if found is None or answer.finish_reason == "length":
         return _unreadable(answer)
@@ -518,7 +490,7 @@ async def located(case: Case) -> tuple[int, int, int] | Unmade:
     """
     steps = case.parent.steps
     told = asked("flawed-step", task=case.task, steps=numbered(case.manner, steps))
-    question = _edit(case.config.editor, told)
+    question = _question("editor", case.config.editor, told)
     # `STEP_FOUND` is a stop of this request alone.
     sampling = replace(question.sampling, stop=(STEP_FOUND, *question.sampling.stop))
     answer = await case.consult(LOCATE, "flawed-step", replace(question, sampling=sampling))
@@ -544,12 +516,12 @@ async def corrected(case: Case) -> Draft | Unmade:
     steps = numbered(case.manner, case.parent.steps, number)
     opening = f"Step: {number}\n{STEP_FOUND}"
     told = asked("flaw-analysis", task=case.task, steps=steps, opening=opening)
-    analysis = await case.consult("I1", "flaw-analysis", _reflect(case.config.reflector, told))
+    analysis = await case.consult("I1", "flaw-analysis", _question("reflector", case.config.reflector, told))
     if is_unreadable(analysis):
         return _unreadable(analysis)
     flaw = f"{steps}\n\nWhat is wrong with step {number}:\n{_paragraph(_said(analysis))}"
     told = asked("corrected-step", task=case.task, steps=flaw, form=case.manner.form)
-    answer = await case.consult("I1", "corrected-step", _reflect(case.config.reflector, told))
+    answer = await case.consult("I1", "corrected-step", _question("reflector", case.config.reflector, told))
     if answer.finish_reason == "length":
         return Unmade("cut-reply", answer.text[:200])
     # In tags, a single thought is that of the step, unless the reflector itself thinks: it does so
@@ -577,7 +549,7 @@ async def reviewed(case: Case) -> Draft | Unmade:
     """I4: the reflector's review after all steps."""
     steps = numbered(case.manner, case.parent.steps)
     told = asked("review", task=case.task, steps=steps, opening=REVIEW_OPENS)
-    answer = await case.consult("I4", "review", _reflect(case.config.reflector, told))
+    answer = await case.consult("I4", "review", _question("reflector", case.config.reflector, told))
     review = _paragraph(_said(answer))
     if not review or any(tags(review)):
         return _unreadable(answer)
@@ -605,12 +577,8 @@ def _hashed(draft: Draft | Unmade, prompt_hash: str) -> Draft | Unmade:
     return draft if isinstance(draft, Unmade) else replace(draft, prompt_hash=prompt_hash)
 
 
-def _edit(drawing: DrawingConfig, messages: tuple[Message, ...]) -> Question:
-    return Question(role="editor", messages=messages, sampling=sampling_of(drawing))
-
-
-def _reflect(drawing: DrawingConfig, messages: tuple[Message, ...]) -> Question:
-    return Question(role="reflector", messages=messages, sampling=sampling_of(drawing))
+def _question(role: str, drawing: DrawingConfig, messages: tuple[Message, ...]) -> Question:
+    return Question(role=role, messages=messages, sampling=sampling_of(drawing))
 
 
 def _said(answer: Answer) -> str:

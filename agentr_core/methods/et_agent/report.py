@@ -229,7 +229,26 @@ def behaviour_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
         "agentr_core/methods/et_agent/evaluate.py."
         + (" Calls are also those that were refused, since none was left." if curriculum.refused_calls else "")
     )
-    blocks: list[Block] = [_radar(known, iteration)] if iteration in known else []
+    blocks: list[Block] = []
+    if iteration in known:
+        axes = [name for name in _AXES if all(name in measures for measures in known.values())]
+        values = {
+            wording.iteration(number): [
+                1 - measures[name].mean if name == "redundant_calls" else measures[name].mean for name in axes
+            ]
+            for number, measures in known.items()
+        }
+        ends = [max(*column, 0.0) or 1.0 for column in zip(*values.values(), strict=True)]
+        shares = {
+            name: [max(0.0, value) / end for value, end in zip(line, ends, strict=True)]
+            for name, line in values.items()
+        }
+        caption = (
+            "Behaviour on the test set: this iteration coloured, the base dashed. Each axis ends at the best of the "
+            "models shown; outward is better."
+        )
+        drawing = plots.radar([_AXES[name] for name in axes], shares, wording.iteration(iteration), caption)
+        blocks.append(Figure(drawing, caption))
     blocks.append(_table({wording.iteration(number): measures for number, measures in known.items()}))
     newest = known[max(known)]
     by_source: dict[str, dict[str, Estimate]] = {}
@@ -241,25 +260,6 @@ def behaviour_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
         blocks.append(Paragraph(f"{wording.iteration(max(known)).capitalize()} by source of the questions:"))
         blocks.append(_table(dict(sorted(by_source.items()))))
     return (Section("behaviour", "Behaviour", tuple(blocks), note),)
-
-
-def _radar(known: Mapping[int, Measures], iteration: int) -> Figure:
-    axes = [name for name in _AXES if all(name in measures for measures in known.values())]
-    values = {
-        wording.iteration(number): [
-            1 - measures[name].mean if name == "redundant_calls" else measures[name].mean for name in axes
-        ]
-        for number, measures in known.items()
-    }
-    ends = [max(*column, 0.0) or 1.0 for column in zip(*values.values(), strict=True)]
-    shares = {
-        name: [max(0.0, value) / end for value, end in zip(line, ends, strict=True)] for name, line in values.items()
-    }
-    caption = (
-        "Behaviour on the test set: this iteration coloured, the base dashed. Each axis ends at the best of the models "
-        "shown; outward is better."
-    )
-    return Figure(plots.radar([_AXES[name] for name in axes], shares, wording.iteration(iteration), caption), caption)
 
 
 def _table(models: Mapping[str, Measures]) -> Table:

@@ -180,10 +180,6 @@ def _explores(recipe: Recipe) -> bool:
     return not stages.isdisjoint((EXPLORE, EXPLORE_AND_KEEP))
 
 
-def _faults(recipe: Recipe) -> list[str]:
-    return [*tree_faults(recipe.data), *eto_faults(recipe.eto)]
-
-
 METHOD = Method(
     name="eto",
     title="ETO",
@@ -191,7 +187,7 @@ METHOD = Method(
     stages=(DEMONSTRATE, THINK, EXPLORE, PREFER, DATASET, TRAIN_ON_PAIRS, EVALUATE),
     plan=plan,
     before=(EVALUATE_BASE,),
-    faults=_faults,
+    faults=lambda recipe: [*tree_faults(recipe.data), *eto_faults(recipe.eto)],
     describe=_describe,
     sampled=_sampled,
     acting=IN_EXPLORATION,

@@ -196,7 +196,14 @@ def against_expert(
     kept: list[Preference] = []
     rejected: list[Rejection] = []
     for played in explored:
-        fault = _unfit(expert, played, config.margin)
+        if len(played.trajectory.steps) <= played.forced:
+            detail = f"the episode ended with {played.trajectory.stop} before any reply"
+            fault: Rejection | None = _reject(played.id, "no-agent-turn", detail)
+        elif played.trajectory.first_observation != expert.trajectory.first_observation:
+            detail = f"its first observation is not that of expert {expert.id}"
+            fault = _reject(played.id, "other-beginning", detail)
+        else:
+            fault = _unequal(expert, played, config.margin)
         if fault is not None:
             rejected.append(fault)
             continue
@@ -336,15 +343,6 @@ def capped(preferences: Sequence[Preference], per_instance: int) -> Made:
             if position not in kept
         ),
     )
-
-
-def _unfit(expert: Played, played: Played, margin: float) -> Rejection | None:
-    """Return why an episode cannot be compared with the expert's, or None."""
-    if len(played.trajectory.steps) <= played.forced:
-        return _reject(played.id, "no-agent-turn", f"the episode ended with {played.trajectory.stop} before any reply")
-    if played.trajectory.first_observation != expert.trajectory.first_observation:
-        return _reject(played.id, "other-beginning", f"its first observation is not that of expert {expert.id}")
-    return _unequal(expert, played, margin)
 
 
 def _unequal(one: Played, other: Played, margin: float) -> Rejection | None:

@@ -22,7 +22,7 @@ from agentr_core.methods.catalogue import (
 )
 from agentr_core.recipes.grpo import grpo_faults
 from agentr_core.recipes.recipe import Recipe
-from agentr_core.runtime.place import Asked, Method, Plan, imported
+from agentr_core.runtime.place import Method, Plan, imported
 
 # A forecast of what groups of a recipe's size would yield with a given policy.
 
@@ -57,10 +57,6 @@ def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
     return [f"each iteration: {of_groups(recipe, train)}, then {test} held-out episodes"]
 
 
-def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Asked]:
-    return sampled_groups(recipe, test)
-
-
 def _faults(recipe: Recipe) -> list[str]:
     faults = grpo_faults(recipe.grpo, recipe.training, recipe.data) + swapping_faults(recipe)
     if recipe.context != "stop":
@@ -77,7 +73,7 @@ METHOD = Method(
     before=(EVALUATE_BASE,),
     faults=_faults,
     describe=_describe,
-    sampled=_sampled,
+    sampled=lambda recipe, train, test: sampled_groups(recipe, test),
     acting=acting_in_groups,
     prospect=imported("agentr_core.methods.grpo:foresee"),
     report=(STEPS_OF_GROUPS, GROUPS_OF_RUN),

@@ -461,7 +461,7 @@ class Rollouts:
         return Family(
             instance=instance,
             first=(draw * config.groups + again) * config.num_generations,
-            seed=partial(self._seed, step, instance),
+            seed=partial(derive_seed, self.place.recipe.seed, "rollout", self.iteration, step, instance.key),
             beginning=beginnings.get(instance.key, Beginning()),
         )
 
@@ -517,9 +517,6 @@ class Rollouts:
                 key = expert_id(iteration_id, instance)
                 found[instance.key] = beginning(key, played, seed=seed, operator="continuation")
         return found
-
-    def _seed(self, step: int, instance: Instance, number: int) -> int:
-        return derive_seed(self.place.recipe.seed, "rollout", self.iteration, step, instance.key, number)
 
     async def _wave(
         self, step: int, policy: Checkpoint, wanted: Sequence[tuple[Family, Sequence[EpisodePlan]]]

@@ -43,8 +43,7 @@ from agentr_core.environments.crafting.game import (
     with_recipe,
 )
 from agentr_core.environments.crafting.recipes import RecipeBook, build_book
-from agentr_core.environments.crafting.shaped import MAX_DEPTH, free_names, rename
-from agentr_core.environments.crafting.textcraft import TextCraft
+from agentr_core.environments.crafting.textcraft import MAX_DEPTH, TextCraft, free_names, rename
 from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.agent_r.critique import judge_messages
 from agentr_core.types import Instance, Message, Sample, SampleKind, Verdict

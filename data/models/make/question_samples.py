@@ -28,8 +28,7 @@ from base_settings import QuestionsConfig
 from generators import Entity, articles, encyclopaedia_problems, number_problems, universe
 
 from agentr_core.environments.reasoning.grammar import PYTHON, SEARCH
-from agentr_core.environments.reasoning.problems import Move, Problem
-from agentr_core.environments.reasoning.question_sets import SHIPPED, load
+from agentr_core.environments.reasoning.problems import SHIPPED, Move, Problem, load
 from agentr_core.environments.reasoning.toolbox import Tools
 from agentr_core.environments.reasoning.world import ReasoningWorld, Rules, replies
 from agentr_core.episodes.rollout import play

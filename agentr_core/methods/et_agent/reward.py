@@ -1,0 +1,145 @@
+"""The reward of an episode relative to its group: its correctness, weighed by how few calls it
+made and how briefly it reasoned.
+
+    reward = correctness * cost(calls) * cost(z(length)) - penalty where the format is invalid
+    cost(x) = A / (1 + exp(sigma * (x - mean over the group)))
+
+z is the number of standard deviations from the mean of the group. Source: ET-Agent (arXiv
+2601.06860), efficiency reward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agentr_core.environment import Environment
+from agentr_core.environments.reasoning.grammar import is_answered, last_box, reasoning_tokens, text_of
+from agentr_core.environments.reasoning.world import ReasoningWorld
+from agentr_core.errors import DataFault
+from agentr_core.fingerprint import later
+from agentr_core.methods.et_agent.evaluate import weighed_cost, well_formed
+from agentr_core.recipes.et_agent import Counts
+from agentr_core.types import Trajectory
+
+AMPLITUDE = 2.0
+"""A in the cost: a right answer of mean cost is worth 1 with an A of 2, and a quarter with 1, as
+published.
+"""
+FORMAT_PENALTY = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EfficiencyReward:
+    """The efficiency reward of a curriculum stage, in the form that an objective takes
+    (`objectives.GroupReward`).
+
+    With `decay`, both sigmas fall linearly to 0 at the last step of the stage, as in the published
+    code; otherwise they stay, as in the paper. `counts` says what costs: tool calls, or steps.
+    """
+
+    sigma_calls: float
+    sigma_length: float
+    amplitude: float = AMPLITUDE
+    format_penalty: float = FORMAT_PENALTY
+    decay: bool = False
+    counts: Counts = "calls"
+    call_costs: tuple[tuple[str, float], ...] = later(())
+    """The cost of a call, by the name of its tool; 1 for tools that are not named."""
+    refused_calls: bool = later(False)
+    boxed_only: bool = later(False)
+
+    def rewards(
+        self, group: Sequence[Trajectory], *, step: int, steps: int, env: Environment | None = None
+    ) -> list[float]:
+        """Return the reward of each episode of a group in a step, counted from 1, of a stage; its
+        present reward is its correctness. Where calls are counted, an episode that does not end
+        with an answer tag is wrong. With `boxed_only`, `env` knows the right answers.
+
+        Raises `DataFault` for an episode without token ids, whose length is not known, and
+        `ValueError` for a step outside the stage.
+        """
+        if not 1 <= step <= steps:
+            raise ValueError(f"step {step} must be from 1 to {steps}")
+        share = (steps - step) / (steps - 1) if self.decay and steps > 1 else 1.0
+        lengths = [reasoning_tokens(episode) for episode in group]
+        known = [length for length in lengths if length is not None]
+        if len(known) < len(group):
+            raise DataFault(
+                f"{group[lengths.index(None)].instance.key}: a reply has no token ids, so the length of its reasoning "
+                "is not known; sample from a model that gives them"
+            )
+        return efficiency_rewards(
+            [self._correctness(episode, env) for episode in group],
+            [
+                weighed_cost(episode, self.counts, dict(self.call_costs), refused=self.refused_calls)
+                for episode in group
+            ],
+            known,
+            [well_formed(episode, self.counts) for episode in group],
+            sigma_calls=self.sigma_calls * share,
+            sigma_length=self.sigma_length * share,
+            amplitude=self.amplitude,
+            format_penalty=self.format_penalty,
+        )
+
+    def _correctness(self, episode: Trajectory, env: Environment | None) -> float:
+        if self.counts == "steps":
+            return episode.reward
+        # An evaluation takes a box among the thoughts for an answer; trained on that, a policy
+        # would learn to guess there and never to answer.
+        if not is_answered(episode):
+            return 0.0
+        if not self.boxed_only or last_box(episode.steps[-1].action) is not None:
+            return episode.reward
+        if not isinstance(env, ReasoningWorld) or (problem := env.problem(episode.instance)).domain == "knowledge":
+            return 0.0
+        return problem.correctness(last_box(text_of(episode)) or "", env.answers)
+
+
+def efficiency_rewards(
+    correctness: Sequence[float],
+    calls: Sequence[float],
+    lengths: Sequence[float],
+    valid: Sequence[bool],
+    *,
+    sigma_calls: float,
+    sigma_length: float,
+    amplitude: float = AMPLITUDE,
+    format_penalty: float = FORMAT_PENALTY,
+) -> list[float]:
+    """Return the reward of each episode of a group, at least `-format_penalty`; a right answer can
+    get more than 1, a wrong one nothing.
+
+    Args:
+        correctness: in [0, 1].
+        calls: how many tool calls were made, or what they cost.
+        lengths: tokens of reasoning, without tool results.
+        valid: whether the format is valid, that is, `grammar.format_fault` finds nothing.
+        sigma_calls, sigma_length: how much cost counts; 0 ignores it.
+        amplitude: A of both costs.
+        format_penalty: what an invalid format costs.
+
+    Raises `ValueError` if the lengths of the sequences differ.
+    """
+    if not len(correctness) == len(calls) == len(lengths) == len(valid):
+        raise ValueError("an episode has a correctness, a number of calls, a length and a format")
+    if not correctness:
+        return []
+    right = np.asarray(correctness, dtype=np.float64)
+    tools = _cost(np.asarray(calls, dtype=np.float64), sigma_calls, amplitude)
+    tokens = np.asarray(lengths, dtype=np.float64)
+    # In (population) standard deviations from the mean.
+    scaled = np.zeros_like(tokens) if np.all(tokens == tokens[0]) else (tokens - tokens.mean()) / tokens.std()
+    length = _cost(scaled, sigma_length, amplitude)
+    penalty = np.where(np.asarray(valid, dtype=np.bool_), 0.0, format_penalty)
+    return [float(reward) for reward in right * tools * length - penalty]
+
+
+def _cost(values: NDArray[np.float64], sigma: float, amplitude: float) -> NDArray[np.float64]:
+    # tanh never overflows; A / (1 + exp(x)) is A / 2 * (1 - tanh(x / 2)).
+    weighed: NDArray[np.float64] = amplitude / 2 * (1.0 - np.tanh(sigma * (values - values.mean()) / 2))
+    return weighed
