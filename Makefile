@@ -17,7 +17,7 @@ export DO_NOT_TRACK := 1
 # Hundreds of processes import these packages: each would compile them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install manual run test tests test-all test-vllm test-alfworld test-deepspeed test-verl test-real test-real-tokenizers test-ray test-kills bench gpu-bench quick lint types contracts golden lock wheel clean
+.PHONY: install manual run test tests test-all test-vllm test-alfworld test-deepspeed test-verl test-inspect test-real test-real-tokenizers test-ray test-kills bench gpu-bench quick lint types contracts golden lock wheel clean
 
 install: $(STAMP)
 
@@ -57,6 +57,12 @@ test-verl: $(STAMP)
 	test -x .venv-verl/bin/python || $(PYTHON) -m venv .venv-verl
 	.venv-verl/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 verl==0.9.1
 	PYTHONPATH=$(CURDIR) $(BIN)/python tests/verl/read_prompts.py .venv-verl/bin/python
+
+# Inspect's own reader on exported evaluations, in an environment of its own.
+test-inspect: $(STAMP)
+	test -x .venv-inspect/bin/python || $(PYTHON) -m venv .venv-inspect
+	.venv-inspect/bin/python -m pip install --quiet --disable-pip-version-check inspect_ai==0.3.285
+	PYTHONPATH=$(CURDIR) $(BIN)/python tests/logs/read_logs.py .venv-inspect/bin/python
 
 # A real model of 135 million parameters, which the program's own command fetches (93 MB) and imports into runs/models, or
 # the one in the folder that AGENTR_SMOLLM2 names: about five minutes.
@@ -137,4 +143,4 @@ wheel: $(STAMP)
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean:
-	rm -rf dist $(VENV) .venv-vllm .venv-verl runs
+	rm -rf dist $(VENV) .venv-vllm .venv-verl .venv-inspect runs

@@ -7,7 +7,10 @@ from __future__ import annotations
 import json
 import math
 import numbers
+import os
 import re
+import subprocess
+import traceback
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +20,14 @@ from functools import wraps
 from itertools import takewhile
 from typing import Any, ClassVar, NoReturn, Protocol, runtime_checkable
 
-from agentr_core.errors import AgentrError, ConfigError, EnvironmentFault, EnvironmentUnavailable, IllTypedAnswer
+from agentr_core.errors import (
+    AgentrError,
+    ConfigError,
+    EnvironmentFault,
+    EnvironmentUnavailable,
+    IllTypedAnswer,
+    MissingPart,
+)
 from agentr_core.protocols import MOST_TOKENS, AnswerStore, Grader
 from agentr_core.replies import OBSERVATION, Labels, line_after_label
 from agentr_core.texts import cause, lone_surrogate, shown
@@ -350,6 +360,12 @@ class Environment(ABC):
         not.
         """
 
+    def start_hint(self) -> str:
+        """Return how the server that the world runs on is started, as a clause that ends a
+        sentence; empty if there is none.
+        """
+        return ""
+
     # An outside agent that waits for replies, and whose own messages make the conversation: its
     # world has its own `relay`, and calls wait for the agent, however long it takes.
 
@@ -592,9 +608,42 @@ def _own_code(env: Environment, task: str) -> Iterator[None]:
     except AgentrError:
         raise
     except Exception as error:
-        raise EnvironmentFault(
-            f"environment {env.name} cannot tell {task} ({cause(error)}); correct the environment"
-        ) from error
+        raise own_fault(env.name, error, f"cannot tell {task}", "correct the environment") from error
+
+
+def own_fault(name: str, error: BaseException, what: str, remedy: str) -> AgentrError:
+    """Return the error for an exception of an environment's own code: a `MissingPart` that says
+    what is not on this machine, if it is that, else an `EnvironmentFault` that says where the
+    exception was raised.
+    """
+    if missing := missing_part(error):
+        return MissingPart(f"environment {name} needs {missing}")
+    return EnvironmentFault(f"environment {name} {what} ({cause(error)}); {remedy}")
+
+
+def missing_part(error: BaseException) -> str:
+    """Return what an exception of somebody else's code says is not on this machine, such as a
+    package, and how it is brought there; empty if it says nothing of the kind.
+    """
+    explicit: BaseException | None = error
+    while explicit is not None:
+        if isinstance(explicit, ModuleNotFoundError) and explicit.name:
+            package = explicit.name.partition(".")[0]
+            return f"the Python package {package}, which is not installed: `pip install {package}`, or as its page says"
+        if isinstance(explicit, FileNotFoundError) and explicit.filename:
+            path = os.fsdecode(explicit.filename)
+            if traceback.extract_tb(explicit.__traceback__)[-1].filename == subprocess.__file__:
+                return f"the program {path}, which is not found: install it, or put its folder on PATH"
+            return f"{path}, which is not there: fetch or make it as the environment's page says"
+        explicit = explicit.__cause__
+    # Clients of HTTP raise errors of their own while they handle this one. Of the others, such a
+    # context tells nothing: code that does without a file may fail at something else.
+    at: BaseException | None = error
+    while at is not None:
+        if isinstance(at, ConnectionRefusedError):
+            return f"a server, and none answers ({cause(error)}): start it, or correct its address"
+        at = at.__cause__ or at.__context__
+    return ""
 
 
 def checked_text(value: Any, name: str) -> str:

@@ -63,6 +63,10 @@ class ConfigError(UserError, ValueError):
     """A recipe, an override or a command-line option is wrong."""
 
 
+class MissingPart(ConfigError):
+    """Something that an environment needs is not on this machine."""
+
+
 class ModelDirectoryError(UserError):
     """A model directory is missing, incomplete or corrupt."""
 

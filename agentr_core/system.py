@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
 from urllib.parse import urlsplit
 
-from agentr_core.errors import DataFileError, DiskError
+from agentr_core.errors import ConfigError, DataFileError, DiskError
 from agentr_core.fingerprint import file_sha256, fingerprint
 
 # When a failed request to a server is tried again: one policy, as pure functions.
@@ -108,6 +108,29 @@ def writing(path: Path) -> Iterator[None]:
         if any(sign in str(error) for sign in ("No space left", "File too large", "Disk quota")):
             remedy = "free some disk space and run the same command again, nothing stored is lost"
         raise DiskError(f"{path} cannot be written ({cause}); {remedy}") from error
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Yield an empty folder beside a new one, which takes its name once the block has ended without
+    an error: what is in it appears as a whole or not at all.
+
+    Raises:
+        ConfigError: the folder exists already.
+        DiskError: it cannot be written; nothing is left of it.
+    """
+    if folder.exists():
+        raise ConfigError(f"{folder} already exists; name a new folder")
+    draft = folder.with_name(f".{folder.name}.new")
+    with writing(folder):
+        try:
+            # Of a process that was killed.
+            shutil.rmtree(draft, ignore_errors=True)
+            draft.mkdir(parents=True)
+            yield draft
+            draft.rename(folder)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -321,6 +344,11 @@ def shipped_recipes() -> dict[str, Path]:
     folders = (_PACKAGE / "_data" / "recipes", _PACKAGE.parent / "deployments" / "recipes")
     folder = next((folder for folder in folders if folder.is_dir()), folders[0])
     return {file.stem: file for file in sorted(folder.glob("*.yaml"))}
+
+
+def shipped_models() -> dict[str, Path]:
+    """Return the directories of the shipped models by their names, in order."""
+    return {file.parent.name: file.parent for file in sorted(data_path("models").glob("*/model.safetensors"))}
 
 
 # Helpers for our child processes: the location of the package, faster imports, an end together

@@ -17,26 +17,28 @@ from typing import Any, Literal
 from agentr_core.environment import Environment
 from agentr_core.environments import registry
 from agentr_core.episodes.transcript import open_with
-from agentr_core.errors import ConfigError
+from agentr_core.errors import ConfigError, ModelDirectoryError
 from agentr_core.methods.faults import load
 from agentr_core.methods.table import method_of
+from agentr_core.models.checkpoint_dir import check_model_directory
 from agentr_core.models.local.messages import Loading
 from agentr_core.models.local.workers import load_local
 from agentr_core.models.openai.chat import OpenAIModel, endpoint
 from agentr_core.models.vllm.door import RemoteFleet
 from agentr_core.models.vllm.replicas import make_launch, start
 from agentr_core.protocols import ChatModel
-from agentr_core.recipes.models import ModelConfig, ModelRole
+from agentr_core.recipes.models import ModelConfig, ModelRole, ServerConfig
 from agentr_core.recipes.recipe import Recipe, replace
 from agentr_core.replies import Labels, Take
 from agentr_core.reports.document import page_of
 from agentr_core.runtime.equipment import Equipment
-from agentr_core.runtime.machine import settled
+from agentr_core.runtime.machine import bfloat16, settled
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import opening_of, run_id_of
 from agentr_core.store.codec.trajectories import AnsweredCalls
 from agentr_core.store.database import Store
 from agentr_core.store.queries.runs import last_promotion
+from agentr_core.system import shipped_models
 from tasks import runners
 from tasks.workspaces import find_run, open_store, stored_recipe
 
@@ -213,6 +215,40 @@ def make_model(model: ModelConfig, path: Path, *, logs: Path, at: datetime | Non
         workers=model.workers,
         patience=model.worker_timeout,
     )
+
+
+def named_model(name: str, *, server: str = "", context_length: int = 0) -> tuple[ChatModel, ModelConfig]:
+    """Return a model by its directory, by the name of a shipped one or, where neither is there, by
+    its name on a server, and how it is run.
+
+    Args:
+        server: the address of the server, up to and including `/v1`; empty: OPENAI_BASE_URL.
+        context_length: the most tokens of prompt and reply; 0: as the model says.
+
+    Raises:
+        ModelDirectoryError: there is no such model, or its directory is damaged.
+        EndpointError: the server has no such model, or refuses us.
+    """
+    path = Path(name)
+    shipped = shipped_models()
+    if not server and not path.is_dir() and name in shipped:
+        path = shipped[name]
+    if server or (not path.is_dir() and os.environ.get("OPENAI_BASE_URL")):
+        # A server of one's own hardly ever wants a key.
+        key = "OPENAI_API_KEY" if os.environ.get("OPENAI_API_KEY") else ""
+        where = ServerConfig(model=name, base_url=server, api_key_env=key)
+        config = ModelConfig(backend="openai", server=where, context_length=context_length)
+    else:
+        if not path.is_dir():
+            raise ModelDirectoryError(
+                f"{name} is no model directory, and none of the shipped models ({', '.join(shipped)}); for one on a "
+                "server, give --server URL or set OPENAI_BASE_URL"
+            )
+        check_model_directory(path)
+        config = ModelConfig(
+            path=str(path), dtype="bfloat16" if bfloat16() else "float32", context_length=context_length
+        )
+    return make_model(config, path, logs=Path(usual_workspace()) / "logs"), config
 
 
 def load_vllm(model: ModelConfig, path: Path, *, logs: Path, at: datetime | None = None) -> ChatModel:

@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from agentr_core.environment import Environment, Repeatability, repeats
+from agentr_core.environment import Environment, Repeatability, missing_part, own_fault, repeats
 from agentr_core.episodes.transcript import AlternatingTurns, transcript_of
-from agentr_core.errors import AgentrError, ConfigError, IllTypedAnswer
+from agentr_core.errors import AgentrError, ConfigError, IllTypedAnswer, MissingPart
 from agentr_core.texts import cause
 from agentr_core.types import Instance, Transition
 
@@ -63,6 +63,8 @@ def _violations(env: Environment, other: Environment, per_split: int | None) -> 
     for split in env.splits():
         try:
             instances = env.instances(split)
+        except MissingPart:
+            raise
         except ConfigError as fault:
             yield Violation(rule="splits", detail=str(fault))
             continue
@@ -83,6 +85,8 @@ def _violations(env: Environment, other: Environment, per_split: int | None) -> 
             except AgentrError:
                 raise
             except Exception as error:
+                if missing_part(error):
+                    raise own_fault(env.name, error, "", "") from error
                 yield Violation(rule="exception", detail=f"{instance.key}: {cause(error)}")
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from agentr_core.environment import Environment, Instances, checked_number, checked_text
+from agentr_core.environment import Environment, Instances, checked_number, checked_text, missing_part
 from agentr_core.episodes.rollout import take_step
-from agentr_core.errors import ConfigError, EnvironmentFault
+from agentr_core.errors import ConfigError, EnvironmentFault, MissingPart
 from agentr_core.types import Instance, Transition
 
 if TYPE_CHECKING:
@@ -80,6 +80,8 @@ class GymnasiumText(Environment):
             # wrap it in.
             env = gymnasium.make(id, disable_env_checker=True, **(make_options or {}))
         except (gymnasium.error.Error, ModuleNotFoundError, TypeError) as error:
+            if missing := missing_part(error):
+                raise MissingPart(f"environment gymnasium needs {missing}") from error
             raise ConfigError(f"Gymnasium cannot make {id!r}: {' '.join(str(error).split())}") from error
         for space in (env.observation_space, env.action_space):
             if not isinstance(space, gymnasium.spaces.Text):

@@ -29,7 +29,7 @@ from typing import Any, Literal, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUndefinedAnnotation
 
-from agentr_core.environment import Environment
+from agentr_core.environment import Environment, own_fault
 from agentr_core.environments.native import native
 from agentr_core.episodes.transcript import Until, transcript_of
 from agentr_core.errors import AgentrError, ConfigError, EnvironmentFault
@@ -237,9 +237,15 @@ def _kind(name: str) -> Any:
             try:
                 kind = next(iter(entries)).load()
             except ImportError as error:
-                if not (error.name or "").startswith("agentr_core."):
-                    raise
-                raise _outdated(name, cause(error)) from error
+                if (error.name or "").startswith("agentr_core."):
+                    raise _outdated(name, cause(error)) from error
+                entry = next(iter(entries))
+                if isinstance(error, ModuleNotFoundError) and f"{entry.module}.".startswith(f"{error.name}."):
+                    raise EnvironmentFault(
+                        f"environment {name} cannot be made: its entry point {entry.value} names a module that is not "
+                        "there; install its package again"
+                    ) from error
+                raise
         if not callable(kind):
             raise EnvironmentFault(
                 f"environment {name} cannot be made: its entry point {next(iter(entries)).value} names a "
@@ -274,9 +280,7 @@ def _naming(name: str) -> Iterator[None]:
     except AgentrError:
         raise
     except (Exception, SystemExit) as error:
-        raise EnvironmentFault(
-            f"environment {name} cannot be made ({cause(error)}); fix or uninstall what provides it"
-        ) from error
+        raise own_fault(name, error, "cannot be made", "fix or uninstall what provides it") from error
 
 
 # Which files a world opens while it is played, as Python's audit events tell: what an environment

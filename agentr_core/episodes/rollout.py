@@ -509,6 +509,7 @@ async def episode(
     repeats: int = 0,
     fits: Fits | None = None,
     on_reply: Callable[[Reply], None] | None = None,
+    on_step: Callable[[str, Sequence[Step]], None] = lambda first_observation, steps: None,
     timer: EpisodeTimer | None = None,
     helper: Helper = no_helper,
     limits: EpisodeLimits = NO_LIMITS,
@@ -527,6 +528,8 @@ async def episode(
             episode ends.
         on_reply: is called for each reply of the model once the episode is over. A reply that an
             agent outside did not get is none.
+        on_step: is called with the first observation and the steps so far, once before the model's
+            first reply and after each step. An agent outside may still not get the last reply.
         helper: answers the questions of steps to models of other roles.
         limits: the most tokens, those of the prefix included, and the most seconds.
         tokens_of: counts tokens; needed if these are limited.
@@ -536,6 +539,7 @@ async def episode(
         progress = _Progress(await call(env, timer, lambda: restore(env, instance, prefix)), prefix)
     session = f"{instance.key}#{seed}"
     stop: StopReason | None = None
+    on_step(progress.first_observation, progress.steps())
     while stop is None and len(progress.replies) < max_steps:
         steps = progress.steps()
         drawn_with = derive_seed(seed, "step", len(steps))
@@ -551,6 +555,7 @@ async def episode(
             stop = cut.tell(env)
             continue
         times = progress.add(reply, state)
+        on_step(progress.first_observation, progress.steps())
         stop = _end(reply, request, sampling) or (StopReason.REPEATS if 0 < repeats <= times else None)
     progress.tell(on_reply)
     return Trajectory.ended(instance, progress.first_observation, progress.steps(), stop or StopReason.STEP_LIMIT)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -35,7 +34,7 @@ from agentr_core.exchange.training_set import (
     spared_turns,
 )
 from agentr_core.samples.chat_file import OBSERVED_AS
-from agentr_core.system import DISTRIBUTION, writing
+from agentr_core.system import DISTRIBUTION, new_folder
 from agentr_core.types import Message, Sample, Span
 
 # Conversations as JSON for TRL, for readers of ShareGPT, for LLaMA-Factory, and as AgentTraj.
@@ -614,8 +613,6 @@ def export(training_set: TrainingSet, folder: Path, name: str, *, without_mask: 
     chosen = FORMATS.get(name)
     if chosen is None:
         raise ConfigError(f"there is no export format {name!r}; choose one of {', '.join(FORMATS)}")
-    if folder.exists():
-        raise ConfigError(f"{folder} is there already; name a new folder")
     if reason := chosen.impossible(training_set):
         raise ConfigError(f"{training_set.name} cannot be written as {name}: {reason}")
     unmasked = chosen.unmasked(training_set)
@@ -624,26 +621,18 @@ def export(training_set: TrainingSet, folder: Path, name: str, *, without_mask: 
             f"{name} cannot say which turns of {training_set.name} carry loss: {unmasked}; choose another format, or "
             "give --without-mask to write it all the same"
         )
-    draft = folder.with_name(f".{folder.name}.new")
-    with writing(folder):
-        try:
-            shutil.rmtree(draft, ignore_errors=True)
-            draft.mkdir(parents=True)
-            files = chosen.write(training_set, draft)
-            told = chosen.told(training_set)
-            text = card(
-                training_set,
-                files,
-                types=column_types(draft, files),
-                told=told,
-                read_with=chosen.read_with,
-                unmasked=unmasked,
-                notes=chosen.notes_on(training_set),
-            )
-            (draft / "README.md").write_text(text, encoding="utf-8")
-            draft.rename(folder)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
+    with new_folder(folder) as draft:
+        files = chosen.write(training_set, draft)
+        text = card(
+            training_set,
+            files,
+            types=column_types(draft, files),
+            told=chosen.told(training_set),
+            read_with=chosen.read_with,
+            unmasked=unmasked,
+            notes=chosen.notes_on(training_set),
+        )
+        (draft / "README.md").write_text(text, encoding="utf-8")
     return tuple(sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()))
 
 

@@ -8,8 +8,12 @@ select recipe, run_id, iteration, evaluation, success, success_low, success_high
 select run_id, iteration, evaluation, value as gain, low, high, n as episodes
 from v_metrics where metric = 'gain_over_base' and world is null and depth is null;
 
+-- goals: The goals that are won least often, over all models.
+select goal, count(*) as episodes, avg(success) as success from v_trajectories where evaluation is not null
+group by all order by success, goal limit 20;
+
 -- depths: Success by difficulty class.
-select run_id, iteration, evaluation, depth, count(*) as episodes, avg(success::integer) as success
+select run_id, iteration, evaluation, depth, count(*) as episodes, avg(success) as success
 from v_episodes where cut = 0 group by all order by all;
 
 -- stops: Why held-out episodes end, by model.
@@ -21,7 +25,7 @@ from v_episodes order by sampling_seconds + environment_seconds desc nulls last 
 
 -- never: Held-out instances that no model has ever solved.
 select instance_id, depth, count(*) as episodes, max(reward) as best_reward
-from v_episodes where cut = 0 group by all having not bool_or(success) order by depth, instance_id;
+from v_episodes where cut = 0 group by all having not max(success) order by depth, instance_id;
 
 -- learnt: Instances that the base model failed and a later one solves.
 select b.run_id, a.iteration, a.evaluation, a.instance_id, b.trajectory_id as before, a.trajectory_id as after
@@ -100,10 +104,8 @@ select checkpoint_id, generation, ancestor_id, recipe, iteration, path from v_an
 select run_id, iteration, kind, count(*) as pairs, avg(margin) as margin, count(*) filter (used) as used
 from v_preferences group by all order by all;
 
--- training: How the loss fell, by checkpoint.
-select checkpoint_id, count(*) as steps, arg_min(loss, step) as first_loss, arg_max(loss, step) as last_loss,
-    max(trained_tokens) as trained_tokens, max(seconds) as seconds
-from training_step group by all order by all;
+-- training: With which learning rate each model was trained, and how the loss fell.
+select run_id, iteration, model, steps, learning_rate, first_loss, last_loss, trained_tokens from v_trainings;
 
 -- curves: How each training went, step by step.
 select run_id, iteration, step, loss, learning_rate, grad_norm from v_training_steps;
@@ -118,7 +120,7 @@ from v_groups group by all order by all;
 select run_id, iteration, source, tool, status, calls, cached, seconds from v_tool_calls;
 
 -- families: What each operator of a flywheel made of trajectories.
-select run_id, iteration, operator, count(*) as trajectories, avg(success::integer) as success, avg(calls) as calls
+select run_id, iteration, operator, count(*) as trajectories, avg(success) as success, avg(calls) as calls
 from v_families group by all order by all;
 
 -- words: Replies with a word, with where they were said; the viewer's search does the same with an index.

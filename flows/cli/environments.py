@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import click
 
 from agentr_core.texts import counted
-from flows.cli.options import NamedPath, standard_input
+from flows.cli.options import NamedPath, finite, refuse_given, standard_input, web_address
+
+_OF_A_MODEL = ("server", "temperature", "seed", "max_steps", "max_new_tokens", "context_length")
 
 
 @click.group()
@@ -68,13 +71,54 @@ def env_show(name: str, options: tuple[str, ...]) -> None:
 @_option
 @click.option("--split", default="train", show_default=True)
 @click.option("--index", type=int, help="The instance; by default, the first one of the split.")
-def play(name: str, options: tuple[str, ...], split: str, index: int | None) -> None:
-    """Play an instance yourself.
+@click.option("--model", metavar="MODEL", help="Watch a model play: a directory, a shipped model, or one on a server.")
+@click.option(
+    "--server", metavar="URL", callback=web_address, help="Where MODEL is served.  [env var: OPENAI_BASE_URL]"
+)
+@click.option(
+    "--temperature", type=click.FloatRange(min=0), callback=finite, default=0.0, help="0, the default: greedy."
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the replies that are drawn.")
+@click.option("--max-steps", type=click.IntRange(min=1), help="By default, the limit of the environment.")
+@click.option("--max-new-tokens", type=click.IntRange(min=1), default=500, show_default=True, help="Of each reply.")
+@click.option("--context-length", type=click.IntRange(min=1), help="For a server that does not say how long it is.")
+def play(
+    name: str,
+    options: tuple[str, ...],
+    split: str,
+    index: int | None,
+    model: str | None,
+    server: str | None,
+    temperature: float,
+    seed: int,
+    max_steps: int | None,
+    max_new_tokens: int,
+    context_length: int | None,
+) -> None:
+    """Play an instance yourself, or watch a model play it.
 
-    Type actions; an empty line, or the end of the input, ends the episode.
+    Type actions; an empty line, or the end of the input, ends the episode. With --model each step
+    is shown as soon as it is done; nothing is stored.
     """
     from flows.commands.environments import options_of
     from flows.commands.environments import play as play_by_hand
+
+    if model is not None:
+        from flows.commands.playing import Player, watch
+
+        player = Player(
+            name=model,
+            server=server or "",
+            context_length=context_length or 0,
+            temperature=temperature,
+            seed=seed,
+            max_steps=max_steps or 0,
+            max_new_tokens=max_new_tokens,
+        )
+        width = shutil.get_terminal_size().columns
+        watch(name, options_of(options), split, index, player, width=width, write=click.echo)
+        return
+    refuse_given("belongs to --model", *_OF_A_MODEL)
 
     def read() -> str:
         click.echo("Action: ", nl=False)

@@ -12,14 +12,18 @@ from flows.cli.options import WORKSPACE, IdPrefix, NamedPath, refuse_given
 from flows.cli.prefect_settings import quiet_prefect
 
 _OF_RECORDS = ("environment", "options", "split", "opening", "skip_bad")
-FORMATS = ("parquet", "trl", "sharegpt", "llama-factory", "agenttraj", "atif", "verl")
+FORMATS = ("parquet", "trl", "sharegpt", "llama-factory", "agenttraj", "atif", "verl", "inspect")
 
 
 @click.command()
 @click.argument("source", type=IdPrefix())
 @click.argument("folder", type=NamedPath(path_type=Path, file_okay=False))
 @click.option("--format", "form", type=click.Choice(FORMATS), required=True)
-@click.option("--iteration", type=click.IntRange(min=1), help="Of a run, this iteration; by default, its last one.")
+@click.option(
+    "--iteration",
+    type=click.IntRange(min=0),
+    help="Of a run, this iteration; by default, its last one, and for inspect all of them, from 0, the first model.",
+)
 @click.option(
     "--without-mask", is_flag=True, help="Write the set even where the format cannot say which turns carry no loss."
 )
@@ -41,7 +45,7 @@ def export(
     sources: tuple[str, ...],
     workspace: Path,
 ) -> None:
-    """Write a training set into a new FOLDER for another program.
+    """Write a training set, or evaluations, into a new FOLDER for another program.
 
     SOURCE is the beginning of the id of a dataset, an iteration or a run. Some turns must not be
     trained, and each program is told this in its own way, which the README.md in the folder
@@ -57,7 +61,17 @@ def export(
     atif           trajectories in the agent trajectory interchange format
     verl           prompts and golds for reinforcement learning, with a
                    script that starts it; also of a selection or of group RL
+    inspect        no training set, but evaluations: logs that Inspect reads,
+                   with the conversation and the scores of each episode
+
+    For inspect, SOURCE may be the id of an evaluation, too.
     """
+    if form == "inspect":
+        refuse_given("belongs to training sets, and --format inspect writes evaluations", "without_mask", "sources")
+        from flows.commands.logs import export_logs
+
+        click.echo(export_logs(workspace, source, folder, iteration=iteration))
+        return
     if form != "verl":
         refuse_given("belongs to --format verl", "sources")
     from flows.commands.exporting import data_sources, export_folder

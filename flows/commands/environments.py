@@ -19,12 +19,13 @@ from agentr_core.environments.contract import Violation, check
 from agentr_core.environments.registry import Reads, listening, unseen
 from agentr_core.episodes.rollout import take_step
 from agentr_core.episodes.transcript import whole_episode
-from agentr_core.errors import AgentrError, ConfigError, EnvironmentUnavailable, UserError
+from agentr_core.errors import AgentrError, ConfigError, EnvironmentUnavailable, MissingPart, UserError
 from agentr_core.recipes.parsing import read_yaml, unfit_values
 from agentr_core.stages.demonstrate import expert_trajectory
 from agentr_core.system import token_for, write_text
 from agentr_core.texts import cause, counted, visible
-from agentr_core.types import Instance, Message
+from agentr_core.types import Message
+from flows.commands.playing import instance_of, own_calls, unanswered
 from tasks.wiring import gateway_token, named_environment
 
 _LOOKED_AT = 60
@@ -88,9 +89,10 @@ def described(name: str, options: Mapping[str, Any]) -> str:
     parameters = inspect.signature(registry.checked(name, options)).parameters.values()
     env = named_environment(name, options)
     try:
-        sizes = {split: len(env.instances(split)) for split in env.splits()}
-        first = env.instances("train")[0]
-        start, replies = env.reset(first), env.expert(first)
+        with own_calls(name, env):
+            sizes = {split: len(env.instances(split)) for split in env.splits()}
+            first = env.instances("train")[0]
+            start, replies = env.reset(first), env.expert(first)
         expert = f"an expert wins {first.key} in {counted(len(replies), 'step')}" if replies else "no expert"
         lines = [
             f"{name}: episodes of at most {counted(env.step_limit, 'step')}, {expert}",
@@ -128,19 +130,16 @@ def play(
     """
     env = named_environment(name, options)
     try:
-        instances = env.instances(split)
-        named = Instance(environment=env.name, split=split, index=index) if index is not None else None
-        wanted = instances[:1] if named is None else [named] if named in instances else []
-        if not wanted:
-            first = ", ".join(str(one.index) for one in instances[:3])
-            raise ConfigError(f"{name} has no instance {index} in split {split}; its first ones are {first}")
-        write(visible(f"{env.instruction}\n\n{env.reset(wanted[0])}\n"))
+        with own_calls(name, env):
+            start = env.reset(instance_of(env, name, split, index))
+        write(visible(f"{env.instruction}\n\n{start}\n"))
         reward = 0.0
         while action := read().strip():
             # Some worlds mark an action otherwise than with a label; there the action is typed with
             # its marks.
             found = env.parse(f"Action: {action}") or env.parse(action)
-            observation, reward, terminated, truncated, info = take_step(env, found)
+            with own_calls(name, env):
+                observation, reward, terminated, truncated, info = take_step(env, found)
             write(visible(observation))
             if terminated or truncated:
                 write(f"The episode is over: reward {reward:g}, {'success' if info['success'] else 'no success'}.")
@@ -254,11 +253,12 @@ def serve_gateway(*, host: str, port: int, say: Callable[[str], Any]) -> None:
 
 
 def _diagnose(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    promises = list[Repeatability]()
+    promises, hints = list[Repeatability](), [""]
 
     def make() -> Environment:
         env = named_environment(name, options)
         promises.append(Repeatability(env.repeatability))
+        hints.append(env.start_hint())
         return env
 
     reads = Reads()
@@ -267,9 +267,10 @@ def _diagnose(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
             violations = check(make)
         outside = unseen(name, options, os.environ, reads)
     except (UserError, EnvironmentUnavailable) as error:
-        if options and isinstance(error, ConfigError):
+        if options and isinstance(error, ConfigError) and not isinstance(error, MissingPart):
             raise
-        return {"name": name, "ok": False, "status": "missing", "detail": str(error)}
+        detail = unanswered(error, hints[-1]) if isinstance(error, EnvironmentUnavailable) else str(error)
+        return {"name": name, "ok": False, "status": "missing", "detail": detail}
     except AgentrError as error:
         return {"name": name, "ok": False, "status": "broken", "detail": str(error)}
     except (Exception, SystemExit) as error:

@@ -19,7 +19,7 @@ from agentr_core.store.database import Store
 from agentr_core.store.queries.datasets import StoredEvaluation, evaluations_of
 from agentr_core.store.queries.listings import ancestry
 from agentr_core.store.queries.runs import CheckpointMade, checkpoints_beginning
-from agentr_core.system import writing
+from agentr_core.system import new_folder
 from agentr_core.training.checkpoints import ADAPTER, HISTORY, MANIFEST, read_manifest
 from flows.commands.lineage import line_of
 from tasks.workspaces import open_store, stored_recipe
@@ -50,20 +50,13 @@ def publish_checkpoint(workspace: Path, prefix: str, folder: Path, *, base_model
     if (source / ADAPTER_CONFIG).exists() and not base_model:
         raise ConfigError(f"{source} is an adapter; give --base-model, the name that others have its model by")
     card = render_card(_card(store, workspace, made, folder.name, base_model, licence))
-    draft = folder.with_name(f".{folder.name}.new")
-    with writing(folder):
-        try:
-            # Of a process that was killed.
-            shutil.rmtree(draft, ignore_errors=True)
-            # An adapter beside weights that include it names its model by a folder of this machine.
-            left_out = shutil.ignore_patterns(MANIFEST, HISTORY, *([] if base_model else [ADAPTER]))
-            # Without the modes of the files, which would let nobody else read them.
-            shutil.copytree(source, draft, ignore=left_out, copy_function=shutil.copyfile)
-            _name_parent(draft, base_model)
-            (draft / "README.md").write_text(card, encoding="utf-8")
-            draft.rename(folder)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
+    with new_folder(folder) as draft:
+        # An adapter beside weights that include it names its model by a folder of this machine.
+        left_out = shutil.ignore_patterns(MANIFEST, HISTORY, *([] if base_model else [ADAPTER]))
+        # Without the modes of the files, which would let nobody else read them.
+        shutil.copytree(source, draft, ignore=left_out, copy_function=shutil.copyfile, dirs_exist_ok=True)
+        _name_parent(draft, base_model)
+        (draft / "README.md").write_text(card, encoding="utf-8")
     return f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}"
 
 

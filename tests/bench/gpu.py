@@ -207,7 +207,9 @@ def _collection(options: argparse.Namespace, path: Path, folder: Path) -> list[M
         # The store, the environments' registry and a client of HTTP come with it.
         import collecting
 
-        version("agentr")
+        from agentr_core.system import DISTRIBUTION
+
+        version(DISTRIBUTION)
     except ModuleNotFoundError as error:
         sys.stderr.write(
             f"collection is left out: {error.name} is not installed here, and it needs all of agentr; "

@@ -22,7 +22,7 @@ from agentr_core.fingerprint import file_sha256
 from agentr_core.methods.faults import parse
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.start import SHIPPED, input_files, played_from
-from agentr_core.system import content_sha256
+from agentr_core.system import DISTRIBUTION, content_sha256
 
 SERVED = [name for name in registry.names() if name.startswith("agentgym-")]
 QUESTION = {"id": "1", "split": "train", "question": "1+1", "answer": "2", "source": "s", "domain": "math"}
@@ -111,7 +111,7 @@ def run_of(tiny_model_dir: Path, tmp_path: Path) -> Callable[[str, dict[str, Any
 
 
 def test_every_world_has_files_here() -> None:
-    shipped = distribution("agentr").entry_points.select(group=registry.GROUP)
+    shipped = distribution(DISTRIBUTION).entry_points.select(group=registry.GROUP)
     assert set(WORLDS) == {world.name for world in shipped}
 
 

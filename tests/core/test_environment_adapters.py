@@ -155,7 +155,10 @@ def test_an_expert_file_is_played_in_a_world_of_gymnasium(tmp_path: Path) -> Non
     [
         ({"id": ""}, "needs the option id"),
         ({"id": "Nowhere-v0"}, "Gymnasium cannot make 'Nowhere-v0'"),
-        ({"id": "no_such_package:Stairs-v0"}, "Gymnasium cannot make 'no_such_package:Stairs-v0'"),
+        (
+            {"id": "no_such_package:Stairs-v0"},
+            "environment gymnasium needs the Python package no_such_package, which is not",
+        ),
         ({"make_options": {"numbers": True}}, "a text environment is needed, but one of its spaces is Discrete"),
         ({"make_options": {"nonsense": 1}}, "Gymnasium cannot make 'Stairs-v0'.*nonsense"),
         ({"train": [5, 2]}, "train must be the first and the last seed"),

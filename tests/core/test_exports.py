@@ -116,7 +116,7 @@ def loaded(folder: Path, name: str | None, tmp_path: Path) -> Any:
 
 
 def test_the_command_line_offers_the_formats_that_there_are() -> None:
-    assert tuple(FORMATS) == exchange.FORMATS
+    assert (*FORMATS, "inspect") == exchange.FORMATS, "evaluations, not a training set"
 
 
 @pytest.mark.slow
@@ -356,7 +356,7 @@ def test_verl_is_told_of_a_reward_where_no_question_has_answers(tmp_path: Path) 
 def test_an_export_is_whole_or_not_there(tmp_path: Path, form: str) -> None:
     there = tmp_path / "there"
     there.mkdir()
-    with pytest.raises(ConfigError, match="there is there already; name a new folder"):
+    with pytest.raises(ConfigError, match="there already exists; name a new folder"):
         export(training_set(), there, form, without_mask=True)
     (tmp_path / "file").write_text("x")
     with pytest.raises(DiskError, match="out cannot be written"):

@@ -30,6 +30,7 @@ from agentr_core.store.codec.trajectories import (
     instance_row,
     load_episodes,
     pair_rows,
+    trajectory_rows,
     tree_rows,
     unfinished_trees,
 )
@@ -37,6 +38,7 @@ from agentr_core.store.database import Store
 from agentr_core.store.queries.datasets import tree_counts
 from agentr_core.store.queries.runs import checkpoints_beginning
 from agentr_core.store.tables import Rows, TreeHead, merge
+from agentr_core.texts import goal
 from agentr_core.types import (
     Critique,
     Instance,
@@ -380,6 +382,102 @@ def test_nodes_and_steps_show_their_texts(store: Store) -> None:
         "select reply, action, matched, valid, observation from v_steps where evaluation_id = 'test-i0'"
     )
     assert steps.values.tolist() == [["end", "END", "end", True, "saw end"]] * 7
+
+
+def test_trajectories_say_who_played_what_and_how_it_ended(store: Store) -> None:
+    rates = store.query(
+        "select evaluation, model, avg(success), count(*) filter (success), count(*) filter (not success) "
+        "from v_trajectories group by all order by all"
+    )
+    assert rates.values.tolist() == [
+        ["revision_test", "one", 0.5, 1, 1],
+        ["test", "base", 0.25, 1, 3],
+        ["test", "one", 0.75, 3, 1],
+    ]
+    what = "environment, split, instance_id, instance_index, goal, reward"
+    assert store.rows(f"select {what} from v_trajectories where success and model = 'base'") == [
+        ("toy", "test", "toy/test/0", 0, "Start.", 1.0)
+    ]
+    assert store.rows("select distinct stop_reason from v_trajectories where not success") == [("step_limit",)]
+
+
+def test_an_expert_is_no_model_and_what_waits_is_left_out(tmp_path: Path) -> None:
+    other = Store(tmp_path / "agentr.duckdb")
+    units = [
+        iteration_rows("i1", run_id="r", iteration=1, checkpoint_in=BASE),
+        checkpoint_rows(BASE, path="base", weights_sha256="aa", config={}),
+        *(
+            trajectory_rows(source, episode(0, success=True), source=source, iteration_id="i1")
+            for source in ("expert", "rollout", "bare", "ungraded")
+        ),
+    ]
+    other.write(merge(units))
+    assert other.rows("select source, model from v_trajectories") == [("expert", None), ("rollout", "base")]
+
+
+@pytest.mark.parametrize("view", ["v_trajectories", "v_episodes", "v_steps", "v_nodes", "v_families", "v_evaluations"])
+def test_success_has_a_mean_in_every_view(store: Store, view: str) -> None:
+    assert len(store.rows(f"select avg(success) from {view}")) == 1
+    assert store.rows(f"select count(*) from {view} where success and not success") == [(0,)]
+
+
+def test_no_view_has_a_success_without_a_mean(store: Store) -> None:
+    flags = "select table_name from duckdb_columns() where column_name = 'success' and data_type = 'BOOLEAN'"
+    assert store.rows(f"{flags} and starts_with(table_name, 'v_')") == []
+
+
+@pytest.mark.parametrize(
+    "opening",
+    [
+        "Crafting commands:\ncraft 4 planks using 1 log\n\nGoal: craft planks.",
+        "You are in a room.\n\nYour task is to: put a mug in the shelf.\nGo.",
+        "WebShop [SEP] Instruction: [SEP] i need  a red\tshirt [SEP] Search",
+        "Question:\n\n  What is 2 + 2?\nThink.",
+        "Your goal is to reach the door\nnow",
+        "\n  \n  A plain   start.\nMore.",
+        "Subtask: one",
+        "The Task is: two",
+        "",
+        " \n",
+        "goal:   ",
+    ],
+)
+def test_a_goal_is_that_of_the_pages(tmp_path: Path, opening: str) -> None:
+    other = Store(tmp_path / "agentr.duckdb")
+    other.write(trajectory_rows("t", replace(episode(0, success=True), first_observation=opening), source="rollout"))
+    assert other.rows("select goal from v_trajectories") == [(goal(opening),)]
+
+
+def test_a_training_has_its_rate_and_its_losses(tmp_path: Path) -> None:
+    other = Store(tmp_path / "agentr.duckdb")
+    run = {"recipe": "toy", "method": "grpo", "config": CONFIG, "versions": {}, "workspace": "w"}
+    steps = [
+        {
+            "checkpoint_id": TRAINED,
+            "step": n,
+            "loss": 3.0 - n,
+            "learning_rate": 0.1 / n,
+            "trained_tokens": 5 * n,
+            "seconds": n,
+        }
+        for n in (1, 2)
+    ]
+    numbers = dict.fromkeys(("reward", "pass_at_1", "pass_at_n", "mixed_share", "episode_tokens", "episode_steps"), 0.5)
+    counts = {"drawn_again": 0, "sampled_tokens": 1, "trained_tokens": 7}
+    online = [
+        {"iteration_id": "i2", "step": n, **numbers, **counts, "loss": loss, "learning_rate": 1e-6 * n}
+        for n, loss in ((1, None), (2, 0.4), (3, 0.3))
+    ]
+    units: list[Rows] = [
+        run_rows("r", **run, started_at=datetime(2026, 1, 2, tzinfo=UTC)),  # type: ignore[arg-type]
+        checkpoint_rows(TRAINED, path="one", weights_sha256="bb", config={}, iteration_id="i1"),
+        ended(iteration_rows("i1", run_id="r", iteration=1, checkpoint_in=BASE, checkpoint_out=TRAINED)),
+        iteration_rows("i2", run_id="r", iteration=2, checkpoint_in=TRAINED),
+        {"training_step": steps, "rl_step": online},
+    ]
+    other.write(merge(units))
+    sql = "select iteration, model, steps, learning_rate, first_loss, last_loss, trained_tokens from v_trainings"
+    assert other.rows(sql) == [(1, "one", 2, 0.1, 2.0, 1.0, 10), (2, None, 3, 3e-6, 0.4, 0.3, 21)]
 
 
 def test_records_come_back(store: Store) -> None:

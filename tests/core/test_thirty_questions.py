@@ -53,7 +53,7 @@ QUESTIONS: dict[str, tuple[str, list[list[Any]]]] = {
         [[2, (len(LAST) - len(BASE)) / 20, len(LAST - BASE), len(BASE - LAST)]],
     ),
     "Which instances were lost by all models?": (
-        f"select instance_id {SETS} group by all having not bool_or(success) order by 1",
+        f"select instance_id {SETS} group by all having not max(success) order by 1",
         keys(ALL - BASE - FIRST - LAST),
     ),
     "Which did the base model win that the last one lost?": (
@@ -65,8 +65,17 @@ QUESTIONS: dict[str, tuple[str, list[list[Any]]]] = {
         keys(LAST - BASE - FIRST),
     ),
     "Which are won by some models and lost by others?": (
-        f"select instance_id {SETS} group by all having bool_or(success) and not bool_and(success) order by 1",
+        f"select instance_id {SETS} group by all having max(success) and not min(success) order by 1",
         keys((BASE | FIRST | LAST) - (BASE & FIRST & LAST)),
+    ),
+    "Which share of the held-out episodes does each model win?": (
+        "select model, avg(success) from v_trajectories "
+        f"where run_id = '{RUN}' and split = 'test' group by all order by 1",
+        [[f"m{number}", len(wins) / 20] for number, wins in enumerate((BASE, FIRST, LAST))],
+    ),
+    "Why did the episodes end that were lost, on the way and held out?": (
+        f"select stop_reason, count(*) from v_trajectories where not success and run_id = '{RUN}' group by all",
+        [["step_limit", 60 - len(BASE) - len(FIRST) - len(LAST)]],
     ),
     "Why did the lost episodes of the last model end?": (
         f"select stop, count(*) {SETS} and iteration = 2 and not success group by all",
@@ -74,10 +83,10 @@ QUESTIONS: dict[str, tuple[str, list[list[Any]]]] = {
     ),
     "How many steps have won episodes, and lost ones?": (
         f"select success, avg(num_steps) {SETS} group by all order by 1",
-        [[False, 1.0], [True, 1.0]],
+        [[0, 1.0], [1, 1.0]],
     ),
     "What is the success by difficulty, in iteration 1?": (
-        f"select depth, avg(success::int) from v_episodes where {GALLERY} and iteration = 1 group by all",
+        f"select depth, avg(success) from v_episodes where {GALLERY} and iteration = 1 group by all",
         [[2, 1.0]],
     ),
     "What is the 95% interval of the last model?": (
@@ -86,7 +95,7 @@ QUESTIONS: dict[str, tuple[str, list[list[Any]]]] = {
         [[True, True]],
     ),
     "What was the goal of a lost episode?": (
-        f"select first_observation from trajectory where trajectory_id = '{gallery.BEFORE[:-4]}0'",
+        f"select goal from v_trajectories where trajectory_id = '{gallery.BEFORE[:-4]}0'",
         [["Start."]],
     ),
     "What was said in a lost episode, step by step?": (
@@ -115,7 +124,7 @@ QUESTIONS: dict[str, tuple[str, list[list[Any]]]] = {
         [["bad", 1]],
     ),
     "In what share of the trees is there a success?": (
-        "select avg(won) from (select max(success::int) as won from v_nodes group by tree_id)",
+        "select avg(won) from (select max(success) as won from v_nodes group by tree_id)",
         [[1.0]],
     ),
     "How many pairs of a good and a bad path has each iteration?": (
@@ -135,8 +144,7 @@ QUESTIONS: dict[str, tuple[str, list[list[Any]]]] = {
         [["toy/train/3", gallery.TREE, 99]],
     ),
     "Which learning rate had each training, and how did its loss go?": (
-        "select iteration, max(learning_rate), arg_min(loss, step), arg_max(loss, step) from v_training_steps "
-        f"where {GALLERY} group by all",
+        f"select iteration, learning_rate, first_loss, last_loss from v_trainings where {GALLERY}",
         [[1, 0.001, 2.0, 1.0]],
     ),
     "How many groups of reinforcement learning had no contrast?": (

@@ -45,7 +45,7 @@ def test_every_command_is_of_a_kind_that_is_tested_here() -> None:
     servers: tuple[str, ...] = ("prefect server start", "export PREFECT_API_URL=", "agentr serve")
     servers += ("CUDA_VISIBLE_DEVICES=1,2 agentr models serve", "export AGENTR_VLLM=")
     # These are run by tests/flows/test_env_cli.py.
-    servers += ("agentr env serve textcraft", "agentr env show textcraft")
+    servers += ("agentr env serve textcraft", "agentr env show textcraft", "agentr env play textcraft ")
     # These are run by tests/flows/test_gateway.py.
     servers += ("agentr gateway", "python deployments/agents/")
     # `make test-vllm` runs this one.

@@ -7,6 +7,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import shlex
 import signal
 import sys
 import time
@@ -15,7 +16,10 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
+from asgi import running
+from chat_server import chat_app
 from click.testing import CliRunner, Result
+from readme import BLOCKS, COMMANDS
 from wheel import launched, started
 from worlds import served_world
 
@@ -24,6 +28,7 @@ from agentr_core.environments.agentgym.wire import WIRES
 from agentr_core.environments.agentgym.worlds import TextCraft as Client
 from agentr_core.environments.crafting.textcraft import TextCraft
 from agentr_core.errors import ConfigError
+from agentr_core.models.scripted import ScriptedModel
 from flows.cli import cli
 
 PLAYERS = """
@@ -158,6 +163,31 @@ def test_an_endless_split_is_not_counted_through_and_the_end_of_the_input_ends_a
     played = ask("play", "textcraft", "--split", "renamed", "--index", "309252671", typed="inventory")
     assert "Goal: craft" in played.output
     assert played.output.endswith("\nAction: \nYou ended the episode: reward 0, no success.\n")
+
+
+@pytest.mark.slow
+def test_a_shipped_model_is_watched_as_the_manual_shows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    (command,) = (command for command in COMMANDS if command.startswith("agentr env play "))
+    said = ask(*shlex.split(command)[2:]).output
+    (shown,) = (text for _, text in BLOCKS if text.startswith("textcraft/test/3, played by textcraft-tiny"))
+    assert said.rpartition("; ")[0] == shown.rpartition("; ")[0]
+    assert max(map(len, said.splitlines())) <= 80
+
+
+@pytest.mark.slow
+def test_a_watcher_may_leave_at_any_time(process_env: dict[str, str]) -> None:
+    model = ScriptedModel(lambda messages, seed, number: "Thought: hm\nAction: inventory", name="served")
+    words = ("play", "textcraft", "--split", "test", "--model", "served", "--max-steps", "100000")
+    with running(chat_app(model, max_batch=4)) as url:
+        command = [sys.executable, "-m", "flows.cli", "env", *words, "--server", f"{url}/v1"]
+        with launched(command, env=process_env) as watching:
+            assert watching.stdout is not None
+            assert any("step 3" in line for line in watching.stdout)
+            watching.send_signal(signal.SIGINT)
+            _, error = watching.communicate(timeout=300)
+    assert (watching.returncode, error.split()) == (130, ["interrupted"])
 
 
 def test_a_client_that_is_interrupted_leaves_nothing_open(process_env: dict[str, str]) -> None:

@@ -170,7 +170,11 @@ class Gateway(Environment):
             self._server.reach()
             _presence(self._url, self._token, os.getpid()).renew("none")
         except EnvironmentUnavailable as fault:
-            raise EnvironmentServerError(f"gateway: {fault}; `agentr gateway` starts one") from fault
+            raise EnvironmentServerError(f"gateway: {fault}; {self.start_hint()}") from fault
+
+    def start_hint(self) -> str:
+        """Return how a gateway is started."""
+        return "`agentr gateway` starts one"
 
     def splits(self) -> tuple[str, ...]:
         """Return the names of the splits."""

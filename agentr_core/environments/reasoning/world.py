@@ -621,6 +621,10 @@ class Reasoning(ReasoningWorld):
         for tools in self._open_tools.values():
             tools.reach()
 
+    def start_hint(self) -> str:
+        """Return how a server of documents is started."""
+        return "`agentr retrieve serve CORPUS` starts one for documents of yours"
+
     def sandbox(self) -> str:
         """Return the level at which code of the model runs here."""
         return next(iter(self._open_tools.values())).sandbox()

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from typing import IO, Any, NamedTuple, TypeVar
 
 from agentr_core.environments.sciworld.tasks import VARIATIONS, Variation
-from agentr_core.errors import ConfigError, EnvironmentFault, EnvironmentUnavailable, ReplayDiverged
+from agentr_core.errors import ConfigError, EnvironmentFault, EnvironmentUnavailable, MissingPart, ReplayDiverged
 from agentr_core.fingerprint import fingerprint
 from agentr_core.system import Scratch
 
@@ -123,7 +123,7 @@ class Simulator:
                     start_new_session=True,
                 )
             except OSError as error:
-                raise ConfigError(
+                raise MissingPart(
                     f"Java cannot be run as {command[0]} ({error.strerror}); set environment.options.java, or "
                     f"{_INSTALL}"
                 ) from error

@@ -27,6 +27,26 @@ comment on view v_groups is 'Groups of reinforcement learning: the episodes of o
 comment on column v_groups.contrast is 'Whether the group was trained on: what its episodes are worth differs.';
 comment on column v_groups.steps is 'Mean steps of its episodes, those that they were given counted.';
 
+create view v_trainings as
+with taken as (
+    select i.iteration_id, t.step, t.loss, t.learning_rate, t.trained_tokens
+    from training_step t join iteration i on i.checkpoint_out = t.checkpoint_id and i.iteration > 0
+    union all
+    select iteration_id, step, loss, learning_rate, sum(trained_tokens) over (partition by iteration_id order by step) from rl_step
+)
+select r.recipe, r.method, i.run_id, i.iteration, c.path as model, i.checkpoint_out as checkpoint_id, count(*) as steps,
+    max(t.learning_rate) as learning_rate, arg_min(t.loss, t.step) as first_loss, arg_max(t.loss, t.step) as last_loss,
+    max(t.trained_tokens)::bigint as trained_tokens
+from taken t
+join iteration i using (iteration_id)
+join run r using (run_id)
+left join checkpoint c on c.checkpoint_id = i.checkpoint_out
+group by r.started_at, r.recipe, r.method, i.run_id, i.iteration, c.path, i.checkpoint_out
+order by r.started_at, i.run_id, i.iteration;
+comment on view v_trainings is 'The trainings of the runs, group RL among them: learning rate, loss at both ends, tokens; v_training_steps and v_rl_steps have each step.';
+comment on column v_trainings.model is 'Directory of what was trained; null while it is.';
+comment on column v_trainings.learning_rate is 'The highest one, which a schedule rises to and falls from; null where only an earlier version knew it.';
+
 create view v_training_steps as
 select r.recipe as recipe, i.run_id, i.iteration, t.* exclude (created_at)
 from training_step t

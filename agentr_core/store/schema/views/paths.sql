@@ -1,23 +1,55 @@
 -- Trees and trajectories with their texts, what judges say of them, and what models and tools did for them.
 
+-- Success is a number in all views: DuckDB has no mean of a BOOLEAN. `where success` and `filter (success)` take it as it is;
+-- `max(success)` and `min(success)` stand for bool_or and bool_and.
+-- The goal is found as `texts.goal` finds it; a test compares the two.
+create view v_trajectories as
+select r.recipe, i.run_id, i.iteration, t.source, e.name as evaluation, c.path as model, n.environment, n.split, t.instance_id,
+    n.instance_index, n.depth, trim(regexp_replace(split_part(coalesce(
+        nullif(regexp_extract(t.first_observation, '(?i)\b(?:(?:goal|task|instruction|question)(?: is)?(?: to)?:|your (?:goal|task) is to\b)\s*(?:\[SEP\]\s*)?(\S[^\n]*)', 1), ''),
+        regexp_extract(t.first_observation, '\S[^\n]*')), ' [SEP]', 1), '\s+', ' ', 'g')) as goal,
+    t.success::integer as success, t.reward, t.stop as stop_reason, t.num_steps, t.first_observation, t.trajectory_id, t.iteration_id,
+    t.evaluation_id, t.tree_id, c.checkpoint_id, t.created_at
+from trajectory t
+left join instance n using (instance_id)
+left join evaluation e using (evaluation_id)
+left join tree g using (tree_id)
+left join iteration i on i.iteration_id = coalesce(t.iteration_id, e.iteration_id)
+left join run r using (run_id)
+left join checkpoint c
+    on t.source <> 'expert' and c.checkpoint_id = coalesce(e.checkpoint_id, g.checkpoint_id, i.collected_by, i.checkpoint_in)
+where t.source not in ('bare', 'ungraded')
+order by r.started_at, i.run_id, i.iteration, t.source, e.name, t.instance_id, t.trajectory_id;
+comment on view v_trajectories is 'All episodes and paths, of evaluations, trees, rollouts and experts alike: what was to be reached, by which model, and how it ended. Left out are those that wait for their grade or their thoughts.';
+comment on column v_trajectories.source is 'As trajectory.source.';
+comment on column v_trajectories.iteration is 'The one that it was played for; of an evaluation, the one that made the model. 0: the model that the run begins with.';
+comment on column v_trajectories.evaluation is 'The held-out set; null of what was played to train on.';
+comment on column v_trajectories.model is 'Directory of the model that played it, or its name on a server; in group RL, of the one that the iteration begins with. Null of an expert''s.';
+comment on column v_trajectories.depth is 'Difficulty class, where the environment has one.';
+comment on column v_trajectories.goal is 'What is to be reached, out of first_observation: what follows the label of a goal, task, instruction or question, else the first line.';
+comment on column v_trajectories.success is '1 or 0, so that its mean is the rate; `where success` works, too.';
+comment on column v_trajectories.stop_reason is 'As trajectory.stop.';
+
 create view v_nodes as
 select n.tree_id, t.instance_id, t.iteration_id, n.node_index, n.parent, n.depth, n.step.reply as reply, n.step.action as action,
     n.step.matched as matched, n.step.valid as valid, coalesce(n.step.observation, t.first_observation) as observation,
-    n.step.reward as reward, n.step.terminated as terminated, n.step.success as success, n.step.disaster as disaster, n.visits, n.value_sum / nullif(n.visits, 0) as value, n.terminal, n.stop,
+    n.step.reward as reward, n.step.terminated as terminated, n.step.success::integer as success, n.step.disaster as disaster, n.visits, n.value_sum / nullif(n.visits, 0) as value, n.terminal, n.stop,
     n.dive, n.duplicates, n.asked.seed as seed, n.asked.prompt_tokens as prompt_tokens,
     coalesce(n.asked.completion_tokens, nullif(len(n.step.token_ids), 0)) as completion_tokens, n.created_at
 from node n
 join tree t using (tree_id);
 comment on view v_nodes is 'The nodes of all trees with their texts; the observation of a root is the first one.';
+comment on column v_nodes.success is 'As in v_trajectories; null of a root.';
 
 create view v_steps as
 select s.trajectory_id, t.source, t.instance_id, t.iteration_id, t.evaluation_id, s.position, s.reply, s.action, s.matched, s.valid,
-    s.observation, s.reward, s.terminated, s.success, s.disaster, s.asked.seed as seed, s.asked.prompt_tokens as prompt_tokens,
+    s.observation, s.reward, s.terminated, s.success::integer as success, s.disaster, s.asked.seed as seed, s.asked.prompt_tokens as prompt_tokens,
     coalesce(s.asked.completion_tokens, nullif(len(s.token_ids), 0)) as completion_tokens
 from step s
 join trajectory t using (trajectory_id)
 order by s.trajectory_id, s.position;
 comment on view v_steps is 'The steps of all trajectories with their texts.';
+comment on column v_steps.success is '1 of the step that won, else 0.';
 
 create view v_critic_steps as
 with children as (
@@ -92,7 +124,7 @@ comment on column v_critic_audit.judge_after_tree is 'Steps by which the judge s
 
 create view v_families as
 select r.recipe, i.run_id, i.iteration, t.instance_id, t.trajectory_id, d.parent_id, d.round, coalesce(d.operator, 'fresh') as operator,
-    d.position, t.success, t.reward, t.num_steps,
+    d.position, t.success::integer as success, t.reward, t.num_steps,
     coalesce(list_sum([len(step.tool_calls) for step in t.steps]), 0)::bigint as calls,
     coalesce(list_sum([len(step.tool_calls) for step in t.steps[t.given + 1:]]), 0)::bigint as calls_made,
     s.sample_id is not null as is_sample
@@ -104,6 +136,7 @@ left join (select trajectory_id, min(sample_id) as sample_id from sample group b
 where t.source = 'flywheel'
 order by r.started_at, i.run_id, i.iteration, t.instance_id, d.round nulls first, d.operator;
 comment on view v_families is 'The trajectories of a flywheel: who was made of whom, in which round and by which operator.';
+comment on column v_families.success is 'As in v_trajectories.';
 comment on column v_families.operator is 'fresh: before the first round; else the operator.';
 comment on column v_families.calls is 'Calls of tools in its steps, those that it took over from its parent among them: what the trajectory costs.';
 comment on column v_families.calls_made is 'Calls that were made for it.';

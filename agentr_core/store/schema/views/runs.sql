@@ -90,7 +90,7 @@ comment on column v_iterations.finished is 'As in v_evaluations.';
 
 create view v_episodes as
 select r.recipe, i.run_id, i.iteration, e.name as evaluation, e.split, x.environment, p.instance_id, x.depth, x.origin_id, p.repeat, p.cut,
-    t.success, t.reward, t.stop, t.num_steps, p.invalid_actions, p.sampling_seconds, p.environment_seconds,
+    t.success::integer as success, t.reward, t.stop, t.num_steps, p.invalid_actions, p.sampling_seconds, p.environment_seconds,
     p.trajectory_id, p.evaluation_id, e.checkpoint_id
 from episode p
 join evaluation e using (evaluation_id)
@@ -101,6 +101,7 @@ left join instance x on x.instance_id = p.instance_id
 order by r.started_at, i.run_id, i.iteration, e.name, p.instance_id, p.repeat, p.cut;
 comment on view v_episodes is 'The episodes of all evaluations: which model played which instance, and how it ended.';
 comment on column v_episodes.iteration is 'The one that made the model; 0: the model that the run begins with.';
+comment on column v_episodes.success is 'As in v_trajectories.';
 comment on column v_episodes.depth is 'Difficulty class, where the environment has one.';
 comment on column v_episodes.cut is 'Steps that were replayed before the model took over; 0 but in a revision test.';
 comment on column v_episodes.num_steps is 'Steps, replayed ones included.';

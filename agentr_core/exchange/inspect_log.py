@@ -1,0 +1,257 @@
+"""Evaluations as logs of Inspect, which its viewer, its reader and its data frames open.
+
+Facts are those of inspect_ai 0.3.285: a JSON file of version 2 holds one evaluation, and a sample
+in it is an episode. `make test-inspect` has its own reader open what is written here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from agentr_core.texts import counted
+from agentr_core.types import Message, StopReason, Trajectory
+
+VERSION = 2
+_CHAT = ("system", "user", "assistant", "tool")
+_LIMITS = {StopReason.TOKEN_LIMIT: "token", StopReason.TIME_LIMIT: "time", StopReason.STEP_LIMIT: "custom"}
+"""What Inspect calls the limits of an episode; a limit there has a number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedEpisode:
+    """One episode of an evaluation: number `number`, counted from 1, of the sample `key`.
+
+    `messages` is the whole conversation, of which the first `opening` come before the first reply.
+    `scores` is empty for an episode that failed for good and does not count; `error` says why it
+    failed. `target` has the right answers, in a world that has some. Tokens and seconds are None
+    where they are not known.
+    """
+
+    key: str
+    number: int
+    trajectory: Trajectory
+    messages: tuple[Message, ...] = ()
+    opening: int = 0
+    target: tuple[str, ...] = ()
+    scores: Mapping[str, float] = field(default_factory=dict)
+    explanation: str = ""
+    error: str = ""
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    seconds: float | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedEvaluation:
+    """One evaluation with its episodes.
+
+    `sampling` has Inspect's names of what replies are drawn with, `limits` those of an episode by
+    stop reason, and `measures` the mean, the bounds of its interval (None where there are none) and
+    the number of episodes of each score.
+    """
+
+    evaluation_id: str
+    run_id: str
+    task: str
+    split: str
+    model: str
+    started: datetime
+    ended: datetime
+    episodes: Sequence[LoggedEpisode]
+    measures: Mapping[str, tuple[float, float | None, float | None, int]]
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    limits: Mapping[StopReason, float] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def file(self) -> str:
+        """The name of its file, of the form by which Inspect lists logs."""
+        task = re.sub(r"[^A-Za-z0-9]+", "-", self.task)
+        return f"{self.started:%Y-%m-%dT%H-%M-%S}+00-00_{task}_{self.evaluation_id}.json"
+
+
+def write_log(evaluation: LoggedEvaluation, folder: Path) -> str:
+    """Write the log of an evaluation into a folder, and return the name of its file."""
+    text = json.dumps(log_of(evaluation), ensure_ascii=False, allow_nan=False, indent=1)
+    (folder / evaluation.file).write_text(f"{text}\n", encoding="utf-8")
+    return evaluation.file
+
+
+def log_of(evaluation: LoggedEvaluation) -> dict[str, Any]:
+    """Return an evaluation as a log. Its keys stand in the order in which Inspect reads a head
+    without its samples.
+    """
+    episodes = evaluation.episodes
+    usage = {evaluation.model: _usage(episodes)}
+    return {
+        "version": VERSION,
+        "status": "success",
+        "eval": {
+            "eval_id": evaluation.evaluation_id,
+            "run_id": evaluation.run_id,
+            "created": _time(evaluation.started),
+            "task": evaluation.task,
+            "task_id": f"{evaluation.run_id}-{evaluation.task}",
+            "dataset": {
+                "name": evaluation.split,
+                "samples": len({one.key for one in episodes}),
+                "sample_ids": list(dict.fromkeys(one.key for one in episodes)),
+                "shuffled": False,
+            },
+            "model": evaluation.model,
+            "config": {"epochs": max((one.number for one in episodes), default=1), "epochs_reducer": ["mean"]},
+            "packages": dict(evaluation.versions),
+            "metadata": dict(evaluation.facts),
+            "scorers": [{"name": name} for name in evaluation.measures],
+        },
+        "plan": {"name": "agentr", "steps": [{"solver": "agentr"}], "config": dict(evaluation.sampling)},
+        "results": {
+            "total_samples": len(episodes),
+            "completed_samples": sum(not one.error for one in episodes),
+            "scores": [_score(name, *measure) for name, measure in evaluation.measures.items()],
+        },
+        "stats": {
+            "started_at": _time(evaluation.started),
+            "completed_at": _time(evaluation.ended),
+            "model_usage": usage,
+        },
+        "samples": [_sample(one, evaluation) for one in episodes],
+    }
+
+
+def _score(name: str, mean: float, low: float | None, high: float | None, n: int) -> dict[str, Any]:
+    metrics = {"mean": mean, "ci95_low": low, "ci95_high": high}
+    return {
+        "name": name,
+        "scorer": name,
+        "reducer": "mean",
+        "scored_samples": n,
+        "metrics": {key: {"name": key, "value": value} for key, value in metrics.items() if value is not None},
+    }
+
+
+def _sample(one: LoggedEpisode, evaluation: LoggedEvaluation) -> dict[str, Any]:
+    played = one.trajectory
+    turns = [
+        _turn(message, evaluation.model, given=position < one.opening)
+        for position, message in enumerate(one.messages)
+        if message.role in _CHAT
+    ]
+    num_given = sum(message.role in _CHAT for message in one.messages[: one.opening])
+    explanation = {"explanation": one.explanation} if one.explanation else {}
+    record: dict[str, Any] = {
+        "id": one.key,
+        "epoch": one.number,
+        "input": turns[:num_given],
+        "target": list(one.target),
+        "messages": turns,
+        "output": _output(one, evaluation.model),
+        "metadata": {
+            **one.facts,
+            "stop_reason": str(played.stop),
+            "num_steps": len(played.steps),
+            "steps": [{"action": step.action, "reward": step.reward, "valid": step.valid} for step in played.steps],
+            **({"tools": json.loads(one.messages[0].text)} if _has_tools(one) else {}),
+        },
+        "model_usage": {evaluation.model: _usage([one])},
+    }
+    if one.scores:
+        record["scores"] = {
+            name: {"value": value, "answer": played.steps[-1].action if played.steps else None, **explanation}
+            for name, value in one.scores.items()
+        }
+    if one.error:
+        record["error"] = {"message": one.error, "traceback": "", "traceback_ansi": ""}
+    if one.seconds is not None:
+        record["total_time"] = one.seconds
+    if played.stop in evaluation.limits:
+        record["limit"] = {"type": _LIMITS[played.stop], "limit": evaluation.limits[played.stop]}
+    return record
+
+
+def _turn(message: Message, model: str, *, given: bool) -> dict[str, Any]:
+    turn: dict[str, Any] = {"role": message.role, "content": message.text}
+    if given:
+        turn["source"] = "input"
+    elif message.role == "assistant":
+        turn |= {"source": "generate", "model": model}
+        if message.spans:
+            turn["metadata"] = {
+                "spans": [{"text": span.text, "sampled": number % 2 == 0} for number, span in enumerate(message.spans)]
+            }
+    return turn
+
+
+def _output(one: LoggedEpisode, model: str) -> dict[str, Any]:
+    """Return the last reply as Inspect's output of a sample."""
+    replies = [message for message in one.messages[one.opening :] if message.role == "assistant"]
+    if not replies:
+        return {"model": model}
+    text = replies[-1].parts[-1 if len(replies[-1].parts) % 2 else -2].text
+    cut = one.trajectory.steps[-1].finish_reason == "length"
+    message = {"role": "assistant", "content": text, "source": "generate", "model": model}
+    choice = {"message": message, "stop_reason": "max_tokens" if cut else "stop"}
+    return {"model": model, "choices": [choice], "completion": text, "usage": _usage([one])}
+
+
+def _usage(episodes: Iterable[LoggedEpisode]) -> dict[str, int]:
+    read, wrote = 0, 0
+    for one in episodes:
+        read += one.prompt_tokens or 0
+        wrote += one.completion_tokens or 0
+    return {"input_tokens": read, "output_tokens": wrote, "total_tokens": read + wrote}
+
+
+def _has_tools(one: LoggedEpisode) -> bool:
+    return bool(one.messages) and one.messages[0].role == "tools"
+
+
+def _time(moment: datetime) -> str:
+    # A time without a zone is one of UTC in the store.
+    return moment.replace(tzinfo=UTC).isoformat()
+
+
+# What a log cannot hold, in sentences.
+
+
+def notes(evaluations: Sequence[LoggedEvaluation]) -> list[str]:
+    """Return what a reader of some logs has to know, such as what is left out."""
+    episodes = [one for evaluation in evaluations for one in evaluation.episodes]
+
+    cases: list[tuple[Callable[[LoggedEpisode], object], str]] = [
+        (
+            lambda one: any(step.token_ids or step.logprobs for step in one.trajectory.steps),
+            "left out are the token ids and log-probabilities of the replies of {}; Inspect has them of its own calls",
+        ),
+        (
+            lambda one: any(message.spans for message in one.messages),
+            "the turn of {} was grown by continuation: results are a part of its text, and metadata.spans of the turn "
+            "tells them apart",
+        ),
+        (
+            _has_tools,
+            "{} offer tools, which stand in metadata.tools; a call is a part of its reply's text",
+        ),
+        (
+            lambda one: any(step.dropped for step in one.trajectory.steps),
+            "{} were read through a window; the log has the whole conversation",
+        ),
+        (
+            lambda one: one.error and not one.scores,
+            "{} failed for good: they have an error and no score, and are not in the means",
+        ),
+        (
+            lambda one: one.error and one.scores,
+            "{} failed for good: they have an error, and count as failures, as the recipe says",
+        ),
+    ]
+    counts = [(sum(bool(test(one)) for one in episodes), sentence) for test, sentence in cases]
+    return [sentence.format(counted(count, "episode")) for count, sentence in counts if count]

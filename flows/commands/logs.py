@@ -1,0 +1,212 @@
+"""Evaluations of a workspace, written as logs of Inspect."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from agentr_core.environment import Dividing, Environment
+from agentr_core.environments.reasoning.world import ReasoningWorld
+from agentr_core.episodes.transcript import conversations, transcript_of
+from agentr_core.errors import ConfigError
+from agentr_core.evaluation.metrics import Estimate
+from agentr_core.exchange.inspect_log import LoggedEpisode, LoggedEvaluation, notes, write_log
+from agentr_core.exchange.training_set import opening
+from agentr_core.recipes.environments import REVISION
+from agentr_core.runtime.place import Workplace
+from agentr_core.stages.evaluate import load_measures, lost_episodes
+from agentr_core.store.codec.trajectories import Episode, load_episodes
+from agentr_core.store.database import Store
+from agentr_core.store.queries.logs import (
+    EpisodeFacts,
+    EvaluationHead,
+    episode_facts,
+    evaluations_beginning,
+    reasons_lost,
+)
+from agentr_core.system import DISTRIBUTION, new_folder
+from agentr_core.texts import counted
+from agentr_core.types import Message, StopReason, Trajectory
+from tasks.wiring import RunRef, quiet_workplace
+from tasks.workspaces import open_store
+
+_SCORES = ("success", "reward")
+_READ_WITH = (
+    "`inspect view --log-dir FOLDER` shows them, `inspect_ai.log.read_eval_log(FILE)` reads one. A sample is an "
+    "episode, an epoch its number among those of its instance; `success` and `reward` are its scores."
+)
+
+
+def export_logs(workspace: Path, prefix: str, folder: Path, *, iteration: int | None = None) -> str:
+    """Write the finished evaluations of a workspace into a new folder, a log of Inspect each, and
+    say what is there.
+
+    Args:
+        prefix: the beginning of the id of an evaluation, an iteration or a run; of a run all its
+            iterations are written, unless `iteration` names one.
+
+    Raises:
+        ConfigError: there is no such finished evaluation, they are of several runs, or the folder
+            is there already.
+        DiskError: the folder cannot be written; nothing is left of it.
+    """
+    store = open_store(workspace, must_exist=True)
+    heads, waiting = _chosen(store, workspace, prefix, iteration)
+    place = quiet_workplace(RunRef(workspace=str(workspace), run_id=heads[0].run_id))
+    evaluations = [_evaluation(place, head) for head in heads]
+    told = [*notes(evaluations), *waiting]
+    with new_folder(folder) as draft:
+        files = sorted(write_log(evaluation, draft) for evaluation in evaluations)
+        lines = [f"# {heads[0].recipe}", _READ_WITH, *(f"**Note**: {note}." for note in told)]
+        (draft / "README.md").write_text("\n\n".join(lines) + "\n", encoding="utf-8")
+    episodes = sum(len(evaluation.episodes) for evaluation in evaluations)
+    done = f"{counted(episodes, 'episode')} of {counted(len(files), 'evaluation')} of run {heads[0].run_id} in {folder}"
+    return "\n".join([f"{done}:", *(f"  {file}" for file in files), *told])
+
+
+def _chosen(
+    store: Store, workspace: Path, prefix: str, iteration: int | None
+) -> tuple[list[EvaluationHead], list[str]]:
+    """Return the finished evaluations that are meant, and a sentence about those left out."""
+    found = evaluations_beginning(store, prefix)
+    runs = {head.run_id for head in found}
+    if len(runs) != 1:
+        raise ConfigError(
+            f"{prefix!r} begins the id of {'more than one' if runs else 'no'} run in {workspace} that has an "
+            f"evaluation, or of its iteration or evaluation; `agentr runs -w {workspace}` lists all runs"
+        )
+    wanted = [head for head in found if iteration in (None, head.iteration)]
+    finished = [head for head in wanted if head.finished]
+    if not finished:
+        known = ", ".join(map(str, sorted({head.iteration for head in found if head.finished}))) or "none yet"
+        which = "" if iteration is None else f" of iteration {iteration}"
+        raise ConfigError(f"run {found[0].run_id} has no finished evaluation{which}; finished are iterations: {known}")
+    left_out = ", ".join(f"{head.name} of iteration {head.iteration}" for head in wanted if not head.finished)
+    return finished, [f"left out, since it is not finished: {left_out}"] if left_out else []
+
+
+def _evaluation(place: Workplace, head: EvaluationHead) -> LoggedEvaluation:
+    config = place.recipe.evaluation
+    drawn = config.sets.get(head.name, config)
+    sampling = drawn.sampling(temperature=drawn.temperature, max_new_tokens=config.max_new_tokens)
+    measures = load_measures(place.store, head.evaluation_id)
+    max_steps = config.revision_test.max_steps if head.name == REVISION else config.max_steps
+    limits = {
+        StopReason.STEP_LIMIT: max_steps,
+        StopReason.TOKEN_LIMIT: config.limits.tokens,
+        StopReason.TIME_LIMIT: config.limits.seconds,
+    }
+    return LoggedEvaluation(
+        evaluation_id=head.evaluation_id,
+        run_id=head.run_id,
+        task=f"{head.recipe}-{head.name}",
+        split=head.split,
+        model=head.model,
+        started=head.started,
+        ended=head.ended or head.started,
+        episodes=_episodes(place, head),
+        measures={name: _measured(measures[name]) for name in _SCORES if name in measures},
+        sampling={
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "max_tokens": sampling.max_new_tokens,
+            **({"top_k": sampling.top_k} if sampling.top_k else {}),
+        },
+        limits={reason: float(limit) for reason, limit in limits.items() if limit},
+        versions={**json.loads(head.versions), "agentr": version(DISTRIBUTION)},
+        facts={
+            name: getattr(head, name)
+            for name in ("recipe", "method", "iteration", "name", "split", "checkpoint_id", "weights_sha256")
+        },
+    )
+
+
+def _measured(one: Estimate) -> tuple[float, float | None, float | None, int]:
+    """Return a mean, its interval, if it has one, and its number; JSON has no NaN."""
+    low, high = (bound if math.isfinite(bound) else None for bound in (one.low, one.high))
+    return one.mean, low, high, one.n
+
+
+def _episodes(place: Workplace, head: EvaluationHead) -> list[LoggedEpisode]:
+    facts = episode_facts(place.store, head.evaluation_id)
+    why = reasons_lost(place.store, head.evaluation_id)
+    counts = place.recipe.evaluation.disaster_counts
+    with place.worlds() as worlds:
+        played = [
+            _episode(worlds.of(one.instance), one, facts[one.trajectory_id], counts)
+            for one in load_episodes(place.store, head.evaluation_id)
+        ]
+    zero = dict.fromkeys(_SCORES, 0.0) if place.recipe.errors.count_as == "zero" else {}
+    lost = [
+        LoggedEpisode(
+            key=_key(one),
+            number=one.repeat + 1,
+            trajectory=one.trajectory,
+            scores=zero,
+            error=why.get(one.instance.episode(one.repeat, one.cut)) or "it failed for good",
+            facts=_facts(one),
+        )
+        for one in lost_episodes(place, head.evaluation_id)
+    ]
+    return [*played, *lost]
+
+
+def _episode(env: Environment, one: Episode, facts: EpisodeFacts, disaster_counts: float) -> LoggedEpisode:
+    played = one.trajectory
+    messages = _conversation(env, played)
+    seconds = (facts.sampling_seconds, facts.environment_seconds)
+    return LoggedEpisode(
+        key=_key(one),
+        number=one.repeat + 1,
+        trajectory=played,
+        messages=messages,
+        opening=len(opening(messages)),
+        target=env.problem(one.instance).golds if isinstance(env, ReasoningWorld) else (),
+        scores={
+            "success": float(played.success),
+            "reward": disaster_counts if played.stop == StopReason.DISASTER else played.reward,
+        },
+        explanation=facts.grade or "",
+        prompt_tokens=facts.prompt_tokens,
+        completion_tokens=facts.completion_tokens,
+        seconds=None if None in seconds else sum(filter(None, seconds)),
+        facts={
+            **_facts(one),
+            "trajectory_id": one.trajectory_id,
+            **{name: value for name, value in facts._asdict().items() if name != "grade"},
+            "dropped": max((step.dropped for step in played.steps), default=0),
+        },
+    )
+
+
+def _conversation(env: Environment, played: Trajectory) -> tuple[Message, ...]:
+    """Return the conversation of an episode up to the last observation; several stand one after the
+    other.
+    """
+    kind = transcript_of(env)
+    if isinstance(kind, Dividing):
+        return tuple(message for part in conversations(env, played) for message in part.messages)
+    return kind.prompt(env, played.first_observation, played.steps)
+
+
+def _key(one: Episode) -> str:
+    """Return the id of an episode's sample: in a revision test each beginning is a sample of its
+    own.
+    """
+    return f"{one.instance.key}@{one.cut}" if one.cut else one.instance.key
+
+
+def _facts(one: Episode) -> Mapping[str, Any]:
+    return {
+        "instance_id": one.instance.key,
+        **asdict(one.instance),
+        "depth": one.depth,
+        "origin": one.origin,
+        "repeat": one.repeat,
+        "cut": one.cut,
+    }

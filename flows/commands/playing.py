@@ -1,0 +1,210 @@
+"""A model plays one instance of an environment before the eyes of a person."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from agentr_core.environment import Environment, own_fault
+from agentr_core.episodes.rollout import EpisodeTimer, Reply, episode, graded, no_helper
+from agentr_core.episodes.units import phase_of
+from agentr_core.errors import AgentrError, ConfigError, EnvironmentUnavailable, MissingPart
+from agentr_core.models.samplers import sampler_of
+from agentr_core.protocols import ChatModel
+from agentr_core.recipes.models import ModelConfig
+from agentr_core.texts import counted, goal, visible
+from agentr_core.types import Instance, Sampling, Step, StopReason, Trajectory
+from tasks.wiring import named_environment, named_model
+
+_LABELS = re.compile(r"\A\W*thought\s*:|^[^\w\n]*(?:\w+[ \t]+){0,2}action\b\W*\Z", re.IGNORECASE | re.MULTILINE)
+"""The label before a thought, and that of the action after it."""
+_OPENING, _OBSERVATION, _REPLY = 16, 8, 24
+"""The most lines that are shown of the first observation, of another one, and of a thought."""
+_MARGIN = 15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Player:
+    """The model that plays, and how its replies are drawn.
+
+    `name` is as `tasks.wiring.named_model` takes it, with `server` and `context_length`; 0 steps
+    are those of the environment.
+    """
+
+    name: str
+    server: str = ""
+    context_length: int = 0
+    temperature: float = 0.0
+    seed: int = 0
+    max_steps: int = 0
+    max_new_tokens: int = 500
+
+    def told(self) -> str:
+        """Return who plays, and how."""
+        how = f"temperature {self.temperature:g}, seed {self.seed}" if self.temperature else "greedy"
+        return f"{self.name}, {how}"
+
+
+def instance_of(env: Environment, name: str, split: str, index: int | None) -> Instance:
+    """Return an instance of a split of the environment that has a name; without an index, the first
+    one. Raises `ConfigError` if there is none.
+    """
+    instances = env.instances(split)
+    named = Instance(environment=env.name, split=split, index=index) if index is not None else None
+    wanted = instances[:1] if named is None else [named] if named in instances else []
+    if not wanted:
+        first = ", ".join(str(one.index) for one in instances[:3])
+        raise ConfigError(f"{name} has no instance {index} in split {split}; its first ones are {first}")
+    return wanted[0]
+
+
+@contextmanager
+def own_calls(name: str, env: Environment, *, phases: Sequence[str] = ("",)) -> Iterator[None]:
+    """Turn an exception of an environment's own code, raised in one of some phases, into a sentence
+    about it; a server that does not answer is missing.
+    """
+    try:
+        yield
+    except EnvironmentUnavailable as error:
+        raise MissingPart(unanswered(error, env.start_hint())) from error
+    except AgentrError:
+        raise
+    except Exception as error:
+        if phase_of(error) not in phases:
+            raise
+        raise own_fault(name, error, "broke", "correct the environment") from error
+
+
+def unanswered(error: EnvironmentUnavailable, hint: str) -> str:
+    """Return what is said of a server that does not answer, with what starts one, if that is
+    known.
+    """
+    return f"{error}; {hint}" if hint else str(error)
+
+
+def watch(
+    name: str,
+    options: Mapping[str, Any],
+    split: str,
+    index: int | None,
+    player: Player,
+    *,
+    width: int,
+    write: Callable[[str], Any],
+) -> None:
+    """Let a model play one instance, and write each step, in lines of at most `width` characters,
+    as soon as it is done. Nothing is stored.
+
+    Raises:
+        ConfigError: there is no such environment, option, split, instance or model, or the world is
+            played by agents of its own, or asks models of other roles.
+        AgentrError: the environment or the model has a fault.
+    """
+    env = named_environment(name, options)
+    try:
+        if env.has(Environment.relay):
+            raise ConfigError(f"{name} is played by agents outside; `agentr env play` has no model for it")
+        instance = instance_of(env, name, split, index)
+        model, config = named_model(player.name, server=player.server, context_length=player.context_length)
+        write(textwrap.fill(visible(f"{instance.key}, played by {player.told()}"), width))
+        with own_calls(name, env, phases=("reset", "step")):
+            asyncio.run(_play(env, instance, model, config, player, width, write))
+    finally:
+        env.close()
+
+
+async def _play(
+    env: Environment,
+    instance: Instance,
+    model: ChatModel,
+    config: ModelConfig,
+    player: Player,
+    width: int,
+    write: Callable[[str], Any],
+) -> None:
+    def show(first_observation: str, steps: Sequence[Step]) -> None:
+        write("\n".join(_step(steps, width) if steps else _opening(first_observation, width)))
+
+    sampler, timer, replies = sampler_of(model, config), EpisodeTimer(), list[Reply]()
+    try:
+        played = await episode(
+            instance,
+            env,
+            sampler.sample,
+            max_steps=player.max_steps or env.step_limit,
+            sampling=Sampling(temperature=player.temperature, max_new_tokens=player.max_new_tokens),
+            seed=player.seed,
+            timer=timer,
+            on_reply=replies.append,
+            on_step=show,
+        )
+        tokens = sum(reply.generation.completion_tokens for reply in replies)
+        took = f"{counted(tokens, 'token')} in {timer.sampling_seconds:.1f} s"
+        write("\n" + textwrap.fill(f"{await _end(env, played)}; {took}", width))
+    finally:
+        await sampler.close()
+        await model.close()
+
+
+async def _end(env: Environment, played: Trajectory) -> str:
+    """Return how an episode ended, with the reward of the environment's grader if a rule gives
+    one.
+    """
+    unknown = ""
+    try:
+        played, _ = await graded(env, played, no_helper, seed=0)
+    except ConfigError:
+        unknown = " before its grade, for which a model of another role is asked"
+    how = "success" if played.success else "no success"
+    if played.stop not in (StopReason.SUCCESS, StopReason.FAILURE):
+        how += f" ({played.stop.replace('_', ' ')})"
+    return f"{how} after {counted(len(played.steps), 'step')}: reward {played.reward:g}{unknown}"
+
+
+def _opening(first_observation: str, width: int) -> Iterator[str]:
+    yield ""
+    yield from _field("goal", goal(first_observation), width)
+    yield from _field("observation", first_observation, width, most=_OPENING)
+
+
+def _step(steps: Sequence[Step], width: int) -> Iterator[str]:
+    step = steps[-1]
+    yield ""
+    yield f"step {len(steps)}"
+    if thought := _thought(step):
+        yield from _field("thought", thought, width, most=_REPLY)
+    refused = " (refused)" if step.valid is False else ""
+    cut = " (cut at its token limit)" if step.finish_reason == "length" else ""
+    yield from _field("action", f"{step.action or 'none'}{refused}{cut}", width, most=_REPLY)
+    for call in step.tool_calls:
+        yield from _field("tool", f"{call.tool} {call.key}: {call.status}", width, most=2)
+    yield from _field("observation", step.observation, width, most=_OBSERVATION)
+    yield from _field("reward", f"{step.reward:g}", width)
+
+
+def _thought(step: Step) -> str:
+    """Return what a reply says before its action, without labels; all of it where the action is not
+    found in it as it was taken.
+    """
+    before, action, _ = step.reply.rpartition(step.action) if step.action else (step.reply, "", "")
+    return _LABELS.sub("", before if action else step.reply).strip()
+
+
+def _field(name: str, text: str, width: int, *, most: int = 1) -> Iterator[str]:
+    """Yield a text beside its name, folded to at most `most` lines and one that counts the rest."""
+    lines = [
+        folded
+        for line in visible(text.strip()).splitlines()
+        for folded in textwrap.wrap(line, max(20, width - _MARGIN), break_on_hyphens=False) or [""]
+    ]
+    head = f"  {name}"
+    if len(lines) > most + 1:
+        lines = [*lines[:most], f"... {len(lines) - most} more lines"]
+    for line in lines or [""]:
+        yield f"{head:<{_MARGIN}}{line}".rstrip()
+        head = ""
