@@ -14,9 +14,8 @@ from pydantic import ValidationError
 
 from agentr_core.errors import ConfigError
 from agentr_core.recipes.environments import RANGE, with_examples
-from agentr_core.recipes.faults import secrets_in
 from agentr_core.recipes.models import mapped
-from agentr_core.recipes.recipe import ADAPTER, OF_ONE_WORLD, Recipe, resolved
+from agentr_core.recipes.recipe import ADAPTER, OF_ONE_WORLD, Recipe, resolved, secrets_in
 from agentr_core.system import data_path, shipped_recipes
 from agentr_core.texts import closest, listed, lone_surrogate, placed, unreadable, visible
 

@@ -24,7 +24,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAn
 from transformers.utils.logging import disable_progress_bar
 
 from agentr_core.errors import ConfigError, ModelDirectoryError, TrainingFault
-from agentr_core.models.files import ADAPTER_CONFIG, adapter_base, read_json
+from agentr_core.models.checkpoint_dir import ADAPTER_CONFIG, adapter_base, read_json
 from agentr_core.recipes.training import TrainingConfig
 from agentr_core.training.attention import use_training_attention
 from agentr_core.training.checkpoints import ADAPTER, HISTORY, from_here

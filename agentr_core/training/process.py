@@ -35,7 +35,7 @@ from agentr_core.errors import (
     OutOfMemory,
     TrainingFault,
 )
-from agentr_core.models.files import adapter_base, read_json
+from agentr_core.models.checkpoint_dir import adapter_base, read_json
 from agentr_core.system import python_path, writing
 from agentr_core.texts import placed
 from agentr_core.training.checkpoints import Manifest, is_complete, read_manifest

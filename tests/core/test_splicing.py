@@ -11,7 +11,7 @@ from toy_paths import ToyTree, critique, renderer, reply, sampled_ids, tokenizer
 from agentr_core.methods.agent_r.pairs import pair_id
 from agentr_core.methods.agent_r.splicing import ACKNOWLEDGEMENT, ACTION, REFLECTIONS, good_rest, good_sample, splice
 from agentr_core.recipes.agent_r import SpliceConfig, splice_faults
-from agentr_core.samples.rows import token_row, trained_stretches
+from agentr_core.samples.dataset import token_row, trained_stretches
 from agentr_core.types import Critique, Instance, PathPair, Rejection, Sample, SampleKind, StopReason, Transition
 
 GOOD = ["look", "right", "right"]

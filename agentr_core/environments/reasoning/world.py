@@ -25,8 +25,7 @@ from agentr_core.environments.reasoning.grammar import (
 from agentr_core.environments.reasoning.grammar import steps as cut_steps
 from agentr_core.environments.reasoning.problems import AnswerGrader, Judged, Move, Problem, source_key
 from agentr_core.environments.reasoning.question_sets import QuestionSet
-from agentr_core.episodes.native_calls import Misread, NativeTurns, Tool, calling, read_call, text_arguments
-from agentr_core.episodes.transcript import Continuation
+from agentr_core.episodes.transcript import Continuation, Misread, NativeTurns, Tool, calling, read_call, text_arguments
 from agentr_core.errors import ConfigError, EnvironmentFault
 from agentr_core.protocols import Toolbox
 from agentr_core.texts import outside_thoughts

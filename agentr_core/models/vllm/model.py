@@ -15,9 +15,8 @@ from safetensors import SafetensorError, safe_open
 from agentr_core.errors import ConfigError, MalformedReply, ModelFault, ModelUnavailable, PromptTooLong
 from agentr_core.fingerprint import derive_seed
 from agentr_core.models.batching import all_or_none, replica_of
-from agentr_core.models.checkpoint_dir import end_ids
+from agentr_core.models.checkpoint_dir import end_ids, read_json, weight_files
 from agentr_core.models.connections import MIB, LargeAnswer, allow_connections, limits, reading
-from agentr_core.models.files import read_json, weight_files
 from agentr_core.models.local.waves import cut_at_stop, ids_within
 from agentr_core.models.vllm.replicas import Fleet, Launch
 from agentr_core.models.vllm.server.agentr_weights import OTHER_WEIGHTS, PATH, VERSION

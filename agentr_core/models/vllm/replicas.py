@@ -25,8 +25,15 @@ from typing import IO, Literal, Protocol
 
 from agentr_core.errors import AgentrError, ConfigError, ModelDirectoryError, ModelFault, ModelServerError
 from agentr_core.fingerprint import fingerprint
-from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory, context_length_of
-from agentr_core.models.files import ADAPTER_CONFIG, adapter_base, read_json, weights_sha256
+from agentr_core.models.checkpoint_dir import (
+    ADAPTER_CONFIG,
+    adapter_base,
+    behaviour_files_sha256,
+    check_model_directory,
+    context_length_of,
+    read_json,
+    weights_sha256,
+)
 from agentr_core.models.vllm import guard
 from agentr_core.models.vllm.server import agentr_serve, agentr_weights
 from agentr_core.recipes.models import Dtype, ModelConfig, VllmConfig
