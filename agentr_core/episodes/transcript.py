@@ -220,7 +220,10 @@ class Continuation:
         loss only as the last one: elsewhere its end is not read either.
         """
         last = len(steps) - 1
-        flags = [flag and (position == last or _speaks(steps[position])) for position, flag in enumerate(train)]
+        flags = [
+            flag and (position == last or bool(steps[position].reply) or len(steps[position].token_ids) > 1)
+            for position, flag in enumerate(train)
+        ]
         spans = self._spans(steps, flags)[:-1]
         return (*self._opening(env, first_observation), *([grown_turn(spans)] if spans else []))
 
@@ -277,14 +280,6 @@ class Until:
 
 
 # What a small model writes after its first action is invented, and keeping it would train it.
-def _up_to_action(env: Any, sampling: Sampling) -> Sampling:
-    """Return the settings for a reply to an environment, which may end at its first action."""
-    until: Until | None = env.until
-    if until is None:
-        return sampling
-    return replace(sampling, stop=tuple(dict.fromkeys((*sampling.stop, *until.stop))), until=until.pattern)
-
-
 class Part(NamedTuple):
     """The steps from `start` up to, not including, `end` of an episode, and their conversation."""
 
@@ -319,9 +314,14 @@ def ask_next(
     builds and stops it.
     """
     kind = transcript_of(env)
+    settings = kind.sampling(sampling)
+    if env.until is not None:
+        # The reply may end at its first action.
+        stops = dict.fromkeys((*settings.stop, *env.until.stop))
+        settings = replace(settings, stop=tuple(stops), until=env.until.pattern)
     return Request(
         messages=kind.prompt(env, first_observation, steps),
-        sampling=_up_to_action(env, kind.sampling(sampling)),
+        sampling=settings,
         seed=seed,
         n=n,
         session=session,
@@ -339,10 +339,6 @@ def _reply(step: Step, train: bool) -> Span:
         finish_reason=step.finish_reason,
         tokenizer=step.tokenizer,
     )
-
-
-def _speaks(step: Step) -> bool:
-    return bool(step.reply) or len(step.token_ids) > 1
 
 
 def reply_turn(step: Step, train: bool) -> Message:
