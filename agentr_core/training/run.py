@@ -56,40 +56,29 @@ def describe(error: BaseException, folder: Path, *, less_memory: str = LESS_MEMO
     """
     if isinstance(error, AlarmRaised | ConfigError | DataFault | ModelDirectoryError | TrainingFault):
         return Fault(kind=type(error).__name__, message=str(error))
-    chain = list(_chain(error))
-    if any(_is_failed_write(link) for link in chain):
-        free_mb = shutil.disk_usage(folder).free / 1e6
-        return _fault(
-            TrainingFault,
-            f"a checkpoint could not be written to {folder}: {_line(error)}; its disk has {free_mb:.1f} MB left, free "
-            "some and train again",
-        )
-    if any(_is_memory(link) for link in chain):
-        return _fault(OutOfMemory, f"memory ran out ({_line(error)}); {less_memory}")
-    return _fault(TrainingFault, f"the trainer failed with {type(error).__name__}: {_line(error)}")
-
-
-def _fault(kind: type[TrainingFault], message: str) -> Fault:
-    return Fault(kind=kind.__name__, message=message)
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
+    chain: list[BaseException] = []
     link: BaseException | None = error
     while link is not None:
-        yield link
+        chain.append(link)
         link = link.__cause__ or link.__context__
-
-
-def _is_failed_write(error: BaseException) -> bool:
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return True
-    return any(text in str(error) for text in _WRITE_FAILED)
-
-
-def _is_memory(error: BaseException) -> bool:
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _MEMORY)
+    if any(
+        (isinstance(link, OSError) and link.errno in (errno.ENOSPC, errno.EDQUOT))
+        or any(text in str(link) for text in _WRITE_FAILED)
+        for link in chain
+    ):
+        free_mb = shutil.disk_usage(folder).free / 1e6
+        return Fault(
+            kind=TrainingFault.__name__,
+            message=f"a checkpoint could not be written to {folder}: {_line(error)}; its disk has {free_mb:.1f} MB "
+            "left, free some and train again",
+        )
+    if any(
+        isinstance(link, MemoryError | torch.OutOfMemoryError)
+        or (isinstance(link, RuntimeError) and any(text in str(link) for text in _MEMORY))
+        for link in chain
+    ):
+        return Fault(kind=OutOfMemory.__name__, message=f"memory ran out ({_line(error)}); {less_memory}")
+    return Fault(kind=TrainingFault.__name__, message=f"the trainer failed with {type(error).__name__}: {_line(error)}")
 
 
 def _line(error: BaseException) -> str:
@@ -213,7 +202,16 @@ def run(job: TrainingJob, tell: Callable[[Report], None]) -> Manifest | None:
     check_requirements(job.config)
     set_seed(job.seed)
     rows = _rows(job)
-    steps = _planned(job, rows)
+    steps = plan(
+        [trained_tokens(row) for row in rows],
+        per_step=samples_per_step(job.config),
+        # A plan that is repeated until the time is up must consist of whole passes.
+        epochs=math.ceil(job.num_train_epochs) if job.config.max_seconds else job.num_train_epochs,
+        max_tokens=job.config.max_tokens,
+        seed=job.seed,
+        lengths=[len(row.input_ids) for row in rows] if job.config.step_tokens else (),
+        step_tokens=job.config.step_tokens,
+    )
     # The arguments come before the model: they create the process group and tell Transformers about
     # ZeRO-3.
     on_pairs = isinstance(job.objective, Preference)
@@ -238,7 +236,11 @@ def run(job: TrainingJob, tell: Callable[[Report], None]) -> Manifest | None:
     if fsdp and not hf_trainer.is_fsdp_enabled:
         raise TrainingFault("training.launch.fsdp is set, but Accelerate left FSDP out of this training")
     resume_from = last_checkpoint(job.work.checkpoints, settings)
-    _publish_steps(job, steps, hf_trainer, parent, split=zero3 or fsdp)
+    if job.config.save_total_limit != 0:
+        # Before the mark of a whole checkpoint: what goes on from there does not publish it again.
+        marks = hf_trainer.pop_callback(MarkSaved)
+        hf_trainer.add_callback(_PublishSteps(job, steps, hf_trainer, parent, split=zero3 or fsdp))
+        hf_trainer.add_callback(marks)
     hf_trainer.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
 
     ended_by: str = job.config.ended_by
@@ -253,16 +255,6 @@ def run(job: TrainingJob, tell: Callable[[Report], None]) -> Manifest | None:
     trained = hf_trainer.accelerator.unwrap_model(hf_trainer.model)
     write_result(job, trained, history, parent.dtype, weights)
     return publish(job.work.staging, job.output_dir, _manifest(job, steps, history, ended_by))
-
-
-def _publish_steps(job: TrainingJob, steps: Plan, hf_trainer: Any, parent: Parent, *, split: bool) -> None:
-    """Have a trainer publish the weights of steps, if its job asks for that."""
-    if job.config.save_total_limit == 0:
-        return
-    # Before the mark of a whole checkpoint: what goes on from there does not publish it again.
-    marks = hf_trainer.pop_callback(MarkSaved)
-    hf_trainer.add_callback(_PublishSteps(job, steps, hf_trainer, parent, split=split))
-    hf_trainer.add_callback(marks)
 
 
 class _PublishSteps(TrainerCallback):  # type: ignore[misc]
@@ -308,19 +300,6 @@ def _rows(job: TrainingJob) -> Sequence[Any]:
     model_config = text_config(job.model_dir)
     read = read_pairs if isinstance(job.objective, Preference) else read_rows
     return read(job.dataset_file, vocabulary=model_config.vocab_size, context=model_config.max_position_embeddings)
-
-
-def _planned(job: TrainingJob, rows: Sequence[Any]) -> Plan:
-    return plan(
-        [trained_tokens(row) for row in rows],
-        per_step=samples_per_step(job.config),
-        # A plan that is repeated until the time is up must consist of whole passes.
-        epochs=math.ceil(job.num_train_epochs) if job.config.max_seconds else job.num_train_epochs,
-        max_tokens=job.config.max_tokens,
-        seed=job.seed,
-        lengths=[len(row.input_ids) for row in rows] if job.config.step_tokens else (),
-        step_tokens=job.config.step_tokens,
-    )
 
 
 def _manifest(job: TrainingJob, steps: Plan, history: Sequence[TrainingStep], ended_by: str) -> Manifest:

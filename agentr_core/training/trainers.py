@@ -98,12 +98,8 @@ class FollowsPlan:
             self.control.should_training_stop = True
         if self.is_world_process_zero():
             self._tell(self._step(number, entry))
-        self._watch(number)
-
-    def _watch(self, number: int) -> None:
-        """Report the thresholds that a step has crossed, and end the training if the recipe says
-        so; its weights are not saved then.
-        """
+        # Report the thresholds that the step has crossed, and end the training if the recipe says
+        # so; its weights are not saved then.
         alarms = self._job.alarms
         crossed = alarms.crossed(self.state.log_history, self._watched, step=number)
         if self.is_world_process_zero():
@@ -130,11 +126,8 @@ class FollowsPlan:
         return scheduler
 
     def _by_clock(self, share: Any) -> Callable[[int], float]:
-        return lambda _: float(share(self._time_share()))
-
-    def _time_share(self) -> float:
-        """Return the share of the time that has passed, scaled to [0, `_TICKS`]."""
-        return _TICKS * min(1.0, self._seconds() / self._max_seconds)
+        # The share of the time that has passed, in [0, `_TICKS`].
+        return lambda _: float(share(_TICKS * min(1.0, self._seconds() / self._max_seconds)))
 
     def _seconds(self) -> float:
         """Return the seconds spent in training so far, including earlier attempts up to their
@@ -347,15 +340,30 @@ def supervised_trainer(
     """Return the trainer of a job; `settings` are its
     `supervised_arguments`."""
     rows_per_pass = 1 if settings.use_cpu else together(job.config, job.config.per_device_train_batch_size)
+    processes = job.config.num_processes
     # Accelerate deals out rows in turn: process i of n gets the rows i, i + n, i + 2n and so on.
-    shares = [(list(step), share) for step in plan.steps for share in range(job.config.num_processes)]
+    shares = [(list(step), share) for step in plan.steps for share in range(processes)]
+
+    def collate(batch: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the forward passes of one process's share of a step."""
+        step, share = [rows[row] for row in batch[0]["samples"]], batch[0]["share"]
+        passes = [
+            forward_passes(step[first::processes], packing=job.config.packing, rows_per_pass=rows_per_pass)
+            for first in range(processes)
+        ]
+        idle = max(map(len, passes)) - len(passes[share])
+        return {
+            "passes": passes[share] + [idle_pass()] * idle,
+            "tokens": torch.tensor(sum(trained_tokens(row) for row in step)),
+        }
+
     return PlannedSFTTrainer(
         job=job,
         plan=plan,
         tell=tell,
         model=parent.model,
         args=settings,
-        data_collator=_collator(rows, job.config, rows_per_pass),
+        data_collator=collate,
         train_dataset=Dataset.from_dict(
             {"samples": [samples for samples, _ in shares], "share": [share for _, share in shares]}
         ),
@@ -363,27 +371,6 @@ def supervised_trainer(
         peft_config=parent.lora,
         callbacks=[MarkSaved()],
     )
-
-
-def _collator(
-    rows: Sequence[TokenRow], config: TrainingConfig, rows_per_pass: int
-) -> Callable[[list[dict[str, Any]]], dict[str, Any]]:
-    """Return a function that makes the forward passes of one process's share of a step."""
-    processes = config.num_processes
-
-    def collate(batch: list[dict[str, Any]]) -> dict[str, Any]:
-        step, share = [rows[row] for row in batch[0]["samples"]], batch[0]["share"]
-        shares = [
-            forward_passes(step[first::processes], packing=config.packing, rows_per_pass=rows_per_pass)
-            for first in range(processes)
-        ]
-        idle = max(len(passes) for passes in shares) - len(shares[share])
-        return {
-            "passes": shares[share] + [idle_pass()] * idle,
-            "tokens": torch.tensor(sum(trained_tokens(row) for row in step)),
-        }
-
-    return collate
 
 
 def supervised_arguments(job: TrainingJob, *, steps: int) -> Any:

@@ -15,6 +15,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, TypeVar
 
@@ -426,7 +427,7 @@ class Ranks:
     @property
     def learning_rate(self) -> float:
         """The learning rate of the next update."""
-        return self._all(_learning_rate)[0]
+        return float(self._all(attrgetter("learning_rate"))[0])
 
     def settled(self, rows: Sequence[PolicyRow]) -> list[PolicyRow]:
         """As `Learner.settled`, for all episodes."""
@@ -573,10 +574,6 @@ def _described(folder: Path) -> Iterator[None]:
     except Exception as error:
         fault = describe(error, folder, less_memory=LESS_MEMORY)
         raise KINDS[fault.kind](fault.message) from error
-
-
-def _learning_rate(learner: Learner) -> float:
-    return learner.learning_rate
 
 
 def _write_state(learner: Learner, folder: Path, file: Path) -> None:
