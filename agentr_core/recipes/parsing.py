@@ -13,7 +13,7 @@ import yaml
 from pydantic import ValidationError
 
 from agentr_core.errors import ConfigError
-from agentr_core.recipes.environments import RANGE, with_examples
+from agentr_core.recipes.environments import RANGE
 from agentr_core.recipes.models import mapped
 from agentr_core.recipes.recipe import ADAPTER, OF_ONE_WORLD, Recipe, resolved, secrets_in
 from agentr_core.system import data_path, shipped_recipes
@@ -423,7 +423,14 @@ def _sentence(errors: Sequence[Any]) -> str:
         schema = ADAPTER.json_schema()
         sections = [schema]
         for part in path[:-1]:
-            inner = [_inner(section, str(part)) for section in sections]
+            inner = []
+            for section in sections:
+                # A field, or any member of a mapping.
+                of_any_name = [
+                    *section.get("patternProperties", {}).values(),
+                    section.get("additionalProperties") or {},
+                ]
+                inner.append(section.get("properties", {}).get(str(part)) or of_any_name[0])
             sections = [unfolded for node in inner for unfolded in _unfolded(node, schema["$defs"])]
         names = [name for section in sections for name in section.get("properties", ())]
         return f"unknown field{closest(str(path[-1]), names)}"
@@ -431,13 +438,6 @@ def _sentence(errors: Sequence[Any]) -> str:
     secret = "extra_body" in first["loc"] or "api_key_env" in first["loc"]
     received = "" if secret or first["type"] == "missing" else f" (got {quoted_value(first['input'])})"
     return f"{sentence(errors)}{received}"
-
-
-def _inner(section: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return the schema of what a section has under a name: a field, or any member of a mapping."""
-    of_any_name = [*section.get("patternProperties", {}).values(), section.get("additionalProperties") or {}]
-    schema: dict[str, Any] = section.get("properties", {}).get(name) or of_any_name[0]
-    return schema
 
 
 def _unfolded(node: dict[str, Any], shared: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -459,3 +459,19 @@ def _plain_copy(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain_copy(item) for key, item in value.items()}
     return value
+
+
+def with_examples(section: Any) -> Any:
+    """Return the section of a world as it stands in a recipe, with what it does not say about its
+    examples: they are turns, and replies end at their first action.
+
+    The defaults of the records are those of recipes that earlier versions stored.
+    """
+    prompt = section.get("prompt") if isinstance(section, dict) else None
+    if not isinstance(prompt, dict) or not prompt.get("examples") or section.get("transcript") == "native":
+        return section
+    prompt = {"examples_as": "turns", **prompt}
+    action = section.get("action", {})
+    if prompt["examples_as"] == "turns" and isinstance(action, dict) and action.get("labels") != "published":
+        section = {**section, "action": {"take": "first", **action}}
+    return {**section, "prompt": prompt}

@@ -20,9 +20,6 @@ from agentr_core.recipes.agent_r import (
     PairsConfig,
     SearchConfig,
     SpliceConfig,
-    critique_faults,
-    search_faults,
-    splice_faults,
 )
 from agentr_core.recipes.alarms import AlarmsConfig
 from agentr_core.recipes.data import CompareConfig, DataConfig
@@ -31,11 +28,6 @@ from agentr_core.recipes.environments import (
     EvaluationConfig,
     InstancesConfig,
     WorldConfig,
-    action_faults,
-    development_faults,
-    evaluation_faults,
-    instances_faults,
-    prompt_faults,
     worlds_faults,
 )
 from agentr_core.recipes.et_agent import EtAgentConfig
@@ -48,10 +40,8 @@ from agentr_core.recipes.models import (
     ModelsConfig,
     gpu_faults,
     masked,
-    model_faults,
-    secret_faults,
 )
-from agentr_core.recipes.training import TrainingConfig, training_faults, vllm_adapter_faults
+from agentr_core.recipes.training import TrainingConfig
 
 # The sections of a recipe that say how it is carried out: where, how much at once, and how many
 # errors it may have.
@@ -400,7 +390,7 @@ def served_sampling_faults(recipe: Recipe) -> list[str]:
 
 def secrets_in(recipe: Recipe) -> list[str]:
     """Return one sentence for each secret that is written out in a recipe."""
-    return [fault for role, model in recipe.own_models().items() for fault in secret_faults(_section_of(role), model)]
+    return [fault for role, model in recipe.own_models().items() for fault in model.secret_faults(_section_of(role))]
 
 
 def _section_of(role: ModelRole) -> str:
@@ -414,26 +404,29 @@ def faults_of_sections(recipe: Recipe) -> list[str]:
         faults.append("pairs.alpha: give at least one threshold")
     if not recipe.training.num_train_epochs:
         faults.append("training.num_train_epochs: give at least one number")
-    faults += training_faults(recipe.training)
+    faults += recipe.training.faults()
     if recipe.training.max_seconds and recipe.eto.dpo.max_tokens:
         faults.append("eto.dpo.max_tokens: training.max_seconds is a budget already; leave one of the two out")
     if recipe.data.general.share > 0 and not recipe.data.general.file:
         faults.append("data.general.file: a share above 0 needs a file of chat data")
-    faults += instances_faults(recipe.instances)
+    faults += recipe.instances.faults()
     single = recipe.environment
-    faults += prompt_faults("environment", single.prompt, single.transcript)
-    faults += action_faults("environment", single.action, single.transcript)
+    faults += single.prompt.faults("environment", single.transcript)
+    faults += single.action.faults("environment", single.transcript)
     faults += _faults_of_worlds(recipe)
-    faults += search_faults(recipe.search)
-    faults += critique_faults(recipe.critique)
-    faults += splice_faults(recipe.splice)
-    faults += evaluation_faults(recipe.evaluation)
-    faults += [
-        f"evaluation.sets.{name}.split: {chosen.split!r} is the split that is trained on"
-        for world in recipe.worlds().values()
-        for name, chosen in world.evaluation.sets.items()
-        if chosen.split in _splits_trained_on(world)
-    ]
+    faults += recipe.search.faults()
+    faults += recipe.critique.faults()
+    faults += recipe.splice.faults()
+    faults += recipe.evaluation.faults()
+    for world in recipe.worlds().values():
+        instances = world.instances
+        # In any iteration, also in those by which a run may be continued.
+        trained = {split for first in (1, *instances.from_iteration) for split in instances.of(first).training_splits}
+        faults += [
+            f"evaluation.sets.{name}.split: {chosen.split!r} is the split that is trained on"
+            for name, chosen in world.evaluation.sets.items()
+            if chosen.split in trained
+        ]
     if recipe.scale.runner == "local" and (recipe.scale.address or recipe.scale.workers):
         faults.append("scale.runner: address and workers belong to a cluster; name dask or ray")
     if recipe.scale.address and recipe.scale.workers:
@@ -441,17 +434,21 @@ def faults_of_sections(recipe: Recipe) -> list[str]:
     return faults
 
 
-def _splits_trained_on(recipe: Recipe) -> set[str]:
-    """Return the splits of all iterations, also of those by which a run may be continued."""
-    instances = recipe.instances
-    return {split for first in (1, *instances.from_iteration) for split in instances.of(first).training_splits}
-
-
 def faults_of_models(recipe: Recipe) -> list[str]:
     """Return what is wrong with the models of a recipe, one sentence each."""
     models = {_section_of(role): model for role, model in recipe.own_models().items()}
-    faults = [fault for section, model in models.items() for fault in model_faults(section, model)]
-    return [*faults, *gpu_faults(models), *_faults_of_served_adapters(recipe), *served_sampling_faults(recipe)]
+    faults = [fault for section, model in models.items() for fault in model.faults(section)]
+    faults += gpu_faults(models)
+    training, model = recipe.training, recipe.model
+    if model.backend == "vllm" and training.lora_r and training.publish == "adapter":
+        # vLLM could not serve the run's checkpoints, which would end it after its first training.
+        faults += training.vllm_adapter_faults()
+        if model.dtype == "float32" and model.device != "cpu":
+            faults.append(
+                "model.dtype: on a GPU vLLM serves adapters in bfloat16 only; set model.dtype=bfloat16, or "
+                "training.publish=merged, or model.device=cpu where there is no GPU"
+            )
+    return [*faults, *served_sampling_faults(recipe)]
 
 
 def faults_of_teacher(recipe: Recipe, *, collects: bool, online: bool) -> list[str]:
@@ -481,7 +478,7 @@ def faults_of_choice(recipe: Recipe, *, goes_round: bool) -> list[str]:
     if best and not goes_round:
         return [f"promote: method {recipe.method} has no iterations that go on from one another; leave it out"]
     asking = {"promote": best, "grpo.eval_steps": recipe.grpo.eval_steps > 0}
-    faults = development_faults(recipe.evaluation, readers=[field for field, asks in asking.items() if asks])
+    faults = recipe.evaluation.development_faults(readers=[field for field, asks in asking.items() if asks])
     faults += [
         f"evaluation.sets.{name}.split: {chosen.split!r} is the split that is tested, and no development set"
         for world in recipe.worlds().values()
@@ -511,22 +508,6 @@ def _faults_of_worlds(recipe: Recipe) -> list[str]:
         )
         if is_set
     ]
-    return faults
-
-
-def _faults_of_served_adapters(recipe: Recipe) -> list[str]:
-    """Return why vLLM could not serve the run's checkpoints, which would otherwise end it after its
-    first training.
-    """
-    training, model = recipe.training, recipe.model
-    if model.backend != "vllm" or not training.lora_r or training.publish != "adapter":
-        return []
-    faults = vllm_adapter_faults(training)
-    if model.dtype == "float32" and model.device != "cpu":
-        faults.append(
-            "model.dtype: on a GPU vLLM serves adapters in bfloat16 only; set model.dtype=bfloat16, or "
-            "training.publish=merged, or model.device=cpu where there is no GPU"
-        )
     return faults
 
 
