@@ -50,8 +50,8 @@ from agentr_core.methods.et_agent.selection import check_counts, fit_for_tuning
 from agentr_core.methods.faults import load
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.recipes.agent_r import SpliceConfig
-from agentr_core.samples.dataset import token_row
-from agentr_core.samples.identity import IGNORED, check_flags, sample_id
+from agentr_core.samples.dataset import check_flags, token_row
+from agentr_core.samples.identity import IGNORED, sample_id
 from agentr_core.samples.rendering import Renderer
 from agentr_core.store.codec.samples import load_samples, sample_rows
 from agentr_core.store.database import Store
