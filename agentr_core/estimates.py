@@ -15,7 +15,7 @@ from pathlib import Path
 from agentr_core.environment import Environment
 from agentr_core.episodes.transcript import whole_episode
 from agentr_core.errors import DataFileError, EnvironmentFault
-from agentr_core.models.files import adapter_base, no_model
+from agentr_core.models.checkpoint_dir import adapter_base, no_model
 from agentr_core.recipes.grpo import on_one_machine
 from agentr_core.recipes.models import ModelConfig, ModelRole
 from agentr_core.recipes.recipe import Recipe

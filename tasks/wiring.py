@@ -21,8 +21,7 @@ from agentr_core.errors import ConfigError, ModelDirectoryError
 from agentr_core.methods.faults import load
 from agentr_core.methods.table import method_of
 from agentr_core.models.checkpoint_dir import check_model_directory
-from agentr_core.models.local.messages import Loading
-from agentr_core.models.local.workers import load_local
+from agentr_core.models.local.workers import Loading, load_local
 from agentr_core.models.openai.chat import OpenAIModel, endpoint
 from agentr_core.models.vllm.door import RemoteFleet
 from agentr_core.models.vllm.replicas import make_launch, start

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from agentr_core.environment import Environment
-from agentr_core.episodes.native_calls import Misread, NativeCall, NativeTurns, Tool, calling, read_call, text_arguments
+from agentr_core.episodes.transcript import Misread, NativeCall, NativeTurns, Tool, calling, read_call, text_arguments
 from agentr_core.replies import LABEL
 from agentr_core.types import Instance, Step, Transition
 

@@ -556,7 +556,13 @@ async def episode(
             continue
         times = progress.add(reply, state)
         on_step(progress.first_observation, progress.steps())
-        stop = _end(reply, request, sampling) or (StopReason.REPEATS if 0 < repeats <= times else None)
+        stop = reply.outcome.stop
+        # What fails because it was cut at the last token of the episode ends by that limit.
+        capped = request.sampling.max_new_tokens < sampling.max_new_tokens
+        if stop is StopReason.FAILURE and capped and reply.generation.finish_reason == "length":
+            stop = StopReason.TOKEN_LIMIT
+        if stop is None and 0 < repeats <= times:
+            stop = StopReason.REPEATS
     progress.tell(on_reply)
     return Trajectory.ended(instance, progress.first_observation, progress.steps(), stop or StopReason.STEP_LIMIT)
 
@@ -690,15 +696,6 @@ class _Bounds:
         if self._tokens_of is None:
             raise ConfigError("max_episode_tokens: nothing counts the tokens here; leave it out")
         return self._tokens_of(messages)
-
-
-def _end(reply: Reply, request: Request, sampling: Sampling) -> StopReason | None:
-    """Return how a reply ends the episode, if it does. What fails because it was cut at the last
-    token of the episode ends by that limit.
-    """
-    stop, capped = reply.outcome.stop, request.sampling.max_new_tokens < sampling.max_new_tokens
-    was_cut = capped and reply.generation.finish_reason == "length"
-    return StopReason.TOKEN_LIMIT if was_cut and stop is StopReason.FAILURE else stop
 
 
 async def _reply(

@@ -10,14 +10,14 @@ from typing import Any
 from agentr_core.errors import ConfigError
 from agentr_core.methods.table import SHIPPED, method_named, method_of, plans_of
 from agentr_core.recipes import parsing
-from agentr_core.recipes.faults import (
+from agentr_core.recipes.recipe import (
+    Recipe,
     faults_of_choice,
     faults_of_models,
     faults_of_sections,
     faults_of_teacher,
     unread_sections,
 )
-from agentr_core.recipes.recipe import Recipe
 from agentr_core.recipes.training import UNREAD, TrainingConfig, sharing_faults
 from agentr_core.runtime.place import Training
 

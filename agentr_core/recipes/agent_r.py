@@ -60,6 +60,22 @@ class SearchConfig(SamplingFields):
     parsed action.
     """
 
+    def faults(self) -> list[str]:
+        """Return what is wrong with the section `search` of a recipe, one sentence each."""
+        faults = []
+        if self.temperature == 0 and self.width > 1:
+            faults.append(
+                "search.temperature: at 0 all replies at a node are the same; raise it, or set search.width=1"
+            )
+        if self.expert_start and self.dives == 1:
+            faults.append("search.expert_start: a tree of one dive has no later one; raise search.dives")
+        elif self.expert_start and not 0 < self.give_up < self.dives:
+            faults.append(
+                "search.expert_start: only dives after the first search.give_up begin after the expert's steps; "
+                f"set search.give_up to a number from 1 to {self.dives - 1}"
+            )
+        return faults
+
 
 @record
 class CritiqueConfig(SamplingFields):
@@ -78,6 +94,12 @@ class CritiqueConfig(SamplingFields):
     none is unparsable, since verdicts are read as in the authors' code: whatever follows the last
     `Judgement:`, or the whole reply without it, is bad unless it has "good" or "uncertain" in it.
     """
+
+    def faults(self) -> list[str]:
+        """Return what is wrong with the section `critique` of a recipe, one sentence each."""
+        if self.votes > 1 and self.temperature == 0:
+            return ["critique.votes: at temperature 0 all votes are the same; raise critique.temperature"]
+        return []
 
 
 @record
@@ -108,28 +130,6 @@ class PairsConfig:
     of a gap are shuffled by Python's `random` with seed 123, anew for each tree, and only then is
     alpha asked. `shuffled`: the same of pairs whose good path clears alpha, equal ones in the order
     in which the search ended them."""
-
-
-def search_faults(search: SearchConfig) -> list[str]:
-    """Return what is wrong with the section `search` of a recipe, one sentence each."""
-    faults = []
-    if search.temperature == 0 and search.width > 1:
-        faults.append("search.temperature: at 0 all replies at a node are the same; raise it, or set search.width=1")
-    if search.expert_start and search.dives == 1:
-        faults.append("search.expert_start: a tree of one dive has no later one; raise search.dives")
-    elif search.expert_start and not 0 < search.give_up < search.dives:
-        faults.append(
-            "search.expert_start: only dives after the first search.give_up begin after the expert's steps; "
-            f"set search.give_up to a number from 1 to {search.dives - 1}"
-        )
-    return faults
-
-
-def critique_faults(critique: CritiqueConfig) -> list[str]:
-    """Return what is wrong with the section `critique` of a recipe, one sentence each."""
-    if critique.votes > 1 and critique.temperature == 0:
-        return ["critique.votes: at temperature 0 all votes are the same; raise critique.temperature"]
-    return []
 
 
 # The section of a recipe that says how a bad prefix and a good suffix become one conversation.
@@ -184,19 +184,18 @@ class SpliceConfig:
     """
     continuation: ContinuationConfig = ContinuationConfig()
 
-
-def splice_faults(splice: SpliceConfig) -> list[str]:
-    """Return what is wrong with the section `splice` of a recipe, one sentence each."""
-    faults = []
-    if splice.prune and splice.mode != "verified":
-        faults.append(f"splice.prune: works only in splice.mode verified, not {splice.mode}")
-    if splice.impossible == "keep" and splice.mode not in ("blind", "direct"):
-        faults.append(
-            f"splice.impossible: mode {splice.mode} plays its splices, which only possible ones allow; leave it out, "
-            "or set splice.mode to blind or direct"
-        )
-    if splice.mode != "continued" and splice.continuation != ContinuationConfig():
-        faults.append(f"splice.continuation: belongs to splice.mode continued, not {splice.mode}; leave it out")
-    if splice.continuation.samples > 1 and splice.continuation.temperature == 0:
-        faults.append("splice.continuation: more than one sample at temperature 0 would repeat the same one")
-    return faults
+    def faults(self) -> list[str]:
+        """Return what is wrong with the section `splice` of a recipe, one sentence each."""
+        faults = []
+        if self.prune and self.mode != "verified":
+            faults.append(f"splice.prune: works only in splice.mode verified, not {self.mode}")
+        if self.impossible == "keep" and self.mode not in ("blind", "direct"):
+            faults.append(
+                f"splice.impossible: mode {self.mode} plays its splices, which only possible ones allow; leave it out, "
+                "or set splice.mode to blind or direct"
+            )
+        if self.mode != "continued" and self.continuation != ContinuationConfig():
+            faults.append(f"splice.continuation: belongs to splice.mode continued, not {self.mode}; leave it out")
+        if self.continuation.samples > 1 and self.continuation.temperature == 0:
+            faults.append("splice.continuation: more than one sample at temperature 0 would repeat the same one")
+        return faults

@@ -96,38 +96,38 @@ class EvaluationConfig(SamplingFields, EpisodeFields):
     """The set in `sets` by which a run chooses between checkpoints (`promote`), and which group RL
     plays between its steps (`grpo.eval_steps`)."""
 
+    def development_faults(self, *, readers: Sequence[str]) -> list[str]:
+        """Return what is wrong with the development set of a recipe, one sentence each.
 
-def development_faults(evaluation: EvaluationConfig, *, readers: Sequence[str]) -> list[str]:
-    """Return what is wrong with the development set of a recipe, one sentence each.
+        Args:
+            readers: the fields of the recipe that need one.
+        """
+        where, name = "evaluation.development", self.development
+        if not name:
+            return [f"{where}: {reader} needs a development set; name one of evaluation.sets" for reader in readers]
+        if not readers:
+            return [f"{where}: nothing is chosen by it; set promote to best, or leave it out"]
+        if name not in self.sets:
+            names = ", ".join(self.sets) or "none yet"
+            return [
+                f"{where}: name one of evaluation.sets ({names}); what is chosen by the test set is no longer tested"
+            ]
+        if self.sets[name].models == "base":
+            return [f"evaluation.sets.{name}.models: every model must play the development set; set it to all"]
+        return []
 
-    Args:
-        readers: the fields of the recipe that need one.
-    """
-    where, name = "evaluation.development", evaluation.development
-    if not name:
-        return [f"{where}: {reader} needs a development set; name one of evaluation.sets" for reader in readers]
-    if not readers:
-        return [f"{where}: nothing is chosen by it; set promote to best, or leave it out"]
-    if name not in evaluation.sets:
-        names = ", ".join(evaluation.sets) or "none yet"
-        return [f"{where}: name one of evaluation.sets ({names}); what is chosen by the test set is no longer tested"]
-    if evaluation.sets[name].models == "base":
-        return [f"evaluation.sets.{name}.models: every model must play the development set; set it to all"]
-    return []
-
-
-def evaluation_faults(evaluation: EvaluationConfig) -> list[str]:
-    """Return what is wrong with the section `evaluation` of a recipe, one sentence each."""
-    faults = []
-    if evaluation.episodes > 1 and evaluation.temperature == 0:
-        faults.append("evaluation.episodes: more than one episode at temperature 0 would repeat the same one")
-    for name, chosen in evaluation.sets.items():
-        where = f"evaluation.sets.{name}"
-        if name in (TEST, REVISION):
-            faults.append(f"{where}: every recipe has an evaluation of this name; choose another")
-        if chosen.episodes > 1 and chosen.temperature == 0:
-            faults.append(f"{where}.episodes: more than one episode at temperature 0 would repeat the same one")
-    return faults
+    def faults(self) -> list[str]:
+        """Return what is wrong with the section `evaluation` of a recipe, one sentence each."""
+        faults = []
+        if self.episodes > 1 and self.temperature == 0:
+            faults.append("evaluation.episodes: more than one episode at temperature 0 would repeat the same one")
+        for name, chosen in self.sets.items():
+            where = f"evaluation.sets.{name}"
+            if name in (TEST, REVISION):
+                faults.append(f"{where}: every recipe has an evaluation of this name; choose another")
+            if chosen.episodes > 1 and chosen.temperature == 0:
+                faults.append(f"{where}.episodes: more than one episode at temperature 0 would repeat the same one")
+        return faults
 
 
 # The section of a recipe that says which instances are collected from and which are held out.
@@ -211,14 +211,13 @@ class InstancesConfig:
         assert match is not None, "checked when the recipe was parsed"
         return range(int(match[1]), int(match[2]))
 
-
-def instances_faults(instances: InstancesConfig) -> list[str]:
-    """Return what is wrong with the section `instances` of a recipe, one sentence each."""
-    faults = _faults(instances.of(1))
-    for first in sorted(instances.from_iteration):
-        new = [fault for fault in _faults(instances.of(first)) if fault not in faults]
-        faults += [f"from iteration {first} on, {fault}" for fault in new]
-    return faults
+    def faults(self) -> list[str]:
+        """Return what is wrong with the section `instances` of a recipe, one sentence each."""
+        faults = _faults(self.of(1))
+        for first in sorted(self.from_iteration):
+            new = [fault for fault in _faults(self.of(first)) if fault not in faults]
+            faults += [f"from iteration {first} on, {fault}" for fault in new]
+        return faults
 
 
 def _faults(instances: InstancesConfig) -> list[str]:
@@ -275,6 +274,17 @@ class PromptConfig:
     read that show examples and do not say. `text`: in the instruction's turn, as earlier versions
     did."""
 
+    def faults(self, section: str, transcript: TranscriptKind) -> list[str]:
+        """Return what is wrong with the prompt of the world in a section, one sentence each."""
+        faults = []
+        if self.examples_file and not self.examples:
+            faults.append(f"{section}.prompt.examples: say how many of examples_file are shown")
+        if self.examples_as != "text" and not self.examples:
+            faults.append(f"{section}.prompt.examples: say how many are shown as {self.examples_as}")
+        if self.examples and transcript == "native":
+            faults.append(f"{section}.prompt.examples: examples have labels and no calls; leave transcript: native out")
+        return faults
+
 
 @record
 class ActionConfig:
@@ -289,6 +299,19 @@ class ActionConfig:
     """Which action counts in a reply with several. `first`: a reply ends there, so that nothing
     that the model invents after it is read, played or trained; recipes are read so whose examples
     are turns, if they do not say. `last`: the reply stays as it is, as published."""
+
+    def faults(self, section: str, transcript: TranscriptKind) -> list[str]:
+        """Return what is wrong with how replies are read, one sentence each; `section` is the
+        world's section.
+        """
+        if transcript == "native" and self != ActionConfig():
+            name = "labels" if self.labels != "lenient" else "take"
+            return [f"{section}.action.{name}: native calls have no labels; leave it or transcript: native out"]
+        if self.take == "first" and self.labels == "published":
+            return [
+                f"{section}.action.take: published labels are read from the end of a reply; leave one of the two out"
+            ]
+        return []
 
 
 @record
@@ -351,59 +374,15 @@ class WorldConfig:
     evaluation: WorldEvaluationConfig = WorldEvaluationConfig()
 
 
-def prompt_faults(section: str, prompt: PromptConfig, transcript: TranscriptKind) -> list[str]:
-    """Return what is wrong with the prompt of a world, one sentence each; `section` is the world's
-    section.
-    """
-    faults = []
-    if prompt.examples_file and not prompt.examples:
-        faults.append(f"{section}.prompt.examples: say how many of examples_file are shown")
-    if prompt.examples_as != "text" and not prompt.examples:
-        faults.append(f"{section}.prompt.examples: say how many are shown as {prompt.examples_as}")
-    if prompt.examples and transcript == "native":
-        faults.append(f"{section}.prompt.examples: examples have labels and no calls; leave transcript: native out")
-    return faults
-
-
-def action_faults(section: str, action: ActionConfig, transcript: TranscriptKind) -> list[str]:
-    """Return what is wrong with how a world's replies are read, one sentence each; `section` is the
-    world's section.
-    """
-    if transcript == "native" and action != ActionConfig():
-        name = "labels" if action.labels != "lenient" else "take"
-        return [f"{section}.action.{name}: native calls have no labels; leave it or transcript: native out"]
-    if action.take == "first" and action.labels == "published":
-        return [f"{section}.action.take: published labels are read from the end of a reply; leave one of the two out"]
-    return []
-
-
-def with_examples(section: Any) -> Any:
-    """Return the section of a world as it stands in a recipe, with what it does not say about its
-    examples: they are turns, and replies end at their first action.
-
-    The defaults of the records are those of recipes that earlier versions stored.
-    """
-    prompt = section.get("prompt") if isinstance(section, dict) else None
-    if not isinstance(prompt, dict) or not prompt.get("examples") or section.get("transcript") == "native":
-        return section
-    prompt = {"examples_as": "turns", **prompt}
-    action = section.get("action", {})
-    if prompt["examples_as"] == "turns" and isinstance(action, dict) and action.get("labels") != "published":
-        section = {**section, "action": {"take": "first", **action}}
-    return {**section, "prompt": prompt}
-
-
 def worlds_faults(worlds: Mapping[str, WorldConfig]) -> list[str]:
     """Return what is wrong with the section `environments` of a recipe, one sentence each."""
-    faults = [
-        f"environments.{name}.{fault}" for name, world in worlds.items() for fault in instances_faults(world.instances)
-    ]
+    faults = [f"environments.{name}.{fault}" for name, world in worlds.items() for fault in world.instances.faults()]
     faults += [
         fault
         for name, world in worlds.items()
         for fault in (
-            *prompt_faults(f"environments.{name}", world.prompt, world.transcript),
-            *action_faults(f"environments.{name}", world.action, world.transcript),
+            *world.prompt.faults(f"environments.{name}", world.transcript),
+            *world.action.faults(f"environments.{name}", world.transcript),
         )
     ]
     shares = [world.share for world in worlds.values()]

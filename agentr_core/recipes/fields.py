@@ -173,16 +173,3 @@ class DrawingConfig(SamplingFields):
     temperature: Temperature = 1.0
     top_p: TopP = 0.95
     max_new_tokens: Count = 4096
-
-
-def filter_faults(where: str, section: SamplingFields) -> list[str]:
-    """Return one sentence for each setting of a section that changes the distribution of its
-    replies, which group RL does not allow; `where` is the section's name.
-    """
-    plain = SamplingFields()
-    return [
-        f"{where}.{name}: group RL needs the probabilities that replies were drawn with, and models tell those before "
-        "penalty and filters; leave it out"
-        for name in ("repetition_penalty", "top_k", "top_p", "min_p")
-        if getattr(section, name) != getattr(plain, name)
-    ]

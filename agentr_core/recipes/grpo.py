@@ -21,7 +21,6 @@ from agentr_core.recipes.fields import (
     Repeats,
     SamplingFields,
     Unit,
-    filter_faults,
     record,
 )
 from agentr_core.recipes.training import OF_TRAINER, TrainingConfig
@@ -207,3 +206,16 @@ def grpo_faults(grpo: GrpoConfig, training: TrainingConfig, data: DataConfig) ->
     if data != DataConfig():
         faults.append("data: group RL makes no dataset; leave it out")
     return faults
+
+
+def filter_faults(where: str, section: SamplingFields) -> list[str]:
+    """Return one sentence for each setting of a section that changes the distribution of its
+    replies, which group RL does not allow; `where` is the section's name.
+    """
+    plain = SamplingFields()
+    return [
+        f"{where}.{name}: group RL needs the probabilities that replies were drawn with, and models tell those before "
+        "penalty and filters; leave it out"
+        for name in ("repetition_penalty", "top_k", "top_p", "min_p")
+        if getattr(section, name) != getattr(plain, name)
+    ]

@@ -288,6 +288,62 @@ class ModelConfig:
         """The model's name in a report: its directory, or its name on the server."""
         return self.server.model if self.backend == "openai" else self.path
 
+    def faults(self, section: str) -> list[str]:
+        """Return what is wrong with the section of a model, one sentence each."""
+        if self.backend != "vllm" and self.vllm != VllmConfig():
+            return [f"{section}.vllm: only backend vllm has these settings; set {section}.backend"]
+        faults = []
+        if section != "model":
+            if self.from_run:
+                faults.append(f"{section}.from_run: only the actor goes on from a run; give a path")
+            if self.vllm.sleep:
+                faults.append(f"{section}.vllm.sleep: only the actor sleeps while it is trained; leave it out")
+        if self.backend != "transformers" and self.prefix_cache_gib != ModelConfig().prefix_cache_gib:
+            faults.append(
+                f"{section}.prefix_cache_gib: only backend transformers has this cache; leave it out, or set "
+                f"{section}.backend"
+            )
+        if self.backend != "transformers" and self.workers not in (1, "auto"):
+            faults.append(
+                f"{section}.workers: only backend transformers has workers; leave it out, or set {section}.backend"
+                + (" (vllm has vllm.replicas)" if self.backend == "vllm" else "")
+            )
+        if self.backend != "transformers" and self.worker_timeout != ModelConfig().worker_timeout:
+            faults.append(
+                f"{section}.worker_timeout: only backend transformers has workers; leave it out, or set "
+                f"{section}.backend"
+            )
+        if self.backend != "openai":
+            if not (self.path or self.from_run):
+                faults.append(f"{section}.path: name the directory of the model")
+            if self.server != ServerConfig():
+                faults.append(f"{section}.server: only backend openai has a server; set {section}.backend")
+            return faults
+        if section == "models.teacher" and self.server.token_ids:
+            faults.append(f"{section}.server.token_ids: the trained model has a tokenizer of its own; leave it out")
+        if not self.server.model:
+            faults.append(f"{section}.server.model: name the model as its server does")
+        if self.from_run:
+            faults.append(f"{section}.from_run: checkpoints of runs are not served by others; leave it out")
+        if self.path:
+            faults.append(f"{section}.path: a served model has none; {section}.server.tokenizer is for counting tokens")
+        reserved = _SET_BY_US | {self.server.max_tokens_field} | {*self.server.sampling_fields}
+        if conflicts := sorted(reserved & self.server.extra_body.keys()):
+            faults.append(f"{section}.server.extra_body: {', '.join(conflicts)} is set by other fields of the recipe")
+        if self.server.base_url and (wrong := url_fault(self.server.base_url)):
+            faults.append(f"{section}.server.base_url: {wrong}")
+        return faults
+
+    def secret_faults(self, section: str) -> list[str]:
+        """Return one sentence for each secret that is written out in a model's section; no sentence
+        repeats the secret.
+        """
+        return [
+            f"{section}.server.extra_body.{name}: this looks like a secret, and recipes are stored and shown; write "
+            "${VARIABLE}, with the name of an environment variable that holds it, and begin a new run"
+            for name in literal(self.server.extra_body)
+        ]
+
 
 @record
 class ModelsConfig:
@@ -310,54 +366,6 @@ class ModelsConfig:
     there for roles without a model of their own. The actor is trained on the text of the teacher's
     replies, in its own tokens, and it is the one that is evaluated. `teacher_iterations` says for
     how long."""
-
-
-def model_faults(section: str, model: ModelConfig) -> list[str]:
-    """Return what is wrong with a model's section of a recipe, one sentence each; `section` is its
-    name.
-    """
-    if model.backend != "vllm" and model.vllm != VllmConfig():
-        return [f"{section}.vllm: only backend vllm has these settings; set {section}.backend"]
-    faults = []
-    if section != "model":
-        if model.from_run:
-            faults.append(f"{section}.from_run: only the actor goes on from a run; give a path")
-        if model.vllm.sleep:
-            faults.append(f"{section}.vllm.sleep: only the actor sleeps while it is trained; leave it out")
-    if model.backend != "transformers" and model.prefix_cache_gib != ModelConfig().prefix_cache_gib:
-        faults.append(
-            f"{section}.prefix_cache_gib: only backend transformers has this cache; leave it out, or set "
-            f"{section}.backend"
-        )
-    if model.backend != "transformers" and model.workers not in (1, "auto"):
-        faults.append(
-            f"{section}.workers: only backend transformers has workers; leave it out, or set {section}.backend"
-            + (" (vllm has vllm.replicas)" if model.backend == "vllm" else "")
-        )
-    if model.backend != "transformers" and model.worker_timeout != ModelConfig().worker_timeout:
-        faults.append(
-            f"{section}.worker_timeout: only backend transformers has workers; leave it out, or set {section}.backend"
-        )
-    if model.backend != "openai":
-        if not (model.path or model.from_run):
-            faults.append(f"{section}.path: name the directory of the model")
-        if model.server != ServerConfig():
-            faults.append(f"{section}.server: only backend openai has a server; set {section}.backend")
-        return faults
-    if section == "models.teacher" and model.server.token_ids:
-        faults.append(f"{section}.server.token_ids: the trained model has a tokenizer of its own; leave it out")
-    if not model.server.model:
-        faults.append(f"{section}.server.model: name the model as its server does")
-    if model.from_run:
-        faults.append(f"{section}.from_run: checkpoints of runs are not served by others; leave it out")
-    if model.path:
-        faults.append(f"{section}.path: a served model has none; {section}.server.tokenizer is for counting tokens")
-    reserved = _SET_BY_US | {model.server.max_tokens_field} | {*model.server.sampling_fields}
-    if conflicts := sorted(reserved & model.server.extra_body.keys()):
-        faults.append(f"{section}.server.extra_body: {', '.join(conflicts)} is set by other fields of the recipe")
-    if model.server.base_url and (wrong := url_fault(model.server.base_url)):
-        faults.append(f"{section}.server.base_url: {wrong}")
-    return faults
 
 
 # Users name the GPUs: which of them a training or another run takes is not known here.
@@ -383,17 +391,6 @@ def gpu_faults(models: Mapping[str, ModelConfig]) -> list[str]:
                 )
         by_section[section] = model
     return faults
-
-
-def secret_faults(section: str, model: ModelConfig) -> list[str]:
-    """Return one sentence for each secret that is written out in a model's section; no sentence
-    repeats the secret.
-    """
-    return [
-        f"{section}.server.extra_body.{name}: this looks like a secret, and recipes are stored and shown; write "
-        "${VARIABLE}, with the name of an environment variable that holds it, and begin a new run"
-        for name in literal(model.server.extra_body)
-    ]
 
 
 def url_fault(url: str, *, example: str = "http://localhost:8000/v1") -> str:

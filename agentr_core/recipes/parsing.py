@@ -14,10 +14,9 @@ import yaml
 from pydantic import ValidationError
 
 from agentr_core.errors import ConfigError
-from agentr_core.recipes.environments import RANGE, with_examples
-from agentr_core.recipes.faults import secrets_in
+from agentr_core.recipes.environments import RANGE
 from agentr_core.recipes.models import mapped
-from agentr_core.recipes.recipe import ADAPTER, OF_ONE_WORLD, Recipe, resolved
+from agentr_core.recipes.recipe import ADAPTER, OF_ONE_WORLD, Recipe, resolved, secrets_in
 from agentr_core.system import data_path, shipped_recipes
 from agentr_core.texts import closest, listed, lone_surrogate, placed, unreadable, visible
 
@@ -425,7 +424,14 @@ def _sentence(errors: Sequence[Any]) -> str:
         schema = _schema()
         sections = [schema]
         for part in path[:-1]:
-            inner = [_inner(section, str(part)) for section in sections]
+            inner = []
+            for section in sections:
+                # A field, or any member of a mapping.
+                of_any_name = [
+                    *section.get("patternProperties", {}).values(),
+                    section.get("additionalProperties") or {},
+                ]
+                inner.append(section.get("properties", {}).get(str(part)) or of_any_name[0])
             sections = [unfolded for node in inner for unfolded in _unfolded(node, schema["$defs"])]
         names = [name for section in sections for name in section.get("properties", ())]
         return f"unknown field{closest(str(path[-1]), names)}"
@@ -439,13 +445,6 @@ def _sentence(errors: Sequence[Any]) -> str:
 def _schema() -> dict[str, Any]:
     # It takes a tenth of a second, and each fault of a recipe asks for it.
     return ADAPTER.json_schema()
-
-
-def _inner(section: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return the schema of what a section has under a name: a field, or any member of a mapping."""
-    of_any_name = [*section.get("patternProperties", {}).values(), section.get("additionalProperties") or {}]
-    schema: dict[str, Any] = section.get("properties", {}).get(name) or of_any_name[0]
-    return schema
 
 
 def _unfolded(node: dict[str, Any], shared: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -467,3 +466,19 @@ def _plain_copy(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain_copy(item) for key, item in value.items()}
     return value
+
+
+def with_examples(section: Any) -> Any:
+    """Return the section of a world as it stands in a recipe, with what it does not say about its
+    examples: they are turns, and replies end at their first action.
+
+    The defaults of the records are those of recipes that earlier versions stored.
+    """
+    prompt = section.get("prompt") if isinstance(section, dict) else None
+    if not isinstance(prompt, dict) or not prompt.get("examples") or section.get("transcript") == "native":
+        return section
+    prompt = {"examples_as": "turns", **prompt}
+    action = section.get("action", {})
+    if prompt["examples_as"] == "turns" and isinstance(action, dict) and action.get("labels") != "published":
+        section = {**section, "action": {"take": "first", **action}}
+    return {**section, "prompt": prompt}

@@ -7,22 +7,40 @@ says otherwise.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Collection, Iterator, Sequence, Sized
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import Field, TypeAdapter
 
 from agentr_core.errors import DataFault
 from agentr_core.fingerprint import absent, default_of, later
-from agentr_core.recipes.agent_r import AgentRConfig, CritiqueConfig, PairsConfig, SearchConfig, SpliceConfig
+from agentr_core.recipes.agent_r import (
+    AgentRConfig,
+    CritiqueConfig,
+    PairsConfig,
+    SearchConfig,
+    SpliceConfig,
+)
 from agentr_core.recipes.alarms import AlarmsConfig
 from agentr_core.recipes.data import CompareConfig, DataConfig
-from agentr_core.recipes.environments import EnvironmentConfig, EvaluationConfig, InstancesConfig, WorldConfig
+from agentr_core.recipes.environments import (
+    EnvironmentConfig,
+    EvaluationConfig,
+    InstancesConfig,
+    WorldConfig,
+    worlds_faults,
+)
 from agentr_core.recipes.et_agent import EtAgentConfig
 from agentr_core.recipes.eto import EtoConfig
 from agentr_core.recipes.fields import Count, Natural, SamplingFields, Unit, in_iteration, record
 from agentr_core.recipes.grpo import GrpoConfig
-from agentr_core.recipes.models import ModelConfig, ModelRole, ModelsConfig, masked
+from agentr_core.recipes.models import (
+    ModelConfig,
+    ModelRole,
+    ModelsConfig,
+    gpu_faults,
+    masked,
+)
 from agentr_core.recipes.training import TrainingConfig
 
 # The sections of a recipe that say how it is carried out: where, how much at once, and how many
@@ -363,3 +381,147 @@ def served_sampling_faults(recipe: Recipe) -> list[str]:
             if name not in model.server.sampling_fields
         ]
     return faults
+
+
+# Faults of a recipe whose fields are each right: parts that do not go together, and secrets.
+#
+# These rules know no method; `methods.faults` has those that do, and puts all together.
+
+
+def secrets_in(recipe: Recipe) -> list[str]:
+    """Return one sentence for each secret that is written out in a recipe."""
+    return [fault for role, model in recipe.own_models().items() for fault in model.secret_faults(_section_of(role))]
+
+
+def _section_of(role: ModelRole) -> str:
+    return "model" if role == "actor" else f"models.{role}"
+
+
+def faults_of_sections(recipe: Recipe) -> list[str]:
+    """Return what is wrong with a recipe by the rules for all methods, one sentence each."""
+    faults = []
+    if not recipe.pairs.alpha:
+        faults.append("pairs.alpha: give at least one threshold")
+    if not recipe.training.num_train_epochs:
+        faults.append("training.num_train_epochs: give at least one number")
+    faults += recipe.training.faults()
+    if recipe.training.max_seconds and recipe.eto.dpo.max_tokens:
+        faults.append("eto.dpo.max_tokens: training.max_seconds is a budget already; leave one of the two out")
+    if recipe.data.general.share > 0 and not recipe.data.general.file:
+        faults.append("data.general.file: a share above 0 needs a file of chat data")
+    faults += recipe.instances.faults()
+    single = recipe.environment
+    faults += single.prompt.faults("environment", single.transcript)
+    faults += single.action.faults("environment", single.transcript)
+    faults += _faults_of_worlds(recipe)
+    faults += recipe.search.faults()
+    faults += recipe.critique.faults()
+    faults += recipe.splice.faults()
+    faults += recipe.evaluation.faults()
+    for world in recipe.worlds().values():
+        instances = world.instances
+        # In any iteration, also in those by which a run may be continued.
+        trained = {split for first in (1, *instances.from_iteration) for split in instances.of(first).training_splits}
+        faults += [
+            f"evaluation.sets.{name}.split: {chosen.split!r} is the split that is trained on"
+            for name, chosen in world.evaluation.sets.items()
+            if chosen.split in trained
+        ]
+    if recipe.scale.runner == "local" and (recipe.scale.address or recipe.scale.workers):
+        faults.append("scale.runner: address and workers belong to a cluster; name dask or ray")
+    if recipe.scale.address and recipe.scale.workers:
+        faults.append("scale.workers: the cluster at scale.address has the workers it has; leave one of the two out")
+    return faults
+
+
+def faults_of_models(recipe: Recipe) -> list[str]:
+    """Return what is wrong with the models of a recipe, one sentence each."""
+    models = {_section_of(role): model for role, model in recipe.own_models().items()}
+    faults = [fault for section, model in models.items() for fault in model.faults(section)]
+    faults += gpu_faults(models)
+    training, model = recipe.training, recipe.model
+    if model.backend == "vllm" and training.lora_r and training.publish == "adapter":
+        # vLLM could not serve the run's checkpoints, which would end it after its first training.
+        faults += training.vllm_adapter_faults()
+        if model.dtype == "float32" and model.device != "cpu":
+            faults.append(
+                "model.dtype: on a GPU vLLM serves adapters in bfloat16 only; set model.dtype=bfloat16, or "
+                "training.publish=merged, or model.device=cpu where there is no GPU"
+            )
+    return [*faults, *served_sampling_faults(recipe)]
+
+
+def faults_of_teacher(recipe: Recipe, *, collects: bool, online: bool) -> list[str]:
+    """Return why a recipe's teacher has nothing to do, or is missing.
+
+    Args:
+        collects: a stage of its method collects with a teacher.
+        online: an iteration is group RL.
+    """
+    if recipe.models.teacher is None:
+        return ["teacher_iterations: name models.teacher, or leave it out"] if recipe.teacher_iterations else []
+    if collects:
+        return []
+    reason = (
+        "reinforcement learning trains on what the trained model samples itself, with the log-probabilities of its own "
+        "tokens, which another model's text has not; distil with method agent-r or eto first, and go on from that run "
+        "with model.from_run"
+        if online
+        else f"no stage of method {recipe.method} with these settings collects with a model; leave it out"
+    )
+    return [f"models.teacher: {reason}"]
+
+
+def faults_of_choice(recipe: Recipe, *, goes_round: bool) -> list[str]:
+    """Return what is wrong with how a run chooses the checkpoint that it goes on from."""
+    best = recipe.promote == "best"
+    if best and not goes_round:
+        return [f"promote: method {recipe.method} has no iterations that go on from one another; leave it out"]
+    asking = {"promote": best, "grpo.eval_steps": recipe.grpo.eval_steps > 0}
+    faults = recipe.evaluation.development_faults(readers=[field for field, asks in asking.items() if asks])
+    faults += [
+        f"evaluation.sets.{name}.split: {chosen.split!r} is the split that is tested, and no development set"
+        for world in recipe.worlds().values()
+        for name, chosen in world.evaluation.sets.items()
+        if name == recipe.evaluation.development and chosen.split == world.instances.test
+    ]
+    return faults
+
+
+def _faults_of_worlds(recipe: Recipe) -> list[str]:
+    faults = worlds_faults(recipe.environments)
+    for name, chosen in recipe.evaluation.sets.items():
+        where = f"evaluation.sets.{name}.environment"
+        if not recipe.environments and chosen.environment:
+            faults.append(f"{where}: belongs to a recipe of several environments; leave it out")
+        elif name in recipe.environments:
+            faults.append(f"evaluation.sets.{name}: a world has this name; choose another")
+        elif recipe.environments and chosen.environment not in recipe.environments:
+            faults.append(f"{where}: say whose split it is, one of {', '.join(recipe.environments)}")
+    if not recipe.environments:
+        return faults
+    faults += [
+        f"{file}: a file is of one world, and environments names several; leave it out"
+        for file, is_set in (
+            ("eto.expert.file", recipe.eto.expert.file),
+            ("eto.preferences.file", recipe.eto.preferences.file),
+        )
+        if is_set
+    ]
+    return faults
+
+
+def unread_sections(recipe: Recipe, method: str, read: Collection[str]) -> list[str]:
+    """Return a sentence for each changed section that the recipe's method does not read."""
+    plain = ADAPTER.validate_python({"name": recipe.name})
+    unread = [
+        section for section in OPTIONAL if section not in read and getattr(recipe, section) != getattr(plain, section)
+    ]
+    untouched = WorldConfig()
+    unread += [
+        f"environments.{name}.{field}"
+        for name, world in recipe.environments.items()
+        for field, section in (("search", "search"), ("explore", "eto"))
+        if section not in read and getattr(world, field) != getattr(untouched, field)
+    ]
+    return [f"{section}: belongs to another method than {method}; leave it out" for section in unread]

@@ -159,6 +159,73 @@ class TrainingConfig:
         unplaced = dataclasses.replace(self.launch, main_process_ip="", main_process_port=0)
         return dataclasses.replace(self, launch=unplaced)
 
+    def faults(self) -> list[str]:
+        """Return what is wrong with the section `training` of a recipe, one sentence each."""
+        plain = TrainingConfig()
+        faults = [
+            f"training.{name}: only with LoRA, so set training.lora_r"
+            for name in _OF_ADAPTERS
+            if not self.lora_r and getattr(self, name) != getattr(plain, name)
+        ]
+        if self.step_tokens and self.gradient_accumulation_steps != plain.gradient_accumulation_steps:
+            faults.append(
+                "training.gradient_accumulation_steps: training.step_tokens says how large a step is; leave one of "
+                "them out"
+            )
+        if self.max_tokens and self.num_train_epochs != plain.num_train_epochs:
+            faults.append(
+                "training.num_train_epochs: training.max_tokens says how long it trains; leave one of the two out"
+            )
+        if self.max_seconds and self.max_tokens:
+            faults.append("training.max_seconds: training.max_tokens is a budget already; leave one of the two out")
+        if self.fp16 and self.bf16 is not False:
+            faults.append("training.fp16: training.bf16 is another mixed precision; set it to false")
+        launch = self.launch
+        if launch is None:
+            return faults
+        if launch.num_processes == "auto":
+            if launch.num_machines > 1:
+                faults.append("training.launch.num_processes: auto counts one machine; give the number on all of them")
+        elif launch.num_processes % launch.num_machines:
+            faults.append(
+                f"training.launch: {launch.num_processes} processes cannot be divided evenly among "
+                f"{launch.num_machines} machines; change num_processes or num_machines"
+            )
+        if launch.num_machines > 1 and not (launch.main_process_ip and launch.main_process_port):
+            faults.append("training.launch: several machines need main_process_ip and main_process_port")
+        if self.load_in_4bit and launch.deepspeed.startswith("zero3"):
+            faults.append("training.load_in_4bit: weights in 4 bits cannot be split by ZeRO-3; use zero2")
+        if not launch.fsdp:
+            if launch.fsdp_config:
+                faults.append(
+                    "training.launch.fsdp_config: has no use without training.launch.fsdp; set it, or leave this out"
+                )
+            return faults
+        if launch.deepspeed:
+            faults.append("training.launch.fsdp: training.launch.deepspeed splits the training already; leave one out")
+        if launch.num_processes == 1:
+            faults.append("training.launch.fsdp: one process has nothing to split; raise training.launch.num_processes")
+        if self.load_in_4bit:
+            faults.append("training.load_in_4bit: weights in 4 bits are not split by FSDP here; use deepspeed zero2")
+        return faults
+
+    def vllm_adapter_faults(self) -> list[str]:
+        """Return why vLLM could not serve the adapters of a training, one sentence each."""
+        way_out = "set training.publish=merged"
+        faults = []
+        if self.use_dora:
+            faults.append(f"training.use_dora: vLLM serves no DoRA adapters; {way_out}")
+        if self.lora_modules_to_save:
+            faults.append(
+                "training.lora_modules_to_save: vLLM serves no adapters with modules that were trained whole; "
+                f"{way_out}"
+            )
+        if self.lora_r > VLLM_LORA_RANKS[-1]:
+            faults.append(
+                f"training.lora_r: vLLM serves adapters up to rank {VLLM_LORA_RANKS[-1]}; lower it, or {way_out}"
+            )
+        return faults
+
 
 OF_TRAINER = ("optim", "fp16", "use_liger_kernel")
 """Fields of section `training` that only the Trainer's own loop reads."""
@@ -187,44 +254,6 @@ that another section replaces are not among them: the plan of a training has tha
 """
 
 
-def training_faults(training: TrainingConfig) -> list[str]:
-    """Return what is wrong with the section `training` of a recipe, one sentence each."""
-    plain = TrainingConfig()
-    faults = [
-        f"training.{name}: only with LoRA, so set training.lora_r"
-        for name in _OF_ADAPTERS
-        if not training.lora_r and getattr(training, name) != getattr(plain, name)
-    ]
-    if training.step_tokens and training.gradient_accumulation_steps != plain.gradient_accumulation_steps:
-        faults.append(
-            "training.gradient_accumulation_steps: training.step_tokens says how large a step is; leave one of them out"
-        )
-    if training.max_tokens and training.num_train_epochs != plain.num_train_epochs:
-        faults.append(
-            "training.num_train_epochs: training.max_tokens says how long it trains; leave one of the two out"
-        )
-    if training.max_seconds and training.max_tokens:
-        faults.append("training.max_seconds: training.max_tokens is a budget already; leave one of the two out")
-    if training.fp16 and training.bf16 is not False:
-        faults.append("training.fp16: training.bf16 is another mixed precision; set it to false")
-    launch = training.launch
-    if launch is None:
-        return faults
-    if launch.num_processes == "auto":
-        if launch.num_machines > 1:
-            faults.append("training.launch.num_processes: auto counts one machine; give the number on all of them")
-    elif launch.num_processes % launch.num_machines:
-        faults.append(
-            f"training.launch: {launch.num_processes} processes cannot be divided evenly among {launch.num_machines} "
-            "machines; change num_processes or num_machines"
-        )
-    if launch.num_machines > 1 and not (launch.main_process_ip and launch.main_process_port):
-        faults.append("training.launch: several machines need main_process_ip and main_process_port")
-    if training.load_in_4bit and launch.deepspeed.startswith("zero3"):
-        faults.append("training.load_in_4bit: weights in 4 bits cannot be split by ZeRO-3; use zero2")
-    return [*faults, *_fsdp_faults(training, launch)]
-
-
 def sharing_faults(training: TrainingConfig, *, back: bool) -> list[str]:
     """Return why the processes of `launch` cannot share the steps over a dataset, one sentence
     each.
@@ -245,35 +274,4 @@ def sharing_faults(training: TrainingConfig, *, back: bool) -> list[str]:
             "alarms.reaction: weights that ZeRO-3 or FSDP splits cannot be taken back within a training; set it to "
             "stop, or split less with training.launch.deepspeed=zero2"
         )
-    return faults
-
-
-def _fsdp_faults(training: TrainingConfig, launch: LaunchConfig) -> list[str]:
-    if not launch.fsdp:
-        unused = "training.launch.fsdp_config: has no use without training.launch.fsdp; set it, or leave this out"
-        return [unused] if launch.fsdp_config else []
-    faults = []
-    if launch.deepspeed:
-        faults.append("training.launch.fsdp: training.launch.deepspeed splits the training already; leave one out")
-    if launch.num_processes == 1:
-        faults.append("training.launch.fsdp: one process has nothing to split; raise training.launch.num_processes")
-    if training.load_in_4bit:
-        faults.append("training.load_in_4bit: weights in 4 bits are not split by FSDP here; use deepspeed zero2")
-    return faults
-
-
-def vllm_adapter_faults(training: TrainingConfig) -> list[str]:
-    """Return why vLLM could not serve the adapters that a section `training` makes, one sentence
-    each.
-    """
-    way_out = "set training.publish=merged"
-    faults = []
-    if training.use_dora:
-        faults.append(f"training.use_dora: vLLM serves no DoRA adapters; {way_out}")
-    if training.lora_modules_to_save:
-        faults.append(
-            f"training.lora_modules_to_save: vLLM serves no adapters with modules that were trained whole; {way_out}"
-        )
-    if training.lora_r > VLLM_LORA_RANKS[-1]:
-        faults.append(f"training.lora_r: vLLM serves adapters up to rank {VLLM_LORA_RANKS[-1]}; lower it, or {way_out}")
     return faults

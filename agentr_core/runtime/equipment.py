@@ -21,7 +21,7 @@ from agentr_core.episodes.transcript import Fits, TokensOf
 from agentr_core.episodes.units import UnitError, allowed_losses
 from agentr_core.errors import AgentrError, ConfigError, ErrorBudgetSpent, ModelDirectoryError, Transient
 from agentr_core.fingerprint import fingerprint
-from agentr_core.models.files import weights_sha256
+from agentr_core.models.checkpoint_dir import weights_sha256
 from agentr_core.models.samplers import Sampler, sampler_of
 from agentr_core.protocols import Abandoning, Caching, ChatModel, Counting, Starting
 from agentr_core.recipes.alarms import Crossing

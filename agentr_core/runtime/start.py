@@ -263,6 +263,15 @@ def _read(prompt: PromptConfig, environment: str) -> Opening:
                 f"environment.prompt.examples is {prompt.examples}, and {file} has {len(examples)}; lower it, or name "
                 "another file in environment.prompt.examples_file"
             )
+    instruction = None
+    if prompt.instruction_file:
+        file = Path(prompt.instruction_file)
+        try:
+            instruction = file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataFileError(
+                f"environment.prompt: file {placed(file)} cannot be read: {unreadable(error)}"
+            ) from error
     shown = examples[: prompt.examples]
     turns: list[Message] = []
     for example in shown if as_turns else ():
@@ -271,7 +280,7 @@ def _read(prompt: PromptConfig, environment: str) -> Opening:
         turns += [Message(role=turn.role, text=turn.text, example=True) for turn in example[: last + 1]]
     return Opening(
         system=prompt.system,
-        instruction=_text(Path(prompt.instruction_file)) if prompt.instruction_file else None,
+        instruction=instruction,
         examples=() if as_turns else tuple(map(example_text, shown)),
         turns=tuple(turns),
     )
@@ -287,13 +296,6 @@ def _examples_file(prompt: PromptConfig, environment: str) -> Path:
             f"no examples come along for {environment}; make some with `agentr env examples {environment} FILE`, and "
             "name the file in environment.prompt.examples_file"
         ) from error
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataFileError(f"environment.prompt: file {placed(file)} cannot be read: {unreadable(error)}") from error
 
 
 def _sha256(file: Path) -> str:
@@ -493,8 +495,20 @@ async def start(place: Workplace, *, evaluates: bool = False, collects: bool = F
         # If the run goes on from another one, its model is a checkpoint of that run.
         parent_id=checkpoint_with(place.store, digest),
     )
+    models = [base_model]
+    teacher = teacher_of(place.recipe)
+    if teacher is not None:
+        models.append(
+            checkpoint_rows(
+                teacher.id,
+                path=str(teacher.path),
+                weights_sha256=teacher.weights_sha256,
+                config={},
+                parent_id=checkpoint_with(place.store, teacher.weights_sha256),
+            )
+        )
     inputs = [stage_input_rows(place.run_id, {OF_FILES: _files(place.recipe)}), *([] if known else _inputs(place, now))]
-    place.store.write(merge([own, base_model, *_teacher(place), *inputs, *general]))
+    place.store.write(merge([own, *models, *inputs, *general]))
     base = place.iteration_id(0)
     if iteration_state(place.store, base) is None:
         place.store.write(iteration_rows(base, run_id=place.run_id, iteration=0, checkpoint_out=checkpoint_id))
@@ -577,21 +591,6 @@ def _sandboxes(place: Workplace) -> dict[str, str]:
                 if level := env.sandbox():
                     found[f"sandbox of {env.name}"] = level
     return found
-
-
-def _teacher(place: Workplace) -> list[Rows]:
-    teacher = teacher_of(place.recipe)
-    if teacher is None:
-        return []
-    return [
-        checkpoint_rows(
-            teacher.id,
-            path=str(teacher.path),
-            weights_sha256=teacher.weights_sha256,
-            config={},
-            parent_id=checkpoint_with(place.store, teacher.weights_sha256),
-        )
-    ]
 
 
 def _inputs(place: Workplace, now: datetime) -> list[Rows]:

@@ -481,10 +481,6 @@ def _unread(fields: Mapping[str, Any], read: Collection[str]) -> Iterator[str]:
             yield name
 
 
-def _has_flag(turn: Any) -> bool:
-    return isinstance(turn, dict) and any(name in turn for name in FLAGS)
-
-
 # The turns of a record: those of OpenAI (`role`, `content`) or ShareGPT (`from`, `value`), those
 # of TRL's `prompt` and `completion`, or the steps of ATIF.
 
@@ -525,7 +521,11 @@ def conversation(record: dict[str, Any], where: str) -> tuple[Message, ...]:
             "flag for each turn"
         )
     turns_value = record.get("conversations")
-    if record.keys() == _UNFLAGGED and isinstance(turns_value, list) and not any(map(_has_flag, turns_value)):
+    if (
+        record.keys() == _UNFLAGGED
+        and isinstance(turns_value, list)
+        and not any(isinstance(turn, dict) and any(name in turn for name in FLAGS) for turn in turns_value)
+    ):
         raise DataFileError(
             f"{where} was exported for LLaMA-Factory by an earlier version of agentr, without flags, and only its last "
             "reply is to be trained; export it again"
@@ -631,21 +631,19 @@ def _grown_turn(values: Any, role: Role, text: str, verdict: bool | None, where:
     """Return the turn of the spans that `agentr export` writes beside its text."""
     if not isinstance(values, list):
         raise DataFileError(f"{where}: spans must be a list, not {type(values).__name__}")
-    spans = [_span(value, f"{where}, span {index}") for index, value in enumerate(values)]
+    spans = []
+    for index, value in enumerate(values):
+        at = f"{where}, span {index}"
+        is_text = isinstance(value, dict) and isinstance(value.get("text"), str)
+        if not is_text or (train := flag(value.get("train"), f"{at}: train")) is None:
+            raise DataFileError(f'{at}: a span must have a "text" and a flag "train"')
+        spans.append(Span(text=_checked_text(value["text"], f"{at}: text"), train=train))
     turn = grown_turn(spans)
     if role != "assistant" or turn.text != text:
         raise DataFileError(f"{where}: spans must be the parts of an assistant's text, in order; leave them out")
     if verdict not in (None, turn.train):
         raise DataFileError(f"{where}: its flag and those of its spans contradict each other about training")
     return turn
-
-
-def _span(value: Any, where: str) -> Span:
-    if isinstance(value, dict) and isinstance(value.get("text"), str):
-        verdict = flag(value.get("train"), f"{where}: train")
-        if verdict is not None:
-            return Span(text=_checked_text(value["text"], f"{where}: text"), train=verdict)
-    raise DataFileError(f'{where}: a span must have a "text" and a flag "train"')
 
 
 def _checked_text(text: str, where: str) -> str:

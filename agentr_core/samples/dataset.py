@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
+from itertools import groupby, pairwise, takewhile
 from typing import Generic, Literal, NamedTuple, TypeVar
 
 from agentr_core.episodes.transcript import Fits, fewest_dropped, is_grown, opening_length, windowed
@@ -22,10 +22,193 @@ from agentr_core.errors import DataFault
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.recipes.data import DataConfig, Use
 from agentr_core.recipes.fields import CutReplies
-from agentr_core.samples.identity import TurnClass, content_order, conversation_key, sample_id, trained_spans
-from agentr_core.samples.rendering import Renderer
-from agentr_core.samples.rows import TokenRow, token_row
-from agentr_core.types import Instance, Message, Preference, Rejection, Sample, SampleKind, grown_turn
+from agentr_core.samples.identity import (
+    IGNORED,
+    content_order,
+    conversation_key,
+    sample_id,
+    trained_spans,
+)
+from agentr_core.samples.rendering import RenderedSample, Renderer, check_sample, last_of
+from agentr_core.types import Instance, Message, Preference, Rejection, Sample, SampleKind, Span, grown_turn
+
+# Samples as token rows: what the trainer reads, with a check that the loss falls only where it
+# may.
+
+
+TurnClass = str
+"""The purpose of a trained turn, by which trained tokens are counted: revision_turn and good_suffix
+in a revision, good_path in a good path, else the kind of the sample.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenRow:
+    """The token ids and labels of one sample, of equal length; the label of a token without loss is
+    -100.
+
+    `trained_tokens` counts the tokens that carry loss by what their turn is for.
+    """
+
+    sample_id: str
+    kind: str
+    input_ids: tuple[int, ...]
+    labels: tuple[int, ...]
+    trained_tokens: Mapping[TurnClass, int]
+
+
+def token_row(sample: Sample, renderer: Renderer) -> TokenRow:
+    """Return the checked row of a sample.
+
+    Raises:
+        DataFault: the loss mask is empty or covers a turn that may not be trained; the message
+            names the sample.
+    """
+    check_flags(sample)
+    name = sample_id(sample)
+    try:
+        rendered = renderer.render_sample(sample.messages)
+        check_sample(rendered)
+    except DataFault as error:
+        raise DataFault(f"{sample.kind} sample {name}: {error}") from error
+    lengths = _trained_lengths(sample, rendered, renderer)
+    counts: Counter[TurnClass] = Counter()
+    for turn_class, length in zip(turn_classes(sample), lengths, strict=True):
+        counts[turn_class] += length
+    return TokenRow(
+        sample_id=name,
+        kind=sample.kind,
+        input_ids=tuple(rendered.input_ids),
+        labels=tuple(rendered.labels),
+        trained_tokens=dict(counts),
+    )
+
+
+def check_flags(sample: Sample) -> None:
+    """Raise `DataFault` if a turn is trained that must not be: only replies may, and in a revision
+    sample none before the revision turn.
+
+    The acknowledgement of the instruction and the `cut` kept replies come before the revision turn.
+    """
+    fault = _flag_fault(sample)
+    if fault:
+        raise DataFault(f"{sample.kind} sample {sample_id(sample)} {fault}")
+
+
+def _flag_fault(sample: Sample) -> str:
+    if not trained_spans(sample):
+        return "has no trained turn; reject it before it reaches a dataset"
+    wrong = [position for position, m in enumerate(sample.messages) if m.train and m.role != "assistant"]
+    if any(m.train and m.example for m in sample.messages):
+        return "trains a turn of an example; only replies of its own episode carry loss"
+    if wrong:
+        return f"trains turn {wrong[0]}, which is not the assistant's; only replies carry loss"
+    cut = sample.provenance.cut
+    if sample.kind == SampleKind.REVISION:
+        if cut is None:
+            return "does not say how many bad steps it keeps; set provenance.cut"
+        flags = _reply_flags(sample)
+        later = bool(sample.provenance.extra.get("stretch", 0))
+        # The acknowledgement comes first; a later stretch begins after the revision turn, which it
+        # may still show.
+        # Of these replies a window shows the first one, and those that it has not dropped.
+        replies = cut + later
+        num_untrained = 1 + min(replies, 1) + max(0, replies - 1 - sample.provenance.extra.get("dropped", 0))
+        if flags[:num_untrained] != [False] * num_untrained or not (later or flags[num_untrained]):
+            return f"keeps {cut} bad steps and trains one of them, or not the revision turn after them; build it again"
+    return ""
+
+
+def _reply_flags(sample: Sample) -> list[bool]:
+    """Return whether each reply carries loss, after one flag that is always False: that of the
+    acknowledgement or, in its place, of the turn that the replies are spans of, or that defines
+    tools.
+    """
+    turns = [message for message in sample.messages if message.role == "assistant" and not message.example]
+    spans = [span for turn in turns for span in turn.spans]
+    # An observation follows each reply.
+    if spans:
+        return [False, *(span.train for span in spans[::2])]
+    acknowledged = sample.messages[0].role != "tools"
+    return [*([] if acknowledged else [False]), *(turn.train for turn in turns)]
+
+
+def turn_classes(sample: Sample) -> tuple[TurnClass, ...]:
+    """Return the class of each trained span of a sample; in a revision sample the first one is the
+    revision turn.
+
+    If the sample was read through a window, that holds for its first stretch alone.
+    """
+    count = len(trained_spans(sample))
+    if sample.kind != SampleKind.REVISION:
+        return ("good_path" if sample.kind == SampleKind.GOOD else str(sample.kind),) * count
+    suffix = "good_suffix"
+    if sample.provenance.extra.get("stretch", 0):
+        return (suffix,) * count
+    return ("revision_turn", *(suffix,) * (count - 1))[:count]
+
+
+def trained_stretches(labels: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yield the labels of each unbroken stretch of tokens that carry loss."""
+    for trained, stretch in groupby(labels, key=lambda label: label != IGNORED):
+        if trained:
+            yield tuple(stretch)
+
+
+class _Trained(NamedTuple):
+    """A span with loss. `ends` says whether it is the last of its turn, which may have an end of
+    turn.
+    """
+
+    span: Span
+    ends: bool
+
+
+def _trained_lengths(sample: Sample, rendered: RenderedSample, renderer: Renderer) -> list[int]:
+    """Return how many tokens of each trained span carry loss.
+
+    Labels are checked against the flags independently of the renderer: template text separates any
+    two turns; tokens without loss, or nothing, separate the spans of a turn.
+    """
+    # The trained spans of the sample, grouped where no token lies between them.
+    groups: list[list[_Trained]] = []
+    for message in sample.messages:
+        group: list[_Trained] = []
+        for position, span in enumerate(message.parts):
+            if span.train:
+                group.append(_Trained(span, ends=position == len(message.parts) - 1))
+            elif group and renderer.inner_ids(span, None):
+                groups.append(group)
+                group = []
+        if group:
+            groups.append(group)
+    stretches = list(trained_stretches(rendered.labels))
+    starts = [
+        before for before, (previous, current) in enumerate(pairwise(rendered.labels)) if previous == IGNORED != current
+    ]
+    if len(groups) != len(stretches):
+        raise DataFault(
+            f"{sample.kind} sample {sample_id(sample)} marks {len(groups)} turns for training and its labels cover "
+            f"{len(stretches)} stretches of tokens; the chat template must have text between two assistant turns"
+        )
+    lengths: list[int] = []
+    for group, stretch, begin in zip(groups, stretches, starts, strict=True):
+        before: int | None = rendered.input_ids[begin]
+        for position, trained in enumerate(group):
+            ids = renderer.own_ids(trained.span) if trained.ends else renderer.inner_ids(trained.span, before)
+            length = len(stretch) if position == len(group) - 1 else len(ids)
+            labels = stretch[:length]
+            span, sampled = trained.span, ids or labels
+            closing = 1 if trained.ends and span.finish_reason != "length" else 0
+            if labels[: len(sampled)] != sampled or len(labels) > len(sampled) + closing:
+                raise DataFault(
+                    f"{sample.kind} sample {sample_id(sample)}: the labels of turn {span.text[:60]!r} are not the "
+                    "tokens that were sampled; render the sample again"
+                )
+            lengths.append(length)
+            before, stretch = last_of(ids, before), stretch[length:]
+    return lengths
+
 
 # Samples of paths that were read through a window: one for each stretch between two drops.
 #
@@ -280,10 +463,10 @@ def exchanged(samples: Iterable[Sample]) -> Filtered[Sample]:
 
     Raises `DataFault` when one instance has more than half of the revisions.
     """
-    unchanged, swappable, rejected = [], [], []
+    result, swappable, rejected = [], [], []
     for sample in samples:
         if sample.kind != SampleKind.REVISION:
-            unchanged.append(sample)
+            result.append(sample)
         elif any(turn.spans for turn in sample.messages) or sample.provenance.extra.get("stretch", 0):
             detail = "it cannot be cut after its turn of revision"
             rejected.append(
@@ -291,33 +474,22 @@ def exchanged(samples: Iterable[Sample]) -> Filtered[Sample]:
             )
         else:
             swappable.append(sample)
-    return Filtered((*unchanged, *_shifted(swappable)), tuple(rejected))
-
-
-def _shifted(samples: Sequence[Sample]) -> list[Sample]:
-    """Return samples with each other's suffixes. They are ordered by instance, and each takes the
-    suffix of the one N places on, N being the most samples of one instance: that one is always of
-    another instance.
-    """
-    ordered = sorted(samples, key=lambda sample: (_instance(sample), content_order(sample)))
+    # In the order of their instances, each takes the suffix of the one N places on, N being the
+    # most samples of one instance: that one is always of another instance.
+    ordered = sorted(swappable, key=lambda sample: (_instance(sample), content_order(sample)))
     largest_group = max(Counter(map(_instance, ordered)).values(), default=0)
     if largest_group > len(ordered) / 2:
         raise DataFault(
             f"{largest_group} of {len(ordered)} revision samples are of one instance, so some cannot get another's "
             "suffix; set data.suffixes=own, or collect from more instances"
         )
-    return [
-        _with_suffix(first, second)
-        for first, second in zip(ordered, [*ordered[largest_group:], *ordered[:largest_group]], strict=True)
-    ]
-
-
-def _with_suffix(sample: Sample, other: Sample) -> Sample:
-    messages = (*sample.messages[: _suffix_of(sample.messages)], *other.messages[_suffix_of(other.messages) :])
-    made_of = {"prefix_of": sample_id(sample), "suffix_of": sample_id(other)}
-    extra = {name: value for name, value in sample.provenance.extra.items() if not name.startswith("live_")}
-    provenance = replace(sample.provenance, split=None, good_leaf=None, good_reward=None, extra=extra | made_of)
-    return replace(sample, messages=messages, provenance=provenance)
+    for sample, other in zip(ordered, [*ordered[largest_group:], *ordered[:largest_group]], strict=True):
+        messages = (*sample.messages[: _suffix_of(sample.messages)], *other.messages[_suffix_of(other.messages) :])
+        made_of = {"prefix_of": sample_id(sample), "suffix_of": sample_id(other)}
+        extra = {name: value for name, value in sample.provenance.extra.items() if not name.startswith("live_")}
+        provenance = replace(sample.provenance, split=None, good_leaf=None, good_reward=None, extra=extra | made_of)
+        result.append(replace(sample, messages=messages, provenance=provenance))
+    return Filtered(tuple(result), tuple(rejected))
 
 
 def _suffix_of(messages: Sequence[Message]) -> int:
@@ -447,40 +619,32 @@ def draw_general(
         passes += 1
         refused: set[str] = set()
         for sample in order:
-            result = _general_row(sample, renderer, max_length)
-            if isinstance(result, TokenRow):
-                rows.append(result)
-            else:
-                rejections.append(result)
-                refused.add(result.subject)
+            fitting: tuple[TokenRow, ...] = ()
+            try:
+                fitting, rejected = too_long([token_row(sample, renderer)], max_length)
+            except DataFault as fault:
+                # It may have a system turn that the chat template refuses, or a text that the
+                # tokenizer cannot write.
+                detail, name = str(fault), sample_id(sample)
+                rejected = (Rejection(stage=STAGE, subject=name, reason="not-rendered", detail=detail),)
+            rows += fitting
+            rejections += rejected
+            refused.update(rejection.subject for rejection in rejected)
             if len(rows) == count:
                 break
         if not rows:
+            unread = [rejection.detail for rejection in rejections if rejection.reason == "not-rendered"]
             raise DataFault(
                 f"{count} conversations of general data are wanted and none of {len(general)} "
-                f"{_why_none(rejections, max_length)}, or set data.general.share to 0"
+                + (
+                    f"can be used, since {unread[0]}; give data.general.file another file"
+                    if unread
+                    else f"has at most {max_length} tokens; give data.general.file another file, raise data.max_length"
+                )
+                + ", or set data.general.share to 0"
             )
         usable = tuple(sample for sample in usable if sample_id(sample) not in refused)
     return Filtered(tuple(rows), tuple(rejections)), passes
-
-
-def _general_row(sample: Sample, renderer: Renderer, max_length: int) -> TokenRow | Rejection:
-    """Return the row of a conversation from outside, or why it is not trained on: it may have a
-    system turn that the chat template refuses, or a text that the tokenizer cannot write.
-    """
-    try:
-        row = token_row(sample, renderer)
-    except DataFault as fault:
-        return Rejection(stage=STAGE, subject=sample_id(sample), reason="not-rendered", detail=str(fault))
-    fitting, long = too_long([row], max_length)
-    return fitting[0] if fitting else long[0]
-
-
-def _why_none(rejections: Sequence[Rejection], max_length: int) -> str:
-    refused = [rejection.detail for rejection in rejections if rejection.reason == "not-rendered"]
-    if refused:
-        return f"can be used, since {refused[0]}; give data.general.file another file"
-    return f"has at most {max_length} tokens; give data.general.file another file, raise data.max_length"
 
 
 def dataset_hash(rows: Iterable[TokenRow]) -> str:

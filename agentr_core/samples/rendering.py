@@ -27,6 +27,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import cached_property, lru_cache
 from itertools import chain, count
@@ -114,10 +115,13 @@ class Encoder:
     def __init__(self, tokenizer: Any, template_text: str = "") -> None:
         self._added = {number: token for number, token in tokenizer.added_tokens_decoder.items() if str(token)}
         self.special = {number: str(token) for number, token in self._added.items() if token.special}
+        # Of those that are not special, the ones that the template writes and that can separate
+        # turns: not white space, a word or a single sign, which tokenizers add for shorter texts.
         control = {
             number: token
             for number, token in self._added.items()
-            if token.special or (_separates(str(token)) and str(token) in template_text)
+            if token.special
+            or (len(text := str(token)) > 1 and not re.fullmatch(r"[\w\s▁]*", text) and text in template_text)
         }
         self.control = tuple(map(str, control.values()))
         # Unknown characters are no turn, whatever their token is called.
@@ -297,13 +301,6 @@ def last_of(ids: Sequence[int], before: int | None = None) -> int | None:
     return ids[-1] if ids else before
 
 
-def _separates(token: str) -> bool:
-    """Return whether an added token can be one that separates turns: not white space, a word or a
-    single sign, which tokenizers add for the sake of shorter texts.
-    """
-    return len(token) > 1 and not re.fullmatch(r"[\w\s▁]*", token)
-
-
 def _pattern(texts: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, _longest_first(texts))) or r"(?!)")
 
@@ -397,7 +394,13 @@ class Renderer:
     def __init__(self, tokenizer: Any, *, at: datetime | None = None) -> None:
         self._tokenizer = tokenizer
         self._chat = ChatTemplate(tokenizer, at)
-        self._encoder = Encoder(tokenizer, self._sample_text())
+        # What the template writes around a user turn and, if it takes one, a tool turn. Without a
+        # reply: what a template writes there, such as <think>, models write themselves.
+        user, tool = Message(role="user", text="?"), Message(role="tool", text="?")
+        template_text = self._template([user], Marks((), ()), prompt=False)
+        with suppress(DataFault):
+            template_text += self._template([user, tool], Marks((), ()), prompt=False)
+        self._encoder = Encoder(tokenizer, template_text)
         self.end_of_turn, self._end_text = self._find_end_of_turn()
 
     @property
@@ -527,17 +530,6 @@ class Renderer:
         vocabulary = sorted(self._tokenizer.get_vocab().items())
         return fingerprint("tokenizer", vocabulary, special, self._tokenizer.chat_template)
 
-    def _sample_text(self) -> str:
-        """Return the template's rendering of a user turn and, if it takes one, of a tool turn."""
-        user, tool = Message(role="user", text="?"), Message(role="tool", text="?")
-        plain = self._template([user], Marks((), ()), prompt=False)
-        try:
-            # Without a reply: what a template writes there, such as <think>, models write
-            # themselves.
-            return plain + self._template([user, tool], Marks((), ()), prompt=False)
-        except DataFault:
-            return plain
-
     def _marks(self, messages: Sequence[Message]) -> Marks:
         return Marks([message.text for message in messages], self._encoder.control)
 
@@ -639,19 +631,13 @@ class Renderer:
         # A reply that ended with another end token has its end already, and one that a stop string
         # ended has none. Some servers do not report theirs.
         ids = self.own_ids(reply)
-        return not (self.is_cut(reply) or self._has_end(ids) or self._stopped(reply, ids))
-
-    def _stopped(self, reply: Span, ids: Sequence[int]) -> bool:
-        """Return whether a stop string ended a reply whose ids, if it has any, do not end with an
-        end token.
-        """
-        if ids and reply.tokenizer is not None:
-            # A sampler that names its tokenizer reports every end. Its text would not tell: a stop
-            # string may be white space.
-            return True
+        if self.is_cut(reply) or self._has_end(ids) or (ids and reply.tokenizer is not None):
+            # A sampler that names its tokenizer reports every end, so a stop string ended this one.
+            # Its text would not tell: a stop string may be white space.
+            return False
         # Elsewhere the ids go on beyond the text, with the stop string.
         sampled, text = self._tokenizer.decode(ids).strip() if ids else "", reply.text.strip()
-        return len(sampled) > len(text) and sampled.startswith(text)
+        return not (len(sampled) > len(text) and sampled.startswith(text))
 
     def _has_end(self, ids: Sequence[int]) -> bool:
         return bool(ids and ids[-1] in self._encoder.special)

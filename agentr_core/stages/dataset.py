@@ -23,10 +23,19 @@ from agentr_core.recipes.data import DataConfig
 from agentr_core.runtime.instances import held_out
 from agentr_core.runtime.place import Workplace
 from agentr_core.samples.chat_file import read_chat
-from agentr_core.samples.dataset import Dataset, Filtered, Way, build_dataset, build_pairs, exchanged, hash_of, split
+from agentr_core.samples.dataset import (
+    Dataset,
+    Filtered,
+    TokenRow,
+    Way,
+    build_dataset,
+    build_pairs,
+    exchanged,
+    hash_of,
+    split,
+)
 from agentr_core.samples.identity import sample_id, trained_spans
 from agentr_core.samples.rendering import Renderer, load_renderer
-from agentr_core.samples.rows import TokenRow
 from agentr_core.store.codec.ledger import rejection_rows
 from agentr_core.store.codec.samples import dataset_rows, load_preferences, load_samples, sample_rows, store_dataset
 from agentr_core.store.queries.datasets import instance_traits, stored_dataset, whole_datasets

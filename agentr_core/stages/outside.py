@@ -22,7 +22,13 @@ from agentr_core.errors import ConfigError, DataFileError, EnvironmentFault, Mod
 from agentr_core.exchange import verl
 from agentr_core.exchange.verl import Rollout
 from agentr_core.fingerprint import canonical, file_sha256, fingerprint
-from agentr_core.models.files import ADAPTER_CONFIG, adapter_base, checkpoint_folder, weight_files, weights_sha256
+from agentr_core.models.checkpoint_dir import (
+    ADAPTER_CONFIG,
+    adapter_base,
+    checkpoint_folder,
+    weight_files,
+    weights_sha256,
+)
 from agentr_core.reports.document import Column, Row, Section, Table
 from agentr_core.runtime.equipment import Checkpoint
 from agentr_core.runtime.instances import held_out

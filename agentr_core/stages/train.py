@@ -8,7 +8,7 @@ from typing import Any
 
 from agentr_core.errors import DataFault
 from agentr_core.fingerprint import derive_seed, fingerprint
-from agentr_core.models.files import checkpoint_folder
+from agentr_core.models.checkpoint_dir import checkpoint_folder
 from agentr_core.recipes.alarms import Crossing
 from agentr_core.runtime.live import tell_step
 from agentr_core.runtime.place import Workplace

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentr_core.models.files import checkpoint_folder
+from agentr_core.models.checkpoint_dir import checkpoint_folder
 from agentr_core.store.database import Store
 
 

@@ -72,18 +72,14 @@ def attend(
     if windowed:
         output = _nearest(query, key, value, attention_mask, min(window, tokens))
     else:
-        output = _causal(query, key, value, attention_mask)
+        rows, heads, tokens, _ = query.shape
+        if attention_mask is None:
+            attention_mask = torch.ones((1, 1, tokens, tokens), dtype=torch.bool, device=query.device).tril()
+        hidden = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill_(~attention_mask, _lowest_score(query))
+        bias = hidden.expand(rows, heads, tokens, tokens).flatten(0, 1)
+        scores = torch.baddbmm(bias, query.flatten(0, 1), key.transpose(2, 3).flatten(0, 1))
+        output = _weights(scores.view(rows, heads, tokens, tokens)) @ value
     return output.transpose(1, 2), None
-
-
-def _causal(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-    rows, heads, tokens, _ = query.shape
-    if mask is None:
-        mask = torch.ones((1, 1, tokens, tokens), dtype=torch.bool, device=query.device).tril()
-    hidden = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, _lowest_score(query))
-    bias = hidden.expand(rows, heads, tokens, tokens).flatten(0, 1)
-    scores = torch.baddbmm(bias, query.flatten(0, 1), key.transpose(2, 3).flatten(0, 1))
-    return _weights(scores.view(rows, heads, tokens, tokens)) @ value
 
 
 def _nearest(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, window: int) -> Tensor:

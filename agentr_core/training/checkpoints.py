@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from agentr_core.errors import AlarmRaised, ModelDirectoryError, TrainingFault
-from agentr_core.models.files import weights_sha256
+from agentr_core.models.checkpoint_dir import weights_sha256
 from agentr_core.system import sync
 from agentr_core.training.job import STEP, TrainingStep, write_whole
 

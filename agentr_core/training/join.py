@@ -18,7 +18,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from agentr_core.models.files import CHECKPOINTS
+from agentr_core.models.checkpoint_dir import CHECKPOINTS
 from agentr_core.training.checkpoints import is_complete
 from agentr_core.training.job import JOB, TrainingJob
 from agentr_core.training.process import start_launcher

@@ -15,10 +15,10 @@ block-diagonal mask costs the square of the row length, whatever the samples in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, count, islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,8 +33,6 @@ ROW = 512
 would wait for Python.
 """
 LENGTH_STEP = 64
-_SEPARATED = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
-"""Kinds of layers whose mask separates the samples of a row."""
 
 
 class TokenRow(NamedTuple):
@@ -65,19 +63,6 @@ def together(config: TrainingConfig, rows: int) -> int:
     row do not see each other.
     """
     return 1 if config.packing and config.attn_implementation.startswith("flash_attention") else rows
-
-
-def packing_faults(model_config: Any, config: TrainingConfig) -> list[str]:
-    """Return why samples of a model, given by its text configuration, cannot share rows, one
-    sentence each.
-    """
-    unsupported = sorted(set(getattr(model_config, "layer_types", None) or ()) - _SEPARATED)
-    if not config.packing or not unsupported:
-        return []
-    return [
-        f"training.packing: layers of kind {', '.join(unsupported)} would mix the samples of a row; set it to false, "
-        "which gives each sample a row of its own"
-    ]
 
 
 def padded_length(tokens: int) -> int:
@@ -201,7 +186,8 @@ def plan(
         raise DataFault("the dataset has no rows; loosen the filters or collect more")
     if min(tokens) < 1:
         raise DataFault(f"row {tokens.index(min(tokens))} of the dataset has no trained token; leave it out")
-    stream = _endless(len(tokens), seed)
+    orders = (np.random.default_rng(derive_seed("epoch order", seed, epoch)) for epoch in count())
+    stream = (int(row) for generator in orders for row in generator.permutation(len(tokens)))
     order = [] if max_tokens else list(islice(stream, max(1, round(epochs * len(tokens)))))
     trained = 0
     while trained < max_tokens:
@@ -221,9 +207,3 @@ def plan(
         steps = [order[start : start + per_step] for start in range(0, len(order), per_step)]
     trained_tokens = accumulate(sum(tokens[row] for row in step) for step in steps)
     return Plan(steps=tuple(map(tuple, steps)), trained_tokens=tuple(trained_tokens), epochs=len(order) / len(tokens))
-
-
-def _endless(rows: int, seed: int) -> Iterator[int]:
-    for epoch in count():
-        generator = np.random.default_rng(derive_seed("epoch order", seed, epoch))
-        yield from (int(row) for row in generator.permutation(rows))

@@ -24,12 +24,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAn
 from transformers.utils.logging import disable_progress_bar
 
 from agentr_core.errors import ConfigError, ModelDirectoryError, TrainingFault
-from agentr_core.models.files import ADAPTER_CONFIG, adapter_base, read_json
+from agentr_core.models.checkpoint_dir import ADAPTER_CONFIG, adapter_base, read_json
 from agentr_core.recipes.training import TrainingConfig
 from agentr_core.training.attention import use_training_attention
 from agentr_core.training.checkpoints import ADAPTER, HISTORY, from_here
 from agentr_core.training.job import STEP, Job, TrainingStep
-from agentr_core.training.packing import packing_faults
 from agentr_core.training.process import read_zero, splits_weights
 
 _ADAPTED: Final = re.compile(r"\.(?:base_layer|original_module)\.")
@@ -511,3 +510,20 @@ def separates_samples(model: Any) -> bool:
 
 def _ask(*_: Any) -> NoReturn:
     raise _MaskRequested
+
+
+_SEPARATED = frozenset({"full_attention", "sliding_attention", "chunked_attention"})
+"""Kinds of layers whose mask separates the samples of a row."""
+
+
+def packing_faults(model_config: Any, config: TrainingConfig) -> list[str]:
+    """Return why samples of a model, given by its text configuration, cannot share rows, one
+    sentence each.
+    """
+    unsupported = sorted(set(getattr(model_config, "layer_types", None) or ()) - _SEPARATED)
+    if not config.packing or not unsupported:
+        return []
+    return [
+        f"training.packing: layers of kind {', '.join(unsupported)} would mix the samples of a row; set it to false, "
+        "which gives each sample a row of its own"
+    ]

@@ -35,7 +35,7 @@ from agentr_core.errors import (
     OutOfMemory,
     TrainingFault,
 )
-from agentr_core.models.files import adapter_base, read_json
+from agentr_core.models.checkpoint_dir import adapter_base, read_json
 from agentr_core.system import python_path, writing
 from agentr_core.texts import placed
 from agentr_core.training.checkpoints import Manifest, is_complete, read_manifest
@@ -349,7 +349,14 @@ async def train(job: TrainingJob, *, on_progress: Callable[[Report], None] = lam
         raise ModelDirectoryError(f"{base} has no config.json; give a Hugging Face model directory")
     if not job.dataset_file.is_file():
         raise DataFault(f"dataset file {job.dataset_file} does not exist; build the dataset before training on it")
-    _leave_foreign_work(job)
+    # Unfinished work of the same job that began with other weights goes: a parent that is trained
+    # on what it samples may come out otherwise under the same id.
+    if job.work.job_file.exists():
+        before: str | None = None
+        with suppress(ValidationError):
+            before = JOB.validate_json(job.work.job_file.read_bytes()).parent_weights
+        if before not in ("", job.parent_weights):
+            shutil.rmtree(job.work.root)
     variables = {
         **{name: value for name, value in os.environ.items() if name not in RANK_VARIABLES},
         # Everything the trainer reads is local; a query to the hub would only add the network to
@@ -376,19 +383,6 @@ async def train(job: TrainingJob, *, on_progress: Callable[[Report], None] = lam
     )
     await process.run(on_progress)
     return _finished(job)
-
-
-def _leave_foreign_work(job: TrainingJob) -> None:
-    """Remove unfinished work of the same job that began with other weights: a parent that is
-    trained on what it samples may come out otherwise under the same id.
-    """
-    if not job.work.job_file.exists():
-        return
-    with suppress(ValidationError):
-        before = JOB.validate_json(job.work.job_file.read_bytes()).parent_weights
-        if before in ("", job.parent_weights):
-            return
-    shutil.rmtree(job.work.root)
 
 
 def _finished(job: TrainingJob) -> Manifest:

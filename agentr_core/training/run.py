@@ -14,19 +14,31 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.feather as feather
+import pyarrow.parquet as parquet
 import torch
 from accelerate.utils import broadcast_object_list
 from transformers import TrainerCallback, set_seed
 from transformers.integrations.deepspeed import set_hf_deepspeed_config
 
 from agentr_core.errors import AlarmRaised, ConfigError, DataFault, ModelDirectoryError, OutOfMemory, TrainingFault
+from agentr_core.samples.identity import IGNORED
 from agentr_core.system import keep_freed_memory
 from agentr_core.training.checkpoints import Manifest, publish, publish_step
 from agentr_core.training.job import JOB, LESS_MEMORY, Fault, Preference, Report, TrainingJob, TrainingStep
-from agentr_core.training.packing import Plan, plan, trained_tokens
+from agentr_core.training.packing import Plan, TokenPair, TokenRow, plan, trained_tokens
 from agentr_core.training.parent import Parent, adapter_faults, load_parent, mixing_faults, text_config, write_result
-from agentr_core.training.planned import MarkSaved, last_checkpoint, read_pairs, read_rows, samples_per_step
 from agentr_core.training.requirements import check_requirements
+from agentr_core.training.trainers import (
+    MarkSaved,
+    last_checkpoint,
+    preference_arguments,
+    preference_trainer,
+    samples_per_step,
+    supervised_arguments,
+    supervised_trainer,
+)
 
 # Describes faults of the trainer's process to its parent, in one sentence each.
 
@@ -44,40 +56,29 @@ def describe(error: BaseException, folder: Path, *, less_memory: str = LESS_MEMO
     """
     if isinstance(error, AlarmRaised | ConfigError | DataFault | ModelDirectoryError | TrainingFault):
         return Fault(kind=type(error).__name__, message=str(error))
-    chain = list(_chain(error))
-    if any(_is_failed_write(link) for link in chain):
-        free_mb = shutil.disk_usage(folder).free / 1e6
-        return _fault(
-            TrainingFault,
-            f"a checkpoint could not be written to {folder}: {_line(error)}; its disk has {free_mb:.1f} MB left, free "
-            "some and train again",
-        )
-    if any(_is_memory(link) for link in chain):
-        return _fault(OutOfMemory, f"memory ran out ({_line(error)}); {less_memory}")
-    return _fault(TrainingFault, f"the trainer failed with {type(error).__name__}: {_line(error)}")
-
-
-def _fault(kind: type[TrainingFault], message: str) -> Fault:
-    return Fault(kind=kind.__name__, message=message)
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
+    chain: list[BaseException] = []
     link: BaseException | None = error
     while link is not None:
-        yield link
+        chain.append(link)
         link = link.__cause__ or link.__context__
-
-
-def _is_failed_write(error: BaseException) -> bool:
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return True
-    return any(text in str(error) for text in _WRITE_FAILED)
-
-
-def _is_memory(error: BaseException) -> bool:
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _MEMORY)
+    if any(
+        (isinstance(link, OSError) and link.errno in (errno.ENOSPC, errno.EDQUOT))
+        or any(text in str(link) for text in _WRITE_FAILED)
+        for link in chain
+    ):
+        free_mb = shutil.disk_usage(folder).free / 1e6
+        return Fault(
+            kind=TrainingFault.__name__,
+            message=f"a checkpoint could not be written to {folder}: {_line(error)}; its disk has {free_mb:.1f} MB "
+            "left, free some and train again",
+        )
+    if any(
+        isinstance(link, MemoryError | torch.OutOfMemoryError)
+        or (isinstance(link, RuntimeError) and any(text in str(link) for text in _MEMORY))
+        for link in chain
+    ):
+        return Fault(kind=OutOfMemory.__name__, message=f"memory ran out ({_line(error)}); {less_memory}")
+    return Fault(kind=TrainingFault.__name__, message=f"the trainer failed with {type(error).__name__}: {_line(error)}")
 
 
 def _line(error: BaseException) -> str:
@@ -111,6 +112,71 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+# Datasets of token rows, read and checked before any compute is spent on them.
+
+
+def read_rows(file: Path, *, vocabulary: int, context: int, side: str = "") -> list[TokenRow]:
+    """Return the checked rows of a .parquet, .arrow or .feather file, in its order.
+
+    Args:
+        vocabulary: how many token ids the model knows.
+        context: the most tokens the model takes.
+        side: the prefix of the two columns, for a file of pairs.
+
+    Raises:
+        DataFault: the file cannot be read, or a row is broken; the message names the first such
+            row.
+    """
+    try:
+        if file.suffix == ".parquet":
+            table = parquet.read_table(file)
+        elif file.suffix in (".arrow", ".feather"):
+            table = feather.read_table(file)
+        else:
+            raise DataFault(f"dataset {file} has the unknown type {file.suffix!r}; write .parquet, .arrow or .feather")
+    except (OSError, pa.ArrowInvalid) as error:
+        raise DataFault(f"dataset {file} cannot be read ({error}); build it again") from error
+    ids, labels = f"{side}input_ids", f"{side}labels"
+    missing = [name for name in (ids, labels) if name not in table.column_names]
+    if missing:
+        raise DataFault(
+            f"dataset {file} lacks the columns {', '.join(missing)}; it has {', '.join(table.column_names)}"
+        )
+    columns = zip(table[ids].to_pylist(), table[labels].to_pylist(), strict=True)
+    rows = [TokenRow(tuple(tokens or ()), tuple(flags or ())) for tokens, flags in columns]
+    for number, row in enumerate(rows):
+        fault = _fault_of_row(row, vocabulary=vocabulary, context=context)
+        if fault:
+            raise DataFault(f"dataset {file}, row {number}{f' ({side[:-1]} side)' if side else ''}: {fault}")
+    return rows
+
+
+def read_pairs(file: Path, *, vocabulary: int, context: int) -> list[TokenPair]:
+    """Return the checked pairs of a file, in its order. Arguments and errors are those of
+    `read_rows`.
+    """
+    sides = (read_rows(file, vocabulary=vocabulary, context=context, side=side) for side in ("chosen_", "rejected_"))
+    return [TokenPair(*pair) for pair in zip(*sides, strict=True)]
+
+
+def _fault_of_row(row: TokenRow, *, vocabulary: int, context: int) -> str:
+    if len(row.input_ids) != len(row.labels):
+        return f"{len(row.input_ids)} token ids and {len(row.labels)} labels; there must be a label for each token"
+    if len(row.input_ids) > context:
+        return f"{len(row.input_ids)} tokens do not fit the model's context of {context}; lower data.max_length"
+    unknown_ids = [token for token in row.input_ids if not 0 <= token < vocabulary]
+    if unknown_ids:
+        return (
+            f"token id {unknown_ids[0]} is not in the model's vocabulary of {vocabulary}; use the model's own tokenizer"
+        )
+    pairs = zip(row.input_ids, row.labels, strict=True)
+    if any(label not in (IGNORED, token) for token, label in pairs):
+        return f"a label is neither its own token id nor {IGNORED}; labels are not shifted"
+    if not trained_tokens(row):
+        return "no token is trained; leave the row out"
+    return ""
+
+
 _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets")
 
 
@@ -136,11 +202,20 @@ def run(job: TrainingJob, tell: Callable[[Report], None]) -> Manifest | None:
     check_requirements(job.config)
     set_seed(job.seed)
     rows = _rows(job)
-    steps = _planned(job, rows)
-    trainer = _trainer(job)
+    steps = plan(
+        [trained_tokens(row) for row in rows],
+        per_step=samples_per_step(job.config),
+        # A plan that is repeated until the time is up must consist of whole passes.
+        epochs=math.ceil(job.num_train_epochs) if job.config.max_seconds else job.num_train_epochs,
+        max_tokens=job.config.max_tokens,
+        seed=job.seed,
+        lengths=[len(row.input_ids) for row in rows] if job.config.step_tokens else (),
+        step_tokens=job.config.step_tokens,
+    )
     # The arguments come before the model: they create the process group and tell Transformers about
     # ZeRO-3.
-    settings = trainer.arguments(job, steps=len(steps.steps))
+    on_pairs = isinstance(job.objective, Preference)
+    settings = (preference_arguments if on_pairs else supervised_arguments)(job, steps=len(steps.steps))
     # This machine may have joined late or after a crash.
     main = broadcast_object_list([job.fingerprint])[0]
     if main != job.fingerprint:
@@ -153,14 +228,19 @@ def run(job: TrainingJob, tell: Callable[[Report], None]) -> Manifest | None:
         if not comm.is_initialized():
             comm.init_distributed(dist_backend=torch.distributed.get_backend(), auto_mpi_discovery=False, verbose=False)
     parent = load_parent(job.model_dir, job.config, zero3=zero3)
-    hf_trainer = trainer.make_trainer(job, steps, rows, parent=parent, settings=settings, tell=tell)
+    make_trainer: Any = preference_trainer if on_pairs else supervised_trainer
+    hf_trainer = make_trainer(job, steps, rows, parent=parent, settings=settings, tell=tell)
     if settings.deepspeed_plugin is not None and not hf_trainer.is_deepspeed_enabled:
         raise TrainingFault("training.launch.deepspeed is set, but Accelerate left DeepSpeed out of this training")
     fsdp = bool(settings.fsdp)
     if fsdp and not hf_trainer.is_fsdp_enabled:
         raise TrainingFault("training.launch.fsdp is set, but Accelerate left FSDP out of this training")
     resume_from = last_checkpoint(job.work.checkpoints, settings)
-    _publish_steps(job, steps, hf_trainer, parent, split=zero3 or fsdp)
+    if job.config.save_total_limit != 0:
+        # Before the mark of a whole checkpoint: what goes on from there does not publish it again.
+        marks = hf_trainer.pop_callback(MarkSaved)
+        hf_trainer.add_callback(_PublishSteps(job, steps, hf_trainer, parent, split=zero3 or fsdp))
+        hf_trainer.add_callback(marks)
     hf_trainer.train(resume_from_checkpoint=str(resume_from) if resume_from else None)
 
     ended_by: str = job.config.ended_by
@@ -175,30 +255,6 @@ def run(job: TrainingJob, tell: Callable[[Report], None]) -> Manifest | None:
     trained = hf_trainer.accelerator.unwrap_model(hf_trainer.model)
     write_result(job, trained, history, parent.dtype, weights)
     return publish(job.work.staging, job.output_dir, _manifest(job, steps, history, ended_by))
-
-
-def _trainer(job: TrainingJob) -> Any:
-    """Return the module with the trainer of a job's objective: it has `arguments` and
-    `make_trainer`.
-    """
-    # Each imports a trainer of TRL, which takes seconds.
-    if isinstance(job.objective, Preference):
-        from agentr_core.training import dpo
-
-        return dpo
-    from agentr_core.training import trainer
-
-    return trainer
-
-
-def _publish_steps(job: TrainingJob, steps: Plan, hf_trainer: Any, parent: Parent, *, split: bool) -> None:
-    """Have a trainer publish the weights of steps, if its job asks for that."""
-    if job.config.save_total_limit == 0:
-        return
-    # Before the mark of a whole checkpoint: what goes on from there does not publish it again.
-    marks = hf_trainer.pop_callback(MarkSaved)
-    hf_trainer.add_callback(_PublishSteps(job, steps, hf_trainer, parent, split=split))
-    hf_trainer.add_callback(marks)
 
 
 class _PublishSteps(TrainerCallback):  # type: ignore[misc]
@@ -244,19 +300,6 @@ def _rows(job: TrainingJob) -> Sequence[Any]:
     model_config = text_config(job.model_dir)
     read = read_pairs if isinstance(job.objective, Preference) else read_rows
     return read(job.dataset_file, vocabulary=model_config.vocab_size, context=model_config.max_position_embeddings)
-
-
-def _planned(job: TrainingJob, rows: Sequence[Any]) -> Plan:
-    return plan(
-        [trained_tokens(row) for row in rows],
-        per_step=samples_per_step(job.config),
-        # A plan that is repeated until the time is up must consist of whole passes.
-        epochs=math.ceil(job.num_train_epochs) if job.config.max_seconds else job.num_train_epochs,
-        max_tokens=job.config.max_tokens,
-        seed=job.seed,
-        lengths=[len(row.input_ids) for row in rows] if job.config.step_tokens else (),
-        step_tokens=job.config.step_tokens,
-    )
 
 
 def _manifest(job: TrainingJob, steps: Plan, history: Sequence[TrainingStep], ended_by: str) -> Manifest:

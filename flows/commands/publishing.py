@@ -10,7 +10,7 @@ from typing import Any
 
 from agentr_core.errors import ConfigError
 from agentr_core.methods.table import method_of
-from agentr_core.models.files import ADAPTER_CONFIG, read_json, weights_sha256
+from agentr_core.models.checkpoint_dir import ADAPTER_CONFIG, read_json, weights_sha256
 from agentr_core.recipes.recipe import OPTIONAL, Recipe
 from agentr_core.reports.model_card import Card, CardScore, render_card
 from agentr_core.stages.evaluate import load_measures

@@ -25,7 +25,7 @@ from trl import SFTConfig, SFTTrainer
 
 from agentr_core.training.packing import TokenRow, plan, trained_tokens
 from agentr_core.training.parent import load_parent
-from agentr_core.training.trainer import arguments, make_trainer
+from agentr_core.training.trainers import supervised_arguments, supervised_trainer
 
 SAMPLES_PER_STEP = 8
 STEPS = 4
@@ -63,8 +63,8 @@ def test_training_on_cpu_is_faster_than_trl_as_it_comes(tmp_path: Path, save_tin
         job = make_job(path, tmp_path, bf16=True, per_device_train_batch_size=SAMPLES_PER_STEP)
         made = plan([trained_tokens(row) for row in rows], per_step=SAMPLES_PER_STEP, epochs=1, max_tokens=0, seed=0)
         parent = load_parent(path, job.config, zero3=False)
-        settings = arguments(job, steps=len(made.steps))
-        ours = make_trainer(job, made, rows, parent=parent, settings=settings, tell=lambda step: None)
+        settings = supervised_arguments(job, steps=len(made.steps))
+        ours = supervised_trainer(job, made, rows, parent=parent, settings=settings, tell=lambda step: None)
         our_speed = tokens_per_cpu_second(ours, sum(lengths))
 
         stock = SFTTrainer(

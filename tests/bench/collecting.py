@@ -19,9 +19,8 @@ from agentr_core.environments import registry
 from agentr_core.methods.agent_r.collect import collect, finished_trees
 from agentr_core.methods.faults import load
 from agentr_core.methods.table import method_of
-from agentr_core.models.local.messages import Loading
 from agentr_core.models.local.transformers import TransformersModel
-from agentr_core.models.local.workers import Worker, Workers, load_local
+from agentr_core.models.local.workers import Loading, Worker, Workers, load_local
 from agentr_core.protocols import ChatModel
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.machine import settled

@@ -17,8 +17,7 @@ from agentr_core.samples.identity import IGNORED
 from agentr_core.training.job import TrainingJob
 from agentr_core.training.packing import TokenRow, plan, trained_tokens
 from agentr_core.training.parent import load_parent
-from agentr_core.training.planned import samples_per_step
-from agentr_core.training.trainer import arguments, make_trainer
+from agentr_core.training.trainers import samples_per_step, supervised_arguments, supervised_trainer
 
 Run = Callable[[], int]
 _DATA_SHEETS = {"H100": 989.0, "H200": 989.0, "A100": 312.0, "L40S": 362.0}
@@ -77,8 +76,8 @@ def measure(model_dir: Path, folder: Path, *, quick: bool, **settings: Any) -> S
     )
     parent = load_parent(model_dir, job.config, zero3=False)
     flops = model_flops(parent.model, rows, job.config)
-    trainer = make_trainer(
-        job, steps, rows, parent=parent, settings=arguments(job, steps=_STEPS), tell=lambda step: None
+    trainer = supervised_trainer(
+        job, steps, rows, parent=parent, settings=supervised_arguments(job, steps=_STEPS), tell=lambda step: None
     )
     times = StepTimes()
     trainer.remove_callback(PrinterCallback)

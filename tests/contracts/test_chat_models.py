@@ -19,10 +19,9 @@ from unittest.mock import Mock
 import pytest
 
 from agentr_core.errors import ConfigError, ModelDirectoryError, ModelFault, PromptTooLong
-from agentr_core.models.local.messages import Loading
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.models.local.waves import Wave
-from agentr_core.models.local.workers import Workers, load_local
+from agentr_core.models.local.workers import Loading, Workers, load_local
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.protocols import ChatModel, Reloading
 from agentr_core.recipes.models import ServerConfig

@@ -13,8 +13,8 @@ from toy_paths import ToyTree, critique
 from agentr_core.errors import DataFault
 from agentr_core.methods.agent_r.splice import good_sample, splice
 from agentr_core.recipes.agent_r import SpliceConfig
-from agentr_core.samples.dataset import exchanged
-from agentr_core.samples.identity import check_flags, sample_id, turn_classes
+from agentr_core.samples.dataset import check_flags, exchanged, turn_classes
+from agentr_core.samples.identity import sample_id
 from agentr_core.types import Message, Sample, grown_turn
 
 ENV = Line()

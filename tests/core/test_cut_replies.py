@@ -17,9 +17,8 @@ from agentr_core.methods.agent_r.splice import good_sample
 from agentr_core.methods.eto.preferences import Played, against_expert, preference_id
 from agentr_core.recipes.data import DataConfig
 from agentr_core.recipes.eto import PreferencesConfig
-from agentr_core.samples.dataset import build_dataset, build_pairs
+from agentr_core.samples.dataset import build_dataset, build_pairs, token_row
 from agentr_core.samples.identity import IGNORED, sample_id
-from agentr_core.samples.rows import token_row
 from agentr_core.store.codec.samples import load_samples, sample_rows
 from agentr_core.store.codec.trajectories import load_trajectories, trajectory_rows
 from agentr_core.store.database import Store

@@ -16,10 +16,9 @@ from agentr_core.errors import DataFault
 from agentr_core.methods.agent_r.splice import good_sample, splice
 from agentr_core.recipes.agent_r import SpliceConfig
 from agentr_core.recipes.data import DataConfig, GeneralDataConfig
-from agentr_core.samples.dataset import build_dataset, draw_general
+from agentr_core.samples.dataset import build_dataset, draw_general, token_row
 from agentr_core.samples.identity import sample_id
 from agentr_core.samples.rendering import Renderer
-from agentr_core.samples.rows import token_row
 from agentr_core.types import Instance, Message, Provenance, Sample, SampleKind
 
 ENV = Line()

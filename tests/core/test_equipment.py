@@ -13,9 +13,8 @@ from agentr_core.errors import ConfigError
 from agentr_core.methods.faults import parse
 from agentr_core.models.batching import Batcher
 from agentr_core.models.local.cache import BLOCK
-from agentr_core.models.local.messages import Loading
 from agentr_core.models.local.transformers import TransformersModel
-from agentr_core.models.local.workers import load_local
+from agentr_core.models.local.workers import Loading, load_local
 from agentr_core.models.samplers import sampler_of
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.recipes.models import ModelConfig

@@ -14,8 +14,8 @@ from agentr_core.errors import ConfigError, DataFault
 from agentr_core.exchange.training_set import export_lines
 from agentr_core.methods.agent_r.splice import good_sample, splice
 from agentr_core.recipes.agent_r import SpliceConfig
+from agentr_core.samples.dataset import token_row
 from agentr_core.samples.identity import sample_id
-from agentr_core.samples.rows import token_row
 from agentr_core.types import Message, Sample
 
 

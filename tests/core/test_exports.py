@@ -24,8 +24,8 @@ from agentr_core.exchange.training_set import Launch, PairRow, SampleRow, Traini
 from agentr_core.methods.agent_r.splice import good_sample, splice
 from agentr_core.recipes.agent_r import SpliceConfig
 from agentr_core.samples.chat_file import World
+from agentr_core.samples.dataset import token_row
 from agentr_core.samples.identity import sample_id
-from agentr_core.samples.rows import token_row
 from agentr_core.types import (
     Instance,
     Message,

@@ -12,9 +12,17 @@ from toy_paths import ToyTree, critique, renderer
 from agentr_core.errors import DataFault
 from agentr_core.methods.agent_r.splice import good_sample, splice
 from agentr_core.recipes.agent_r import SpliceConfig
-from agentr_core.samples.dataset import check_no_leakage, duplicates, good_per_tree, too_long, unused_kinds
-from agentr_core.samples.identity import check_flags, sample_id, turn_classes
-from agentr_core.samples.rows import token_row
+from agentr_core.samples.dataset import (
+    check_flags,
+    check_no_leakage,
+    duplicates,
+    good_per_tree,
+    token_row,
+    too_long,
+    turn_classes,
+    unused_kinds,
+)
+from agentr_core.samples.identity import sample_id
 from agentr_core.types import Message, Provenance, Sample, SampleKind
 
 ENV = Line()

@@ -24,9 +24,8 @@ from safetensors.torch import load_file
 from agentr_core.errors import ConfigError, ModelDirectoryError, NonFiniteLoss, TrainingFault
 from agentr_core.recipes.grpo import GrpoConfig
 from agentr_core.recipes.training import LaunchConfig, TrainingConfig
-from agentr_core.training.group.learner import Learner, load_snapshot, save_snapshot
+from agentr_core.training.group.learner import Learner, Ranks, load_snapshot, make_learner, save_snapshot
 from agentr_core.training.group.policy import PolicyRow, Totals
-from agentr_core.training.group.ranks import Ranks, make_learner
 
 pytestmark = pytest.mark.slow
 PLAIN = TrainingConfig(
@@ -46,10 +45,10 @@ import os, signal, sys
 from pathlib import Path
 from agentr_core.recipes.grpo import GrpoConfig
 from agentr_core.recipes.training import LaunchConfig, TrainingConfig
-from agentr_core.training.group.ranks import Ranks
+from agentr_core.training.group.learner import Ranks
 if __name__ == "__main__":
     training = TrainingConfig(bf16=False, num_threads=1, launch=LaunchConfig(num_processes=2, fsdp=True))
-    Ranks(Path(sys.argv[1]), training, GrpoConfig(), updates=1, most=9, folder=Path(sys.argv[2]))
+    Ranks(Path(sys.argv[1]), training, GrpoConfig(), updates=1, max_tokens=9, folder=Path(sys.argv[2]))
     print("loaded", flush=True)
     sys.stdin.read()
 """

@@ -16,8 +16,8 @@ from toy import instance
 from agentr_core.episodes.rollout import episode
 from agentr_core.episodes.transcript import whole_episode
 from agentr_core.models.local.transformers import TransformersModel
+from agentr_core.samples.dataset import token_row
 from agentr_core.samples.identity import IGNORED
-from agentr_core.samples.rows import token_row
 from agentr_core.system import data_path
 from agentr_core.types import Generation, Request, Sample, SampleKind, Sampling, Trajectory
 

@@ -12,9 +12,8 @@ import pytest
 
 from agentr_core.errors import ModelDirectoryError
 from agentr_core.fingerprint import file_sha256
-from agentr_core.models import files
-from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory
-from agentr_core.models.files import weights_sha256
+from agentr_core.models import checkpoint_dir
+from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory, weights_sha256
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -38,11 +37,11 @@ def test_weights_are_read_once_as_long_as_they_stay_the_same(directory: Path, mo
         read.append(file)
         return file_sha256(file)
 
-    monkeypatch.setattr(files, "file_sha256", counted)
+    monkeypatch.setattr(checkpoint_dir, "file_sha256", counted)
     weights_sha256(directory)
     weights_sha256(directory)
     assert len(read) == 2, "a file may be changed once more in the moment in which it was written"
-    monkeypatch.setattr(files, "_YOUNG_SECONDS", -1.0)
+    monkeypatch.setattr(checkpoint_dir, "_YOUNG_SECONDS", -1.0)
     before = weights_sha256(directory)
     assert weights_sha256(directory) == before
     assert len(read) == 3

@@ -26,9 +26,20 @@ from agentr_core.environments.native import ACT, NO_CALL, is_misread, native
 from agentr_core.environments.reasoning.problems import Move, Problem
 from agentr_core.environments.reasoning.world import ReasoningWorld, Rules
 from agentr_core.environments.template import CombinationLock
-from agentr_core.episodes.native_calls import OPENS, NativeCall, NativeTurns, calling, read_call
 from agentr_core.episodes.rollout import episode, play, restore
-from agentr_core.episodes.transcript import OPENING, droppable, transcript, transcript_of, whole_episode, windowed
+from agentr_core.episodes.transcript import (
+    OPENING,
+    OPENS,
+    NativeCall,
+    NativeTurns,
+    calling,
+    droppable,
+    read_call,
+    transcript,
+    transcript_of,
+    whole_episode,
+    windowed,
+)
 from agentr_core.errors import ConfigError, DataFault
 from agentr_core.exchange.training_set import export_lines, pair_lines
 from agentr_core.fingerprint import fingerprint
@@ -39,9 +50,9 @@ from agentr_core.methods.et_agent.selection import check_counts, fit_for_tuning
 from agentr_core.methods.faults import load
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.recipes.agent_r import SpliceConfig
-from agentr_core.samples.identity import IGNORED, check_flags, sample_id
+from agentr_core.samples.dataset import check_flags, token_row
+from agentr_core.samples.identity import IGNORED, sample_id
 from agentr_core.samples.rendering import Renderer
-from agentr_core.samples.rows import token_row
 from agentr_core.store.codec.samples import load_samples, sample_rows
 from agentr_core.store.database import Store
 from agentr_core.system import data_path

@@ -30,7 +30,7 @@ from agentr_core.environments.agentgym.wire import read_ids
 from agentr_core.environments.reasoning.problems import _file_rows
 from agentr_core.errors import ConfigError, DiskError, EnvironmentFault, StoreError, UserError
 from agentr_core.methods.faults import load, parse
-from agentr_core.models.files import read_json
+from agentr_core.models.checkpoint_dir import read_json
 from agentr_core.runtime.start import opening_of
 from agentr_core.samples.chat_file import records
 from agentr_core.stages import dataset

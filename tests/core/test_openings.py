@@ -37,8 +37,8 @@ from agentr_core.models.local.waves import cut_at_stop
 from agentr_core.recipes.parsing import restored
 from agentr_core.recipes.recipe import Recipe, resolved
 from agentr_core.runtime.start import opening_of
-from agentr_core.samples.dataset import drops, split
-from agentr_core.samples.identity import check_flags, sample_id
+from agentr_core.samples.dataset import check_flags, drops, split
+from agentr_core.samples.identity import sample_id
 from agentr_core.samples.rendering import Renderer, load_renderer
 from agentr_core.stages.demonstrate import expert_trajectory
 from agentr_core.store.codec.ledger import iteration_rows, run_rows

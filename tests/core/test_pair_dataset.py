@@ -16,9 +16,8 @@ from agentr_core.errors import DataFault
 from agentr_core.methods.eto.preferences import Played, against_expert, preference_id
 from agentr_core.recipes.data import DataConfig
 from agentr_core.recipes.eto import PreferencesConfig
-from agentr_core.samples.dataset import build_pairs
+from agentr_core.samples.dataset import TokenRow, build_pairs
 from agentr_core.samples.identity import IGNORED
-from agentr_core.samples.rows import TokenRow
 from agentr_core.types import Instance, Preference
 
 EXPERT = ("right", "right", "right")

@@ -21,7 +21,7 @@ from agentr_core.methods.eto.preferences import (
     preference_id,
 )
 from agentr_core.recipes.eto import PreferencesConfig
-from agentr_core.samples.identity import check_flags
+from agentr_core.samples.dataset import check_flags
 from agentr_core.types import Preference, PreferenceCase, Rejection, Sample, SampleKind
 
 INDEX = 2

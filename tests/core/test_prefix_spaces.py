@@ -12,8 +12,8 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from agentr_core.samples.dataset import token_row
 from agentr_core.samples.rendering import Renderer
-from agentr_core.samples.rows import token_row
 from agentr_core.types import Message, Sample, Span, grown_turn
 
 TEXTS = [

@@ -10,8 +10,8 @@ from toy_paths import ToyTree, critique, renderer, reply, sampled_ids, tokenizer
 
 from agentr_core.methods.agent_r.pairs import pair_id
 from agentr_core.methods.agent_r.splice import ACKNOWLEDGEMENT, ACTION, REFLECTIONS, good_rest, good_sample, splice
-from agentr_core.recipes.agent_r import SpliceConfig, splice_faults
-from agentr_core.samples.rows import token_row, trained_stretches
+from agentr_core.recipes.agent_r import SpliceConfig
+from agentr_core.samples.dataset import token_row, trained_stretches
 from agentr_core.types import Critique, Instance, PathPair, Rejection, Sample, SampleKind, StopReason, Transition
 
 GOOD = ["look", "right", "right"]
@@ -226,7 +226,7 @@ def test_the_rest_of_the_good_path_begins_where_its_replies_leave_the_kept_ones(
 
 def test_modes_that_play_keep_no_impossible_splice() -> None:
     for mode in ("verified", "continued"):
-        (fault,) = splice_faults(SpliceConfig(mode=mode, impossible="keep"))
+        (fault,) = SpliceConfig(mode=mode, impossible="keep").faults()
         assert fault.startswith(f"splice.impossible: mode {mode} plays its splices")
 
 

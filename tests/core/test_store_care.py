@@ -20,7 +20,7 @@ import gallery
 import pytest
 
 from agentr_core.errors import StoreError
-from agentr_core.models.files import SHARED_MEMORY, shared_name
+from agentr_core.models.checkpoint_dir import SHARED_MEMORY, shared_name
 from agentr_core.store import migrations
 from agentr_core.store.care.rewriting import CONDITIONS, compact, merge_stores, prune, sizes
 from agentr_core.store.codec.ledger import checkpoint_rows, iteration_rows, run_rows

@@ -9,7 +9,7 @@ import pytest
 from door import Door
 
 from agentr_core.episodes.transcript import transcript_of
-from agentr_core.samples.identity import turn_classes
+from agentr_core.samples.dataset import turn_classes
 from agentr_core.store.codec.samples import derivation_rows, load_samples, sample_rows
 from agentr_core.store.codec.trajectories import copy_trajectories, load_trajectories, trajectory_rows
 from agentr_core.store.database import Store

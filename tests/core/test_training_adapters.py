@@ -18,9 +18,13 @@ from training_jobs import make_job, random_row
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from agentr_core.errors import ConfigError, ModelDirectoryError, TrainingFault
-from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory
-from agentr_core.models.files import adapter_base, weights_sha256
-from agentr_core.models.local.loading import load_model
+from agentr_core.models.checkpoint_dir import (
+    adapter_base,
+    behaviour_files_sha256,
+    check_model_directory,
+    weights_sha256,
+)
+from agentr_core.models.local.decoding import load_model
 from agentr_core.recipes.grpo import GrpoConfig
 from agentr_core.training.checkpoints import is_complete, read_manifest
 from agentr_core.training.group.policy import Policy

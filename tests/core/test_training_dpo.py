@@ -23,12 +23,11 @@ from agentr_core.recipes.alarms import AlarmsConfig, Crossing
 from agentr_core.recipes.training import UNREAD
 from agentr_core.samples.identity import IGNORED
 from agentr_core.training.checkpoints import read_history, read_manifest
-from agentr_core.training.dpo import arguments, collate, make_trainer
 from agentr_core.training.job import PreferenceLoss, TrainingJob
 from agentr_core.training.packing import TokenPair, TokenRow, plan, trained_tokens
 from agentr_core.training.parent import load_parent
-from agentr_core.training.planned import samples_per_step
 from agentr_core.training.run import run
+from agentr_core.training.trainers import collate, preference_arguments, preference_trainer, samples_per_step
 
 pytestmark = [
     pytest.mark.slow,
@@ -59,8 +58,8 @@ def trainer_of(job: TrainingJob, rows: list[TokenPair]) -> Any:
         [trained_tokens(row) for row in rows], per_step=samples_per_step(job.config), epochs=1, max_tokens=0, seed=0
     )
     parent = load_parent(job.model_dir, job.config, zero3=False)
-    settings = arguments(job, steps=len(made.steps))
-    return make_trainer(job, made, rows, parent=parent, settings=settings, tell=lambda step: None)
+    settings = preference_arguments(job, steps=len(made.steps))
+    return preference_trainer(job, made, rows, parent=parent, settings=settings, tell=lambda step: None)
 
 
 def log_probability(model: Any, row: TokenRow) -> torch.Tensor:

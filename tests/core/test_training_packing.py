@@ -13,16 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from agentr_core.recipes.training import TrainingConfig
 from agentr_core.samples.identity import IGNORED
-from agentr_core.training.packing import (
-    ROW,
-    TokenRow,
-    bins,
-    forward_passes,
-    packing_faults,
-    padded_length,
-    together,
-    trained_tokens,
-)
+from agentr_core.training.packing import ROW, TokenRow, bins, forward_passes, padded_length, together, trained_tokens
+from agentr_core.training.parent import packing_faults
 
 LENGTHS = [40, 130, 75, 300, 64, 65, 22]
 

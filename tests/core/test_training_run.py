@@ -17,7 +17,7 @@ from training_jobs import make_job, random_row, set_clock, unread, watched, writ
 from transformers import AutoModelForCausalLM
 
 from agentr_core.errors import NonFiniteLoss
-from agentr_core.models.files import weights_sha256
+from agentr_core.models.checkpoint_dir import weights_sha256
 from agentr_core.recipes.training import UNREAD
 from agentr_core.samples.identity import IGNORED
 from agentr_core.training.checkpoints import (
@@ -31,9 +31,8 @@ from agentr_core.training.checkpoints import (
 from agentr_core.training.job import TrainingJob, TrainingStep
 from agentr_core.training.packing import TokenRow, plan, trained_tokens
 from agentr_core.training.parent import load_parent
-from agentr_core.training.planned import samples_per_step
 from agentr_core.training.run import run
-from agentr_core.training.trainer import arguments, make_trainer
+from agentr_core.training.trainers import samples_per_step, supervised_arguments, supervised_trainer
 
 pytestmark = pytest.mark.slow
 # peft reads an attribute that transformers renamed.
@@ -131,8 +130,8 @@ def test_scoring_only_trained_positions_changes_nothing(tmp_path: Path, tiny_mod
 
     def first_step(keeps_logits: bool) -> tuple[float, list[torch.Tensor | None]]:
         parent = load_parent(tiny_model_dir, job.config, zero3=False)
-        settings = arguments(job, steps=len(made.steps))
-        trainer = make_trainer(job, made, rows, parent=parent, settings=settings, tell=lambda step: None)
+        settings = supervised_arguments(job, steps=len(made.steps))
+        trainer = supervised_trainer(job, made, rows, parent=parent, settings=settings, tell=lambda step: None)
         trainer._keeps_logits = keeps_logits
         (batch,) = trainer.get_train_dataloader()
         loss = trainer.training_step(trainer.model, batch)

@@ -23,9 +23,9 @@ from agentr_core.methods.table import plans_of
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.recipes.training import UNREAD, LaunchConfig, TrainingConfig
 from agentr_core.training.parent import read_weights
-from agentr_core.training.planned import plain_arguments
 from agentr_core.training.process import command, environment, names, read_zero
 from agentr_core.training.requirements import check_requirements
+from agentr_core.training.trainers import plain_arguments
 
 ROOT = Path(__file__).parents[2]
 BIG = ROOT / "deployments" / "recipes" / "textcraft-lora-zero3.yaml"

@@ -12,7 +12,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from agentr_core.errors import DataFault
-from agentr_core.training.planned import read_rows
+from agentr_core.training.run import read_rows
 
 Row = tuple[list[int], list[int]]
 

@@ -33,10 +33,9 @@ from agentr_core.methods.eto.preferences import Played, among_own
 from agentr_core.methods.faults import load
 from agentr_core.recipes.agent_r import SpliceConfig
 from agentr_core.recipes.eto import PreferencesConfig
-from agentr_core.samples.dataset import count_cut, drops, prompt_of
-from agentr_core.samples.identity import IGNORED, check_flags, conversation_key, sample_id, trained_spans, turn_classes
+from agentr_core.samples.dataset import check_flags, count_cut, drops, prompt_of, token_row, turn_classes
+from agentr_core.samples.identity import IGNORED, conversation_key, sample_id, trained_spans
 from agentr_core.samples.rendering import Renderer
-from agentr_core.samples.rows import token_row
 from agentr_core.store.codec.samples import load_samples, sample_rows
 from agentr_core.store.database import Store
 from agentr_core.system import data_path

@@ -23,7 +23,7 @@ from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, start
-from agentr_core.samples.identity import check_flags
+from agentr_core.samples.dataset import check_flags
 from agentr_core.samples.rendering import load_renderer
 from agentr_core.stages.dataset import dataset
 from agentr_core.stages.evaluate import evaluate

@@ -19,9 +19,7 @@ from agentr_core.methods.agent_r.splice import good_sample, splice
 from agentr_core.methods.eto.preferences import Played, among_own
 from agentr_core.recipes.agent_r import SearchConfig, SpliceConfig
 from agentr_core.recipes.eto import PreferencesConfig
-from agentr_core.samples.dataset import drops, good_per_tree, split
-from agentr_core.samples.identity import check_flags, turn_classes
-from agentr_core.samples.rows import token_row
+from agentr_core.samples.dataset import check_flags, drops, good_per_tree, split, token_row, turn_classes
 from agentr_core.search.grow import grow
 from agentr_core.search.tree import Expansion, leaf_paths
 from agentr_core.store.codec.trajectories import load_trajectories, load_trees, trajectory_rows, tree_rows

@@ -23,9 +23,8 @@ from agentr_core.errors import ConfigError, DataFault, ModelDirectoryError, Mode
 from agentr_core.methods.faults import parse
 from agentr_core.models.local import worker
 from agentr_core.models.local import workers as module
-from agentr_core.models.local.messages import Loading, Working
 from agentr_core.models.local.transformers import TransformersModel
-from agentr_core.models.local.workers import Workers, load_local
+from agentr_core.models.local.workers import Loading, Workers, Working, load_local
 from agentr_core.models.samplers import WorkerBatchers, sampler_of
 from agentr_core.recipes.models import ModelConfig
 from agentr_core.runtime.equipment import Equipment

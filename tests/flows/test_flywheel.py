@@ -26,7 +26,7 @@ from wheel import write_recipe
 from agentr_core.errors import ConfigError, DataFault
 from agentr_core.exchange.formats import FORMATS
 from agentr_core.methods.faults import load, parse
-from agentr_core.models.files import weights_sha256
+from agentr_core.models.checkpoint_dir import weights_sha256
 from agentr_core.reports import wording
 from agentr_core.store.care.rewriting import sizes
 from agentr_core.store.database import Store

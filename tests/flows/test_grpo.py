@@ -32,7 +32,7 @@ from agentr_core.methods.faults import load
 from agentr_core.methods.grpo import rollouts, train
 from agentr_core.methods.grpo.rollouts import Rollouts
 from agentr_core.methods.grpo.train import reinforce
-from agentr_core.models.files import weights_sha256
+from agentr_core.models.checkpoint_dir import weights_sha256
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.recipes.training import UNREAD
 from agentr_core.runtime.equipment import Checkpoint

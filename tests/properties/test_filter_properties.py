@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_paths import renderer
 
-from agentr_core.samples.dataset import Filtered, duplicates, good_per_tree, too_long, unused_kinds
+from agentr_core.samples.dataset import Filtered, TokenRow, duplicates, good_per_tree, token_row, too_long, unused_kinds
 from agentr_core.samples.identity import sample_id
-from agentr_core.samples.rows import TokenRow, token_row
 from agentr_core.types import Message, Provenance, Sample, SampleKind
 
 samples = st.lists(

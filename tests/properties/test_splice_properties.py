@@ -9,7 +9,7 @@ from toy_paths import ToyTree, critique, renderer, sampled_ids
 
 from agentr_core.methods.agent_r.splice import splice
 from agentr_core.recipes.agent_r import SpliceConfig
-from agentr_core.samples.rows import token_row, trained_stretches
+from agentr_core.samples.dataset import token_row, trained_stretches
 from agentr_core.types import PathPair, Sample
 
 moves = st.lists(st.sampled_from(["right", "left", "look"]), max_size=3)

@@ -44,10 +44,9 @@ from agentr_core.models.checkpoint_dir import TWO_TURNS, fitting_template  # noq
 from agentr_core.recipes.agent_r import SpliceConfig  # noqa: E402
 from agentr_core.recipes.data import DataConfig  # noqa: E402
 from agentr_core.recipes.eto import PreferencesConfig  # noqa: E402
-from agentr_core.samples.dataset import build_pairs  # noqa: E402
+from agentr_core.samples.dataset import build_pairs, token_row  # noqa: E402
 from agentr_core.samples.identity import IGNORED  # noqa: E402
 from agentr_core.samples.rendering import Renderer, load_tokenizer  # noqa: E402
-from agentr_core.samples.rows import token_row  # noqa: E402
 from agentr_core.types import Message, Preference, Sample, SampleKind, Step, Trajectory  # noqa: E402
 from agentr_core.types import Path as TreePath  # noqa: E402
 

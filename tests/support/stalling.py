@@ -10,7 +10,7 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from agentr_core.models.local.messages import Loaded, Reload, Replies
+from agentr_core.models.local.workers import Loaded, Reload, Replies
 from agentr_core.system import end_with_parent
 from agentr_core.types import Generation
 

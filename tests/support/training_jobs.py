@@ -17,7 +17,7 @@ import pytest
 
 from agentr_core.recipes.training import TrainingConfig
 from agentr_core.samples.identity import IGNORED
-from agentr_core.training import planned
+from agentr_core.training import trainers
 from agentr_core.training.job import Preference, PreferenceLoss, TrainingJob
 from agentr_core.training.packing import TokenPair, TokenRow
 
@@ -123,4 +123,4 @@ def set_clock(patch: pytest.MonkeyPatch) -> None:
     step.
     """
     seconds = itertools.count(1.0)
-    patch.setattr(planned, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    patch.setattr(trainers, "time", SimpleNamespace(monotonic=lambda: next(seconds)))

@@ -12,7 +12,7 @@ from real_model import smollm2
 from vllm_engine import TINY, serving, settings
 
 from agentr_core.methods.faults import parse
-from agentr_core.models.files import weights_sha256
+from agentr_core.models.checkpoint_dir import weights_sha256
 from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.models.vllm.replicas import make_launch
 from agentr_core.runtime.start import begin, start

@@ -24,8 +24,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from agentr_core.environment import Environment
-from agentr_core.episodes.native_calls import NativeCall, read_call
-from agentr_core.episodes.transcript import reply_turn
+from agentr_core.episodes.transcript import NativeCall, read_call, reply_turn
 from agentr_core.errors import IllTypedAnswer
 from agentr_core.models.openai.wire import ToldCall, argument_text, reply_text
 from agentr_core.types import Message, Role, Sampling, Step

@@ -38,8 +38,7 @@ from agentr_core.environments.reasoning.problems import (
 )
 from agentr_core.environments.reasoning.scoring import Domain
 from agentr_core.environments.reasoning.toolbox import OpenTools, Searched, SourceSearch, ToolSettings, open_tools
-from agentr_core.episodes.native_calls import Misread, NativeTurns, Tool, calling, read_call, text_arguments
-from agentr_core.episodes.transcript import Continuation
+from agentr_core.episodes.transcript import Continuation, Misread, NativeTurns, Tool, calling, read_call, text_arguments
 from agentr_core.errors import ConfigError, EnvironmentFault
 from agentr_core.protocols import AnswerStore, Toolbox
 from agentr_core.system import data_path

@@ -28,7 +28,7 @@ from agentr_core.episodes.transcript import conversations
 from agentr_core.errors import ConfigError, DataFault, TrainingFault
 from agentr_core.fingerprint import canonical, derive_seed, fingerprint
 from agentr_core.methods.grpo.rollouts import STAGE, Rollouts, past_rewards
-from agentr_core.models.files import SHARED_MEMORY, adapter_base, checkpoint_folder, shared_name, weight_files
+from agentr_core.models.checkpoint_dir import SHARED_MEMORY, adapter_base, checkpoint_folder, shared_name, weight_files
 from agentr_core.protocols import ChatModel, Reloading, Sleeping
 from agentr_core.recipes.grpo import GrpoConfig
 from agentr_core.recipes.recipe import replace, resolved
@@ -47,9 +47,16 @@ from agentr_core.store.tables import merge
 from agentr_core.system import check_wanted, in_thread
 from agentr_core.training.checkpoints import Manifest, is_complete, publish, publish_step, read_manifest
 from agentr_core.training.group.advantages import advantages, has_contrast, step_advantages
-from agentr_core.training.group.learner import Learner, load_snapshot, remove_snapshots, reporting, save_snapshot
+from agentr_core.training.group.learner import (
+    Learner,
+    Ranks,
+    load_snapshot,
+    make_learner,
+    remove_snapshots,
+    reporting,
+    save_snapshot,
+)
 from agentr_core.training.group.policy import PolicyRow, Totals, policy_row
-from agentr_core.training.group.ranks import Ranks, make_learner
 from agentr_core.training.job import GroupRelative, OnlineJob, TrainingStep, write_whole
 from agentr_core.training.parent import skeleton
 from agentr_core.training.run import threads

@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING
 
 from agentr_core.errors import DataFault, ModelFault, PromptTooLong
 from agentr_core.fingerprint import fingerprint
-from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory
-from agentr_core.models.files import weights_sha256
+from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory, weights_sha256
 from agentr_core.models.local.waves import MAX_WIDTH, StopWatch, cut_at_stop, ids_within, plan
-from agentr_core.types import Generation, Message, Request, Sampling
+from agentr_core.types import Generation, Request, Sampling
 
 if TYPE_CHECKING:
-    from agentr_core.models.local.decoding import Decoder, Reply
-    from agentr_core.models.local.loading import LoadedModel
+    from agentr_core.models.local.decoding import Decoder, LoadedModel, Reply
 
 _CACHED_PROMPTS = 4096
 
@@ -56,7 +54,7 @@ class TransformersModel:
         self._max_batch = max_batch
         self._max_width = MAX_WIDTH if loaded.shares_rows else 1
         self._stops = StopWatch(self._text)
-        self._prompt = lru_cache(_CACHED_PROMPTS)(self._prompt_uncached)
+        self._prompt = lru_cache(_CACHED_PROMPTS)(lambda messages: tuple(self.renderer.render_prompt(messages)))
         self._decoder: Decoder | None = Decoder(
             loaded.model,
             loaded.shape,
@@ -98,7 +96,7 @@ class TransformersModel:
                 here.
             ConfigError: an unknown dtype or device, or a context longer than the model's.
         """
-        from agentr_core.models.local.loading import load_model
+        from agentr_core.models.local.decoding import load_model
 
         check_model_directory(path)
         loaded = load_model(path, dtype=dtype, device=device, context_length=context_length, at=at)
@@ -264,6 +262,3 @@ class TransformersModel:
 
     def _text(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False))
-
-    def _prompt_uncached(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
-        return tuple(self.renderer.render_prompt(messages))

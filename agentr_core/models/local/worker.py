@@ -13,8 +13,8 @@ import traceback
 from multiprocessing.connection import Connection
 
 from agentr_core.errors import AgentrError, ModelFault
-from agentr_core.models.local.messages import Loaded, Loading, Reload, Replies, Working
 from agentr_core.models.local.transformers import TransformersModel
+from agentr_core.models.local.workers import Loaded, Loading, Reload, Replies, Working
 from agentr_core.system import end_with_parent, importing, keep_freed_memory
 from agentr_core.types import Request
 
@@ -29,7 +29,7 @@ def main(arguments: list[str]) -> int:
     end_with_parent()
     with importing():
         # This imports all that loading a model needs.
-        import agentr_core.models.local.loading  # noqa: F401
+        import agentr_core.models.local.decoding  # noqa: F401
     with Connection(int(arguments[0])) as connection:
         return asyncio.run(serve(connection))
 

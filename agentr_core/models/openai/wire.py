@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from agentr_core.episodes.native_calls import NativeCall, call_text, read_call
+from agentr_core.episodes.transcript import NativeCall, call_text, read_call
 from agentr_core.errors import ConfigError, MalformedReply, ModelFault
 from agentr_core.fingerprint import derive_seed
 from agentr_core.models.local.waves import cut_at_stop
@@ -21,7 +21,7 @@ from agentr_core.types import Generation, Message, Request, Sampling
 
 # Translates native tool calls between our turns and the fields of OpenAI's protocol.
 #
-# Our turns hold a call as text, which `episodes.native_calls` reads. The protocol has calls in
+# Our turns hold a call as text, which `episodes.transcript` reads. The protocol has calls in
 # `tool_calls` of the assistant's message, each with an id that the message with its result repeats.
 
 

@@ -249,9 +249,24 @@ class RemoteFleet:
         if not is_served or self._suspected:
             state = self._ask("POST")
             if state.served_name != self._launch.served_name:
+                # The same weights have another name behind the door.
+                settings = self._launch.settings
+                differences = ", and ".join(
+                    f"model.vllm.{name} is {json.dumps(local)} in the recipe and {json.dumps(remote)} there"
+                    for name, local, remote in (
+                        ("seeds", settings.seeds, state.seeds),
+                        ("options", settings.options, state.options),
+                    )
+                    if local != remote
+                )
+                reason = (
+                    f"{differences}; give `agentr models serve` the same (-o model.vllm...), or change the recipe"
+                    if differences
+                    else "they are of another version of agentr, or the files changed just now; start them again"
+                )
                 raise ModelServerError(
                     f"the servers at {self._address} do not serve {self._launch.model} as the recipe says: "
-                    f"{state.fault or _difference(self._launch, state)}"
+                    f"{state.fault or reason}"
                 )
         self._served = True
         if state.fault:
@@ -288,19 +303,6 @@ class RemoteFleet:
                     f"`agentr models serve` does not answer at {self._address} ({error}); start it, or unset "
                     "AGENTR_VLLM"
                 ) from error
-
-
-def _difference(launch: Launch, state: State) -> str:
-    """Return why the same weights have another name behind the door."""
-    pairs = {"seeds": (launch.settings.seeds, state.seeds), "options": (launch.settings.options, state.options)}
-    parts = [
-        f"model.vllm.{name} is {json.dumps(local)} in the recipe and {json.dumps(remote)} there"
-        for name, (local, remote) in pairs.items()
-        if local != remote
-    ]
-    if not parts:
-        return "they are of another version of agentr, or the files changed just now; start them again"
-    return f"{', and '.join(parts)}; give `agentr models serve` the same (-o model.vllm...), or change the recipe"
 
 
 _STATE: TypeAdapter[State] = TypeAdapter(State)

@@ -15,15 +15,14 @@ from safetensors import SafetensorError, safe_open
 from agentr_core.errors import ConfigError, MalformedReply, ModelFault, ModelUnavailable, PromptTooLong
 from agentr_core.fingerprint import derive_seed
 from agentr_core.models.batching import all_or_none, replica_of
-from agentr_core.models.checkpoint_dir import end_ids
+from agentr_core.models.checkpoint_dir import end_ids, read_json, weight_files
 from agentr_core.models.connections import MIB, LargeAnswer, allow_connections, limits, reading
-from agentr_core.models.files import read_json, weight_files
 from agentr_core.models.local.waves import cut_at_stop, ids_within
 from agentr_core.models.vllm.replicas import Fleet, Launch
 from agentr_core.models.vllm.server.agentr_weights import OTHER_WEIGHTS, PATH, VERSION
 from agentr_core.protocols import HIGHEST_LOGPROB, MOST_TOKENS
 from agentr_core.samples.rendering import Renderer, load_tokenizer
-from agentr_core.types import Generation, Message, Request
+from agentr_core.types import Generation, Request
 
 # Checks whether a file can replace the weights of a server: vLLM only warns about missing ones.
 
@@ -209,7 +208,7 @@ class VllmModel:
         self._tokenizer = load_tokenizer(launch.model)
         self.renderer = Renderer(self._tokenizer, at=at)
         self._end_ids = end_ids(launch.model, self._tokenizer) | {self.renderer.end_of_turn}
-        self._prompt = lru_cache(_CACHED_PROMPTS)(self._prompt_uncached)
+        self._prompt = lru_cache(_CACHED_PROMPTS)(lambda messages: tuple(self.renderer.render_prompt(messages)))
         self._closed = False
         # Empty until the replicas answer, and after a failed request until they answer again.
         self._addresses: tuple[str, ...] = ()
@@ -242,10 +241,15 @@ class VllmModel:
             while not self._addresses:
                 self._check_open()
                 addresses = await asyncio.to_thread(self._fleet.advance)
-                if addresses is None or not await self._bring(addresses):
-                    await asyncio.sleep(_POLL_SECONDS)
-                else:
+                weights = self._weights
+                # Replicas that lack the right weights load them.
+                if addresses is not None and (
+                    weights is None
+                    or all(await asyncio.gather(*(self._bring_to(address, weights) for address in addresses)))
+                ):
                     self._addresses = addresses
+                else:
+                    await asyncio.sleep(_POLL_SECONDS)
             return self._addresses
 
     # A file that vLLM reads again is the one way for CPUs and GPUs, for whole weights and merged
@@ -361,14 +365,6 @@ class VllmModel:
         if self._closed:
             raise ModelFault(f"model {self.name} is closed; load it again")
 
-    async def _bring(self, addresses: Sequence[str]) -> bool:
-        """Make the replicas that lack the right weights load them; return whether all have them
-        now. Raises `ModelFault` when one answers that it cannot.
-        """
-        if self._weights is None:
-            return True
-        return all(await asyncio.gather(*(self._bring_to(address, self._weights) for address in addresses)))
-
     async def _bring_to(self, address: str, weights: Path) -> bool:
         from openai import APIConnectionError, APIStatusError
 
@@ -418,6 +414,3 @@ class VllmModel:
             tokenizer=self.renderer.fingerprint,
             thinks=self.renderer.opens_thought(prompt),
         )
-
-    def _prompt_uncached(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
-        return tuple(self.renderer.render_prompt(messages))

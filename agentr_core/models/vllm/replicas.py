@@ -25,8 +25,15 @@ from typing import IO, Literal, Protocol
 
 from agentr_core.errors import AgentrError, ConfigError, ModelDirectoryError, ModelFault, ModelServerError
 from agentr_core.fingerprint import fingerprint
-from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory, context_length_of
-from agentr_core.models.files import ADAPTER_CONFIG, adapter_base, read_json, weights_sha256
+from agentr_core.models.checkpoint_dir import (
+    ADAPTER_CONFIG,
+    adapter_base,
+    behaviour_files_sha256,
+    check_model_directory,
+    context_length_of,
+    read_json,
+    weights_sha256,
+)
 from agentr_core.models.vllm import guard
 from agentr_core.models.vllm.server import agentr_serve, agentr_weights
 from agentr_core.recipes.models import Dtype, ModelConfig, VllmConfig
@@ -128,8 +135,10 @@ def ensure(folder: Path, device: Device, *, tell: Callable[[str], None]) -> Path
             for command in commands(folder, device, constraints):
                 last = _run(command, log, tell)
                 if last:
+                    errors = [line for line in last if line.startswith("ERROR")]
+                    reason = " / ".join(errors[:3] or list(last)[-3:])
                     raise ModelServerError(
-                        f"{' '.join(command[1:4])} failed in {folder}: {_reason(last)}; the whole log is "
+                        f"{' '.join(command[1:4])} failed in {folder}: {reason}; the whole log is "
                         f"{folder / LOG}{_HINT if device == 'cpu' else ''}"
                     )
         (folder / MARK).write_text(f"{stamp}\n", encoding="utf-8")
@@ -161,11 +170,6 @@ def _run(command: Sequence[str], log: IO[str], tell: Callable[[str], None]) -> S
             if line.startswith(_NEWS):
                 tell(line.strip()[:110])
     return [*last, f"exit status {process.returncode}"] if process.returncode else ()
-
-
-def _reason(last: Sequence[str]) -> str:
-    errors = [line for line in last if line.startswith("ERROR")]
-    return " / ".join(errors[:3] or list(last)[-3:])
 
 
 @contextmanager
@@ -312,7 +316,16 @@ def command(python: Path, launch: Launch, port: int) -> list[str]:
     reserved = sorted(name for name in settings.options if name.removeprefix("no-") in _RESERVED_OPTIONS)
     if reserved:
         raise ConfigError(f"model.vllm.options: {', '.join(reserved)} is set by agentr itself; leave it out")
-    words = [str(python), str(Path(agentr_serve.__file__).absolute()), *_weights(launch)]
+    words = [str(python), str(Path(agentr_serve.__file__).absolute())]
+    # The model comes first.
+    model, adapter = str(launch.model.absolute()), launch.adapter
+    if adapter is None:
+        words += [model, "--served-model-name", launch.served_name]
+    else:
+        # As JSON, since in NAME=PATH a path may hold neither "=" nor ",".
+        lora = json.dumps({"name": launch.served_name, "path": model})
+        words += [str(adapter.base.absolute()), "--served-model-name", BASE_NAME, "--tokenizer", model]
+        words += ["--enable-lora", "--max-lora-rank", str(adapter.max_rank), "--lora-modules", lora]
     # With data parallelism vLLM would start several servers, and each would know its own version of
     # the weights.
     words += ["--host", HOST, "--port", str(port), "--api-server-count", "1", "--dtype", launch.dtype]
@@ -341,21 +354,6 @@ def command(python: Path, launch: Launch, port: int) -> list[str]:
         else:
             words += [f"--{name}", str(value)]
     return words
-
-
-def _weights(launch: Launch) -> list[str]:
-    """Return the words that say which weights are served, and under which name; the model comes
-    first.
-    """
-    model, adapter = str(launch.model.absolute()), launch.adapter
-    if adapter is None:
-        return [model, "--served-model-name", launch.served_name]
-    # As JSON, since in NAME=PATH a path may hold neither "=" nor ",".
-    module = json.dumps({"name": launch.served_name, "path": model})
-    return [
-        *(str(adapter.base.absolute()), "--served-model-name", BASE_NAME, "--tokenizer", model),
-        *("--enable-lora", "--max-lora-rank", str(adapter.max_rank), "--lora-modules", module),
-    ]
 
 
 def variables(launch: Launch, number: int, inherited: Mapping[str, str]) -> dict[str, str]:
@@ -690,8 +688,13 @@ def device_of(requested: str) -> Device:
         raise ConfigError(f"model.device {requested!r} is not for vLLM; use auto, cpu or cuda")
     if requested == "cpu":
         return "cpu"
+    has_gpu = False
     # Importing torch to ask it would take seconds.
-    has_gpu = shutil.which("nvidia-smi") is not None and _lists_gpus()
+    if shutil.which("nvidia-smi") is not None:
+        listing = subprocess.run(
+            ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=_DRIVER_SECONDS, check=False
+        )
+        has_gpu = listing.returncode == 0 and "GPU" in listing.stdout
     if requested == "cuda" and not has_gpu:
         raise ConfigError("model.device (or --device) is cuda, but nvidia-smi lists no GPU; use auto or cpu")
     return "cuda" if has_gpu else "cpu"
@@ -757,10 +760,3 @@ def start(
     check_compiler(launch)
     python = ensure(environment, launch.device, tell=tell)
     return Replicas(launch, python=python, logs=logs, ports=ports, tell=tell)
-
-
-def _lists_gpus() -> bool:
-    listing = subprocess.run(
-        ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=_DRIVER_SECONDS, check=False
-    )
-    return listing.returncode == 0 and "GPU" in listing.stdout

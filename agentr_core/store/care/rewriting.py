@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import duckdb
 
 from agentr_core.errors import CorruptStore, StoreError
-from agentr_core.models.files import checkpoint_entries, iteration_of, shared_weights
+from agentr_core.models.checkpoint_dir import checkpoint_entries, iteration_of, shared_weights
 from agentr_core.store import lock
 from agentr_core.store.connection import connected, literal, quoted, storage_faults
 from agentr_core.store.database import Store

@@ -74,7 +74,13 @@ def _run(code: str) -> int:
     try:
         code = _without_fences(code)
         linecache.cache[_NAME] = (len(code), None, code.splitlines(keepends=True), _NAME)
-        _execute(code, main.__dict__)
+        tree = ast.parse(code, _NAME)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, _NAME, "exec"), main.__dict__)
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), _NAME, "eval"), main.__dict__)
+            if value is not None:
+                print(value)  # noqa: T201
     except MemoryError:
         main.__dict__.clear()
         return MEMORY
@@ -111,16 +117,6 @@ def _without_fences(code: str) -> str:
         # A fence that is closed but was not opened, as where the tag was taken for one.
         return blocks if blocks.strip() else _FENCE.sub("", code)
     return code
-
-
-def _execute(code: str, names: dict[str, object]) -> None:
-    tree = ast.parse(code, _NAME)
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, _NAME, "exec"), names)
-    if isinstance(last, ast.Expr):
-        value = eval(compile(ast.Expression(last.value), _NAME, "eval"), names)
-        if value is not None:
-            print(value)  # noqa: T201
 
 
 class _AllowList:

@@ -292,16 +292,7 @@ def _program(machine: str, process: int) -> bytes:
     lines.append(_line(_LOAD, _NUMBER_AT))
     # Without clone3, glibc makes threads with `clone`, whose flags a filter can read.
     lines += _answer(calls.pop("clone3"), _UNKNOWN)
-    for name, condition in _conditions(process).items():
-        if name in calls:
-            lines += _under(calls.pop(name), condition)
-    for number in calls.values():
-        lines += _answer(number, _ALLOW)
-    return b"".join([*lines, _line(_RETURN, _REFUSE)])
-
-
-def _conditions(process: int) -> dict[str, _Condition]:
-    return {
+    conditions = {
         "clone": _Condition(0, (_CLONE_THREAD,), _CLONE_THREAD | _NEW_NAMESPACES),
         "kill": _Condition(0, (process,)),
         "tgkill": _Condition(0, (process,)),
@@ -312,21 +303,23 @@ def _conditions(process: int) -> dict[str, _Condition]:
         "open": _Condition(1, _OPEN_FLAGS, _OPENING),
         "openat": _Condition(2, _OPEN_FLAGS, _OPENING),
     }
+    for name, condition in conditions.items():
+        if name in calls:
+            checks = [line for value in condition.values for line in _answer(value, _ALLOW)]
+            body = [
+                _line(_LOAD, _ARGUMENTS_AT + 8 * condition.argument),
+                _line(_AND, condition.mask),
+                *checks,
+                _line(_RETURN, _REFUSE),
+            ]
+            lines += (_line(_EQUAL, calls.pop(name), 0, len(body)), *body)
+    for number in calls.values():
+        lines += _answer(number, _ALLOW)
+    return b"".join([*lines, _line(_RETURN, _REFUSE)])
 
 
 def _answer(number: int, action: int) -> Iterable[bytes]:
     return _line(_EQUAL, number, 0, 1), _line(_RETURN, action)
-
-
-def _under(number: int, condition: _Condition) -> Iterable[bytes]:
-    checks = [line for value in condition.values for line in _answer(value, _ALLOW)]
-    body = [
-        _line(_LOAD, _ARGUMENTS_AT + 8 * condition.argument),
-        _line(_AND, condition.mask),
-        *checks,
-        _line(_RETURN, _REFUSE),
-    ]
-    return _line(_EQUAL, number, 0, len(body)), *body
 
 
 def _line(code: int, constant: int, if_true: int = 0, if_false: int = 0) -> bytes:
@@ -378,7 +371,13 @@ def ruleset(readable: Iterable[str], writable: str, version: int) -> int:
     if version == 0:
         raise OSError("this kernel has no Landlock, or does not allow its use (Linux 5.13 is the first with it)")
     handled = (1 << _FILE_RIGHTS_KNOWN[min(version, 5)]) - 1
-    rules = _empty_ruleset(handled, version)
+    words = [handled]
+    if version >= 4:
+        words.append(_ALL_TCP_RIGHTS)
+    if version >= 6:
+        words.append(_ALL_SCOPES)
+    attributes = struct.pack(f"={len(words)}Q", *words)
+    rules = syscall(_CREATE_RULESET, attributes, len(attributes), 0)
     for path in readable:
         _allow(rules, path, _READ)
     _allow(rules, "/dev/null", _READ_FILE | _WRITE_FILE)
@@ -391,16 +390,6 @@ def restrict(rules: int) -> None:
     `OSError`.
     """
     syscall(_RESTRICT_SELF, rules, 0)
-
-
-def _empty_ruleset(file_rights: int, version: int) -> int:
-    words = [file_rights]
-    if version >= 4:
-        words.append(_ALL_TCP_RIGHTS)
-    if version >= 6:
-        words.append(_ALL_SCOPES)
-    attributes = struct.pack(f"={len(words)}Q", *words)
-    return syscall(_CREATE_RULESET, attributes, len(attributes), 0)
 
 
 def _allow(rules: int, path: str, rights: int) -> None:
@@ -434,36 +423,24 @@ def confine(level: Level, limits: Limits, folder: str, rules: int, parent: int) 
     if os.getppid() != parent:
         os._exit(1)
     if level.includes(Level.LIMITS):
-        _limit(limits)
+        with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - in a child that lives for milliseconds
+            address_space = int(file.read().split()[0]) * resource.getpagesize()
+        for kind, limit in (
+            (resource.RLIMIT_AS, address_space + limits.memory_mb * MIB),
+            (resource.RLIMIT_FSIZE, limits.disk_mb * MIB),
+            (resource.RLIMIT_NOFILE, limits.open_files),
+            (resource.RLIMIT_CORE, 0),
+            (resource.RLIMIT_MEMLOCK, 0),
+            (resource.RLIMIT_MSGQUEUE, 0),
+        ):
+            resource.setrlimit(kind, (limit, limit))
+        # When memory runs short, the kernel should kill this process and not the one that trains.
+        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:  # noqa: PTH123 - as above
+            file.write("1000")
+        # The signal at the first limit shows what happened; at the second the process is killed.
+        resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s + 1))
     if level.includes(Level.LANDLOCK):
         restrict(rules)
         os.close(rules)
     if level.includes(Level.SECCOMP):
         install()
-
-
-def _limit(limits: Limits) -> None:
-    for kind, limit in (
-        (resource.RLIMIT_AS, _address_space() + limits.memory_mb * MIB),
-        (resource.RLIMIT_FSIZE, limits.disk_mb * MIB),
-        (resource.RLIMIT_NOFILE, limits.open_files),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_MEMLOCK, 0),
-        (resource.RLIMIT_MSGQUEUE, 0),
-    ):
-        resource.setrlimit(kind, (limit, limit))
-    # When memory runs short, the kernel should kill this process and not the one that trains.
-    _write("/proc/self/oom_score_adj", "1000")
-    # The signal at the first limit shows what happened; at the second the process is killed.
-    resource.setrlimit(resource.RLIMIT_CPU, (limits.cpu_s, limits.cpu_s + 1))
-
-
-def _write(path: str, text: str) -> None:
-    with open(path, "w", encoding="ascii") as file:  # noqa: PTH123 - as above
-        file.write(text)
-
-
-def _address_space() -> int:
-    """Return the size of this process's address space in bytes."""
-    with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 - in a child that lives for milliseconds
-        return int(file.read().split()[0]) * resource.getpagesize()

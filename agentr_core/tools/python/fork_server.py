@@ -58,13 +58,22 @@ class Watch:
         try:
             cause = self._observe(process_fd, deadline)
             status = self._end()
-            self._drain()
+            # Nobody can write any more.
+            for descriptor in self._output:
+                while self._read(descriptor):
+                    pass
         finally:
             os.close(process_fd)
             for descriptor in self._output:
                 os.close(descriptor)
-        stdout, stderr = (self._text(descriptor) for descriptor in self._output)
-        truncated = any(len(data) > self._limits.output_bytes for data in self._output.values())
+        limit = self._limits.output_bytes
+        texts: list[str] = []
+        for descriptor, data in self._output.items():
+            # A traceback says at its end what happened.
+            part = data[-limit:] if descriptor == self._stderr else data[:limit]
+            texts.append(part.decode("utf-8", errors="replace"))
+        stdout, stderr = texts
+        truncated = any(len(data) > limit for data in self._output.values())
         kind, detail = _outcome(status, cause, self._limits)
         if kind is Status.OK and not stdout.strip():
             kind = Status.EMPTY
@@ -99,7 +108,11 @@ class Watch:
         tasks = sum(len(_list_dir(f"/proc/{process}/task")) for process in _descendants(os.getpid()))
         if tasks > limits.tasks:
             return f"more than {limits.tasks} threads and processes"
-        sizes = [size for folder, _, names in os.walk(self._folder) for size in _sizes(folder, names)]
+        sizes = []
+        for folder, _, names in os.walk(self._folder):
+            for name in names:
+                with suppress(OSError):
+                    sizes.append(os.stat(f"{folder}/{name}", follow_symlinks=False).st_blocks * 512)  # noqa: PTH116
         if len(sizes) > limits.files:
             return f"more than {limits.files} files"
         if sum(sizes) > limits.disk_mb * MIB:
@@ -118,12 +131,6 @@ class Watch:
         self._printed += len(data)
         return len(data)
 
-    def _drain(self) -> None:
-        """Read the remaining output; nobody can write any more."""
-        for descriptor in self._output:
-            while self._read(descriptor):
-                pass
-
     def _end(self) -> int:
         """Kill all that is left of the call and return the exit status of its first process."""
         first = 0
@@ -137,11 +144,6 @@ class Watch:
                 return first
             if process == self._process:
                 first = status
-
-    def _text(self, descriptor: int) -> str:
-        buffer, limit = bytes(self._output[descriptor]), self._limits.output_bytes
-        # A traceback says at its end what happened.
-        return (buffer[-limit:] if descriptor == self._stderr else buffer[:limit]).decode("utf-8", errors="replace")
 
 
 def _outcome(status: int, cause: str, limits: Limits) -> tuple[Status, str]:
@@ -184,14 +186,6 @@ def _list_dir(folder: str) -> list[str]:
         return []
 
 
-def _sizes(folder: str, names: list[str]) -> list[int]:
-    sizes = []
-    for name in names:
-        with suppress(OSError):
-            sizes.append(os.stat(f"{folder}/{name}", follow_symlinks=False).st_blocks * 512)  # noqa: PTH116
-    return sizes
-
-
 _SYSTEM = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo")
 """Paths that a library may need when it is loaded late."""
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
@@ -231,7 +225,16 @@ class ForkServer:
         required = frozenset(name.partition(".")[0] for name in set(sys.modules) - before)
         self._rules = -1
         if self._level.includes(Level.LANDLOCK):
-            readable = (*_SYSTEM, *_DEVICES, *_library(), *_paths(required | set(packages)))
+            # The standard library, without the packages that may be installed in its folder.
+            stdlib = sysconfig.get_path("stdlib")
+            library = (f"{stdlib}/{name}" for name in os.listdir(stdlib) if not name.endswith("-packages"))  # noqa: PTH208
+            # Those of packages, and of the libraries that come with their wheels.
+            paths = []
+            for name in (required | set(packages)) - sys.stdlib_module_names:
+                folders = [*getattr(sys.modules[name], "__path__", ())]
+                paths += folders or [getattr(sys.modules[name], "__file__", None) or ""]
+                paths += [f"{folder}.libs" for folder in folders]
+            readable = (*_SYSTEM, *_DEVICES, *library, *filter(None, paths))
             self._rules = confinement.ruleset(readable, str(self._folder), confinement.abi())
         confinement.prctl(confinement.PR_SET_CHILD_SUBREAPER, 1)
         if self._level.includes(Level.LIMITS):
@@ -287,7 +290,11 @@ class ForkServer:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
-        _close_all_but(raised, self._rules)
+        # Of the other descriptors above standard error, all are closed but these.
+        low = 3
+        for descriptor in (*sorted(n for n in (raised, self._rules) if n >= low), os.sysconf("SC_OPEN_MAX")):
+            os.closerange(low, descriptor)
+            low = descriptor + 1
         try:
             confine(self._level, self._limits, str(self._folder), self._rules, parent)
         except OSError as error:
@@ -296,33 +303,6 @@ class ForkServer:
         os.close(raised)
         gc.enable()
         os._exit(child.run(code))
-
-
-def _close_all_but(*descriptors: int) -> None:
-    """Close all descriptors above standard error except these."""
-    low = 3
-    for descriptor in (*sorted(number for number in descriptors if number >= low), os.sysconf("SC_OPEN_MAX")):
-        os.closerange(low, descriptor)
-        low = descriptor + 1
-
-
-def _library() -> list[str]:
-    """Return the paths of the standard library, without the packages that may be installed in the
-    same folder.
-    """
-    folder = sysconfig.get_path("stdlib")
-    return [f"{folder}/{name}" for name in os.listdir(folder) if not name.endswith("-packages")]  # noqa: PTH208
-
-
-def _paths(packages: frozenset[str]) -> list[str]:
-    """Return the paths of packages, and of the libraries that come with their wheels."""
-    paths = []
-    for name in packages - sys.stdlib_module_names:
-        module = sys.modules[name]
-        folders = [*getattr(module, "__path__", ())]
-        paths += folders or [getattr(module, "__file__", None) or ""]
-        paths += [f"{folder}.libs" for folder in folders]
-    return [path for path in paths if path]
 
 
 def _answer(data: dict[str, Any]) -> None:

@@ -70,28 +70,33 @@ async def tried(
 
 def attempts(limits: Limits) -> tuple[Attempt, ...]:
     """Return all attempts; those on limits slightly exceed them."""
-    return (*_on_everything(), *_on_limits(limits), *_on_calls(), *_on_files(), *_on_namespaces())
-
-
-def _on_everything() -> list[Attempt]:
-    return [
-        Attempt("what is allowed", Level.NONE, _ALLOWED),
-        Attempt("endless loop", Level.NONE, "while True: pass", Status.TIMEOUT, timeout_s=0.2),
-    ]
-
-
-def _on_limits(limits: Limits) -> list[Attempt]:
     values = asdict(limits)
-    barriers = {
+    of_limits = {
         "memory": ("import mmap\nmmap.mmap(-1, ({memory_mb} + 64) << 20)", errno.ENOMEM),
         "size of a file": ("open('big', 'wb').truncate(({disk_mb} << 20) + 1)", errno.EFBIG),
         "open files": ("held = [open('/dev/null') for _ in range({open_files})]", errno.EMFILE),
         "another user": ("os.setuid(0 if os.getuid() else 1)", errno.EPERM),
     }
-    return [
-        Attempt(name, Level.LIMITS, _attempt(code.format(**values), number))
-        for name, (code, number) in barriers.items()
-    ]
+    of_files = {
+        "file outside": "open('/etc/passwd').read()",
+        "folder outside": "os.listdir('/')",
+        "writing outside": "open('../escape', 'w').write('out')",
+        "environment of the parent": "open(f'/proc/{os.getppid()}/environ', 'rb').read()",
+        "processes of others": "open('/proc/1/status').read()",
+    }
+    # If a file does not exist, nothing gets out either.
+    refusals = (errno.EACCES, errno.EPERM, errno.ENOENT)
+    return (
+        Attempt("what is allowed", Level.NONE, _ALLOWED),
+        Attempt("endless loop", Level.NONE, "while True: pass", Status.TIMEOUT, timeout_s=0.2),
+        *(
+            Attempt(name, Level.LIMITS, _attempt(code.format(**values), number))
+            for name, (code, number) in of_limits.items()
+        ),
+        *_on_calls(),
+        *(Attempt(name, Level.LANDLOCK, _attempt(code, *refusals)) for name, code in of_files.items()),
+        Attempt("name of a file outside", Level.BUBBLEWRAP, _attempt("os.stat('/etc/passwd')", errno.ENOENT)),
+    )
 
 
 def _on_calls() -> list[Attempt]:
@@ -128,24 +133,6 @@ def _on_calls() -> list[Attempt]:
     column = 1 if os.uname().machine == "aarch64" else 0
     scripts |= {name: f"call({row[column]}, {str(row[2:])[1:-1]})" for name, row in raw.items()}
     return [Attempt(name, Level.SECCOMP, _attempt(code, errno.EPERM, errno.ENOSYS)) for name, code in scripts.items()]
-
-
-def _on_files() -> list[Attempt]:
-    scripts = {
-        "file outside": "open('/etc/passwd').read()",
-        "folder outside": "os.listdir('/')",
-        "writing outside": "open('../escape', 'w').write('out')",
-        "environment of the parent": "open(f'/proc/{os.getppid()}/environ', 'rb').read()",
-        "processes of others": "open('/proc/1/status').read()",
-    }
-    # If a file does not exist, nothing gets out either.
-    refusals = (errno.EACCES, errno.EPERM, errno.ENOENT)
-    return [Attempt(name, Level.LANDLOCK, _attempt(code, *refusals)) for name, code in scripts.items()]
-
-
-def _on_namespaces() -> list[Attempt]:
-    code = _attempt("os.stat('/etc/passwd')", errno.ENOENT)
-    return [Attempt("name of a file outside", Level.BUBBLEWRAP, code)]
 
 
 def _attempt(code: str, *refusals: int) -> str:
@@ -394,7 +381,11 @@ class PythonTool:
         """
         async with self._slots:
             for _ in range(_ATTEMPTS):
-                server = self._idle.pop() if self._idle else await self._start()
+                server = (
+                    self._idle.pop()
+                    if self._idle
+                    else await ForkServerProcess.start(self.level, self._limits, self._packages)
+                )
                 try:
                     return await self._ask(server, code, timeout_s)
                 except ForkServerLost:
@@ -413,9 +404,6 @@ class PythonTool:
         if refusal := answer.get("refused"):
             raise SandboxError(f"level {self.level} does not hold: {refusal}")
         return Outcome(**{**answer, "status": Status(answer["status"])})
-
-    async def _start(self) -> ForkServerProcess:
-        return await ForkServerProcess.start(self.level, self._limits, self._packages)
 
     async def _test(self) -> tuple[Finding, ...]:
         """Return the findings of the self-test at the level. Raises `SandboxError`."""

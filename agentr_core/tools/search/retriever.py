@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from agentr_core.errors import ConfigError, DataFileError, ModelDirectoryError
 from agentr_core.fingerprint import file_sha256, fingerprint
-from agentr_core.models.files import weights_sha256
+from agentr_core.models.checkpoint_dir import weights_sha256
 from agentr_core.system import content_sha256, publish, writing
 from agentr_core.texts import lone_surrogate, placed
 

@@ -291,7 +291,13 @@ class AnswerCache:
         if other is not None:
             return other.result(), True
         try:
-            is_stored = self._store is not None and call.identity in self._stored_identities(self._store)
+            is_stored = False
+            if self._store is not None:
+                with self._listing:
+                    # The answers that were kept when the first one was looked for.
+                    if self._known_identities is None:
+                        self._known_identities = self._store.identities()
+                    is_stored = call.identity in self._known_identities
             stored = self._lookups.through(call) if is_stored else None
             result = ask(call) if stored is None else stored
             if result.status in ANSWERED_STATUSES:
@@ -313,12 +319,6 @@ class AnswerCache:
 
     # A read of the store takes 10 ms: only answers that are there are read, by a list that is read
     # once.
-    def _stored_identities(self, store: AnswerStore) -> Collection[str]:
-        """Return the identities that were kept at the first call of this method."""
-        with self._listing:
-            if self._known_identities is None:
-                self._known_identities = store.identities()
-            return self._known_identities
 
 
 # The contract of retrieval servers: `/search`, `/batch_search`, `/health`.

@@ -37,7 +37,7 @@ from agentr_core.environments.crafting.game import INSTRUCTION
 from agentr_core.errors import ConfigError, TrainingFault
 from agentr_core.methods.agent_r.critique import JUDGE_INSTRUCTION
 from agentr_core.methods.agent_r.splice import ACKNOWLEDGEMENT, ACTION, REFLECTIONS
-from agentr_core.models.files import read_json
+from agentr_core.models.checkpoint_dir import read_json
 from agentr_core.samples.identity import IGNORED
 from agentr_core.samples.rendering import RenderedSample, Renderer
 from agentr_core.system import keep_freed_memory

@@ -28,12 +28,11 @@ from typing import Any, NoReturn
 from warm_client import LONGEST
 
 IMPORTED = (
-    "agentr_core.models.local.loading",
+    "agentr_core.models.local.decoding",
     "agentr_core.models.local.transformers",
-    "agentr_core.training.dpo",
     "agentr_core.training.process",
     "agentr_core.training.run",
-    "agentr_core.training.trainer",
+    "agentr_core.training.trainers",
 )
 _ABOVE_ALL_FILES = 1000
 """A number that no file has which a program is started with."""

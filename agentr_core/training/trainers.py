@@ -1,0 +1,517 @@
+"""TRL's trainers, driven by a plan: what they share, the supervised one, and that on pairs.
+
+They follow a plan, report each step, and stop at a loss or gradient that is not finite.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import math
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
+from datasets import Dataset, disable_progress_bars, load_from_disk
+from torch.distributed.tensor import DTensor
+from transformers import TrainerCallback
+from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+
+from agentr_core.errors import NonFiniteLoss
+from agentr_core.recipes.training import TrainingConfig
+from agentr_core.samples.identity import IGNORED
+from agentr_core.training.job import Preference, Report, TrainingJob, TrainingStep
+from agentr_core.training.packing import (
+    LENGTH_STEP,
+    Plan,
+    TokenPair,
+    TokenRow,
+    forward_passes,
+    idle_pass,
+    padded_length,
+    together,
+    trained_tokens,
+)
+from agentr_core.training.parent import Parent, recomputes
+from agentr_core.training.process import read_zero
+
+_SAVED = "complete"
+"""The mark of an intermediate checkpoint that was written completely."""
+_FOREVER = 1_000_000
+"""The number of passes over a plan when the clock ends a training."""
+_TICKS = 1000
+"""The number of steps of a schedule that follows the clock."""
+_SCORES = {
+    "logps/chosen": "chosen_logps",
+    "logps/rejected": "rejected_logps",
+    "rewards/chosen": "chosen_rewards",
+    "rewards/rejected": "rejected_rewards",
+    "rewards/accuracies": "reward_accuracy",
+}
+"""TRL's names of the measures of preference training, and ours."""
+
+
+class FollowsPlan:
+    """A mixin for TRL's trainers that takes the steps of a `Plan` and reports each.
+
+    With `max_seconds` above 0 it repeats the plan until the time is up, by the clock of the main
+    process. A step whose loss or gradient is not finite ends the training before any weight is
+    changed (DeepSpeed changes weights at once, but they are not kept).
+    """
+
+    args: Any
+    accelerator: Any
+    is_deepspeed_enabled: bool
+    is_world_process_zero: Callable[[], bool]
+    state: Any
+    control: Any
+
+    def __init__(self, *, job: TrainingJob, plan: Plan, tell: Callable[[Report], None], **options: Any) -> None:
+        super().__init__(**options)
+        self._job = job
+        self._plan = plan
+        self._tell = tell
+        self._max_seconds = job.config.max_seconds
+        self.crossed = job.alarms.crossed(())
+        """The thresholds that were crossed in the step that ended the training."""
+        self._clock = time.monotonic()
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log a step with its tokens and time, so that they survive in the trainer's state, and
+        report it.
+        """
+        if "loss" not in logs:
+            super().log(logs, start_time)  # type: ignore[misc]
+            return
+        number = self.state.global_step
+        seconds = self._seconds()
+        entry = {**logs, "trained_tokens": self._plan.tokens_after(number), "seconds": seconds}
+        self._clock = time.monotonic()
+        super().log(entry, start_time)  # type: ignore[misc]
+        if 0 < self._max_seconds <= seconds:
+            self.control.should_training_stop = True
+        if self.is_world_process_zero():
+            self._tell(self._step(number, entry))
+        # Report the thresholds that the step has crossed, and end the training if the recipe says
+        # so; its weights are not saved then.
+        alarms = self._job.alarms
+        crossed = alarms.crossed(self.state.log_history, self._watched, step=number)
+        if self.is_world_process_zero():
+            for crossing in crossed:
+                self._tell(crossing)
+        if alarms.reaction != "tell":
+            # All processes end with the first one, whatever rounding says.
+            self.crossed = broadcast_object_list([crossed])[0]
+            if self.crossed:
+                self.control.should_training_stop, self.control.should_save = True, False
+
+    def _watched(self, entry: dict[str, float]) -> dict[str, float | None]:
+        """Return what is watched of a logged step."""
+        return {"gradient_norm": entry.get("grad_norm")}
+
+    # By the share of the seconds that has passed: nobody knows how many steps fit into them, and
+    # every arm of a comparison must have its whole schedule.
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Return the schedule over the steps, or over the seconds if time is the budget."""
+        if not self._max_seconds:
+            return super().create_scheduler(num_training_steps, optimizer)  # type: ignore[misc]
+        scheduler = super().create_scheduler(_TICKS, optimizer)  # type: ignore[misc]
+        scheduler.lr_lambdas = [self._by_clock(share) for share in scheduler.lr_lambdas]
+        return scheduler
+
+    def _by_clock(self, share: Any) -> Callable[[int], float]:
+        # The share of the time that has passed, in [0, `_TICKS`].
+        return lambda _: float(share(_TICKS * min(1.0, self._seconds() / self._max_seconds)))
+
+    def _seconds(self) -> float:
+        """Return the seconds spent in training so far, including earlier attempts up to their
+        checkpoint.
+
+        Where time is the budget, all processes get the value of the main process.
+        """
+        previous = self.state.log_history[-1]["seconds"] if self.state.log_history else 0.0
+        seconds: float = previous + time.monotonic() - self._clock
+        return float(broadcast_object_list([seconds])[0]) if self._max_seconds else seconds
+
+    def go_back(self) -> None:
+        """Restore the last weights that were saved before an alarm ended the training.
+
+        Raises `AlarmRaised` where nothing was saved, or the recipe does not go back.
+        """
+        saved = last_checkpoint(Path(self.args.output_dir), self.args)
+        if saved is None or self._job.alarms.reaction != "back":
+            # The last weights that were saved stay, and a later try goes on from them.
+            raise self.crossed[0].ends("trains on" if saved else "trains anew, since nothing was saved before")
+        step = int(saved.name.rpartition("-")[2])
+        self._load_from_checkpoint(str(saved))  # type: ignore[attr-defined]
+        self.state.log_history = [entry for entry in self.state.log_history if entry["step"] <= step]
+
+    def steps_done(self) -> list[TrainingStep]:
+        """Return every step of this training so far, those before an interruption included."""
+        return [self._step(entry["step"], entry) for entry in self.state.log_history if "loss" in entry]
+
+    def check_finite(self, model: Any, loss: torch.Tensor) -> None:
+        """Raise `NonFiniteLoss` when a loss or an existing gradient is not finite."""
+        if self.is_deepspeed_enabled:
+            norm = float(self.accelerator.deepspeed_engine_wrapped.get_global_grad_norm() or 0.0)
+        else:
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            total = torch.nn.utils.get_total_norm(gradients)
+            # When gradients are split among processes, each process has its part of the norm.
+            norm = (total.full_tensor() if isinstance(total, DTensor) else total).item()
+        # Gradients in 16 bits are scaled; the scaler skips a step in which they overflow.
+        scaled = getattr(self.accelerator, "scaler", None) is not None
+        if math.isfinite(loss.item()) and (scaled or math.isfinite(norm)):
+            return
+        raise NonFiniteLoss(
+            f"step {self.state.global_step + 1} has loss {loss.item()} and gradient norm {norm}; lower "
+            f"training.learning_rate (it is {self.args.learning_rate}) or look at the data"
+        )
+
+    def _step(self, number: int, entry: dict[str, float]) -> TrainingStep:
+        expected = round(number * self._max_seconds / entry["seconds"]) if self._max_seconds else self.state.max_steps
+        return TrainingStep(
+            step=number,
+            total_steps=max(number, expected),
+            loss=entry["loss"],
+            trained_tokens=int(entry["trained_tokens"]),
+            seconds=entry["seconds"],
+            learning_rate=entry.get("learning_rate"),
+            grad_norm=entry.get("grad_norm"),
+            scores={name: entry[trl_name] for trl_name, name in _SCORES.items() if trl_name in entry},
+        )
+
+
+class MarkSaved(TrainerCallback):  # type: ignore[misc]
+    """A callback that marks an intermediate checkpoint once it is complete."""
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Wait for all processes, then write the mark."""
+        args.distributed_state.wait_for_everyone()
+        if state.is_world_process_zero:
+            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / _SAVED).touch()
+
+
+def last_checkpoint(folder: Path, settings: Any) -> Path | None:
+    """Return the newest intermediate checkpoint that was written completely, or None; remove those
+    that were not.
+    """
+    if settings.should_save:
+        for incomplete in [path for path in folder.glob("checkpoint-*") if not (path / _SAVED).exists()]:
+            shutil.rmtree(incomplete)
+    settings.distributed_state.wait_for_everyone()
+    return max(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+def samples_per_step(config: TrainingConfig) -> int:
+    """Return how many rows an optimizer step has, over all processes."""
+    return config.per_device_train_batch_size * config.gradient_accumulation_steps * config.num_processes
+
+
+def plain_arguments(job: TrainingJob, *, steps: int) -> dict[str, Any]:
+    """Return the arguments that all trainers share, for a job of `steps` optimizer steps, on CUDA
+    if available.
+
+    If the job has several processes, this process joins the others when the arguments are
+    constructed.
+    """
+    config = job.config
+    on_gpu = torch.cuda.is_available()
+    checkpointing = recomputes(config)
+    return {
+        "output_dir": str(job.work.checkpoints),
+        "run_name": job.output_dir.name,
+        # The plan holds the epochs and the order; to the Trainer it is one epoch, or one of many.
+        "num_train_epochs": _FOREVER if config.max_seconds else 1,
+        "train_sampling_strategy": "sequential",
+        "remove_unused_columns": False,
+        "learning_rate": config.learning_rate,
+        "optim": config.optim,
+        "lr_scheduler_type": config.lr_scheduler_type,
+        "lr_scheduler_kwargs": dict(config.lr_scheduler_kwargs) or None,
+        "warmup_steps": math.ceil((_TICKS if config.max_seconds else steps) * config.warmup_ratio),
+        "weight_decay": config.weight_decay,
+        "max_grad_norm": config.max_grad_norm,
+        "bf16": config.bf16,
+        "fp16": config.fp16,
+        "use_liger_kernel": config.use_liger_kernel,
+        "use_cpu": not on_gpu,
+        "activation_checkpointing": checkpointing,
+        "dataloader_pin_memory": on_gpu,
+        # Every pass uses all weights, even an idle one.
+        "ddp_find_unused_parameters": False,
+        "deepspeed": read_zero(config.launch.deepspeed) if config.launch and config.launch.deepspeed else None,
+        "fsdp": True if config.launch and config.launch.fsdp else None,
+        "fsdp_config": dict(config.launch.fsdp_config) if config.launch and config.launch.fsdp else None,
+        "logging_steps": 1,
+        "logging_nan_inf_filter": False,
+        "save_strategy": "steps" if job.checkpoint_every else "no",
+        "save_steps": job.checkpoint_every or 1,
+        # Two, so that a crash while one is written leaves the other.
+        "save_total_limit": 2,
+        "report_to": list(config.report_to) or "none",
+        "disable_tqdm": True,
+        "seed": job.seed,
+    }
+
+
+# TRL's SFTTrainer, driven by a plan: one row of its dataset is one process's share of an optimizer
+# step.
+#
+# A share is a few forward passes, the same number in each process: if weights are split among
+# processes, a pass needs all processes.
+
+
+# Steps are divided here and not by the data loader, so that any number of processes has the losses
+# of one, up to rounding. TRL's own packing makes one row with a dense mask of a batch, which takes
+# three times as long on a CPU.
+class PlannedSFTTrainer(FollowsPlan, SFTTrainer):  # type: ignore[misc]
+    """An SFTTrainer that follows a `Plan`.
+
+    The loss of a step is the mean over all trained tokens of all its passes in all processes, as in
+    TRL for accumulated batches.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        # TRL scores only the trained positions where Triton runs; elsewhere it scores all, which
+        # doubles the time of a step.
+        forward = inspect.signature(type(self.accelerator.unwrap_model(self.model)).forward)
+        takes = {"logits_to_keep", "kwargs"} & set(forward.parameters)
+        self._keeps_logits = self.args.device.type == "cpu" and bool(takes)
+
+    def training_step(self, model: Any, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
+        """Return the loss of one optimizer step, its gradients accumulated over the passes. Raises
+        `NonFiniteLoss`.
+        """
+        model.train()
+        inputs = self._prepare_inputs(inputs)
+        total = torch.zeros((), device=self.args.device)
+        for number, batch in enumerate(inputs["passes"], start=1):
+            last = number == len(inputs["passes"])
+            # Gradients are exchanged between processes once per step, with the last pass.
+            self.accelerator.gradient_state._set_sync_gradients(last)
+            with contextlib.nullcontext() if last else self.accelerator.no_sync(model):
+                with self.compute_loss_context_manager():
+                    loss = self.compute_loss(model, batch, num_items_in_batch=inputs["tokens"])
+                # To DeepSpeed, one of our steps is one batch, however many passes it takes.
+                self.accelerator.backward(loss, **({"scale_wrt_gas": False} if self.is_deepspeed_enabled else {}))
+            total += loss.detach()
+        self.check_finite(model, total)
+        return total
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Return the summed loss of a pass over `num_items_in_batch`; on CPU only trained positions
+        are scored.
+        """
+        if not self._keeps_logits or return_outputs:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        targets = inputs["labels"][0, 1:]
+        positions = (targets != IGNORED).nonzero().squeeze(1)
+        logits = model(
+            input_ids=inputs["input_ids"],
+            position_ids=inputs["position_ids"],
+            use_cache=False,
+            # Padded to a few lengths: each new shape of a matrix product is compiled anew.
+            logits_to_keep=torch.nn.functional.pad(positions, (0, -len(positions) % LENGTH_STEP)),
+        ).logits[0, : len(positions)]
+        summed = torch.nn.functional.cross_entropy(logits.float(), targets[positions], reduction="sum")
+        # Gradients are averaged over processes, but the tokens are counted over all of them.
+        return summed / num_items_in_batch * self.accelerator.num_processes
+
+
+def supervised_trainer(
+    job: TrainingJob,
+    plan: Plan,
+    rows: Sequence[TokenRow],
+    *,
+    parent: Parent,
+    settings: Any,
+    tell: Callable[[Report], None],
+) -> PlannedSFTTrainer:
+    """Return the trainer of a job; `settings` are its
+    `supervised_arguments`."""
+    rows_per_pass = 1 if settings.use_cpu else together(job.config, job.config.per_device_train_batch_size)
+    processes = job.config.num_processes
+    # Accelerate deals out rows in turn: process i of n gets the rows i, i + n, i + 2n and so on.
+    shares = [(list(step), share) for step in plan.steps for share in range(processes)]
+
+    def collate(batch: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the forward passes of one process's share of a step."""
+        step, share = [rows[row] for row in batch[0]["samples"]], batch[0]["share"]
+        passes = [
+            forward_passes(step[first::processes], packing=job.config.packing, rows_per_pass=rows_per_pass)
+            for first in range(processes)
+        ]
+        idle = max(map(len, passes)) - len(passes[share])
+        return {
+            "passes": passes[share] + [idle_pass()] * idle,
+            "tokens": torch.tensor(sum(trained_tokens(row) for row in step)),
+        }
+
+    return PlannedSFTTrainer(
+        job=job,
+        plan=plan,
+        tell=tell,
+        model=parent.model,
+        args=settings,
+        data_collator=collate,
+        train_dataset=Dataset.from_dict(
+            {"samples": [samples for samples, _ in shares], "share": [share for _, share in shares]}
+        ),
+        processing_class=parent.tokenizer,
+        peft_config=parent.lora,
+        callbacks=[MarkSaved()],
+    )
+
+
+def supervised_arguments(job: TrainingJob, *, steps: int) -> Any:
+    """Return the Trainer's arguments for `steps` optimizer steps; see `plain_arguments`."""
+    return SFTConfig(
+        **plain_arguments(job, steps=steps),
+        per_device_train_batch_size=1,
+        dataset_kwargs={"skip_prepare_dataset": True},
+        max_length=None,
+        packing=False,
+    )
+
+
+# TRL's DPOTrainer on token pairs: the loss applies to the replies of both sides, and to nothing
+# else.
+#
+# TRL masks only the prompt, so observations between two replies would count as text of the agent.
+# Its loss reads a mask with one flag for each token, however, and here that is the mask of the
+# labels.
+
+
+class PlannedDPOTrainer(FollowsPlan, DPOTrainer):  # type: ignore[misc]
+    """A DPOTrainer that follows a `Plan` over rows of token ids.
+
+    The loss of a step is the mean over its pairs; if the last batch of a training is not full, its
+    pairs weigh more.
+    """
+
+    def _watched(self, entry: dict[str, float]) -> dict[str, float | None]:
+        objective, reward = self._job.objective, entry.get("rewards/chosen")
+        assert isinstance(objective, Preference)
+        fell = None if reward is None else -reward / objective.preference.beta
+        return {**super()._watched(entry), "chosen_drop": fell}
+
+    def training_step(self, *inputs: Any, **options: Any) -> torch.Tensor:
+        """Return the loss of one batch, its gradients added to those of the step. Raises
+        `NonFiniteLoss`.
+        """
+        loss: torch.Tensor = super().training_step(*inputs, **options)
+        self.check_finite(self.model, loss)
+        return loss
+
+    def _prepare_dataset(self, dataset: Any, *_: Any, **__: Any) -> Any:
+        # TRL's own method would render and tokenise texts, with a mask of its own.
+        return dataset
+
+
+def preference_trainer(
+    job: TrainingJob,
+    plan: Plan,
+    rows: Sequence[TokenPair],
+    *,
+    parent: Parent,
+    settings: Any,
+    tell: Callable[[Report], None],
+) -> PlannedDPOTrainer:
+    """Return the trainer of a job; `settings` are its `preference_arguments`. This computes the
+    log-probabilities of the reference.
+
+    The reference is the model that training starts from: without adapters if training adds new
+    ones, or with a copy of those that it starts with. Raises `NonFiniteLoss`.
+    """
+    disable_progress_bars()
+    assert isinstance(job.objective, Preference)
+    # A dataset with files of its own: TRL keeps what it computes from them beside these.
+    folder = job.work.references
+    with PartialState().main_process_first():
+        if not folder.exists():
+            draft = folder.with_suffix(".new")
+            columns = {
+                f"{side}_{name}": [list(getattr(getattr(row, side), name)) for row in rows]
+                for side in SIDES
+                for name in TokenRow._fields
+            }
+            Dataset.from_dict(columns).save_to_disk(draft)
+            draft.replace(folder)
+    trainer = PlannedDPOTrainer(
+        job=job,
+        plan=plan,
+        tell=tell,
+        model=parent.model,
+        args=settings,
+        data_collator=collate,
+        train_dataset=load_from_disk(folder),
+        processing_class=parent.tokenizer,
+        peft_config=parent.lora,
+        callbacks=[MarkSaved()],
+    )
+    if not all(np.isfinite(trainer.train_dataset[f"ref_{side}_logps"]).all() for side in SIDES):
+        # A later try computes them again.
+        if PartialState().is_main_process:
+            shutil.rmtree(job.work.references)
+        raise NonFiniteLoss(
+            "the log-probabilities of the reference are NaN or infinite; look at the weights of the model that "
+            "training starts from, or set training.bf16=false"
+        )
+    trainer.train_dataset = trainer.train_dataset.select([row for step in plan.steps for row in step])
+    return trainer
+
+
+def preference_arguments(job: TrainingJob, *, steps: int) -> Any:
+    """Return the Trainer's arguments for `steps` optimizer steps; see `plain_arguments`."""
+    assert isinstance(job.objective, Preference)
+    loss = job.objective.preference
+    common = plain_arguments(job, steps=steps)
+    return DPOConfig(
+        **common,
+        per_device_train_batch_size=job.config.per_device_train_batch_size,
+        gradient_accumulation_steps=job.config.gradient_accumulation_steps,
+        max_length=None,
+        precompute_ref_log_probs=True,
+        beta=loss.beta,
+        loss_type=list(loss.loss_type),
+        loss_weights=list(loss.loss_weights) or None,
+        label_smoothing=loss.label_smoothing,
+        ld_alpha=loss.ld_alpha,
+    )
+
+
+def collate(batch: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """Return the batch that TRL's loss reads: first the chosen rows, then the rejected ones, padded
+    to one of a few lengths.
+
+    `completion_mask` has a 1 for each token that carries loss.
+    """
+    rows = [TokenRow(pair[f"{side}_input_ids"], pair[f"{side}_labels"]) for side in SIDES for pair in batch]
+    length = padded_length(max(len(row.labels) for row in rows))
+
+    def filled(values: Sequence[int]) -> list[int]:
+        return [*values, *[0] * (length - len(values))]
+
+    tensors = {
+        "input_ids": torch.tensor([filled(row.input_ids) for row in rows]),
+        "attention_mask": torch.tensor([filled([1] * len(row.labels)) for row in rows]),
+        # The first token has nothing before it from which to predict it.
+        "completion_mask": torch.tensor([filled([0, *(label != IGNORED for label in row.labels[1:])]) for row in rows]),
+    }
+    for side in SIDES:
+        if f"ref_{side}_logps" in batch[0]:
+            tensors[f"ref_{side}_logps"] = torch.tensor([pair[f"ref_{side}_logps"] for pair in batch])
+    return tensors
+
+
+SIDES = ("chosen", "rejected")
