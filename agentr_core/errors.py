@@ -3,6 +3,7 @@
     AgentrError
     ├── UserError                     the user's mistake: the command line exits with 2
     │   ├── ConfigError (ValueError)  a recipe, an override or an option
+    │   │   └── MissingPart           a package, program or file that a world needs is not here
     │   ├── ModelDirectoryError       a model directory that is missing, incomplete or corrupt
     │   ├── EndpointError             a model server that cannot be used: address, key or name
     │   ├── ModelServerError          a model server of ours that cannot be installed or started

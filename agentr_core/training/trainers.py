@@ -337,8 +337,7 @@ def supervised_trainer(
     settings: Any,
     tell: Callable[[Report], None],
 ) -> PlannedSFTTrainer:
-    """Return the trainer of a job; `settings` are its
-    `supervised_arguments`."""
+    """Return the trainer of a job; `settings` are its `supervised_arguments`."""
     rows_per_pass = 1 if settings.use_cpu else together(job.config, job.config.per_device_train_batch_size)
     processes = job.config.num_processes
     # Accelerate deals out rows in turn: process i of n gets the rows i, i + n, i + 2n and so on.

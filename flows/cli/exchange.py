@@ -45,7 +45,7 @@ def export(
     sources: tuple[str, ...],
     workspace: Path,
 ) -> None:
-    """Write a training set, or evaluations, into a new FOLDER for another program.
+    """Write a training set or evaluations for another program.
 
     SOURCE is the beginning of the id of a dataset, an iteration or a run. Some turns must not be
     trained, and each program is told this in its own way, which the README.md in the folder

@@ -1,4 +1,4 @@
-"""Training of a policy: AdamW, a schedule, and updates on episodes."""
+"""Training of a policy: AdamW, a schedule, and updates on episodes, in one or several processes."""
 
 from __future__ import annotations
 
