@@ -15,6 +15,7 @@ from xml.etree import ElementTree as ET
 import yaml
 from markupsafe import Markup
 
+from agentr_core.evaluation.failures import failure_steps
 from agentr_core.recipes.models import masked
 from agentr_core.reports import document, wording
 from agentr_core.reports.document import Figure
@@ -576,7 +577,7 @@ def trajectory(store: Store, trajectory_id: str) -> Page | None:
         "head": head,
         "steps": steps,
         "strip": line,
-        "faults": [] if head.success else strip.faults(steps, line, head.stop),
+        "wrong": [] if head.success else failure_steps(steps, head.stop),
         "win": win,
         "parting": apart,
         "beside": strip.folds(trajectory_steps(store, win.trajectory_id), apart) if win else [],
