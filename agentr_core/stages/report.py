@@ -59,6 +59,7 @@ from agentr_core.stages.evaluate import (
     of_depths,
     of_world,
 )
+from agentr_core.stages.means import NO_RESULT, means_over_seeds, seed_groups
 from agentr_core.stages.outside import outside_section
 from agentr_core.store.codec.ledger import alarms_of
 from agentr_core.store.codec.trajectories import Episode
@@ -611,11 +612,7 @@ def differing_sections(recipe: Recipe, other: Recipe) -> list[str]:
 
 
 def _asked(recipe: Recipe) -> dict[str, object]:
-    return {
-        name: value
-        for name, value in identifying(recipe).items()
-        if name not in ("name", "description", "workspace", "alarms", "scale")
-    }
+    return {name: value for name, value in identifying(recipe).items() if name not in NO_RESULT}
 
 
 def _scores(place: Workplace) -> dict[int, dict[str, _Played]]:
@@ -649,7 +646,11 @@ def build_runs(places: Sequence[Workplace], *, viewer: str = "") -> RunsReport:
         raise ConfigError(f"a run is named twice: {', '.join(names)}; name different runs")
     first, last = places[0], _last(places[0])
     columns = tuple(_column(place, first, last) for place in places)
-    return RunsReport(runs=columns, date=wording.moment(datetime.now(UTC)), viewer=viewer)
+    groups = seed_groups({place.run_id: place.recipe for place in places})
+    # Where each run is a group of its own, its scores stand above.
+    several = any(len(group.runs) > 1 for group in groups)
+    means = tuple(means_over_seeds(first.store, groups)) if several else ()
+    return RunsReport(runs=columns, date=wording.moment(datetime.now(UTC)), viewer=viewer, means=means)
 
 
 def _last(place: Workplace) -> int:
