@@ -15,7 +15,7 @@ from prefect.cache_policies import NO_CACHE
 from agentr_core.errors import ConfigError
 from agentr_core.methods.comparison.report import build_comparison
 from agentr_core.reports import wording
-from agentr_core.reports.comparison import ComparisonReport
+from agentr_core.reports.comparison import ComparisonReport, group_means
 from agentr_core.reports.comparison import scores as arm_scores
 from agentr_core.reports.document import VIEWER, IterationReport, report_name, report_page
 from agentr_core.reports.html import render_comparison, render_html, render_index, render_runs
@@ -173,8 +173,9 @@ def write_reports(workspace: Path, prefix: str, *, viewer: str = VIEWER) -> list
 
 
 def compare_runs(workspace: Path, prefixes: Sequence[str], *, viewer: str = VIEWER) -> tuple[str, Path]:
-    """Write a page that compares runs; return its table as text for a terminal, and its path.
-    Differences are from the first run; ids may be cut short.
+    """Write a page that compares runs; return its tables as text for a terminal, and its path.
+    Differences are from the first run, or from the first of several groups of runs that differ in
+    the seed only; ids may be cut short.
 
     Raises `ConfigError` if there is no such run, or one has no evaluated model.
     """
@@ -184,7 +185,8 @@ def compare_runs(workspace: Path, prefixes: Sequence[str], *, viewer: str = VIEW
     html = workspace / "reports" / f"{'-'.join(one[:8] for one in ids)}.html"
     write_text(html, render_runs(built))
     write_text(html.with_suffix(".md"), render_runs_markdown(built))
-    return table_text(paired_table(built)), html
+    tables = [paired_table(built), *([group_means(built.means)] if built.means else [])]
+    return "\n".join(map(table_text, tables)), html
 
 
 def compare_worlds(workspace: Path, prefix: str, others: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean
+from typing import NamedTuple
 
 import numpy as np
 
@@ -175,18 +176,40 @@ def is_stuck(actions: Sequence[str]) -> bool:
     return first_loop(actions) is not None
 
 
-def first_loop(actions: Sequence[str]) -> tuple[int, int] | None:
-    """Return where the first sequence of 1 to 5 actions that occurs at least three times in a row
-    begins, from 0, and its length; None where there is none.
+class Loop(NamedTuple):
+    """A sequence of actions that comes several times in a row."""
+
+    start: int
+    """The position of its first action, from 0."""
+    length: int
+    times: int
+
+    @property
+    def stop(self) -> int:
+        """The position after its last action."""
+        return self.start + self.length * self.times
+
+
+def first_loop(actions: Sequence[str], start: int = 0) -> Loop | None:
+    """Return the first sequence of 1 to 5 actions from `start` on that occurs at least three times
+    in a row: of those that begin at the same action, the one that reaches furthest, then the
+    shortest; None where there is none.
     """
-    loops = (
-        (start, length)
-        for start in range(len(actions))
-        for length in LOOP_LENGTHS
-        if start + length * IN_A_ROW <= len(actions)
-        and all(actions[start + k] == actions[start + k + length] for k in range(length * (IN_A_ROW - 1)))
-    )
-    return next(loops, None)
+    for at in range(start, len(actions)):
+        loops = [Loop(at, length, _times(actions, at, length)) for length in LOOP_LENGTHS]
+        long = [loop for loop in loops if loop.times >= IN_A_ROW]
+        if long:
+            return max(long, key=lambda loop: loop.stop)
+    return None
+
+
+def _times(actions: Sequence[str], start: int, length: int) -> int:
+    """Return how many times in a row a sequence of actions occurs."""
+    times = 1
+    first = actions[start : start + length]
+    while actions[start + times * length : start + (times + 1) * length] == first:
+        times += 1
+    return times
 
 
 def loops(episodes: Sequence[Sequence[str]]) -> Loops:

@@ -47,6 +47,11 @@ WHOLE_NOTE = (
     "Every arm is a run of its own, which collects for itself. Sampled tokens are those that models wrote in searches, "
     "judgements, rollouts and edits, without evaluations; the time is that of training."
 )
+MEANS_NOTE = (
+    "Runs whose recipes differ in the seed only are taken together and named by the settings in which they differ "
+    "from the others. Means over seeds with 95% intervals (Student's t); without an interval there was one seed. "
+    "Differences from the first are in points, paired by seed."
+)
 DIFFERENCES_NOTE = (
     "Success of the first model minus that of the second, in points, over the episodes that both played, with the same "
     "seed of training; 95% intervals, clustered by what instances are variants of, over all seeds together. How far "
@@ -62,6 +67,23 @@ class SeedMean:
     low: float | None
     high: float | None
     n: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMean:
+    """The scores of runs that differ in the seed only: on a set, after an iteration (0: of the
+    model that they begin with).
+    """
+
+    group: str
+    name: str
+    """Of the set."""
+    iteration: int
+    success: SeedMean | None
+    reward: SeedMean | None
+    against: SeedMean | None
+    """Success minus that of the first group with the same seeds; None for that group itself."""
+    seeds: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,27 +236,48 @@ def scores(report: ComparisonReport) -> Table:
         )
         rows.append(Row((*cells, *measured, "")))
     for arm in report.arms:
-        whisker = None
-        if arm.success is not None:
-            mean = arm.success.value
-            low, high = (mean if bound is None else bound for bound in (arm.success.low, arm.success.high))
-            whisker = Whisker(low, mean, high)
-        done, wanted = len(arm.runs), len(report.seeds)
+        done, planned = len(arm.runs), len(report.seeds)
         rows.append(
             Row(
                 (
                     arm.name,
                     _cell(arm.success, wording.percent),
-                    whisker,
+                    _whisker(arm.success),
                     "" if arm.name == first else _cell(arm.against, wording.points),
                     _cell(arm.reward, wording.percent),
                     _cell(arm.steps, partial(wording.decimal, digits=1)),
                     _cell(arm.revision, wording.percent),
                     *(_cell(arm.metrics.get(name), partial(wording.measure_value, name)) for name in report.metrics),
-                    str(done) if done == wanted else f"{done} of {wanted}",
+                    str(done) if done == planned else f"{done} of {planned}",
                 )
             )
         )
+    return Table(columns, tuple(rows))
+
+
+def group_means(means: Sequence[GroupMean]) -> Table:
+    """Return one row for each set, model and group of seeds: success, what it is more than that of
+    the first group, and reward, with their intervals.
+    """
+    first = means[0].group if means else ""
+    several = any(mean.group != first for mean in means)
+    columns = (
+        *(Column("Set", "text"), Column("Model", "text"), Column("Runs", "text"), Column("Success %")),
+        Column("", "whisker"),
+        *([Column("Against the first")] if several else []),
+        *(Column(f"Reward {wording.TIMES}100"), Column("Seeds", "text")),
+    )
+    rows = (
+        Row(
+            (
+                *(wording.label(mean.name), wording.iteration(mean.iteration), mean.group),
+                *(_cell(mean.success, wording.percent), _whisker(mean.success)),
+                *(["" if mean.group == first else _cell(mean.against, wording.points)] if several else []),
+                *(_cell(mean.reward, wording.percent), ", ".join(map(str, mean.seeds))),
+            )
+        )
+        for mean in means
+    )
     return Table(columns, tuple(rows))
 
 
@@ -334,6 +377,13 @@ def _cell(mean: SeedMean | None, say: Callable[[float], str]) -> Cell:
     if mean.low is None or mean.high is None:
         return say(mean.value)
     return Measured(say(mean.value), f"{say(mean.low)} to {say(mean.high)}")
+
+
+def _whisker(mean: SeedMean | None) -> Whisker | None:
+    if mean is None:
+        return None
+    low, high = (mean.value if bound is None else bound for bound in (mean.low, mean.high))
+    return Whisker(low, mean.value, high)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Literal
 
 from agentr_core.reports import document, iteration, plots, wording
+from agentr_core.reports.comparison import MEANS_NOTE, GroupMean, group_means
 from agentr_core.reports.document import (
     Bill,
     Block,
@@ -282,6 +283,8 @@ class RunsReport:
     runs: tuple[RunColumn, ...]
     date: str
     viewer: str = ""
+    means: tuple[GroupMean, ...] = ()
+    """Where several runs differ in the seed only."""
 
 
 def runs_sections(report: RunsReport) -> tuple[Section, ...]:
@@ -301,6 +304,7 @@ def runs_sections(report: RunsReport) -> tuple[Section, ...]:
     return (
         _heads(report),
         Section("paired", _PAIRED, (paired_table(report), *map(Paragraph, unshared)), _NOTE),
+        *([Section("means", "Means over seeds", (group_means(report.means),), MEANS_NOTE)] if report.means else []),
         *_depths(report),
         curves("Success by iteration", lines),
         _costs_of_runs(report),

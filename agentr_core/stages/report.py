@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -14,6 +13,7 @@ import yaml
 
 from agentr_core.errors import ConfigError
 from agentr_core.evaluation import metrics
+from agentr_core.evaluation.failures import excerpt, failure_steps
 from agentr_core.recipes.environments import REVISION, TEST
 from agentr_core.recipes.models import ModelRole
 from agentr_core.recipes.recipe import Recipe, identifying, shown
@@ -59,6 +59,7 @@ from agentr_core.stages.evaluate import (
     of_depths,
     of_world,
 )
+from agentr_core.stages.means import NO_RESULT, means_over_seeds, seed_groups
 from agentr_core.stages.outside import outside_section
 from agentr_core.store.codec.ledger import alarms_of
 from agentr_core.store.codec.trajectories import Episode
@@ -76,7 +77,6 @@ from agentr_core.store.queries.runs import (
 )
 from agentr_core.store.queries.trees import providers
 from agentr_core.texts import goal
-from agentr_core.types import Trajectory
 
 # What served models read and wrote in an iteration, and what that costs at the recipe's prices.
 
@@ -136,6 +136,7 @@ class Scoreboard:
         self._place = place
         self._measures: dict[tuple[int, str], Measures] = {}
         self._scores: dict[int, IterationScore | None] = {}
+        self._episodes: dict[int, list[Episode]] = {}
 
     def up_to(self, iteration: int) -> tuple[IterationScore, ...]:
         """Return the score of the base model and of each iteration up to the given one, where it
@@ -175,6 +176,17 @@ class Scoreboard:
                 found = measure_evaluation(self._place, iteration, name)
             self._measures[key] = found
         return self._measures[key]
+
+    def episodes(self, iteration: int) -> list[Episode]:
+        """Return the held-out episodes of an iteration's model; none until its evaluation is
+        finished.
+        """
+        if iteration not in self._episodes:
+            # Two iterations are compared at a time; with their texts, all would fill the memory.
+            held = {number: some for number, some in self._episodes.items() if number == iteration - 1}
+            own = ended_episodes(self._place, evaluation_id(self._place, iteration, TEST))
+            self._episodes = held | {iteration: own}
+        return self._episodes[iteration]
 
     def unfinished(self, iteration: int) -> tuple[Unfinished, ...]:
         """Return how far the evaluations of the models up to an iteration are that have begun and
@@ -305,6 +317,7 @@ def build_report(
         board: the scores of the run, for a caller that writes several reports.
         viewer: where `agentr view` shows the workspace; empty for a page without links there.
     """
+    board = board or Scoreboard(place)
     iteration_id = place.iteration_id(iteration)
     evaluations = [evaluation_id(place, iteration, name) for name in (TEST, REVISION, *place.recipe.evaluation.sets)]
     collected = datasets.collected_stops(place.store, iteration_id)
@@ -347,7 +360,7 @@ def build_report(
         for section in _said_by_method(place, iteration, "samples")
     ]
     return replace(
-        build_outline(place, iteration, board or Scoreboard(place), viewer=viewer),
+        build_outline(place, iteration, board, viewer=viewer),
         # What each of several worlds contributed to the training data.
         worlds={name: by_world.get(name, {}) for name in place.recipe.environments},
         data=(
@@ -358,7 +371,7 @@ def build_report(
         errors=errors,
         samples=tuple(samples),
         hashes={name: text for name, text in hashes.items() if text},
-        failures=failures(place, iteration),
+        failures=failures(iteration, board),
     )
 
 
@@ -427,18 +440,17 @@ def build_outline(place: Workplace, iteration: int, board: Scoreboard, *, viewer
 
 
 _FAILURES = 5
-_EXCERPT = 90
 
 
-def failures(place: Workplace, iteration: int) -> tuple[Section, ...]:
+def failures(iteration: int, board: Scoreboard) -> tuple[Section, ...]:
     """Return the section on failed held-out episodes: up to five, those first that the model before
     had won, each with what went wrong in words; none where none failed.
     """
-    own = ended_episodes(place, evaluation_id(place, iteration, TEST))
+    before = board.episodes(iteration - 1) if iteration else []
+    own = board.episodes(iteration)
     failed = [episode for episode in own if not episode.trajectory.success and episode.trajectory_id]
     if not failed:
         return ()
-    before = ended_episodes(place, evaluation_id(place, iteration - 1, TEST)) if iteration else []
     won_before = {_key(episode) for episode in before if episode.trajectory.success}
     lost = sum(_key(episode) in won_before for episode in failed)
     gained = sum(_key(e) in won_before for e in own if e.trajectory.success)
@@ -449,48 +461,22 @@ def failures(place: Workplace, iteration: int) -> tuple[Section, ...]:
         Column("Steps"),
         *([Column(wording.iteration(iteration - 1).capitalize(), "text")] if before else []),
     )
-    rows = (
-        Row(
-            (
-                episode.instance.key,
-                _excerpt(goal(episode.trajectory.first_observation)),
-                mishap(episode.trajectory),
-                str(len(episode.trajectory.steps)),
-                *(["won" if _key(episode) in won_before else "lost"] if before else []),
-            )
+    rows = []
+    for episode in sorted(failed, key=lambda episode: _key(episode) not in won_before)[:_FAILURES]:
+        played = episode.trajectory
+        wrong = failure_steps(played.steps, played.stop)
+        cells = (
+            episode.instance.key,
+            excerpt(goal(played.first_observation)),
+            wrong[0].sentence if wrong else f"no step; it ended by {wording.label(played.stop)}",
+            str(len(played.steps)),
         )
-        for episode in sorted(failed, key=lambda episode: _key(episode) not in won_before)[:_FAILURES]
-    )
+        rows.append(Row((*cells, *(["won" if _key(episode) in won_before else "lost"] if before else []))))
     note = f"{len(failed)} of {len(own)} episodes failed."
     if before:
         name, won = wording.iteration(iteration - 1), len(own) - len(failed)
         note += f" {name.capitalize()} had won {lost} of them; {won - gained} that it lost are won now."
     return (Section("failures", "Failed episodes", (Table(columns, tuple(rows)),), note),)
-
-
-def mishap(trajectory: Trajectory) -> str:
-    """Return a sentence on the first step with which a failed episode went wrong: one that was
-    refused, one from which on it repeats itself, else the one that it ended with.
-    """
-    steps = trajectory.steps
-    if not steps:
-        return f"no step; it ended by {wording.label(trajectory.stop)}"
-    actions = [step.action for step in steps]
-    refused = next((number for number, step in enumerate(steps) if step.valid is False), len(steps))
-    loop, length = metrics.first_loop(actions) or (len(steps), 0)
-    if loop < refused:
-        repeated = "; ".join(map(_excerpt, actions[loop : loop + length]))
-        return f"from step {loop} on it repeats: {repeated}"
-    number = min(refused, len(steps) - 1)
-    step = steps[number]
-    how = "refused" if number == refused else f"last, ended by {wording.label(trajectory.stop)}"
-    answer = _excerpt(step.observation)
-    return f"step {number}, {how}: {_excerpt(step.action or step.reply)}{f' → {answer}' if answer else ''}"
-
-
-def _excerpt(text: str) -> str:
-    """Return a text in one short line."""
-    return textwrap.shorten(text, _EXCERPT, placeholder="…")
 
 
 def alarm_section(place: Workplace, iteration: int) -> tuple[Section, ...]:
@@ -626,11 +612,7 @@ def differing_sections(recipe: Recipe, other: Recipe) -> list[str]:
 
 
 def _asked(recipe: Recipe) -> dict[str, object]:
-    return {
-        name: value
-        for name, value in identifying(recipe).items()
-        if name not in ("name", "description", "workspace", "alarms", "scale")
-    }
+    return {name: value for name, value in identifying(recipe).items() if name not in NO_RESULT}
 
 
 def _scores(place: Workplace) -> dict[int, dict[str, _Played]]:
@@ -664,7 +646,11 @@ def build_runs(places: Sequence[Workplace], *, viewer: str = "") -> RunsReport:
         raise ConfigError(f"a run is named twice: {', '.join(names)}; name different runs")
     first, last = places[0], _last(places[0])
     columns = tuple(_column(place, first, last) for place in places)
-    return RunsReport(runs=columns, date=wording.moment(datetime.now(UTC)), viewer=viewer)
+    groups = seed_groups({place.run_id: place.recipe for place in places})
+    # Where each run is a group of its own, its scores stand above.
+    several = any(len(group.runs) > 1 for group in groups)
+    means = tuple(means_over_seeds(first.store, groups)) if several else ()
+    return RunsReport(runs=columns, date=wording.moment(datetime.now(UTC)), viewer=viewer, means=means)
 
 
 def _last(place: Workplace) -> int:

@@ -15,12 +15,18 @@ from xml.etree import ElementTree as ET
 import yaml
 from markupsafe import Markup
 
+from agentr_core.errors import ConfigError
+from agentr_core.evaluation.failures import failure_steps
 from agentr_core.recipes.models import masked
+from agentr_core.recipes.parsing import restored
+from agentr_core.recipes.recipe import Recipe
 from agentr_core.reports import document, wording
+from agentr_core.reports.comparison import MEANS_NOTE, group_means
 from agentr_core.reports.document import Figure
 from agentr_core.runtime.live import read_progress, read_steps
 from agentr_core.samples.rendering import ReadToken
 from agentr_core.stages.curves import fine_tuning, group_learning
+from agentr_core.stages.means import means_over_seeds, seed_groups
 from agentr_core.store.codec.samples import load_samples
 from agentr_core.store.database import Store
 from agentr_core.store.queries.datasets import (
@@ -42,7 +48,7 @@ from agentr_core.store.queries.listings import (
     run_lines,
     stage_lines,
 )
-from agentr_core.store.queries.runs import iteration_key, run_config, run_versions, runs_beginning
+from agentr_core.store.queries.runs import configs_of_all, iteration_key, run_config, run_versions, runs_beginning
 from agentr_core.store.queries.trees import (
     Derivation,
     PathStep,
@@ -418,6 +424,20 @@ def runs(store: Store | None) -> Page:
     return Page("runs", {"runs": lines, "moves": moves, "state": "", "every": 5})
 
 
+def means(store: Store) -> Page:
+    """Return the page of the means over seeds of all runs of a workspace that were evaluated."""
+    recipes: dict[str, Recipe] = {}
+    unread: list[str] = []
+    for run_id, config in configs_of_all(store).items():
+        try:
+            recipes[run_id] = restored(json.loads(config), source=f"recipe of run {run_id}")
+        except ConfigError as error:
+            unread.append(str(error))
+    groups = seed_groups(recipes)
+    table = group_means(means_over_seeds(store, groups))
+    return Page("means", {"groups": groups, "table": table, "note": MEANS_NOTE, "unread": unread})
+
+
 # What moves on the pages of a run and its stages while it is at work.
 
 _EPISODES: Final = 10
@@ -582,7 +602,7 @@ def trajectory(store: Store, trajectory_id: str) -> Page | None:
         "head": head,
         "steps": steps,
         "strip": line,
-        "faults": [] if head.success else strip.faults(steps, line, head.stop),
+        "wrong": [] if head.success else failure_steps(steps, head.stop),
         "win": win,
         "parting": apart,
         "beside": strip.folds(trajectory_steps(store, win.trajectory_id), apart) if win else [],

@@ -6,7 +6,7 @@ import asyncio
 import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
@@ -114,6 +114,7 @@ def app(
         Route("/", viewer.page(lambda store, _: pages.runs(store))),
         Route("/find", viewer.page(lambda store, request: pages.find(store, request.query_params.get("q", "")[:100]))),
         Route("/search", viewer.search),
+        Route("/means", viewer.page(lambda store, _: pages.means(store))),
         Route("/static/{name}", _static),
         Route("/report/{run}/{name}.html", viewer.report),
         Route(
@@ -136,20 +137,20 @@ def app(
         *(Route(f"/{name}.{form}", viewer.file(name, form)) for name in LISTINGS for form in _FORMS),
         *(Route(f"/{kind}/{{key}}", viewer.page(_detail(make))) for kind, make in pages.DETAILS.items()),
     ]
-    made: ASGIApp = Starlette(
+    shown: ASGIApp = Starlette(
         routes=routes,
         lifespan=viewer.running,
         exception_handlers={404: viewer.missing, UserError: viewer.refused},
     )
     if token is not None:
-        made = Locked(
-            made,
+        shown = Locked(
+            shown,
             token,
             why="open the address that `agentr view` printed; it has the token",
             refusal=lambda status, why: PlainTextResponse(f"{why}\n", status),
             cookie="agentr_view",
         )
-    return Sealed(Guard(made, hosts, linked=True, posts=notes))
+    return Sealed(Guard(shown, hosts, linked=True, posts=notes))
 
 
 class _Viewer:
@@ -168,18 +169,30 @@ class _Viewer:
 
     @asynccontextmanager
     async def running(self, _: Starlette) -> AsyncIterator[None]:
-        """Stop the background work when the application ends."""
+        """Open the store before the first visitor does, and stop the background work when the
+        application ends.
+        """
+        warming = asyncio.create_task(run_in_threadpool(self._warm))
         yield
+        warming.cancel()
         if self._indexing is not None:
             self._indexing.cancel()
+
+    def _warm(self) -> None:
+        """Ask the store once: DuckDB loads a library for the first query with a parameter, and the
+        first burst checks the whole schema.
+        """
+        # Whoever visits is told why the store cannot be read.
+        with suppress(UserError), snapshot(self._store) as state:
+            pages.runs(state)
 
     def page(self, make: Make) -> Callable[[Request], Response]:
         """Return an endpoint that reads a page in one burst; 404 where there is nothing to show."""
 
         def endpoint(request: Request) -> Response:
             with snapshot(self._store) as state:
-                made = make(state, request)
-            return self._answer(request, made)
+                page = make(state, request)
+            return self._answer(request, page)
 
         return endpoint
 
@@ -306,8 +319,8 @@ class _Viewer:
         page = min(int(asked), 10_000) if asked.isascii() and asked.isdigit() else 0
         matches = self._index.search(words, offset=page * PAGE_ROWS, limit=PAGE_ROWS)
         with snapshot(self._store) as state:
-            made = results(state, words, matches, page=page, complete=complete)
-        return self._answer(request, made)
+            answer = results(state, words, matches, page=page, complete=complete)
+        return self._answer(request, answer)
 
     def _answer(self, request: Request, page: Page | None) -> Response:
         if page is None:
@@ -322,18 +335,18 @@ class _Viewer:
 
 def templates() -> Environment:
     """Return the templates of the pages."""
-    made = environment("agentr_core.viewer")
+    shown = environment("agentr_core.viewer")
     # As in reports: markup made by `plots` from numbers.
-    made.filters.update(inline_svg=lambda figure: Markup(figure.svg))
-    made.filters.update(number=number, fact=_fact, goal=goal, turns=pages.token_turns, token=pages.token_text)
-    made.globals.update(page_of=document.page_of, listing=document.listing, group_page=document.group)
-    made.globals.update(stage_page=document.stage_page)
+    shown.filters.update(inline_svg=lambda figure: Markup(figure.svg))
+    shown.filters.update(number=number, fact=_fact, goal=goal, turns=pages.token_turns, token=pages.token_text)
+    shown.globals.update(page_of=document.page_of, listing=document.listing, group_page=document.group)
+    shown.globals.update(stage_page=document.stage_page)
     # Only some pages change while they are shown.
-    made.globals.update(moves=None, most_steps=_MOST_STEPS)
-    for name in made.list_templates():
+    shown.globals.update(moves=None, most_steps=_MOST_STEPS)
+    for name in shown.list_templates():
         # Compiled now, so that the first visitor does not wait for it.
-        made.get_template(name)
-    return made
+        shown.get_template(name)
+    return shown
 
 
 def _fact(value: Any) -> str:

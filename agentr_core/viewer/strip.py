@@ -1,17 +1,12 @@
-"""An episode at a glance: its actions line by line, what first went wrong in it, and the step at
-which it leaves another one.
-"""
+"""An episode at a glance: its actions line by line, and the step at which it leaves another one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from agentr_core.evaluation.metrics import IN_A_ROW, LOOP_LENGTHS
+from agentr_core.evaluation.metrics import IN_A_ROW, first_loop
 from agentr_core.store.queries.trees import PathStep
-from agentr_core.types import StopReason
-
-_LOSSES: Final = (StopReason.FAILURE, StopReason.DISASTER)
 
 
 class Line(NamedTuple):
@@ -23,8 +18,6 @@ class Line(NamedTuple):
     times: int
     refused: list[int]
     """The positions of those that the world refused."""
-    answer: str
-    """What the world answered to the first of those; empty if it refused none."""
     parts: bool
     """Whether the step at which two episodes part is among them."""
 
@@ -43,62 +36,41 @@ class Fold(NamedTuple):
         return self.lines[0].position + len(self.lines) * self.times - 1
 
 
-class Fault(NamedTuple):
-    """The first step that was refused, that begins a loop, or that lost the episode."""
-
-    kind: str
-    """refused, loop or lost."""
-    position: int
-    """Of a loop, where its first repeat begins."""
-    line: Line
-    fold: Fold
-
-
 def folds(steps: Sequence[PathStep], parting: int | None = None) -> list[Fold]:
     """Return the steps of an episode from the first to the last, loops and equal actions folded.
 
     An episode has a loop exactly if `metrics.is_stuck` is true of its actions.
     """
+    actions = [step.action for step in steps]
     strip = []
     at = 0
+    loop = first_loop(actions)
     while at < len(steps):
-        length, times = _repeats([step.action for step in steps], at)
+        length = times = 1
+        if loop and loop.start == at:
+            length, times = loop.length, loop.times
+            loop = first_loop(actions, loop.stop)
+        else:
+            end = loop.start if loop else len(steps)
+            while at + times < end and actions[at + times] == actions[at]:
+                times += 1
         lines = []
         for place in range(at, at + length):
             alike = steps[place : at + length * times : length]
-            refused = [step for step in alike if step.valid is False]
-            line = Line(
-                position=steps[place].position,
-                action=steps[place].action,
-                times=times,
-                refused=[step.position for step in refused],
-                answer=refused[0].observation if refused else "",
-                parts=any(step.position == parting for step in alike),
-            )
-            lines.append(line)
+            refused = [step.position for step in alike if step.valid is False]
+            parts = any(step.position == parting for step in alike)
+            lines.append(Line(steps[place].position, steps[place].action, times, refused, parts))
         strip.append(Fold(lines, times, times >= IN_A_ROW))
         at += length * times
     return strip
 
 
-def faults(steps: Sequence[PathStep], strip: Sequence[Fold], stop: str) -> list[Fault]:
-    """Return the first refused step, the first loop and the losing step of an episode, as far as it
-    has them, the earliest first.
-    """
-    lines = [(line, fold) for fold in strip for line in fold.lines]
-    refused = [Fault("refused", line.refused[0], line, fold) for line, fold in lines if line.refused]
-    loops = [Fault("loop", one.lines[0].position + len(one.lines), one.lines[0], one) for one in strip if one.loop]
-    lost = [Fault("lost", steps[-1].position, *lines[-1])] if steps and stop in _LOSSES else []
-    firsts = [*sorted(refused, key=_place)[:1], *loops[:1], *lost]
-    return sorted(firsts, key=_place)
-
-
-def parting(one: Sequence[str], other: Sequence[str]) -> int:
+def parting(mine: Sequence[str], other: Sequence[str]) -> int:
     """Return the position of the first action in which two episodes differ; where one goes on from
     the other, of the first action after that.
     """
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (here, there) in pairs if here != there), min(len(one), len(other)))
+    pairs = enumerate(zip(mine, other, strict=False))
+    return next((at for at, (here, there) in pairs if here != there), min(len(mine), len(other)))
 
 
 def same_before(first: str, steps: Sequence[PathStep]) -> dict[int, int]:
@@ -108,21 +80,3 @@ def same_before(first: str, steps: Sequence[PathStep]) -> dict[int, int]:
     seen = {first: -1}
     firsts = [(step.position, seen.setdefault(step.observation, step.position)) for step in steps]
     return {position: at for position, at in firsts if at != position}
-
-
-def _place(fault: Fault) -> int:
-    return fault.position
-
-
-def _repeats(actions: Sequence[str], at: int) -> tuple[int, int]:
-    """Return how many actions from a place on repeat, and how often they come in a row: those of
-    the loop that reaches furthest, or equal actions.
-    """
-    counts = []
-    for length in LOOP_LENGTHS:
-        times = 1
-        while actions[at : at + length] == actions[at + times * length : at + (times + 1) * length]:
-            times += 1
-        counts.append((length, times))
-    loops = [(length, times) for length, times in counts if times >= IN_A_ROW]
-    return max(loops, key=lambda loop: loop[0] * loop[1], default=counts[0])

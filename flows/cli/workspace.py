@@ -28,7 +28,8 @@ def report(runs: tuple[str, ...], beside: str | None, viewer: str | None, worksp
     """Write the reports of a run anew, and print their paths.
 
     There is a page for each iteration and one for the whole run. For several runs: write one page
-    that compares them with the first on the same episodes, and print its table.
+    that compares them with the first on the same episodes, and print its table; runs that differ in
+    the seed only have their means over seeds, too.
     """
     from tasks.reporting import compare_runs, compare_worlds, write_reports
 

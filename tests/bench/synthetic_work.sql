@@ -13,13 +13,44 @@ select n::varchar || stage, iteration_id, stage, part, 1.5, n from range(500) nu
     (values ('iteration', 'collect', 'generate'), ('iteration', 'train', 'train'), ('second', 'reinforce', 'generate'))
         kinds(iteration_id, stage, part);
 
+-- Episodes of nine steps, the fifth of which is refused: rollouts in groups of eight, and two evaluations of the same instances.
+create temp table played as
+select left(md5('episode' || n), 16) as trajectory_id, 'rollout' as source, 'second' as iteration_id, null as evaluation_id,
+    'bench/train/' || n // 8 % 100 as instance_id, n, n % 2 = 1 as success
+from range($steps // 50) numbers(n)
+union all
+select left(md5(evaluation_id || n), 16), 'episode', null, evaluation_id, 'bench/train/' || n, n, (n + shift) % 3 = 0
+from range($steps // 1000) numbers(n), (values ('before', 0), ('after', 1)) evaluations(evaluation_id, shift);
+
 insert into trajectory
-    (trajectory_id, source, iteration_id, instance_id, instance, first_observation, reward, success, stop, num_steps, given, asked,
-    steps, created_at)
-select left(md5('episode' || n), 16), 'rollout', 'second', 'bench/train/' || n % 100,
-    {environment: 'bench', split: 'train', index: n % 100}, 'none', n % 2, n % 2 = 1, 'step_limit', 9, 0, [], [],
+    (trajectory_id, source, iteration_id, evaluation_id, instance_id, instance, first_observation, reward, success, stop, num_steps,
+    given, asked, steps, created_at)
+select trajectory_id, source, iteration_id, evaluation_id, instance_id,
+    {environment: 'bench', split: 'train', index: split_part(instance_id, '/', 3)::bigint}, 'Goal: craft ' || instance_id,
+    success::int, success, case when success then 'success' else 'step_limit' end, 9, 0, [],
+    [{
+        'reply': 'Thought: episode ' || n || ' looks for its item.', 'action': 'get ' || (n * 7 + s) % 11 || ' stick',
+        'observation': 'Observation ' || (n + s) % 100 || ' of many.', 'reward': 0.0, 'matched': null, 'valid': s <> 4,
+        'terminated': false, 'success': success and s = 8, 'disaster': false, 'token_ids': [s, s + 1, s + 2, s + 3],
+        'logprobs': null, 'finish_reason': 'stop', 'tokenizer': null, 'dropped': 0, 'tool_calls': [], 'answers': []
+    } for s in range(9)],
     timestamp '2026-01-01' + to_seconds(n)
-from range($steps // 50) numbers(n);
+from played;
+
+insert into evaluation (evaluation_id, iteration_id, checkpoint_id, name, split, config, finished)
+values ('before', 'iteration', 'policy', 'test', 'train', '{}', true), ('after', 'second', 'trained', 'test', 'train', '{}', true);
+
+insert into episode (evaluation_id, instance_id, repeat, cut, trajectory_id)
+select evaluation_id, instance_id, 0, 0, trajectory_id from played where source = 'episode';
+
+insert into metric (scope, scope_id, name, value, low, high, n)
+select 'evaluation', evaluation_id, name, 0.3, 0.2, 0.4, $steps // 1000
+from (values ('before'), ('after')) evaluations(evaluation_id), (values ('success'), ('success_clustered'), ('reward')) names(name);
+
+insert into rl_rollout (trajectory_id, iteration_id, step, number, episode, advantage)
+select trajectory_id, 'second', 1 + n // 8, 0, n % 8, n % 2 - 0.5 from played where source = 'rollout' and n // 8 < least($steps // 100, 2000);
+
+drop table played;
 
 insert into rl_step by name
 select 'second' as iteration_id, n as step, random() as reward, random() as pass_at_1, random() as pass_at_n,
@@ -29,6 +60,6 @@ select 'second' as iteration_id, n as step, random() as reward, random() as pass
 from range(1, least($steps // 100, 2000) + 1) numbers(n);
 
 insert into rl_group by name
-select 'second' as iteration_id, n as step, 0 as number, 'bench/train/' || n % 100 as instance_id, 'policy' as policy, 0 as draw,
+select 'second' as iteration_id, n as step, 0 as number, 'bench/train/' || (n - 1) % 100 as instance_id, 'policy' as policy, 0 as draw,
     0 as prefix, 8 as episodes, 4 as wins, 0.5 as reward, true as contrast
 from range(1, least($steps // 100, 2000) + 1) numbers(n);

@@ -1,12 +1,26 @@
-"""What a report says of a failed episode: the first step that went wrong, in a sentence."""
+"""What a report and the viewer say of a failed episode: the first step that went wrong."""
 
 from __future__ import annotations
 
-import pytest
+import re
+from pathlib import Path
 
+import gallery
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agentr_core.evaluation.failures import failure_steps
 from agentr_core.evaluation.metrics import first_loop, is_stuck
-from agentr_core.stages.report import mishap
+from agentr_core.reports.document import Table
+from agentr_core.stages.report import Scoreboard, failures
+from agentr_core.store.codec.ledger import evaluation_rows
+from agentr_core.store.codec.trajectories import Episode, episode_rows, instance_row, load_episodes
+from agentr_core.store.database import Store
+from agentr_core.store.tables import merge
 from agentr_core.types import Instance, Step, StopReason, Trajectory
+from agentr_core.viewer import pages
+from agentr_core.viewer.server import templates
 
 
 def lost(*actions: str, refused: int | None = None, stop: StopReason = StopReason.STEP_LIMIT) -> Trajectory:
@@ -20,24 +34,100 @@ def lost(*actions: str, refused: int | None = None, stop: StopReason = StopReaso
     )
 
 
-@pytest.mark.parametrize(
-    ("trajectory", "sentence"),
-    [
-        (lost("look", "go", "wait", refused=1), "step 1, refused: go → after go"),
-        (lost("look", *["a", "b"] * 3), "from step 1 on it repeats: a; b"),
-        (lost("look", *["a"] * 3, refused=2), "from step 1 on it repeats: a"),
-        (lost("look", "bad", *["a"] * 3, refused=1), "step 1, refused: bad → after bad"),
-        (lost("look", "open"), "step 1, last, ended by step limit: open → after open"),
-        (lost(), "no step; it ended by step limit"),
-    ],
-)
-def test_the_first_step_that_went_wrong_is_told(trajectory: Trajectory, sentence: str) -> None:
-    assert mishap(trajectory) == sentence
+REFUSED = lost("look", "go", "wait", refused=1)
+LOOPING = lost("look", *["a", "b"] * 3)
+LOST = lost("look", "open", stop=StopReason.DISASTER)
+ENDED = lost("look", "open")
+REFUSED_IN_A_LOOP = lost("look", *["a"] * 3, refused=2)
+REFUSED_FROM_A_LOOPS_FIRST_STEP = lost("look", *["a"] * 3, refused=1)
+REFUSED_BEFORE_A_LOOP = lost("look", "bad", *["a"] * 3, refused=1)
+# Were the two equal actions taken together first, the loop that begins with the second were lost.
+LOOPING_AFTER_A_REPEAT = lost("a", "a", "b", "a", "b", "a", "b")
+EPISODES = {
+    "refused": (REFUSED, "step 1 is the first that was refused: go → after go"),
+    "loop": (LOOPING, "step 1 begins a loop, 3 times in a row up to step 6: a; b"),
+    "lost": (LOST, "step 1 lost the episode: open → after open"),
+    "ended": (ENDED, "step 1 is the last, ended by step limit: open → after open"),
+    "refused in a loop": (REFUSED_IN_A_LOOP, "step 1 begins a loop, 3 times in a row up to step 3: a"),
+    "refused first in a loop": (REFUSED_FROM_A_LOOPS_FIRST_STEP, "step 1 is the first that was refused: a → after a"),
+    "refused before a loop": (REFUSED_BEFORE_A_LOOP, "step 1 is the first that was refused: bad → after bad"),
+    "loop after a repeat": (LOOPING_AFTER_A_REPEAT, "step 1 begins a loop, 3 times in a row up to step 6: a; b"),
+    "no step": (lost(), "no step; it ended by step limit"),
+}
+EVALUATION = "aaaa00000000e009"
 
 
-def test_a_loop_is_the_first_and_of_the_shortest_sequence() -> None:
-    assert first_loop(list("xababab")) == (1, 2)
-    assert first_loop(list("aaaaaa")) == (0, 1)
+class Played(Scoreboard):
+    """The scores of a run of which one evaluation is stored."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def episodes(self, iteration: int) -> list[Episode]:
+        return load_episodes(self._store, EVALUATION)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", EPISODES)
+def test_the_report_and_the_viewer_name_the_same_step_of_a_stored_episode(kind: str, tmp_path: Path) -> None:
+    trajectory, sentence = EPISODES[kind]
+    store = gallery.fill(tmp_path / "store.duckdb")
+    evaluation = evaluation_rows(
+        EVALUATION,
+        iteration_id=gallery.ITERATION,
+        checkpoint_id=gallery.TRAINED,
+        name="test",
+        split="test",
+        config={},
+        finished=True,
+    )
+    episode = episode_rows("aaaa000000000009", trajectory, evaluation_id=EVALUATION, iteration_id=gallery.ITERATION)
+    store.write(merge([{"instance": [instance_row(trajectory.instance)]}, evaluation, episode]))
+    (section,) = failures(0, Played(store))
+    (table,) = section.blocks
+    assert isinstance(table, Table)
+    assert table.rows[0].cells[2] == sentence
+    page = pages.trajectory(store, load_episodes(store, EVALUATION)[0].trajectory_id)
+    assert page is not None
+    shown = templates()
+    shown.globals.update(shows_tokens=False, takes_notes=False)
+    html = shown.get_template("trajectory.html.jinja").render(**page.values)
+    first = html.partition('<section class="wrong-steps">')[2].partition("<li>")[2].partition("</li>")[0]
+    text = " ".join(re.sub(r"<[^>]*>", "", first).split())
+    if not trajectory.steps:
+        assert text == "Ended by step limit after 0 steps, reward 0"
+        return
+    assert re.search(r'href="#(\d+)"', first)[1] == re.findall(r"\d+", sentence)[0]  # type: ignore[index]
+    assert text.lower().replace(" after", " → after") == sentence
+
+
+def test_a_world_that_does_not_say_what_it_took_has_refused_nothing() -> None:
+    step = Step(reply="Action: go", action="go", observation="", reward=0.0)
+    (failure,) = failure_steps([step], StopReason.STEP_LIMIT)
+    assert (failure.kind, failure.step) == ("ended", 0)
+
+
+def test_all_that_went_wrong_is_told_in_its_order() -> None:
+    wrong = failure_steps(lost("look", *["a", "b"] * 3, "go", refused=7).steps, StopReason.FAILURE)
+    assert [(failure.kind, failure.step) for failure in wrong] == [("loop", 1), ("refused", 7), ("lost", 7)]
+
+
+def test_a_loop_is_the_first_and_reaches_furthest() -> None:
+    assert first_loop(list("xababab")) == (1, 2, 3)
+    assert first_loop(list("aaaaaa")) == (0, 1, 6)
+    assert first_loop(list("aabaabaab")) == (0, 3, 3)
+    assert first_loop(list("aaab" * 3)) == (0, 4, 3)
+    assert first_loop(list("aaab"), 1) is None
     assert first_loop(list("abab")) is None
-    assert not is_stuck(list("abab"))
-    assert is_stuck(list("xababab"))
+
+
+@given(st.lists(st.sampled_from("ab"), max_size=14))
+def test_an_episode_is_stuck_where_a_sequence_comes_three_times_in_a_row(actions: list[str]) -> None:
+    stuck = any(
+        actions[at : at + length]
+        == actions[at + length : at + 2 * length]
+        == actions[at + 2 * length : at + 3 * length]
+        for length in range(1, 6)
+        for at in range(len(actions) - 3 * length + 1)
+    )
+    assert is_stuck(actions) == stuck

@@ -7,16 +7,19 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import httpx
 import pytest
 from finished import finish, revise
 
 from agentr_core.errors import ConfigError
 from agentr_core.methods.agent_r.report import audit, audit_of_run, order_of_drops
+from agentr_core.methods.faults import parse
 from agentr_core.recipes.environments import TEST
 from agentr_core.reports.document import IterationReport
 from agentr_core.reports.html import render_html
 from agentr_core.reports.markdown import table_markdown
 from agentr_core.stages.evaluate import evaluation_id
+from agentr_core.stages.means import seed_groups
 from agentr_core.store.codec.ledger import metric_rows
 from agentr_core.store.codec.samples import dataset_rows
 from agentr_core.store.database import Store
@@ -25,6 +28,7 @@ from agentr_core.store.queries.listings import LISTINGS, listed
 from agentr_core.store.queries.trees import JudgedStep, PathAudit
 from agentr_core.store.tables import merge
 from agentr_core.types import Verdict
+from agentr_core.viewer.server import app
 from tasks.reporting import compare_runs, score_table, write_reports
 from tasks.wiring import RunRef
 from tasks.workspaces import STORE_FILE
@@ -66,6 +70,55 @@ def test_trained_tokens_are_those_of_all_passes(tmp_path: Path) -> None:
     assert "| iteration 1 | 0 | 0 | 2,500 |" in index
     beside = compare_runs(tmp_path, [FIRST, SECOND])[1].with_suffix(".md").read_text()
     assert "| 0 | 0 | 2,500 |" in beside
+
+
+@pytest.mark.slow
+async def test_runs_that_differ_in_the_seed_only_have_their_means_over_seeds(tmp_path: Path) -> None:
+    ids = [f"{digit}aaa000000000001" for digit in range(4)]
+    finish(tmp_path, ids[0], [set(), set(range(4))], seed=0)
+    finish(tmp_path, ids[1], [set(), set(range(6))], seed=1)
+    finish(tmp_path, ids[2], [set(), set(range(10))], seed=0, search={"dives": 3})
+    finish(tmp_path, ids[3], [set(), set(range(14))], seed=1, search={"dives": 3})
+    table, page = compare_runs(tmp_path, ids)
+    told = " ".join(table.partition("Runs")[2].translate(DASHES).split())
+    # 20% and 30%; Student's t of one degree of freedom over two seeds is 12.7.
+    assert "iteration 1 search.dives=8 25.0 (0.0 to 88.5)" in told
+    assert "iteration 1 search.dives=3 60.0 (0.0 to 100.0) +35.0 (-28.5 to +98.5)" in told
+    rows = [line for line in page.with_suffix(".md").read_text().splitlines() if "search.dives=3" in line]
+    assert len(rows) == 2
+    assert rows[1].startswith("| test | iteration 1 | search.dives=3 |")
+    assert rows[1].endswith("| 0, 1 |")
+    # Each run a group of its own: there is nothing to take a mean of.
+    assert "Means over seeds" not in compare_runs(tmp_path, [ids[0], ids[2]])[1].read_text()
+    shown = app(tmp_path / STORE_FILE, index=tmp_path / "texts.sqlite", hosts=None)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(shown), base_url="http://localhost") as http:
+        html = (await http.get("/means")).text
+    assert html.count("search.dives=3") == 3
+    assert f'href="/run/{ids[3]}"' in html
+    assert "+35.0 <small>" in html
+
+
+def test_groups_of_runs_are_named_by_what_they_differ_in() -> None:
+    data = {"name": "toy", "method": "agent-r", "model": {"path": "m"}, "environment": {"name": "toy"}}
+    plain = {str(seed): parse(data | {"seed": seed}) for seed in range(2)}
+    (group,) = seed_groups(plain)
+    assert group == ("toy", {0: "0", 1: "1"})
+    # How far a run goes, and its name, change no score.
+    assert len(seed_groups(plain | {"2": parse(data | {"seed": 2, "iterations": 5, "name": "other"})})) == 1
+    other = parse(data | {"training": {"learning_rate": 3e-5}})
+    names = [group.name for group in seed_groups(plain | {"beside": other})]
+    assert [name.partition("=")[0] for name in names] == ["training.learning_rate"] * 2
+    assert names[1] == "training.learning_rate=3e-05"
+    far = {
+        "learning_rate": 3e-5,
+        "num_train_epochs": [9],
+        "warmup_ratio": 0.5,
+        "weight_decay": 0.5,
+        "max_grad_norm": 9.0,
+    }
+    assert seed_groups(plain | {"beside": parse(data | {"training": far})})[1].name.endswith(
+        "and 1 more, as run beside"
+    )
 
 
 @pytest.mark.slow

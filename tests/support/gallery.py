@@ -88,6 +88,7 @@ PAGES: Final = (
     "/dataset/aaaa00000000d000",
     f"/evaluation/{AFTER}",
     "/search?q=seen",
+    "/means",
 )
 """A page of each kind."""
 

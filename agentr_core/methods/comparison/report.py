@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import yaml
 
-from agentr_core.evaluation.metrics import over_seeds
 from agentr_core.fingerprint import canonical
 from agentr_core.methods.comparison import OF_SAMPLES, RUNS, Arm, arms_of, stages_for
 from agentr_core.methods.table import method_of
@@ -20,11 +19,12 @@ from agentr_core.recipes.environments import REVISION, TEST
 from agentr_core.recipes.parsing import restored
 from agentr_core.recipes.recipe import shown
 from agentr_core.reports import wording
-from agentr_core.reports.comparison import BASE, ArmReport, ArmRun, ComparisonReport, Difference, SeedMean
+from agentr_core.reports.comparison import BASE, ArmReport, ArmRun, ComparisonReport, Difference
 from agentr_core.reports.document import Estimate
 from agentr_core.runtime.place import Stage, Workplace
 from agentr_core.runtime.start import asked_for
 from agentr_core.stages.evaluate import ended_episodes, evaluation_id, gains, mean_gain
+from agentr_core.stages.means import seed_mean
 from agentr_core.stages.report import Scoreboard, finite, promoted
 from agentr_core.store.codec.trajectories import Episode
 from agentr_core.store.queries.runs import (
@@ -178,28 +178,16 @@ def _arm(name: str, trains_on: str, runs: list[ArmRun], first: dict[int, float],
         name=name,
         trains_on=trains_on,
         runs=tuple(runs),
-        success=_mean((score.success.value for score in found), 0, 1),
-        reward=_mean((score.reward.value for score in found), least, 1),
-        steps=_mean((score.steps_to_success for score in found if score.steps_to_success is not None), 0, math.inf),
-        revision=_mean((score.revision.value for score in found if score.revision), 0, 1),
-        against=_mean((run.score.success.value - first[run.seed] for run in runs if run.seed in first), -1, 1),
+        success=seed_mean((score.success.value for score in found), 0, 1),
+        reward=seed_mean((score.reward.value for score in found), least, 1),
+        steps=seed_mean((score.steps_to_success for score in found if score.steps_to_success is not None), 0, math.inf),
+        revision=seed_mean((score.revision.value for score in found if score.revision), 0, 1),
+        against=seed_mean((run.score.success.value - first[run.seed] for run in runs if run.seed in first), -1, 1),
         metrics={
-            metric: _mean((run.metrics[metric] for run in runs if metric in run.metrics), -math.inf, math.inf)
+            metric: seed_mean((run.metrics[metric] for run in runs if metric in run.metrics), -math.inf, math.inf)
             for metric in measured
         },
     )
-
-
-def _mean(values: Iterable[float], least: float, most: float) -> SeedMean | None:
-    """Return the mean over seeds with its interval, clipped to the range [`least`, `most`] of the
-    values.
-    """
-    estimate = over_seeds(list(values))
-    if not estimate.n:
-        return None
-    if estimate.n == 1:
-        return SeedMean(value=estimate.mean, low=None, high=None, n=1)
-    return SeedMean(value=estimate.mean, low=max(least, estimate.low), high=min(most, estimate.high), n=estimate.n)
 
 
 def _run(one: _Evaluated, metrics: Sequence[str]) -> ArmRun | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
+from agentr_core.store.connection import literal
 from agentr_core.store.database import Store
-from agentr_core.store.queries.listings import DIFFERENCES, listed
+from agentr_core.store.queries.listings import DIFFERENCES
 
 
 class EvaluationName(NamedTuple):
@@ -30,12 +31,41 @@ def evaluation_names(store: Store, ids: Collection[str]) -> dict[str, Evaluation
     return {row[0]: EvaluationName(*row) for row in rows}
 
 
+class EvaluationScore(NamedTuple):
+    """What came out of an evaluation: the share of its episodes that succeeded, and their mean
+    reward.
+    """
+
+    run_id: str
+    name: str
+    iteration: int
+    success: float
+    reward: float
+
+
+def evaluation_scores(store: Store, run_ids: Collection[str]) -> list[EvaluationScore]:
+    """Return the scores of the finished evaluations of some runs, the test set first, then by name
+    and iteration.
+    """
+    rows = store.rows(
+        "select run_id, evaluation, iteration, success, reward from v_evaluations "
+        "where success is not null and run_id in (select unnest($1)) "
+        "order by evaluation <> 'test', evaluation, iteration",
+        list(run_ids),
+    )
+    return [EvaluationScore(*row) for row in rows]
+
+
 def changes(store: Store, before: str, after: str) -> dict[str, int]:
     """Return how many episodes that two evaluations both played were gained, lost, and ended the
     same.
     """
     kinds = ("gained", "lost", "same")
-    return {
-        kind: listed(store, DIFFERENCES, {"before": before, "after": after, "change": kind}, offset=0, limit=0).total
-        for kind in kinds
-    }
+    filters = DIFFERENCES.filters
+    # All in one query: each reads the same episodes, and the page of the list shows them besides.
+    counts = (f"count(*) filter ({filters['change'].replace('$value', literal(kind))})" for kind in kinds)
+    sql = (
+        f"select {', '.join(counts)} from {DIFFERENCES.source} "
+        f"where {filters['before'].replace('$value', '$1')} and {filters['after'].replace('$value', '$2')}"
+    )
+    return next((dict(zip(kinds, row, strict=True)) for row in store.rows(sql, before, after)), dict.fromkeys(kinds, 0))

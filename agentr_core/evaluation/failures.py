@@ -1,0 +1,90 @@
+"""What went wrong in a failed episode: its first refused, looping or losing step."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Protocol
+
+from agentr_core.evaluation.metrics import first_loop
+from agentr_core.types import StopReason
+
+_LOSSES: Final = (StopReason.FAILURE, StopReason.DISASTER)
+_EXCERPT: Final = 90
+"""Characters of an action or an answer that a sentence has."""
+
+
+class Played(Protocol):
+    """A step of an episode, from a trajectory or from the store's table."""
+
+    @property
+    def reply(self) -> str:
+        """What the model wrote."""
+
+    @property
+    def action(self) -> str:
+        """What the parser found in it."""
+
+    @property
+    def observation(self) -> str:
+        """What the world answered."""
+
+    @property
+    def valid(self) -> bool | None:
+        """Whether the world took it; None from a world that does not say."""
+
+
+class FailureStep(NamedTuple):
+    """A step with which a failed episode went wrong."""
+
+    kind: str
+    """refused, loop, lost, or ended: the last step of an episode in which nothing else is seen."""
+    step: int
+    """Its position, from 0; of a loop, that of its first action."""
+    words: str
+    """What is the matter with it, as `step 3 ...` goes on."""
+    actions: list[str]
+    """Its action, or its reply where that has none; all actions of a loop, once."""
+    answer: str
+    """What the world answered; of a loop, nothing."""
+
+    @property
+    def sentence(self) -> str:
+        """The step in one line, long texts cut."""
+        actions, answer = "; ".join(map(excerpt, self.actions)), excerpt(self.answer)
+        return f"step {self.step} {self.words}: {actions}{f' → {answer}' if answer else ''}"
+
+
+def failure_steps(steps: Sequence[Played], stop: str) -> list[FailureStep]:
+    """Return the first refused step, the first loop and the losing step of a failed episode, as far
+    as it has them, the earliest first; with none of these, its last step. Empty for an episode
+    without steps.
+
+    Args:
+        stop: why the episode ended, a `StopReason`.
+    """
+    if not steps:
+        return []
+
+    def at(kind: str, position: int, words: str) -> FailureStep:
+        step = steps[position]
+        return FailureStep(kind, position, words, [step.action or step.reply], step.observation)
+
+    refused = next((position for position, step in enumerate(steps) if step.valid is False), None)
+    loop = first_loop([step.action for step in steps])
+    last = len(steps) - 1
+    wrong = [] if refused is None else [at("refused", refused, "is the first that was refused")]
+    if loop:
+        words = f"begins a loop, {loop.times} times in a row up to step {loop.stop - 1}"
+        repeated = [step.action or step.reply for step in steps[loop.start : loop.start + loop.length]]
+        wrong.append(FailureStep("loop", loop.start, words, repeated, ""))
+    if stop in _LOSSES:
+        wrong.append(at("lost", last, "lost the episode"))
+    # Sorted stably: a step that was refused and begins a loop was refused first.
+    ended = at("ended", last, f"is the last, ended by {stop.replace('_', ' ')}")
+    return sorted(wrong, key=lambda failure: failure.step) or [ended]
+
+
+def excerpt(text: str) -> str:
+    """Return a text in one short line."""
+    return textwrap.shorten(text, _EXCERPT, placeholder="…")

@@ -1,0 +1,111 @@
+"""Means over seeds: the runs of a store whose recipes differ in nothing but the seed, together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from agentr_core.evaluation.metrics import over_seeds
+from agentr_core.recipes.models import masked
+from agentr_core.recipes.recipe import Recipe, resolved
+from agentr_core.reports.comparison import GroupMean, SeedMean
+from agentr_core.store.database import Store
+from agentr_core.store.queries.evaluations import EvaluationScore, evaluation_scores
+
+NO_RESULT: Final = ("name", "description", "workspace", "alarms", "scale")
+"""The sections of a recipe that change no result."""
+_BESIDE: Final = (*NO_RESULT, "seed", "iterations")
+"""And those in which the runs of a group may differ: how far each went shows in its rows."""
+_MOST_SETTINGS: Final = 4
+"""How many settings name a group; runs of different recipes may differ in dozens."""
+
+
+class SeedGroup(NamedTuple):
+    """Runs whose recipes differ in the seed only."""
+
+    name: str
+    """The settings in which it differs from the other groups; its recipe where there are none."""
+    runs: Mapping[int, str]
+    """The runs by their seeds; of several with one seed, the last."""
+
+
+def seed_groups(recipes: Mapping[str, Recipe]) -> list[SeedGroup]:
+    """Return the groups of runs, in the order of their first runs.
+
+    Args:
+        recipes: the recipes by run, the oldest run first.
+    """
+    groups: dict[str, dict[int, str]] = {}
+    settings: dict[str, dict[str, str]] = {}
+    for run_id, recipe in recipes.items():
+        own = {name: value for name, value in resolved(recipe).items() if name not in _BESIDE}
+        key = json.dumps(own, sort_keys=True)
+        groups.setdefault(key, {})[recipe.seed] = run_id
+        settings.setdefault(key, dict(_fields(masked(own))))
+    names = dict.fromkeys(name for fields in settings.values() for name in fields)
+    deciding = [name for name in names if len({fields.get(name, "") for fields in settings.values()}) > 1]
+    named = []
+    for key, runs in groups.items():
+        first = next(iter(runs.values()))
+        parts = [f"{name}={settings[key][name]}" for name in deciding if name in settings[key]]
+        if len(parts) > _MOST_SETTINGS:
+            # The settings that are left out may be those that tell it from another group.
+            parts = [*parts[:_MOST_SETTINGS], f"and {len(parts) - _MOST_SETTINGS} more, as run {first[:8]}"]
+        named.append(SeedGroup(", ".join(parts) or recipes[first].name, runs))
+    return named
+
+
+def means_over_seeds(store: Store, groups: Iterable[SeedGroup]) -> list[GroupMean]:
+    """Return the mean success and reward of each group on each set after each iteration, and its
+    success minus that of the first group, paired by seed; models that were not evaluated to the end
+    are left out. Sets in the order of their names, the test set first.
+    """
+    groups = list(groups)
+    scores: dict[tuple[str, int], dict[str, EvaluationScore]] = {}
+    for score in evaluation_scores(store, [run for group in groups for run in group.runs.values()]):
+        scores.setdefault((score.name, score.iteration), {})[score.run_id] = score
+    means = []
+    for (name, iteration), by_run in scores.items():
+        first: dict[int, float] = {}
+        for number, group in enumerate(groups):
+            own = {seed: by_run[run] for seed, run in group.runs.items() if run in by_run}
+            success = {seed: score.success for seed, score in own.items()}
+            if number == 0:
+                first = success
+            if not own:
+                continue
+            paired = [share - first[seed] for seed, share in success.items() if seed in first]
+            means.append(
+                GroupMean(
+                    group=group.name,
+                    name=name,
+                    iteration=iteration,
+                    success=seed_mean(success.values(), 0, 1),
+                    reward=seed_mean((score.reward for score in own.values()), -float("inf"), 1),
+                    against=seed_mean(paired, -1, 1) if number else None,
+                    seeds=tuple(sorted(own)),
+                )
+            )
+    return means
+
+
+def seed_mean(values: Iterable[float], least: float, most: float) -> SeedMean | None:
+    """Return the mean over seeds with its interval, clipped to the range [`least`, `most`] of the
+    values; None without values.
+    """
+    estimate = over_seeds(list(values))
+    if not estimate.n:
+        return None
+    if estimate.n == 1:
+        return SeedMean(value=estimate.mean, low=None, high=None, n=1)
+    return SeedMean(value=estimate.mean, low=max(least, estimate.low), high=min(most, estimate.high), n=estimate.n)
+
+
+def _fields(value: Any, name: str = "") -> Iterable[tuple[str, str]]:
+    """Yield the fields of plain data by their full names, their values as text."""
+    if isinstance(value, dict) and value:
+        for key, part in value.items():
+            yield from _fields(part, f"{name}.{key}".removeprefix("."))
+    else:
+        yield name, value if value and isinstance(value, str) else json.dumps(value)
