@@ -103,8 +103,8 @@ class ExactAnswer(_ByRule):
 
     def rule(self, trajectory: Trajectory) -> Grade | None:
         """Return the grade."""
-        answer = self._answer(trajectory)
-        right = bool(answer) and exact_match(answer, self._golds(trajectory.instance))
+        answer, golds = self._answer(trajectory), self._golds(trajectory.instance)
+        right = bool(answer) and exact_match(answer, golds)
         return Grade(reward=float(right), success=right)
 
 
