@@ -9,7 +9,6 @@ from typing import Any
 
 from agentr_core.errors import DataFileError
 from agentr_core.samples.chat_file import World, instance_of, records
-from agentr_core.texts import lone_surrogate, shown
 from agentr_core.types import Instance
 
 
@@ -55,10 +54,7 @@ def _texts(record: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
     value = record.get(key, [])
     texts = []
     for part in value if isinstance(value, list) else [value]:
-        if isinstance(part, bool) or not isinstance(part, str | int | float):
-            raise DataFileError(f"{where}: {key} has {shown(part)}; it must be a text or a number, or a list of them")
-        text = str(part)
-        if not text.strip() or lone_surrogate(text) is not None:
-            raise DataFileError(f"{where}: {key} has {shown(part)}, which is no text that can be stored; correct it")
-        texts.append(text)
+        if isinstance(part, bool) or not isinstance(part, str | int | float) or not str(part).strip():
+            raise DataFileError(f"{where}: {key} has {part!r}; it must be a text or a number, or a list of them")
+        texts.append(str(part))
     return tuple(texts)

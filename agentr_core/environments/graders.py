@@ -196,7 +196,12 @@ class Command(_ByRule):
         except subprocess.TimeoutExpired:
             raise EnvironmentFault(f"{where}: the command took more than {self._seconds:g} seconds") from None
         finally:
-            _end(child)
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+            for stream in (child.stdin, child.stdout, child.stderr):
+                if stream is not None:
+                    stream.close()
         if child.returncode:
             told = quoted((errors.strip() or output.strip()).rpartition("\n")[2], _QUOTED)
             raise EnvironmentFault(f"{where}: the command ended with status {child.returncode}: {told}")
@@ -326,13 +331,3 @@ def _share(name: str, value: float) -> float:
     if not 0 <= value < 1:
         raise ConfigError(f"{name} is {value}; it must be at least 0 and below 1")
     return value
-
-
-def _end(child: subprocess.Popen[str]) -> None:
-    """End a command and all that it has started."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
-    for stream in (child.stdin, child.stdout, child.stderr):
-        if stream is not None:
-            stream.close()

@@ -153,6 +153,37 @@ async def graded(
     return replace(trajectory, steps=(*trajectory.steps[:-1], last), reward=reward, success=success, stop=stop), grading
 
 
+async def scored_again(env: Environment, trajectory: Trajectory, ask: Helper, *, seed: int) -> Grading:
+    """Return the grade that an environment gives a recorded episode now: its grader's, else what
+    the recorded actions bring when they are replayed, whatever is answered to them. Raises as
+    `grade`.
+    """
+    before = Grade(reward=trajectory.reward, success=trajectory.success)
+    if env.grader is not None:
+        again, grading = await graded(env, trajectory, ask, seed=seed)
+        return grading or Grading(grade=Grade(reward=again.reward, success=again.success), before=before)
+
+    def replay() -> Grade:
+        # Tools that were called again might answer otherwise.
+        known = trajectory.steps[:-1] if env.has(Environment.resume) else ()
+        if known:
+            env.resume(trajectory.instance, known)
+        else:
+            env.reset(trajectory.instance)
+        found = Grade(reward=0.0, success=False)
+        for step in trajectory.steps[len(known) :]:
+            env.hear(step.reply)
+            _, reward, terminated, truncated, info = repeat_step(env, step.action, step.answers)
+            if info.get("question") is not None:
+                raise diverged(env, f"{step.action!r} asks a model more often than when it was recorded")
+            found = Grade(reward=max(reward, 0.0), success=info["success"] and reward >= 0)
+            if terminated or truncated or reward < 0:
+                break
+        return found
+
+    return Grading(grade=await call(env, EpisodeTimer(), replay), before=before)
+
+
 async def grade(grader: Grader, trajectory: Trajectory, ask: Helper, *, seed: int, session: str = "") -> Grading:
     """Return the grade of an episode: by rule if one decides, else read from a model's answer.
 

@@ -115,7 +115,7 @@ def _recipe(workspace: Path, run_id: str, overrides: Sequence[str], judge: Path 
 
 def _scoring(place: Workplace, grader: str, given: Mapping[str, Any]) -> Scoring:
     if grader == "world":
-        return by_world(place.recipe)
+        return by_world(place)
     # The time that a command has decides no reward.
     settings = {name: value for name, value in given.items() if name not in ("gold", "rubric", "judge", "seconds")}
     options = {
@@ -128,7 +128,7 @@ def _scoring(place: Workplace, grader: str, given: Mapping[str, Any]) -> Scoring
     if grader == "rubric":
         text = _read(given["rubric"])
         rubric = Rubric(text, **options)
-        settings |= {"rubric": text, "judge": asked_model(place.recipe, "judge")}
+        settings |= {"rubric": text, "judge": asked_model(place, "judge")}
         return Scoring(name=grader, settings=settings, grader=rubric)
     options["answer"] = answer_within(given["pattern"]) if "pattern" in given else last_answer
     kind = ExactAnswer if grader == "exact" else NumericAnswer

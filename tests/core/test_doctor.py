@@ -94,7 +94,7 @@ def test_a_file_of_gold_answers(tmp_path: Path) -> None:
     for text, told in {
         '{"id": 3}': r"gold.jsonl:1: there is neither answer nor replies; give one of them",
         '{"id": 3, "answer": true}': r"gold.jsonl:1: answer has True; it must be a text or a number, or a list",
-        '{"id": 3, "answer": " "}': r"gold.jsonl:1: answer has ' ', which is no text that can be stored",
+        '{"id": 3, "answer": " "}': r"gold.jsonl:1: answer has ' '; it must be a text or a number",
         '{"id": 3, "answer": "a"}\n{"id": 3, "answer": "b"}': r"gold.jsonl:2: w/train/3 is there twice",
         "\n": "has no gold answers; write one JSON object on each line",
     }.items():

@@ -4,6 +4,7 @@ is not scored again, and training data can be made by either score.
 
 import dataclasses
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from asked import run_id_of
 from click.testing import CliRunner
 from door import Door
 from finished import finish
+from readme import BLOCKS, COMMANDS
 
 from agentr_core.environment import Repeatability
 from agentr_core.environments import registry
@@ -36,6 +38,7 @@ from agentr_core.store.queries.scorings import changed, side_by_side
 from agentr_core.types import Grade, Instance, Message, StopReason, Trajectory
 from flows.cli import cli
 
+RUN = "087920b9ddc460a6"
 OPENED = 4
 """Locks that the stored episodes open; of each other one they end closed."""
 
@@ -58,7 +61,7 @@ def played(index: int) -> Trajectory:
 @pytest.fixture
 def place(tmp_path: Path) -> Workplace:
     """Return the workplace of a run with ten rollouts, the first of which was scored wrongly."""
-    place = finish(tmp_path, "run", [set()], episodes=0, environment={"name": "combination-lock"})
+    place = finish(tmp_path, RUN, [set()], episodes=0, environment={"name": "combination-lock"})
     for index in range(10):
         episode = played(index)
         if not index:
@@ -89,12 +92,12 @@ def opens(grader: Any = None) -> Scoring:
 
 
 async def test_the_world_plays_the_recorded_actions_again(place: Workplace) -> None:
-    scoring = by_world(place.recipe)
+    scoring = by_world(place)
     done = await regrade(place, scoring)
     assert (done.episodes, done.new, done.faults) == (10, 10, [])
-    (all_of_them,) = side_by_side(place.store, scoring.id, "run")
+    (all_of_them,) = side_by_side(place.store, scoring.id, RUN)
     assert all_of_them == (0, "rollout", 10, 0.3, 0.4, 0.3, 0.4, 1, 0, 1, 0, 0)
-    (one,) = changed(place.store, scoring.id, "run", 5)
+    (one,) = changed(place.store, scoring.id, RUN, 5)
     assert one == ("t0", "combination-lock/train/0", 0.0, 1.0, "won", None)
     assert place.store.rows("select success from trajectory where trajectory_id = 't0'") == [(False,)]
     assert place.store.rows("select * from v_orphans") == []
@@ -109,7 +112,7 @@ async def test_a_disaster_and_an_early_end_are_scored_as_they_come(place: Workpl
             return found._replace(reward=-1.0) if action == "try 9 9 8" else found._replace(reward=found.reward / 2)
 
     strict = dataclasses.replace(place, make_environment=lambda _: Stricter())
-    scoring = by_world(place.recipe)
+    scoring = by_world(place)
     await regrade(strict, scoring)
     rewards = strict.store.rows("select reward, success, count(*) from regrade group by all order by all")
     assert rewards == [(0.0, False, 6), (0.5, True, 4)]
@@ -157,11 +160,12 @@ async def test_unreadable_replies_of_a_judge_are_counted(place: Workplace) -> No
     judged = dataclasses.replace(place, load_model=load)
     scoring = Scoring(name="rubric", settings={}, grader=Rubric("It opens the lock."))
     assert (await regrade(judged, scoring)).faults == []
-    (found,) = side_by_side(place.store, scoring.id, "run")
+    (found,) = side_by_side(place.store, scoring.id, RUN)
     assert (found.episodes, found.won, found.lost, found.unreadable) == (10, 1, 0, 1)
     assert found.new_reward == pytest.approx((3 * 0.8 + 6 * 0.2) / 9)
     assert place.store.rows("select reply from v_regrades where change = 'unreadable'") == [("<think>Score: 1",)]
-    assert asked == ["judge"]
+    # The recipe has no judge of its own.
+    assert asked == ["actor"]
 
 
 def test_a_world_that_does_not_repeat_itself_cannot_score_again(
@@ -169,11 +173,11 @@ def test_a_world_that_does_not_repeat_itself_cannot_score_again(
 ) -> None:
     monkeypatch.setattr(CombinationLock, "repeatability", Repeatability.NEVER)
     with pytest.raises(ConfigError, match="world combination-lock does not repeat itself, so it cannot score again"):
-        by_world(place.recipe)
+        by_world(place)
 
 
 def call(place: Workplace, *words: str) -> Any:
-    return CliRunner().invoke(cli, ["regrade", "run", "-w", str(place.root), *words])
+    return CliRunner().invoke(cli, ["regrade", RUN[:3], "-w", str(place.root), *words])
 
 
 @pytest.mark.slow
@@ -181,7 +185,7 @@ def test_the_command_shows_old_and_new(place: Workplace, tmp_path: Path) -> None
     done = call(place, "--by", "regex", "--pattern", "opens", "--where", "observation")
     assert done.exit_code == 0
     lines = done.output.splitlines()
-    assert lines[0] == "10 episodes of run run, 10 of them scored now by regex"
+    assert lines[0] == f"10 episodes of run {RUN}, 10 of them scored now by regex"
     assert lines[2].split() == ["0", "rollout", "10", "30.0", "40.0", "0.300", "0.400", "1", "0", "1", "0", "0"]
     assert "  won         0 -> 1  combination-lock/train/0  t0" in lines
     gold = tmp_path / "gold.jsonl"
@@ -195,6 +199,22 @@ def test_the_command_shows_old_and_new(place: Workplace, tmp_path: Path) -> None
     assert told["settings"].keys() == {"gold"}
 
 
+@pytest.mark.slow
+def test_the_commands_of_the_manual_are_run(place: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (program,) = (text for language, text in BLOCKS if language == "python" and "json.load(sys.stdin)" in text)
+    (tmp_path / "within.py").write_text(program, encoding="utf-8")
+    (tmp_path / "gold.jsonl").write_text("".join(f'{{"id": {index}, "answer": 9}}\n' for index in range(10)))
+    monkeypatch.chdir(tmp_path)
+    commands = [command for command in COMMANDS if command.startswith("agentr regrade ")]
+    assert len(commands) == 4
+    for command in commands:
+        # There are no evaluations here.
+        words = [word for word in shlex.split(command)[1:] if word not in ("--only", "evaluations", "experience")]
+        done = CliRunner().invoke(cli, [*words, "-w", str(tmp_path)], catch_exceptions=False)
+        assert done.exit_code == 0
+        assert f"10 episodes of run {RUN}" in done.output
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -202,7 +222,7 @@ def test_the_command_shows_old_and_new(place: Workplace, tmp_path: Path) -> None
         (["--by", "exact"], "--by exact needs --gold"),
         (["--by", "regex", "--pattern", "("], "'(' is no regular expression"),
         (["--by", "world", "--success-from", "0.5"], "--success-from does not belong to --by world; leave it out"),
-        (["--iteration", "3"], "run run has no such episodes"),
+        (["--iteration", "3"], f"run {RUN} has no such episodes"),
         (["-o", "nope=1"], "nope"),
     ],
 )

@@ -36,7 +36,7 @@ from agentr_core.samples.identity import conversation_key, sample_id
 from agentr_core.search.tree import leaf_paths
 from agentr_core.stages.dataset import whole_rows
 from agentr_core.stages.demonstrate import best_experts
-from agentr_core.stages.regrade import check_scoring, scored_by
+from agentr_core.stages.regrade import scored_by
 from agentr_core.store.codec.ledger import rejection_rows, store_anew
 from agentr_core.store.codec.samples import load_planned, preference_rows
 from agentr_core.store.codec.trajectories import finished_trees_of_run, load_trajectories, load_trees
@@ -133,7 +133,7 @@ async def explore_and_keep(place: Workplace, iteration: int) -> dict[str, Any]:
 
 async def _explore(place: Workplace, iteration: int) -> tuple[dict[str, Any], dict[str, Trajectory]]:
     """Return the summary of an exploration, and its successes by id."""
-    check_scoring(place)
+    scored_by(place, {})
     wanted = exploration(place, iteration, await separate_instances(place, iteration))
     plan_rollouts(place, iteration, wanted, stage=EXPLORE)
     how = acting(place.recipe)

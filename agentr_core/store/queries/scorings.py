@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from agentr_core.store.database import Store, snapshot
-from agentr_core.store.tables import Regrade, Row, Rows, load, row_of
+from agentr_core.store.database import Store
+from agentr_core.store.tables import Regrade, load
 
 
 class Scored(NamedTuple):
@@ -54,33 +54,17 @@ def scorable(
     return dict(store.rows(_SCORABLE, run_id, evaluations, iteration))
 
 
-def scoring_row(scoring_id: str, grader: str, settings: str) -> Rows:
-    """Return the row of a scoring; `settings` are JSON."""
-    return {"scoring": [{"scoring_id": scoring_id, "grader": grader, "settings": settings}]}
-
-
-def regrade_row(scoring_id: str, trajectory_id: str, regrade: Regrade) -> Row:
-    """Return the row of the new reward of an episode."""
-    return row_of("regrade", regrade, scoring_id=scoring_id, trajectory_id=trajectory_id)
-
-
-def scorings_beginning(store: Store, prefix: str) -> list[str]:
-    """Return the ids of the scorings that begin with a prefix."""
-    return [key for (key,) in store.rows("select scoring_id from scoring where starts_with(scoring_id, ?)", prefix)]
-
-
 def load_regrades(store: Store, scoring_id: str, trajectory_ids: Sequence[str]) -> dict[str, Regrade]:
     """Return what a scoring says of trajectories, by their ids; those that it did not score are
     left out. A copy of an episode has the score of the original.
     """
     if not store.path.exists():
         return {}
-    with snapshot(store) as state:
-        originals = dict(state.rows(_ORIGINALS, list(trajectory_ids)))
-        with state.reading() as con:
-            condition = "scoring_id = ? and trajectory_id in (select unnest(?::varchar[]))"
-            params = [scoring_id, list(set(originals.values()))]
-            found = dict(load(con, "regrade", condition, params, also=("trajectory_id",)))
+    originals = dict(store.rows(_ORIGINALS, list(trajectory_ids)))
+    with store.reading() as con:
+        condition = "scoring_id = ? and trajectory_id in (select unnest(?::varchar[]))"
+        params = [scoring_id, list(set(originals.values()))]
+        found = dict(load(con, "regrade", condition, params, also=("trajectory_id",)))
     return {key: found[originals[key]] for key in trajectory_ids if originals.get(key) in found}
 
 
