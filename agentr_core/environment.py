@@ -279,6 +279,12 @@ class Environment(ABC):
         """Return the action in a model's reply, or the empty string if there is none. Pure."""
         return line_after_label(reply, self.labels or "lenient")
 
+    def reply_with(self, answer: str) -> str:
+        """Return a reply that ends an episode with an answer, such as a gold one; by default, the
+        answer as a labelled action.
+        """
+        return f"Action: {answer}"
+
     def hear(self, reply: str) -> None:
         """Take note of the whole reply that the action of the next step is found in."""
 

@@ -224,6 +224,15 @@ class Grader(Protocol):
         ...
 
 
+@runtime_checkable
+class Blocking(Protocol):
+    """An optional ability of a grader: a rule that waits for something outside the process, and so
+    belongs in a thread.
+    """
+
+    blocking: bool
+
+
 class AnswerStore(Protocol):
     """A memory of tool answers that outlives the process, such as `store.answered_calls`. Threads
     may share it. Two objects that keep the same answers are equal and have the same hash.

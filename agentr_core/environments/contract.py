@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from agentr_core.environment import Environment, Repeatability, missing_part, own_fault, repeats
+from agentr_core.environment import Environment, Instances, Repeatability, missing_part, own_fault, repeats
 from agentr_core.episodes.transcript import AlternatingTurns, transcript_of
 from agentr_core.errors import AgentrError, ConfigError, IllTypedAnswer, MissingPart
 from agentr_core.texts import cause
-from agentr_core.types import Instance, Transition
+from agentr_core.types import Instance, Step, StopReason, Trajectory, Transition
 
 MAX_STEPS = 60
 MAX_COMPARED = 100_000
+ALL = MAX_COMPARED
+"""As many instances of a split as are played at most."""
 NONSENSE = "florble the quux"
 ANSWER = "There is nothing to say about that."
 
@@ -26,29 +27,50 @@ class Violation:
     detail: str
 
 
-def check(make: Callable[[], Environment], *, instances_per_split: int | None = None) -> tuple[Violation, ...]:
+def check(
+    make: Callable[[], Environment],
+    *,
+    instances_per_split: int | None = None,
+    gold: Mapping[Instance, Sequence[str]] | None = None,
+    on_instance: Callable[[Instance], None] = lambda instance: None,
+) -> tuple[Violation, ...]:
     """Return the violations of the contract, none if all is well. Two environments are made and
     closed.
-
-    By default, three instances of each split are played, or one if the environment's calls block.
 
     The checks cover names and texts; splits, which must not be empty, have an instance twice, nor
     overlap by first observation, or by `identity` if there is one; determinism across objects and
     of snapshots, as far as the environment says that it repeats itself; rewards, in [0, 1] or
     negative for a disaster, and success flags; nonsense, which must be parsed and answered, not
-    raise; and the expert, whose replies must parse, meet no disaster and, unless a grader decides,
-    succeed.
+    raise; doing nothing, which must not win; and the expert, whose replies must parse, meet no
+    disaster and succeed. In a graded world the rule of the grader says what succeeds, as far as it
+    decides.
+
+    Args:
+        instances_per_split: how many instances of each split are played; by default three, or one
+            if the environment's calls block. `ALL` are all of them.
+        gold: replies that must succeed in place of the expert's, by instance; no other instances
+            are played then, by default all of these.
+        on_instance: is called before an instance is played.
+
+    Raises `ConfigError` when `gold` names an instance that there is not, or all instances of a
+    split are more than `ALL`.
     """
     env, other = make(), make()
     try:
-        return tuple(_violations(env, other, instances_per_split))
+        return tuple(_violations(env, other, instances_per_split, gold, on_instance))
     finally:
         env.close()
         env.close()
         other.close()
 
 
-def _violations(env: Environment, other: Environment, per_split: int | None) -> Iterator[Violation]:
+def _violations(
+    env: Environment,
+    other: Environment,
+    per_split: int | None,
+    gold: Mapping[Instance, Sequence[str]] | None,
+    on_instance: Callable[[Instance], None],
+) -> Iterator[Violation]:
     turns = isinstance(transcript_of(env), AlternatingTurns)
     for field in ("name", "instruction", *(("acknowledgement",) if turns else ())):
         if not getattr(env, field, ""):
@@ -59,6 +81,8 @@ def _violations(env: Environment, other: Environment, per_split: int | None) -> 
         yield Violation(rule="time-limit", detail=f"time_limit is {env.time_limit!r}, not a number of seconds above 0")
     if not {"train", "test"} <= set(env.splits()):
         yield Violation(rule="splits", detail=f"train and test are needed, there are {', '.join(env.splits())}")
+    if gold and (missing := {instance.split for instance in gold} - set(env.splits())):
+        raise ConfigError(f"{env.name} has no split {min(missing)}; it has {', '.join(env.splits())}")
     by_identity: dict[str, Instance] = {}
     for split in env.splits():
         try:
@@ -73,13 +97,15 @@ def _violations(env: Environment, other: Environment, per_split: int | None) -> 
             yield Violation(rule="instances", detail=f"{first.key} is in split {split} of {env.name}")
         if len(instances) <= MAX_COMPARED and len(set(instances)) < len(instances):
             yield Violation(rule="instances", detail=f"split {split} has an instance twice")
-        for instance in _spread(instances, per_split or (1 if env.blocking else 3)):
+        for instance in _chosen(env, instances, split, per_split, gold):
+            on_instance(instance)
             try:
                 identity = env.identity(instance)
                 if identity in by_identity and by_identity[identity].split != split:
                     yield Violation(rule="leakage", detail=f"{instance.key} and {by_identity[identity].key} are alike")
                 by_identity[identity] = instance
-                yield from _episode(env, other, instance)
+                yield from _episode(env, other, instance, None if gold is None else gold[instance])
+                yield from _idle(env, instance)
             except IllTypedAnswer as fault:
                 yield Violation(rule="types", detail=f"{instance.key}: {fault}")
             except AgentrError:
@@ -90,14 +116,41 @@ def _violations(env: Environment, other: Environment, per_split: int | None) -> 
                 yield Violation(rule="exception", detail=f"{instance.key}: {cause(error)}")
 
 
-def _episode(env: Environment, other: Environment, instance: Instance) -> Iterator[Violation]:
+def _chosen(
+    env: Environment,
+    instances: Sequence[Instance],
+    split: str,
+    per_split: int | None,
+    gold: Mapping[Instance, Sequence[str]] | None,
+) -> Sequence[Instance]:
+    """Return the instances of a split to play."""
+    if gold is None:
+        if per_split == ALL < len(instances):
+            raise ConfigError(
+                f"split {split} of {env.name} has {len(instances):,} instances, too many to play all; give a number"
+            )
+        return _spread(instances, per_split or (1 if env.blocking else 3))
+    of_split = [instance for instance in gold if instance.split == split]
+    known = instances if isinstance(instances, Instances) else set(instances)
+    for instance in of_split:
+        if instance not in known:
+            raise ConfigError(f"{env.name} has no instance {instance.key}; correct the gold answers")
+    return _spread(of_split, per_split or len(of_split))
+
+
+def _episode(
+    env: Environment, other: Environment, instance: Instance, gold: Sequence[str] | None
+) -> Iterator[Violation]:
     env.depth(instance)
     for reply in ("", NONSENSE):
         env.parse(reply)
-    replies = env.expert(instance)
+    who, replies = ("expert", env.expert(instance)) if gold is None else ("gold", gold)
+    # The expert is somebody's code, which may go on for ever.
+    replies = replies if replies is None or gold is not None else replies[: MAX_STEPS + 1]
     actions = [NONSENSE, ""] if replies is None else [env.parse(reply) for reply in replies]
     if replies is not None and not all(actions):
-        yield Violation(rule="parse", detail=f"{instance.key}: an expert reply has no action")
+        subject = "an expert reply" if gold is None else "a gold reply"
+        yield Violation(rule="parse", detail=f"{instance.key}: {subject} has no action")
     repeatability = Repeatability(env.repeatability)
     firsts = env.reset(instance), other.reset(instance)
     if repeatability is not Repeatability.NEVER and not repeats(*firsts, repeatability):
@@ -105,11 +158,12 @@ def _episode(env: Environment, other: Environment, instance: Instance) -> Iterat
     nonsense = _step(env, NONSENSE)
     if nonsense.reward > 0 or nonsense.info.get("success"):
         yield Violation(rule="nonsense", detail=f"{instance.key}: nonsense is rewarded with {nonsense.reward:g}")
-    env.reset(instance)
-    last: Transition | None = None
-    for position, action in enumerate(itertools.islice(actions, MAX_STEPS)):
+    first_observation = env.reset(instance)
+    transitions: list[Transition] = []
+    for position, action in enumerate(actions[:MAX_STEPS] if gold is None else actions):
         before = env.snapshot() if env.can_snapshot else None
         last = _step(env, action)
+        transitions.append(last)
         if not _same_transition(_step(other, action), last, repeatability):
             yield Violation(rule="determinism", detail=f"{instance.key}: step {position} differs between two objects")
         if env.can_snapshot:
@@ -120,14 +174,63 @@ def _episode(env: Environment, other: Environment, instance: Instance) -> Iterat
             detail = (
                 f"{instance.key}: step {position} has reward {last.reward:g}, and one below 0 ends an episode as lost"
             )
-            yield Violation(rule="expert", detail=detail)
+            yield Violation(rule=who, detail=detail)
             return
         if last.terminated or last.truncated:
             break
-    # In a graded world, the grader decides about success.
-    must_succeed = replies is not None and len(actions) <= MAX_STEPS and env.grader is None
-    if must_succeed and not (last and last.info.get("success")):
-        yield Violation(rule="expert", detail=f"{instance.key}: the expert does not succeed")
+    if replies is None or (gold is None and len(actions) > MAX_STEPS):
+        return
+    if _wins(env, _trajectory(instance, first_observation, replies, actions, transitions)) is False:
+        told = "the expert does not succeed" if gold is None else "the gold answer does not succeed"
+        yield Violation(rule=who, detail=f"{instance.key}: {told}")
+
+
+def _idle(env: Environment, instance: Instance) -> Iterator[Violation]:
+    """Yield the violation of an instance that is won by doing nothing."""
+    first_observation, idle = env.reset(instance), ""
+    action = env.parse(idle)
+    transitions: list[Transition] = []
+    for _ in range(min(env.step_limit, MAX_STEPS)):
+        transitions.append(_step(env, action))
+        if transitions[-1].terminated or transitions[-1].truncated or transitions[-1].reward < 0:
+            break
+    replies = [idle] * len(transitions)
+    if _wins(env, _trajectory(instance, first_observation, replies, [action] * len(replies), transitions)):
+        yield Violation(rule="idle", detail=f"{instance.key}: doing nothing wins")
+
+
+def _trajectory(
+    instance: Instance,
+    first_observation: str,
+    replies: Sequence[str],
+    actions: Sequence[str],
+    transitions: Sequence[Transition],
+) -> Trajectory:
+    """Return the episode of the first replies, one for each transition."""
+    steps = [
+        Step(
+            reply=reply,
+            action=action,
+            observation=transition.observation,
+            reward=max(transition.reward, 0.0),
+            terminated=transition.terminated or transition.truncated,
+            success=transition.info["success"] and transition.reward >= 0,
+            disaster=transition.reward < 0,
+        )
+        for reply, action, transition in zip(replies, actions, transitions, strict=False)
+    ]
+    stop = StopReason.STEP_LIMIT
+    if steps and steps[-1].terminated:
+        stop = StopReason.SUCCESS if steps[-1].success else StopReason.FAILURE
+    return Trajectory.ended(instance, first_observation, steps, stop)
+
+
+def _wins(env: Environment, trajectory: Trajectory) -> bool | None:
+    """Return whether an episode succeeds; None if a model would have to be asked."""
+    if env.grader is None or not trajectory.steps:
+        return trajectory.success
+    grade = env.grader.rule(trajectory)
+    return None if grade is None else grade.success
 
 
 def _same_transition(transition: Transition, recorded: Transition, repeatability: Repeatability) -> bool:

@@ -34,9 +34,9 @@ from agentr_core.errors import (
     ReplayDrifted,
 )
 from agentr_core.fingerprint import derive_seed
-from agentr_core.protocols import Grader
+from agentr_core.protocols import Blocking, Grader
 from agentr_core.replies import readable
-from agentr_core.system import started
+from agentr_core.system import in_thread, started
 from agentr_core.texts import cause, quoted, shown
 from agentr_core.types import (
     NO_LIMITS,
@@ -121,6 +121,17 @@ async def no_helper(question: Question, *, seed: int, session: str) -> Answer:
     raise ConfigError(f"the environment asks a model of role {question.role}, but no model can be asked here")
 
 
+class UnreadableGrade(ModelFault):
+    """A model's answer, in `answer`, from which no grade can be read."""
+
+    def __init__(self, message: str, answer: Answer) -> None:
+        super().__init__(message, answer)
+        self.answer = answer
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 async def graded(
     env: Environment, trajectory: Trajectory, ask: Helper, *, seed: int, session: str = ""
 ) -> tuple[Trajectory, Grading | None]:
@@ -142,30 +153,64 @@ async def graded(
     return replace(trajectory, steps=(*trajectory.steps[:-1], last), reward=reward, success=success, stop=stop), grading
 
 
+async def scored_again(env: Environment, trajectory: Trajectory, ask: Helper, *, seed: int) -> Grading:
+    """Return the grade that an environment gives a recorded episode now: its grader's, else what
+    the recorded actions bring when they are replayed, whatever is answered to them. Raises as
+    `grade`.
+    """
+    before = Grade(reward=trajectory.reward, success=trajectory.success)
+    if env.grader is not None:
+        again, grading = await graded(env, trajectory, ask, seed=seed)
+        return grading or Grading(grade=Grade(reward=again.reward, success=again.success), before=before)
+
+    def replay() -> Grade:
+        # Tools that were called again might answer otherwise.
+        known = trajectory.steps[:-1] if env.has(Environment.resume) else ()
+        if known:
+            env.resume(trajectory.instance, known)
+        else:
+            env.reset(trajectory.instance)
+        found = Grade(reward=0.0, success=False)
+        for step in trajectory.steps[len(known) :]:
+            env.hear(step.reply)
+            _, reward, terminated, truncated, info = repeat_step(env, step.action, step.answers)
+            if info.get("question") is not None:
+                raise diverged(env, f"{step.action!r} asks a model more often than when it was recorded")
+            found = Grade(reward=max(reward, 0.0), success=info["success"] and reward >= 0)
+            if terminated or truncated or reward < 0:
+                break
+        return found
+
+    return Grading(grade=await call(env, EpisodeTimer(), replay), before=before)
+
+
 async def grade(grader: Grader, trajectory: Trajectory, ask: Helper, *, seed: int, session: str = "") -> Grading:
     """Return the grade of an episode: by rule if one decides, else read from a model's answer.
 
-    Raises `ModelFault` when no grade can be read from what follows the answer's thoughts, or it was
-    cut at its token limit and may have gone on to say the opposite; and as `ask` does: no fault
-    becomes a reward.
+    Raises `UnreadableGrade` when no grade can be read from what follows the answer's thoughts, or
+    it was cut at its token limit and may have gone on to say the opposite; and as `ask` does: no
+    fault becomes a reward.
     """
     before = Grade(reward=trajectory.reward, success=trajectory.success)
     with phase("grade"):
-        by_rule = grader.rule(trajectory)
+        rule = partial(grader.rule, trajectory)
+        by_rule = await in_thread(rule) if isinstance(grader, Blocking) and grader.blocking else rule()
         if by_rule is not None:
             return Grading(grade=_checked(by_rule, trajectory), before=before)
         answer = await ask(grader.question(trajectory), seed=derive_seed(seed, "grade"), session=session)
         if answer.finish_reason == "length":
-            raise ModelFault(
+            raise UnreadableGrade(
                 f"{trajectory.instance.key}: {shown(answer.text)} was cut at the token limit, so it is no "
-                f"grade; name another model of role {answer.role}, one that answers in a word"
+                f"grade; name another model of role {answer.role}, one that answers in a word",
+                answer,
             )
         text = readable(answer)
         read = None if text is None else grader.read(trajectory, text)
         if read is None:
-            raise ModelFault(
+            raise UnreadableGrade(
                 f"{trajectory.instance.key}: no grade can be read from {shown(answer.text)}; "
-                f"make the question clearer, or name another model of role {answer.role}"
+                f"make the question clearer, or name another model of role {answer.role}",
+                answer,
             )
         return Grading(grade=_checked(read, trajectory), before=before, answer=answer)
 

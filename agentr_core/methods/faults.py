@@ -63,6 +63,11 @@ def faults_of(name: Any, recipe: Recipe | None) -> list[str]:
         # The stages of a comparison depend on its arms, which are not settled yet.
         plans = [] if method.flow == "compare" else plans_of(recipe)
         roles = {role for plan in plans for stage in plan.stages for role in stage.roles}
+        if recipe.data.scoring and not any(stage.name == "explore" for plan in plans for stage in plan.stages):
+            faults.append(
+                "data.scoring: nothing here is made of whole episodes that were explored before, which alone can be "
+                "scored again; leave it out"
+            )
         rows = {plan.training.objective.rows for plan in plans if plan.training is not None}
         faults += faults_of_teacher(recipe, collects=not plans or "teacher" in roles, online="episodes" in rows)
         if plans and recipe.model.vllm.sleep and "episodes" not in rows:

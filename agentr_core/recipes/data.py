@@ -79,6 +79,10 @@ class DataConfig:
     suffixes: Literal["own", "exchanged"] = later("own")
     """`exchanged`: each revision goes on with the good suffix of another instance. This is the
     control in a comparison, and should bring no gain."""
+    scoring: str = later("")
+    """The id of the scoring by which episodes are compared and kept, as `agentr regrade` prints it;
+    empty: the rewards that they were played with. Every explored episode must have a score of
+    it."""
     good_per_tree: Natural = 0
     """The most good trajectories taken from one tree (in a comparison also from one explored
     instance), shortest first; 0 means no cap (as published)."""

@@ -455,11 +455,13 @@ async def answer(sampler: Sampler, question: Question, *, seed: int, session: st
 class Helpers:
     """The models of a recipe that are asked by role; each is loaded when it is first asked.
 
-    A role without a model of its own is taken by the actor, with the actor's sampler. Roles with
-    the same model share one sampler.
+    A role without a model of its own is taken by the actor, with the actor's sampler; where nothing
+    acts there is none, and the actor is loaded, too. Roles with the same model share one sampler.
     """
 
-    def __init__(self, equipment: Equipment, path: Path, actor: Sampler, sink: Sink, opened: AsyncExitStack) -> None:
+    def __init__(
+        self, equipment: Equipment, path: Path, actor: Sampler | None, sink: Sink, opened: AsyncExitStack
+    ) -> None:
         self._equipment = equipment
         self._path = path
         self._actor = actor
@@ -494,10 +496,12 @@ class Helpers:
             raise IllTypedAnswer(
                 f"an environment asks a model of role {name!r}; the roles are {', '.join(get_args(ModelRole))}"
             )
-        if role == "actor" or role not in self._equipment.recipe.own_models():
-            return self._actor
         own, wanted = self._equipment.recipe.own_models(), self._equipment.recipe.model_of(role)
-        first = next(other for other, model in own.items() if other != "actor" and model == wanted)
+        first: ModelRole = "actor"
+        if role != "actor" and role in own:
+            first = next(other for other, model in own.items() if other != "actor" and model == wanted)
+        elif self._actor is not None:
+            return self._actor
         async with self._loading:
             if first not in self._samplers:
                 lent = self._equipment.sampling(self._path, first)
@@ -506,10 +510,10 @@ class Helpers:
 
 
 @asynccontextmanager
-async def helpers(equipment: Equipment, path: Path, actor: Sampler, sink: Sink) -> AsyncIterator[Helpers]:
+async def helpers(equipment: Equipment, path: Path, actor: Sampler | None, sink: Sink) -> AsyncIterator[Helpers]:
     """Yield the helpers that ask models of other roles, which are closed after the block.
 
-    `path` is that of the acting policy, whose sampler is `actor`.
+    `path` is that of the acting policy, whose sampler is `actor`; None where nothing acts.
     """
     async with AsyncExitStack() as opened:
         yield Helpers(equipment, path, actor, sink, opened)

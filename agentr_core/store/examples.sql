@@ -37,6 +37,9 @@ select b.run_id, a.iteration, a.evaluation, a.instance_id, b.trajectory_id as be
 from v_episodes b join v_episodes a using (run_id, evaluation, instance_id, repeat, cut)
 where b.iteration = 0 and a.iteration > 0 and b.success and not a.success order by all;
 
+-- scorings: Episodes that were scored again, old and new score side by side.
+select * from v_scorings;
+
 -- comparison: Each two models that played the same episodes: who won what.
 select run_id, iteration, other_run_id, other_iteration, evaluation, episodes, gain, won, lost
 from v_comparisons order by gain desc, run_id, iteration, other_run_id, other_iteration, evaluation;

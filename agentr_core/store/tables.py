@@ -98,6 +98,17 @@ class Note:
     text: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regrade:
+    """What a scoring says of an episode; `reward` and `success` are None where the `answer` of the
+    model that was asked cannot be read.
+    """
+
+    reward: float | None
+    success: bool | None
+    answer: Answer | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Table:
     """A table: `key` identifies a row; `mutable` are the columns that a later row of the same key
@@ -181,6 +192,10 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             },
         ),
         "note": Table(("trajectory_id",), ("tags", "text"), record=Note, more={"trajectory_id": str}),
+        "scoring": Table(("scoring_id",)),
+        "regrade": Table(
+            ("scoring_id", "trajectory_id"), record=Regrade, more={"scoring_id": str, "trajectory_id": str}
+        ),
         "derivation": Table(
             ("child_id", "parent_id"),
             record=Derivation,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PREFECT_DEFAULTS", "cli", "main"]
 
-GO_ON = ("run", "collect", "improve", "compare", "eval", "headroom")
+GO_ON = ("run", "collect", "improve", "compare", "eval", "headroom", "regrade")
 """Commands that, when repeated, go on where they were interrupted."""
 _LEAST_MEMORY = 2**29
 """The least address space: with less, libraries end the process while they are imported."""

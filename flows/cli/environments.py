@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from agentr_core.texts import counted
-from flows.cli.options import NamedPath, finite, refuse_given, standard_input, web_address
+from flows.cli.options import CountOrAll, NamedPath, finite, refuse_given, standard_input, web_address
 
 _OF_A_MODEL = ("server", "temperature", "seed", "max_steps", "max_new_tokens", "context_length")
 
@@ -37,16 +37,33 @@ def env_list() -> None:
 @env.command()
 @click.argument("name", required=False)
 @_option
+@click.option(
+    "--instances",
+    "count",
+    type=CountOrAll(),
+    metavar="N|all",
+    help="Play so many instances of each split.  [default: 3, or 1 of a world that blocks; with --gold: its own]",
+)
+@click.option(
+    "--gold",
+    type=NamedPath(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Gold answers, which must win in place of the expert's.",
+)
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
-def doctor(name: str | None, options: tuple[str, ...], form: str) -> None:
+def doctor(name: str | None, options: tuple[str, ...], count: int | None, gold: Path | None, form: str) -> None:
     """Check whether one environment, or each, keeps the contract.
 
-    Says what is missing or broken. Exits with 1 if one is broken, or if the named one does not
-    work.
+    The expert must win, nonsense and doing nothing must not, rewards must be sound, and episodes
+    must repeat as far as the world says. Says what is missing or broken. Exits with 1 if one is
+    broken, or if the named one does not work.
+
+    Each line of FILE is a JSON object with `id`, such as "textcraft/train/7", and with `answer`,
+    which the last reply gives, or `replies`, a list of them as a model writes them, or both.
     """
     from flows.commands.environments import diagnose, options_of
 
-    results = diagnose(name, options_of(options))
+    results = diagnose(name, options_of(options), count=count, gold=gold)
     if form == "json":
         click.echo(json.dumps(results, indent=2))
     else:

@@ -16,7 +16,19 @@ from click.exceptions import Abort
 from agentr_core.errors import AgentrError, UserError
 from agentr_core.system import DISTRIBUTION
 from agentr_core.texts import visible
-from flows.cli import GO_ON, environments, exchange, interrupted, models, recipes, store, tools, viewing, workspace
+from flows.cli import (
+    GO_ON,
+    environments,
+    exchange,
+    interrupted,
+    models,
+    recipes,
+    regrading,
+    store,
+    tools,
+    viewing,
+    workspace,
+)
 from flows.cli.prefect_settings import PREFECT_DEFAULTS, set_defaults
 
 __all__ = ["PREFECT_DEFAULTS", "cli", "run"]
@@ -40,6 +52,7 @@ _COMMANDS = [
     recipes.plan,
     recipes.evaluate,
     recipes.headroom,
+    regrading.regrade,
     recipes.shipped,
     recipes.serve,
     workspace.report,

@@ -34,6 +34,20 @@ class IdPrefix(click.ParamType[str]):
         return found
 
 
+class CountOrAll(click.ParamType[int]):
+    """A number from 1, or `all`, which is 0."""
+
+    name = "number"
+
+    def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number; fail if it is none."""
+        if value == "all":
+            return 0
+        if not str(value).isdecimal() or int(value) < 1:
+            self.fail(f"{value!r} is no number from 1, and not all", param, ctx)
+        return int(value)
+
+
 class NamedPath(click.Path):
     """A path that has a name: an empty one, such as an unset variable of the shell, is refused, not
     taken for the current folder.

@@ -9,22 +9,24 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from agentr_core.environment import Environment, Repeatability
 from agentr_core.environments import registry
-from agentr_core.environments.contract import Violation, check
+from agentr_core.environments.contract import ALL, Violation, check
+from agentr_core.environments.gold import read_gold
 from agentr_core.environments.registry import Reads, listening, unseen
 from agentr_core.episodes.rollout import take_step
 from agentr_core.episodes.transcript import whole_episode
-from agentr_core.errors import AgentrError, ConfigError, EnvironmentUnavailable, MissingPart, UserError
+from agentr_core.errors import AgentrError, ConfigError, DataFileError, EnvironmentUnavailable, MissingPart, UserError
 from agentr_core.recipes.parsing import read_yaml, unfit_values
 from agentr_core.stages.demonstrate import expert_trajectory
 from agentr_core.system import token_for, write_text
 from agentr_core.texts import cause, counted, visible
-from agentr_core.types import Message
+from agentr_core.types import Instance, Message
 from flows.commands.playing import instance_of, own_calls, unanswered
 from tasks.wiring import gateway_token, named_environment
 
@@ -64,19 +66,27 @@ def options_of(pairs: Sequence[str]) -> dict[str, Any]:
     return options
 
 
-def diagnose(name: str | None, options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the condition of one environment, or of each: `name`, `ok`, `status`, `detail`.
+def diagnose(
+    name: str | None, options: Mapping[str, Any], *, count: int | None = None, gold: Path | None = None
+) -> list[dict[str, Any]]:
+    """Return the condition of one environment, or of each: `name`, `ok`, `status`, `detail`, how
+    many `instances` of each split were played, and the `violations`, each with `rule` and `detail`.
 
     The status is `ok`, `missing` when something that it needs is not there, or `broken`; the detail
-    says what, and which files that the environment read are no part of a run's id. `options` are
-    for one environment only. Raises `ConfigError` for an unknown name, and for options that the
-    environment does not have or whose values it refuses.
+    says what, and which files that the environment read are no part of a run's id. Raises
+    `ConfigError` for an unknown name and for options that the environment does not have or whose
+    values it refuses, and `DataFileError` for gold answers that cannot be read.
+
+    Args:
+        options: for one environment only.
+        count: how many instances of each split are played: 0 are all, None three or one.
+        gold: a file of gold answers, for one environment only.
     """
-    if name is None and options:
-        raise ConfigError("options belong to one environment; name it")
+    if name is None and (options or gold):
+        raise ConfigError(f"{'options' if options else 'gold answers'} belong to one environment; name it")
     if name is not None and name not in registry.names():
         registry.checked(name, options)
-    return [_diagnose(each, options) for each in ([name] if name else registry.names())]
+    return [_diagnose(each, options, count, gold) for each in ([name] if name else registry.names())]
 
 
 def described(name: str, options: Mapping[str, Any]) -> str:
@@ -252,7 +262,7 @@ def serve_gateway(*, host: str, port: int, say: Callable[[str], Any]) -> None:
     http_server.serve(app(token), host=host, port=port, listening=listens)
 
 
-def _diagnose(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def _diagnose(name: str, options: Mapping[str, Any], count: int | None, gold: Path | None) -> dict[str, Any]:
     promises, hints = list[Repeatability](), [""]
 
     def make() -> Environment:
@@ -261,24 +271,59 @@ def _diagnose(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
         hints.append(env.start_hint())
         return env
 
-    reads = Reads()
+    reads, played = Reads(), list[Instance]()
+    asked = bool(options or gold or count is not None)
+    told: dict[str, Any] = {
+        "name": name,
+        "ok": False,
+        "status": "missing",
+        "detail": "",
+        "instances": {},
+        "violations": [],
+    }
     try:
+        answers = None if gold is None else _gold_replies(name, options, gold)
         with listening(reads):
-            violations = check(make)
+            violations = check(
+                make, instances_per_split=ALL if count == 0 else count, gold=answers, on_instance=played.append
+            )
         outside = unseen(name, options, os.environ, reads)
     except (UserError, EnvironmentUnavailable) as error:
-        if options and isinstance(error, ConfigError) and not isinstance(error, MissingPart):
+        wrong = (asked and isinstance(error, ConfigError)) or (gold and isinstance(error, DataFileError))
+        if wrong and not isinstance(error, MissingPart):
             raise
-        detail = unanswered(error, hints[-1]) if isinstance(error, EnvironmentUnavailable) else str(error)
-        return {"name": name, "ok": False, "status": "missing", "detail": detail}
+        return told | {
+            "detail": unanswered(error, hints[-1]) if isinstance(error, EnvironmentUnavailable) else str(error)
+        }
     except AgentrError as error:
-        return {"name": name, "ok": False, "status": "broken", "detail": str(error)}
+        return told | {"status": "broken", "detail": str(error)}
     except (Exception, SystemExit) as error:
         # A third party's class may raise anything, even when it is imported.
-        return {"name": name, "ok": False, "status": "broken", "detail": cause(error)}
-    detail = "; ".join(_told(violations)) or f"keeps the contract{_COMPARED[promises[0]]}"
-    status = "broken" if violations else "ok"
-    return {"name": name, "ok": not violations, "status": status, "detail": "; ".join([detail, *outside])}
+        return told | {"status": "broken", "detail": cause(error)}
+    sizes = Counter(instance.split for instance in played)
+    counts = " and ".join(f"{size:,} of {split}" for split, size in sizes.items())
+    where = f" on {counts}" if gold or count is not None else ""
+    detail = "; ".join(_told(violations)) or f"keeps the contract{where}{_COMPARED[promises[0]]}"
+    return {
+        "name": name,
+        "ok": not violations,
+        "status": "broken" if violations else "ok",
+        "detail": "; ".join([detail, *outside]),
+        "instances": dict(sizes),
+        "violations": [asdict(violation) for violation in violations],
+    }
+
+
+def _gold_replies(name: str, options: Mapping[str, Any], file: Path) -> dict[Instance, Sequence[str]]:
+    """Return the replies of a file of gold answers, by instance. Raises `UserError`."""
+    env = named_environment(name, options)
+    try:
+        return {
+            instance: [*gold.replies, *map(env.reply_with, gold.answers[:1])]
+            for instance, gold in read_gold(file, world=env.name).items()
+        }
+    finally:
+        env.close()
 
 
 def _told(violations: Sequence[Violation]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from agentr_core.store.codec.samples import derivation_rows
 from agentr_core.store.codec.trajectories import load_trajectories, oracle_rows, trajectory_rows
 from agentr_core.store.database import Store
 from agentr_core.store.questions import example, examples
-from agentr_core.store.tables import merge
+from agentr_core.store.tables import Regrade, merge, row_of
 from agentr_core.types import Derivation, Verdict
 from flows.cli import cli
 from flows.commands.lineage import traced
@@ -48,6 +48,12 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
                     [Derivation(child=f"{child}f", parent=f"{parent}f", operator="C1", position=1)],
                     iteration_id=gallery.ITERATION,
                 ),
+                {
+                    "scoring": [{"scoring_id": "s", "grader": "regex", "settings": "{}"}],
+                    "regrade": [
+                        row_of("regrade", Regrade(reward=0.0, success=False), scoring_id="s", trajectory_id=f"{child}f")
+                    ],
+                },
                 {
                     "training_step": [
                         {"checkpoint_id": gallery.TRAINED, "step": n, "loss": 1 / n, "trained_tokens": n, "seconds": n}

@@ -49,6 +49,7 @@ OF_KIND = {
     "int": 3,
     "int | None": 3,
     "bool": True,
+    "bool | None": None,
     "ModelRole": "judge",
     "Counts": "steps",
     "Collection[ModelRole]": ["judge"],

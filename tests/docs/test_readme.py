@@ -70,6 +70,8 @@ def test_every_command_is_of_a_kind_that_is_tested_here() -> None:
     several += ("agentr collect ", "agentr improve ")
     # These need a run: tests/flows/test_flywheel.py.
     several += ("agentr export ", "agentr eval ", "agentr publish ")
+    # These need a run, too: tests/core/test_regrade.py.
+    several += ("agentr regrade ",)
     # This one needs GPUs; tests/flows/test_handover.py runs it with programs in their place.
     several += ("bash handed/launch.sh",)
     unknown = [command for command in COMMANDS if not command.startswith(run_here + servers + several)]

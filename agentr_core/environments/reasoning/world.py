@@ -133,6 +133,10 @@ class InCalls:
             return misread(Misread(f"a {call.name} cannot hold its own tags"))
         return action
 
+    def reply_with(self, answer: str) -> str:
+        """Return a reply that gives an answer in a box."""
+        return f"\\boxed{{{answer}}}"
+
     def expert(self, instance: Instance) -> Sequence[str] | None:
         """Return the question set's solution as calls; None if it has none, or one of its tools is
         missing.
@@ -359,6 +363,10 @@ class ReasoningWorld(Environment):
         if (call := call_in(reply)) is not None:
             return f"<{call.name}>{call.content}</{call.name}>"
         return RESULT_OPENS if reply.endswith(RESULT_OPENS) else ""
+
+    def reply_with(self, answer: str) -> str:
+        """Return a reply that gives an answer in its tags."""
+        return f"<answer>\\boxed{{{answer}}}</answer>"
 
     def hear(self, reply: str) -> None:
         """Take note of a whole reply, whose thoughts a summariser is feedback; see

@@ -36,6 +36,7 @@ from agentr_core.samples.identity import conversation_key, sample_id
 from agentr_core.search.tree import leaf_paths
 from agentr_core.stages.dataset import whole_rows
 from agentr_core.stages.demonstrate import best_experts
+from agentr_core.stages.regrade import scored_by
 from agentr_core.store.codec.ledger import rejection_rows, store_anew
 from agentr_core.store.codec.samples import load_planned, preference_rows
 from agentr_core.store.codec.trajectories import finished_trees_of_run, load_trajectories, load_trees
@@ -132,6 +133,7 @@ async def explore_and_keep(place: Workplace, iteration: int) -> dict[str, Any]:
 
 async def _explore(place: Workplace, iteration: int) -> tuple[dict[str, Any], dict[str, Trajectory]]:
     """Return the summary of an exploration, and its successes by id."""
+    scored_by(place, {})
     wanted = exploration(place, iteration, await separate_instances(place, iteration))
     plan_rollouts(place, iteration, wanted, stage=EXPLORE)
     how = acting(place.recipe)
@@ -145,7 +147,7 @@ async def _explore(place: Workplace, iteration: int) -> tuple[dict[str, Any], di
         max_steps=how.max_steps,
         limits=how.limits,
     )
-    played = load_trajectories(place.store, list(wanted))
+    played = scored_by(place, load_trajectories(place.store, list(wanted)))
     successes = {key: trajectory for key, trajectory in played.items() if trajectory.success}
     return {"episodes": len(wanted), "new": new, "successes": len(successes)}, successes
 
@@ -463,7 +465,8 @@ def _make(place: Workplace, iteration: int) -> Made:
 def _of_episodes(place: Workplace, iteration: int, worlds: Worlds) -> Made:
     config = place.recipe.eto.preferences
     planned = load_planned(place.store, place.iteration_id(iteration))
-    played = load_trajectories(place.store, [plan.trajectory_id for plan in planned])
+    stored = load_trajectories(place.store, [plan.trajectory_id for plan in planned])
+    played = scored_by(place, stored)
     failed = set(failed_subjects(place.store, place.iteration_id(iteration), EXPLORE))
     by_instance: dict[str, list[Played]] = {}
     lost: list[Rejection] = []
@@ -476,6 +479,8 @@ def _of_episodes(place: Workplace, iteration: int, worlds: Worlds) -> Made:
             reason, why = "not-played", "was not begun: the collection was limited, or interrupted"
             if plan.key in failed:
                 reason, why = "no-reward", "has no reward; table event has the error that ended it"
+            if key in stored:
+                reason, why = "no-grade", "has no grade by data.scoring: the reply about it is unreadable"
             detail = f"episode {plan.key} {why}"
             lost.append(Rejection(stage=STAGE, subject=key, reason=reason, detail=detail))
     owners = {plan.instance.key: plan.instance for plan in planned}

@@ -502,7 +502,7 @@ CONDITIONS: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(_BY_ITERATION, _kept("iteration")),
         **dict.fromkeys(("run", "stage_input", "revision_state"), _kept("run")),
-        **dict.fromkeys(("trajectory", "assessment", "rl_credit", "note"), _kept("trajectory")),
+        **dict.fromkeys(("trajectory", "assessment", "rl_credit", "note", "regrade"), _kept("trajectory")),
         **dict.fromkeys(("checkpoint", "training_step"), _kept("checkpoint")),
         **dict.fromkeys(("node", "oracle_verdict"), _kept("tree")),
         "dataset_row": _kept("dataset"),
@@ -511,8 +511,8 @@ CONDITIONS: Mapping[str, str] = MappingProxyType(
         "metric": "case scope when 'run' then scope_id in (select run_id from kept_run) "
         "when 'iteration' then scope_id in (select iteration_id from kept_iteration) "
         "else scope_id in (select evaluation_id from kept_evaluation) end",
-        # Any later run may reuse the answer of a tool.
-        "answered_call": "true",
+        # Any later run may reuse the answer of a tool, and a recipe may name a scoring.
+        **dict.fromkeys(("answered_call", "scoring"), "true"),
         "instance": "false",
     }
 )

@@ -1,0 +1,60 @@
+"""Files of gold answers: what is right in an instance, as a text or as the replies that win it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentr_core.errors import DataFileError
+from agentr_core.samples.chat_file import World, instance_of, records
+from agentr_core.types import Instance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gold:
+    """What is right in an instance: `answers`, each of which will do, or whole `replies`, after
+    which the first of the answers may follow.
+    """
+
+    answers: tuple[str, ...] = ()
+    replies: tuple[str, ...] = ()
+
+
+def read_gold(path: Path, *, world: str, split: str = "train", setting: str = "--gold") -> dict[Instance, Gold]:
+    """Return the gold answers of a file of JSON lines, by instance.
+
+    Each object names its instance in `id` as a key such as `textcraft/train/7`, or as an index of
+    `split`, and has `answer`, a text, a number or a list of these, or `replies`, a list of texts.
+
+    Args:
+        world: the name of the environment in its instances.
+        setting: the option that names the file, for error messages.
+
+    Raises `DataFileError` for a file that cannot be read, an object that has neither, and an
+    instance that occurs twice.
+    """
+    golds: dict[Instance, Gold] = {}
+    for number, record in records(path, setting=setting):
+        where = f"{path}:{number}"
+        instance = instance_of(record, where, world=World(world), split=split)
+        gold = Gold(answers=_texts(record, "answer", where), replies=_texts(record, "replies", where))
+        if not (gold.answers or gold.replies):
+            raise DataFileError(f"{where}: there is neither answer nor replies; give one of them")
+        if instance in golds:
+            raise DataFileError(f"{where}: {instance.key} is there twice; give all its answers in one list")
+        golds[instance] = gold
+    if not golds:
+        raise DataFileError(f"{path} has no gold answers; write one JSON object on each line")
+    return golds
+
+
+def _texts(record: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
+    value = record.get(key, [])
+    texts = []
+    for part in value if isinstance(value, list) else [value]:
+        if isinstance(part, bool) or not isinstance(part, str | int | float) or not str(part).strip():
+            raise DataFileError(f"{where}: {key} has {part!r}; it must be a text or a number, or a list of them")
+        texts.append(str(part))
+    return tuple(texts)

@@ -1,0 +1,333 @@
+"""Graders for a world of your own and for `agentr regrade`: an exact or a numeric answer, a regular
+expression, a command, and a rubric that a model reads.
+
+A world names one in its attribute `grader`:
+
+    grader = NumericAnswer(lambda instance: [str(SUMS[instance.index])])
+
+Each is a `protocols.Grader`: the rewards that it gives are in [0, 1], and nothing that fails is a
+reward.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Literal
+
+from agentr_core.environments.reasoning.grammar import boxed
+from agentr_core.environments.reasoning.scoring import exact_match
+from agentr_core.errors import ConfigError, EnvironmentFault
+from agentr_core.replies import after_thoughts, without_thought
+from agentr_core.texts import quoted
+from agentr_core.types import Grade, Instance, Message, Question, Sampling, Trajectory
+
+Golds = Callable[[Instance], Sequence[str]]
+"""Returns the right answers of an instance, each of which will do."""
+AnswerOf = Callable[[Trajectory], str]
+"""Returns the answer that an episode gives; empty if it gives none."""
+
+_LABEL = re.compile(
+    r"^[^\w\n]*(?:the |my )?(?:final )?answer(?:(?: is)?[*_ \t]*:| is)[*_ \t]*(.+?)[*_ \t]*$",
+    re.IGNORECASE | re.MULTILINE,
+)
+_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_NUMBER = re.compile(r"(?<![\w.])-?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+|(?<=\d))(?:[eE][-+]?\d+)?(?:/\d+)?(?![\w/])")
+_QUOTED = 200
+
+
+def last_answer(trajectory: Trajectory) -> str:
+    r"""Return the answer in the last reply of an episode, without its thoughts: what stands in its
+    last `\boxed{...}`, in its last `<answer>` tag or on its last line "Answer: ...", else the last
+    action, as the world read it; empty if there is none.
+    """
+    if not trajectory.steps:
+        return ""
+    step = trajectory.steps[-1]
+    reply = without_thought(step.reply)
+    box = boxed(reply)
+    if box is not None:
+        return box.strip()
+    marked = _TAGGED.findall(reply) or _LABEL.findall(reply) or [step.action]
+    return str(marked[-1]).strip()
+
+
+def answer_within(pattern: str) -> AnswerOf:
+    """Return a function that takes an answer out of the last reply of an episode, without its
+    thoughts: the first group of the last match of a regular expression, or the whole match.
+
+    Raises `ConfigError` for a pattern that is none.
+    """
+    compiled = _compiled(pattern)
+
+    def answer(trajectory: Trajectory) -> str:
+        reply = without_thought(trajectory.steps[-1].reply) if trajectory.steps else ""
+        found = list(compiled.finditer(reply))
+        return (found[-1][1 if compiled.groups else 0] or "").strip() if found else ""
+
+    return answer
+
+
+class _ByRule:
+    """A grader that asks no model."""
+
+    @property
+    def asks(self) -> str | None:
+        """None: the rule always decides."""
+        return None
+
+    def question(self, trajectory: Trajectory) -> Question:
+        """Raise `EnvironmentFault`: there is nothing to ask."""
+        raise EnvironmentFault(f"{type(self).__name__} asks no model")
+
+    def read(self, trajectory: Trajectory, reply: str) -> Grade | None:
+        """Return None: no reply was asked for."""
+        return None
+
+
+class ExactAnswer(_ByRule):
+    """Reward 1 for an answer with the words of a right one, in their order, and no others; else 0.
+
+    Case, articles and signs without a meaning of their own do not matter.
+    """
+
+    def __init__(self, golds: Golds, answer: AnswerOf = last_answer) -> None:
+        self._golds = golds
+        self._answer = answer
+
+    def rule(self, trajectory: Trajectory) -> Grade | None:
+        """Return the grade."""
+        answer, golds = self._answer(trajectory), self._golds(trajectory.instance)
+        right = bool(answer) and exact_match(answer, golds)
+        return Grade(reward=float(right), success=right)
+
+
+class NumericAnswer(_ByRule):
+    """Reward 1 for an answer whose last number is the last one of a right answer, else 0.
+
+    `tolerance` is how far it may be from it, as a share of the right number; of 0, as it is. A
+    number may have commas (1,234), an exponent, or be a fraction (3/4).
+
+    Raises `ConfigError` for a tolerance that is negative or no number.
+    """
+
+    def __init__(self, golds: Golds, *, tolerance: float = 1e-6, answer: AnswerOf = last_answer) -> None:
+        if not 0 <= tolerance < math.inf:
+            raise ConfigError(f"tolerance is {tolerance}; it must be a number from 0")
+        self._golds = golds
+        self._tolerance = tolerance
+        self._answer = answer
+
+    def rule(self, trajectory: Trajectory) -> Grade | None:
+        """Return the grade. Raises `EnvironmentFault` where a right answer has no number."""
+        given = _last_number(self._answer(trajectory))
+        right = False
+        for gold in self._golds(trajectory.instance):
+            wanted = _last_number(gold)
+            if wanted is None:
+                raise EnvironmentFault(f"{trajectory.instance.key}: the right answer {gold!r} has no number")
+            if given is not None:
+                right |= abs(given - wanted) <= self._tolerance * (abs(wanted) or 1.0)
+        return Grade(reward=float(right), success=right)
+
+
+class Pattern(_ByRule):
+    """Reward 1 where a regular expression is found in the last step of an episode, else 0.
+
+    `where` says in what: the reply without its thoughts, the action, or the observation. Raises
+    `ConfigError` for a pattern that is none.
+    """
+
+    def __init__(self, pattern: str, *, where: Literal["reply", "action", "observation"] = "reply") -> None:
+        if where not in ("reply", "action", "observation"):
+            raise ConfigError(f"where is {where!r}; it is reply, action or observation")
+        self._pattern = _compiled(pattern)
+        self._where = where
+
+    def rule(self, trajectory: Trajectory) -> Grade | None:
+        """Return the grade; an episode without a step gets 0."""
+        text = ""
+        if trajectory.steps:
+            step = trajectory.steps[-1]
+            text = without_thought(step.reply) if self._where == "reply" else getattr(step, self._where)
+        right = self._pattern.search(text) is not None
+        return Grade(reward=float(right), success=right)
+
+
+class Command(_ByRule):
+    """The reward that a command of the shell prints: a number from 0 to 1 on the last line of its
+    output. It reads the episode on its standard input, as `episode_json` writes it.
+
+    A command that fails, takes longer than `seconds` or prints no such number gives no reward: that
+    raises `EnvironmentFault`. An episode succeeds if its reward is above `success_from`.
+    """
+
+    blocking = True
+
+    def __init__(self, command: str, *, seconds: float = 60.0, success_from: float = 0.5) -> None:
+        if not command.strip() or not seconds > 0:
+            raise ConfigError("a command needs words, and more than 0 seconds")
+        self._command = command
+        self._seconds = seconds
+        self._success_from = _share("success_from", success_from)
+
+    def rule(self, trajectory: Trajectory) -> Grade | None:
+        """Return the grade once the command has ended. Raises `EnvironmentFault`."""
+        where = trajectory.instance.key
+        # Its own session, so that at the limit what the command has started ends with it.
+        child = subprocess.Popen(
+            self._command,
+            shell=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,
+        )
+        try:
+            output, errors = child.communicate(json.dumps(episode_json(trajectory)), timeout=self._seconds)
+        except subprocess.TimeoutExpired:
+            raise EnvironmentFault(f"{where}: the command took more than {self._seconds:g} seconds") from None
+        finally:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+            for stream in (child.stdin, child.stdout, child.stderr):
+                if stream is not None:
+                    stream.close()
+        if child.returncode:
+            told = quoted((errors.strip() or output.strip()).rpartition("\n")[2], _QUOTED)
+            raise EnvironmentFault(f"{where}: the command ended with status {child.returncode}: {told}")
+        last = output.strip().rpartition("\n")[2].strip()
+        try:
+            reward = float(last)
+        except ValueError:
+            reward = math.nan
+        if not 0 <= reward <= 1:
+            raise EnvironmentFault(
+                f"{where}: the last line of the command's output is {quoted(last, _QUOTED)}, no number from 0 to 1"
+            )
+        return Grade(reward=reward, success=reward > self._success_from)
+
+
+_SCORE = re.compile(
+    r"^[^\w\n]*score[^\w\n]*:[^\w\n-]*(\d+(?:\.\d+)?)(?:\s*/\s*\d+)?[^\w\n]*$", re.IGNORECASE | re.MULTILINE
+)
+_ASKED = """\
+You grade the work of an agent by a rubric.
+
+The rubric:
+{rubric}
+
+The agent's task:
+{task}
+
+What it did, step by step:
+{steps}
+
+How well does this meet the rubric? Say why in at most three sentences. Then end with one line, a whole number \
+from 0 (not at all) to {scale} (fully):
+Score: NUMBER"""
+
+
+class Rubric:
+    """A grade that a model gives by a rubric. The reward is its score, from 0 to 1.
+
+    What follows the thoughts of its reply counts, and of that the last line `Score: N`, with N from
+    0 to `scale`. A reply without one is unreadable, and no grade. `role` is the role of the model
+    in recipes; an episode succeeds if its reward is above `success_from`.
+    """
+
+    def __init__(
+        self,
+        rubric: str,
+        *,
+        role: str = "judge",
+        scale: int = 10,
+        success_from: float = 0.5,
+        max_new_tokens: int = 1024,
+    ) -> None:
+        if not rubric.strip() or scale < 1:
+            raise ConfigError("a rubric needs words, and a scale of at least 1")
+        self._rubric = rubric.strip()
+        self._role = role
+        self._scale = scale
+        self._success_from = _share("success_from", success_from)
+        self._sampling = Sampling(temperature=0.0, max_new_tokens=max_new_tokens)
+
+    @property
+    def asks(self) -> str | None:
+        """The role of the model that reads the rubric."""
+        return self._role
+
+    def rule(self, trajectory: Trajectory) -> Grade | None:
+        """Return None, since a model is asked; an episode without a step gets 0."""
+        return None if trajectory.steps else Grade(reward=0.0, success=False)
+
+    def question(self, trajectory: Trajectory) -> Question:
+        """Return the rubric with the episode, to be asked at temperature 0."""
+        steps = "\n".join(
+            f"[{number}] Agent: {without_thought(step.reply)}\n[{number}] World: {step.observation}"
+            for number, step in enumerate(trajectory.steps, start=1)
+        )
+        text = _ASKED.format(rubric=self._rubric, task=trajectory.first_observation, steps=steps, scale=self._scale)
+        return Question(role=self._role, messages=(Message(role="user", text=text),), sampling=self._sampling)
+
+    def read(self, trajectory: Trajectory, reply: str) -> Grade | None:
+        """Return the grade in a reply; None if it has none."""
+        scores = _SCORE.findall(after_thoughts(reply) or "")
+        if not scores or float(scores[-1]) > self._scale:
+            return None
+        reward = float(scores[-1]) / self._scale
+        return Grade(reward=reward, success=reward > self._success_from)
+
+
+def episode_json(trajectory: Trajectory) -> dict[str, Any]:
+    """Return an episode as plain data: `instance` (its key), `environment`, `split`, `index`,
+    `first_observation`, `steps` (each with `reply`, `action`, `observation` and `reward`), and the
+    `reward`, `success` and `stop` that it has.
+    """
+    instance = trajectory.instance
+    return {
+        "instance": instance.key,
+        "environment": instance.environment,
+        "split": instance.split,
+        "index": instance.index,
+        "first_observation": trajectory.first_observation,
+        "steps": [
+            {"reply": step.reply, "action": step.action, "observation": step.observation, "reward": step.reward}
+            for step in trajectory.steps
+        ],
+        "reward": trajectory.reward,
+        "success": trajectory.success,
+        "stop": str(trajectory.stop),
+    }
+
+
+def _last_number(text: str) -> float | None:
+    found = [match[0] for match in _NUMBER.finditer(text) if any(map(str.isdigit, match[0]))]
+    if not found:
+        return None
+    above, _, below = found[-1].replace(",", "").partition("/")
+    value = float(above) / float(below) if below and float(below) else float(above)
+    return value if math.isfinite(value) else None
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern, re.MULTILINE)
+    except re.error as error:
+        raise ConfigError(f"{pattern!r} is no regular expression: {error}") from None
+
+
+def _share(name: str, value: float) -> float:
+    if not 0 <= value < 1:
+        raise ConfigError(f"{name} is {value}; it must be at least 0 and below 1")
+    return value

@@ -1,0 +1,105 @@
+"""Scorings of stored episodes: which episodes there are to score, their new rewards, and old and
+new side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from agentr_core.store.database import Store
+from agentr_core.store.tables import Regrade, load
+
+
+class Scored(NamedTuple):
+    """Old and new scores of the episodes of one kind in one iteration; see view `v_scorings`."""
+
+    iteration: int | None
+    episodes_of: str
+    episodes: int
+    success: float | None
+    new_success: float | None
+    reward: float | None
+    new_reward: float | None
+    won: int
+    lost: int
+    up: int
+    down: int
+    unreadable: int
+
+
+class Changed(NamedTuple):
+    """An episode whose score a scoring has changed; see view `v_regrades`."""
+
+    trajectory_id: str
+    instance_id: str
+    reward: float
+    new_reward: float | None
+    change: str
+    reply: str | None
+
+
+def scorable(
+    store: Store, run_id: str, *, evaluations: bool | None = None, iteration: int | None = None
+) -> dict[str, str]:
+    """Return the ids of the finished episodes of a run: of each that of the original, which differs
+    for those that were copied from another run, by its own.
+
+    Paths of search trees are no episodes; nor are those whose grade is still missing.
+
+    Args:
+        evaluations: only those of evaluations, or only the others; None: all.
+        iteration: only those of this one; None: of all.
+    """
+    return dict(store.rows(_SCORABLE, run_id, evaluations, iteration))
+
+
+def load_regrades(store: Store, scoring_id: str, trajectory_ids: Sequence[str]) -> dict[str, Regrade]:
+    """Return what a scoring says of trajectories, by their ids; those that it did not score are
+    left out. A copy of an episode has the score of the original.
+    """
+    if not store.path.exists():
+        return {}
+    originals = dict(store.rows(_ORIGINALS, list(trajectory_ids)))
+    with store.reading() as con:
+        condition = "scoring_id = ? and trajectory_id in (select unnest(?::varchar[]))"
+        params = [scoring_id, list(set(originals.values()))]
+        found = dict(load(con, "regrade", condition, params, also=("trajectory_id",)))
+    return {key: found[originals[key]] for key in trajectory_ids if originals.get(key) in found}
+
+
+def side_by_side(store: Store, scoring_id: str, run_id: str) -> list[Scored]:
+    """Return old and new scores of the episodes of a run, by iteration and kind."""
+    return [Scored(*row) for row in store.rows(_SIDE_BY_SIDE, scoring_id, run_id)]
+
+
+def changed(store: Store, scoring_id: str, run_id: str, most: int) -> list[Changed]:
+    """Return episodes of a run whose score has changed or cannot be read: those first whose success
+    has, and of these the largest changes.
+    """
+    return [Changed(*row) for row in store.rows(_CHANGED, scoring_id, run_id, most)]
+
+
+_SCORABLE = """
+select t.trajectory_id, coalesce(t.copied_from, t.trajectory_id)
+from trajectory t left join evaluation e using (evaluation_id)
+join iteration i on i.iteration_id = coalesce(t.iteration_id, e.iteration_id)
+where i.run_id = $1 and t.source not in ('tree', 'splice', 'ungraded', 'bare')
+    and ($2::boolean is null or (t.evaluation_id is not null) = $2) and ($3::bigint is null or i.iteration = $3)
+order by i.iteration, t.instance_id, t.trajectory_id
+"""
+_ORIGINALS = """
+select trajectory_id, coalesce(copied_from, trajectory_id) from trajectory
+where trajectory_id in (select unnest(?::varchar[]))
+"""
+_SIDE_BY_SIDE = """
+select iteration, episodes_of, episodes, success, new_success, reward, new_reward, won, lost, up, down, unreadable
+from v_scorings where scoring_id = ? and run_id = ? order by iteration, episodes_of
+"""
+_CHANGED = """
+select trajectory_id, instance_id, reward, new_reward, change, reply from v_regrades
+where scoring_id = ? and run_id = ? and change <> 'same'
+order by case change when 'won' then 0 when 'lost' then 0 when 'unreadable' then 2 else 1 end,
+    abs(new_reward - reward) desc, iteration, instance_id, trajectory_id
+limit ?
+"""

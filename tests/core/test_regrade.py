@@ -1,0 +1,292 @@
+"""Stored episodes scored again: by a grader, by the world as it is now, by a judge; what was scored
+is not scored again, and training data can be made by either score.
+"""
+
+import dataclasses
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from asked import run_id_of
+from click.testing import CliRunner
+from door import Door
+from finished import finish
+from readme import BLOCKS, COMMANDS
+
+from agentr_core.environment import Repeatability
+from agentr_core.environments import registry
+from agentr_core.environments.graders import Command, Pattern, Rubric
+from agentr_core.environments.template import CombinationLock
+from agentr_core.episodes.rollout import play
+from agentr_core.errors import ConfigError, ErrorBudgetSpent
+from agentr_core.fingerprint import fingerprint
+from agentr_core.methods.eto.preferences import explore_and_keep
+from agentr_core.methods.faults import parse
+from agentr_core.methods.table import method_of
+from agentr_core.models.scripted import ScriptedModel
+from agentr_core.protocols import ChatModel
+from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.start import begin, start
+from agentr_core.stages.regrade import Scoring, by_world, regrade
+from agentr_core.store.codec.trajectories import trajectory_rows
+from agentr_core.store.database import Store
+from agentr_core.store.queries.scorings import changed, side_by_side
+from agentr_core.types import Grade, Instance, Message, StopReason, Trajectory
+from flows.cli import cli
+
+RUN = "087920b9ddc460a6"
+OPENED = 4
+"""Locks that the stored episodes open; of each other one they end closed."""
+
+
+@pytest.fixture(autouse=True)
+def _lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_KINDS", {"combination-lock": CombinationLock})
+    monkeypatch.setattr(registry, "entry_points", lambda **_: [SimpleNamespace(name="combination-lock")])
+
+
+def played(index: int) -> Trajectory:
+    env = CombinationLock()
+    instance = Instance(environment=env.name, split="train", index=index)
+    replies = env.expert(instance) if index < OPENED else ["Action: try 9 9 8", "I give up.\nAnswer: none"]
+    first, outcomes = play(env, instance, replies)
+    stop = outcomes[-1].stop or StopReason.STEP_LIMIT
+    return Trajectory.ended(instance, first, [outcome.step for outcome in outcomes], stop)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Workplace:
+    """Return the workplace of a run with ten rollouts, the first of which was scored wrongly."""
+    place = finish(tmp_path, RUN, [set()], episodes=0, environment={"name": "combination-lock"})
+    for index in range(10):
+        episode = played(index)
+        if not index:
+            last = dataclasses.replace(episode.steps[-1], reward=0.0, success=False)
+            episode = dataclasses.replace(episode, steps=(*episode.steps[:-1], last), reward=0.0, success=False)
+        rows = trajectory_rows(f"t{index}", episode, source="rollout", iteration_id=place.iteration_id(0))
+        place.store.write(rows)
+    return place
+
+
+class Counting(Pattern):
+    """Wins for what opened the lock; fails on the episodes of some locks."""
+
+    def __init__(self, fails: Sequence[int] = (), error: type[Exception] = ConfigError) -> None:
+        super().__init__("opens", where="observation")
+        self.asked: list[int] = []
+        self._fails, self._error = fails, error
+
+    def rule(self, trajectory: Trajectory) -> Grade | None:
+        self.asked.append(trajectory.instance.index)
+        if trajectory.instance.index in self._fails:
+            raise self._error("no more")
+        return super().rule(trajectory)
+
+
+def opens(grader: Any = None) -> Scoring:
+    return Scoring(name="regex", settings={"pattern": "opens"}, grader=grader or Pattern("opens", where="observation"))
+
+
+async def test_the_world_plays_the_recorded_actions_again(place: Workplace) -> None:
+    scoring = by_world(place)
+    done = await regrade(place, scoring)
+    assert (done.episodes, done.new, done.faults) == (10, 10, [])
+    (all_of_them,) = side_by_side(place.store, scoring.id, RUN)
+    assert all_of_them == (0, "rollout", 10, 0.3, 0.4, 0.3, 0.4, 1, 0, 1, 0, 0)
+    (one,) = changed(place.store, scoring.id, RUN, 5)
+    assert one == ("t0", "combination-lock/train/0", 0.0, 1.0, "won", None)
+    assert place.store.rows("select success from trajectory where trajectory_id = 't0'") == [(False,)]
+    assert place.store.rows("select * from v_orphans") == []
+    ((settings,),) = place.store.rows("select settings::varchar from scoring")
+    assert json.loads(settings)["worlds"]["combination-lock"]["version"] == 1
+
+
+async def test_a_disaster_and_an_early_end_are_scored_as_they_come(place: Workplace) -> None:
+    class Stricter(CombinationLock):
+        def step(self, action: str) -> Any:
+            found = super().step(action)
+            return found._replace(reward=-1.0) if action == "try 9 9 8" else found._replace(reward=found.reward / 2)
+
+    strict = dataclasses.replace(place, make_environment=lambda _: Stricter())
+    scoring = by_world(place)
+    await regrade(strict, scoring)
+    rewards = strict.store.rows("select reward, success, count(*) from regrade group by all order by all")
+    assert rewards == [(0.0, False, 6), (0.5, True, 4)]
+
+
+async def test_what_was_scored_is_not_scored_again(place: Workplace) -> None:
+    broken = Counting(fails=[6])
+    with pytest.raises(ConfigError, match="no more"):
+        await regrade(place, opens(broken))
+    stored = place.store.count("select count(*) from regrade")
+    assert 0 < stored < 10
+    mended = Counting()
+    done = await regrade(place, opens(mended))
+    assert (done.new, len(mended.asked)) == (10 - stored, 10 - stored)
+    assert 6 in mended.asked
+    assert (await regrade(place, opens(again := Counting()))).new == 0
+    assert again.asked == []
+
+
+async def test_a_fault_is_told_and_never_a_reward(place: Workplace) -> None:
+    lax = dataclasses.replace(place.recipe.errors, budget=0.2, retries=0)
+    tolerant = dataclasses.replace(place, recipe=dataclasses.replace(place.recipe, errors=lax))
+    failing = Scoring(name="command", settings={}, grader=Command("grep -q 'train/7\"' && exit 3; echo 0.25"))
+    done = await regrade(tolerant, failing)
+    assert (done.new, len(done.faults)) == (9, 1)
+    assert done.faults[0].startswith("EnvironmentFault: combination-lock/train/7: the command ended with status 3")
+    assert place.store.rows("select distinct reward, success from regrade") == [(0.25, False)]
+    assert place.store.count("select count(*) from event where stage = 'regrade'") == 1
+    with pytest.raises(ErrorBudgetSpent, match=r"fix the cause, or raise errors.budget"):
+        await regrade(tolerant, dataclasses.replace(failing, settings={"b": 1}, grader=Command("false")))
+
+
+async def test_unreadable_replies_of_a_judge_are_counted(place: Workplace) -> None:
+    def reply(messages: tuple[Message, ...], seed: int, number: int) -> str:
+        if "Lock number 3 " in messages[-1].text:
+            return "<think>Score: 1"
+        return "<think>Score: 1</think>\nScore: " + ("8" if "The lock opens" in messages[-1].text else "2")
+
+    asked: list[str] = []
+
+    def load(role: str, path: Path) -> ChatModel:
+        asked.append(role)
+        return ScriptedModel(reply)
+
+    judged = dataclasses.replace(place, load_model=load)
+    scoring = Scoring(name="rubric", settings={}, grader=Rubric("It opens the lock."))
+    assert (await regrade(judged, scoring)).faults == []
+    (found,) = side_by_side(place.store, scoring.id, RUN)
+    assert (found.episodes, found.won, found.lost, found.unreadable) == (10, 1, 0, 1)
+    assert found.new_reward == pytest.approx((3 * 0.8 + 6 * 0.2) / 9)
+    assert place.store.rows("select reply from v_regrades where change = 'unreadable'") == [("<think>Score: 1",)]
+    # The recipe has no judge of its own.
+    assert asked == ["actor"]
+
+
+def test_a_world_that_does_not_repeat_itself_cannot_score_again(
+    place: Workplace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CombinationLock, "repeatability", Repeatability.NEVER)
+    with pytest.raises(ConfigError, match="world combination-lock does not repeat itself, so it cannot score again"):
+        by_world(place)
+
+
+def call(place: Workplace, *words: str) -> Any:
+    return CliRunner().invoke(cli, ["regrade", RUN[:3], "-w", str(place.root), *words])
+
+
+@pytest.mark.slow
+def test_the_command_shows_old_and_new(place: Workplace, tmp_path: Path) -> None:
+    done = call(place, "--by", "regex", "--pattern", "opens", "--where", "observation")
+    assert done.exit_code == 0
+    lines = done.output.splitlines()
+    assert lines[0] == f"10 episodes of run {RUN}, 10 of them scored now by regex"
+    assert lines[2].split() == ["0", "rollout", "10", "30.0", "40.0", "0.300", "0.400", "1", "0", "1", "0", "0"]
+    assert "  won         0 -> 1  combination-lock/train/0  t0" in lines
+    gold = tmp_path / "gold.jsonl"
+    gold.write_text("".join(json.dumps({"id": index, "answer": "none"}) + "\n" for index in range(9)))
+    told = json.loads(
+        call(place, "--by", "exact", "--gold", str(gold), "--format", "json", "-o", "errors.budget=0.1").output
+    )
+    assert (told["new"], len(told["faults"])) == (9, 1)
+    assert "combination-lock/train/9 has no answer in" in told["faults"][0]
+    assert told["scores"][0]["won"] == 5
+    assert told["settings"].keys() == {"gold"}
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_manual_are_run(place: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (program,) = (text for language, text in BLOCKS if language == "python" and "json.load(sys.stdin)" in text)
+    (tmp_path / "within.py").write_text(program, encoding="utf-8")
+    (tmp_path / "gold.jsonl").write_text("".join(f'{{"id": {index}, "answer": 9}}\n' for index in range(10)))
+    monkeypatch.chdir(tmp_path)
+    commands = [command for command in COMMANDS if command.startswith("agentr regrade ")]
+    assert len(commands) == 4
+    for command in commands:
+        # There are no evaluations here.
+        words = [word for word in shlex.split(command)[1:] if word not in ("--only", "evaluations", "experience")]
+        done = CliRunner().invoke(cli, [*words, "-w", str(tmp_path)], catch_exceptions=False)
+        assert done.exit_code == 0
+        assert f"10 episodes of run {RUN}" in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--by", "regex"], "--by regex needs --pattern"),
+        (["--by", "exact"], "--by exact needs --gold"),
+        (["--by", "regex", "--pattern", "("], "'(' is no regular expression"),
+        (["--by", "world", "--success-from", "0.5"], "--success-from does not belong to --by world; leave it out"),
+        (["--iteration", "3"], f"run {RUN} has no such episodes"),
+        (["-o", "nope=1"], "nope"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence(place: Workplace, words: list[str], told: str) -> None:
+    done = call(place, *words)
+    assert isinstance(done.exception, ConfigError)
+    assert told in str(done.exception)
+
+
+@pytest.mark.slow
+async def test_training_data_is_made_by_either_score(tmp_path: Path, tiny_model_dir: Path) -> None:
+    def speak(messages: tuple[Message, ...], seed: int, number: int) -> str:
+        return f"word {fingerprint(seed, number)}"
+
+    def site(*overrides: str) -> Workplace:
+        plain = {
+            "name": "door",
+            "method": "eto",
+            "environment": {"name": "door"},
+            "model": {"path": str(tiny_model_dir)},
+            "eto": {"phases": ["rft"], "explore": {"samples": 3}},
+        }
+        recipe = parse(plain, overrides)
+        return Workplace(
+            recipe=recipe,
+            method=method_of(recipe),
+            run_id=run_id_of(recipe),
+            root=tmp_path,
+            store=Store(tmp_path / "store.duckdb"),
+            make_environment=lambda _: Door(),
+            load_model=lambda role, path: ScriptedModel(speak),
+            progress=lambda done, total, note: None,
+        )
+
+    async def kept(place: Workplace) -> set[str]:
+        await start(place)
+        await begin(place, 1)
+        await explore_and_keep(place, 1)
+        rows = place.store.rows(
+            "select t.copied_from, t.trajectory_id from sample s join trajectory t using (trajectory_id) "
+            "where s.iteration_id = ?",
+            place.iteration_id(1),
+        )
+        return {original or own for original, own in rows}
+
+    registry._KINDS["door"] = Door
+    first = site()
+    won = await kept(first)
+    lost = Scoring(name="regex", settings={"pattern": "Wrong 4"}, grader=Pattern("Wrong 4", where="observation"))
+    assert (await regrade(first, lost)).new > len(won) > 0
+    second = site(f"data.scoring={lost.id}")
+    failures = await kept(second)
+    assert failures
+    assert not failures & won
+    with pytest.raises(ConfigError, match=r"data.scoring: there is no scoring 0123; "):
+        await kept(site("data.scoring='0123'"))
+    other = Scoring(name="regex", settings={"pattern": "x"}, grader=Pattern("x"))
+    second.store.write({"scoring": [{"scoring_id": other.id, "grader": "regex", "settings": "{}"}]})
+    with pytest.raises(ConfigError, match=r"data.scoring: (\d+) of \1 episodes have no score of scoring"):
+        await kept(site(f"data.scoring={other.id}"))
+
+
+def test_only_what_explores_whole_episodes_reads_a_scoring() -> None:
+    recipe = {"name": "r", "model": {"path": "m"}, "environment": {"name": "combination-lock"}}
+    with pytest.raises(ConfigError, match=r"data.scoring: nothing here is made of whole episodes"):
+        parse(recipe, ["data.scoring=abc"])
+    assert parse(recipe | {"method": "eto"}, ["data.scoring=abc"]).data.scoring == "abc"
