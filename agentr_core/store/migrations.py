@@ -36,7 +36,7 @@ VIEWS = 109
 """The number of the script of all views. Raise it above every other when one of them changes, or a
 table that they show.
 """
-CATALOGUE = "d26cb45339b137ac"
+CATALOGUE = "84ff0f8f969ab94c"
 """The fingerprint of tables and views as the scripts make them, in the words of the DuckDB that we
 pin. A store with another one is compared in detail, which takes a second.
 """

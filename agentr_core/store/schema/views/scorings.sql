@@ -2,7 +2,7 @@
 
 create view v_regrades as
 select g.scoring_id, s.grader, i.run_id, i.iteration, coalesce(e.name, t.source) as episodes_of, t.instance_id,
-    t.success, g.success as new_success, t.reward, g.reward as new_reward,
+    t.success::integer as success, g.success::integer as new_success, t.reward, g.reward as new_reward,
     case when g.reward is null then 'unreadable'
         when g.success <> t.success then if(g.success, 'won', 'lost')
         when g.reward > t.reward + 1e-9 then 'up'
@@ -22,7 +22,7 @@ comment on column v_regrades.reply is 'What the model said that was asked, if on
 
 create view v_scorings as
 select r.scoring_id, r.grader, r.run_id, r.iteration, r.episodes_of, count(*) as episodes,
-    avg(r.success::integer) filter (r.change <> 'unreadable') as success, avg(r.new_success::integer) as new_success,
+    avg(r.success) filter (r.change <> 'unreadable') as success, avg(r.new_success) as new_success,
     avg(r.reward) filter (r.change <> 'unreadable') as reward, avg(r.new_reward) as new_reward,
     count(*) filter (r.change = 'won') as won, count(*) filter (r.change = 'lost') as lost,
     count(*) filter (r.new_reward > r.reward + 1e-9) as up, count(*) filter (r.new_reward < r.reward - 1e-9) as down,
