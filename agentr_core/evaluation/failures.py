@@ -51,7 +51,7 @@ class FailureStep(NamedTuple):
     @property
     def sentence(self) -> str:
         """The step in one line, long texts cut."""
-        actions, answer = "; ".join(map(excerpt, self.actions)), excerpt(self.answer)
+        actions, answer = "; ".join(map(_excerpt, self.actions)), _excerpt(self.answer)
         return f"step {self.step} {self.words}: {actions}{f' → {answer}' if answer else ''}"
 
 
@@ -85,6 +85,6 @@ def failure_steps(steps: Sequence[Played], stop: str) -> list[FailureStep]:
     return sorted(wrong, key=lambda failure: failure.step) or [ended]
 
 
-def excerpt(text: str) -> str:
+def _excerpt(text: str) -> str:
     """Return a text in one short line."""
     return textwrap.shorten(text, _EXCERPT, placeholder="…")

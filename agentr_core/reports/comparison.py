@@ -83,7 +83,8 @@ class GroupMean:
     reward: SeedMean | None
     against: SeedMean | None
     """Success minus that of the first group with the same seeds; None for that group itself."""
-    seeds: tuple[int, ...]
+    runs: Mapping[int, str]
+    """The runs that it is a mean of, by their seeds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,7 +274,7 @@ def group_means(means: Sequence[GroupMean]) -> Table:
                 *(wording.label(mean.name), wording.iteration(mean.iteration), mean.group),
                 *(_cell(mean.success, wording.percent), _whisker(mean.success)),
                 *(["" if mean.group == first else _cell(mean.against, wording.points)] if several else []),
-                *(_cell(mean.reward, wording.percent), ", ".join(map(str, mean.seeds))),
+                *(_cell(mean.reward, wording.percent), ", ".join(map(str, mean.runs))),
             )
         )
         for mean in means

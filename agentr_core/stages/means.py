@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
+from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 from agentr_core.evaluation.metrics import over_seeds
@@ -11,7 +13,7 @@ from agentr_core.recipes.models import masked
 from agentr_core.recipes.recipe import Recipe, resolved
 from agentr_core.reports.comparison import GroupMean, SeedMean
 from agentr_core.store.database import Store
-from agentr_core.store.queries.evaluations import EvaluationScore, evaluation_scores
+from agentr_core.store.queries.evaluations import evaluation_scores
 
 NO_RESULT: Final = ("name", "description", "workspace", "alarms", "scale")
 """The sections of a recipe that change no result."""
@@ -56,24 +58,26 @@ def seed_groups(recipes: Mapping[str, Recipe]) -> list[SeedGroup]:
     return named
 
 
-def means_over_seeds(store: Store, groups: Iterable[SeedGroup]) -> list[GroupMean]:
-    """Return the mean success and reward of each group on each set after each iteration, and its
-    success minus that of the first group, paired by seed; models that were not evaluated to the end
-    are left out. Sets in the order of their names, the test set first.
+def means_over_seeds(store: Store, recipes: Mapping[str, Recipe]) -> list[GroupMean]:
+    """Return the mean success and reward of each group of runs on each set after each iteration,
+    and its success minus that of the first group, paired by seed; models that were not evaluated to
+    the end are left out. The test set comes first, then the others by their names.
+
+    Args:
+        recipes: as for `seed_groups`.
     """
-    groups = list(groups)
-    scores: dict[tuple[str, int], dict[str, EvaluationScore]] = {}
-    for score in evaluation_scores(store, [run for group in groups for run in group.runs.values()]):
-        scores.setdefault((score.name, score.iteration), {})[score.run_id] = score
+    groups = seed_groups(recipes)
     means = []
-    for (name, iteration), by_run in scores.items():
+    found = evaluation_scores(store, list(recipes))
+    for (name, iteration), some in groupby(found, key=lambda score: (score.name, score.iteration)):
+        by_run = {score.run_id: score for score in some}
         first: dict[int, float] = {}
         for number, group in enumerate(groups):
-            own = {seed: by_run[run] for seed, run in group.runs.items() if run in by_run}
-            success = {seed: score.success for seed, score in own.items()}
+            runs = {seed: run for seed, run in sorted(group.runs.items()) if run in by_run}
+            success = {seed: by_run[run].success for seed, run in runs.items()}
             if number == 0:
                 first = success
-            if not own:
+            if not runs:
                 continue
             paired = [share - first[seed] for seed, share in success.items() if seed in first]
             means.append(
@@ -82,9 +86,9 @@ def means_over_seeds(store: Store, groups: Iterable[SeedGroup]) -> list[GroupMea
                     name=name,
                     iteration=iteration,
                     success=seed_mean(success.values(), 0, 1),
-                    reward=seed_mean((score.reward for score in own.values()), -float("inf"), 1),
+                    reward=seed_mean((by_run[run].reward for run in runs.values()), -math.inf, 1),
                     against=seed_mean(paired, -1, 1) if number else None,
-                    seeds=tuple(sorted(own)),
+                    runs=runs,
                 )
             )
     return means

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -13,7 +14,7 @@ import yaml
 
 from agentr_core.errors import ConfigError
 from agentr_core.evaluation import metrics
-from agentr_core.evaluation.failures import excerpt, failure_steps
+from agentr_core.evaluation.failures import failure_steps
 from agentr_core.recipes.environments import REVISION, TEST
 from agentr_core.recipes.models import ModelRole
 from agentr_core.recipes.recipe import Recipe, identifying, shown
@@ -59,7 +60,7 @@ from agentr_core.stages.evaluate import (
     of_depths,
     of_world,
 )
-from agentr_core.stages.means import NO_RESULT, means_over_seeds, seed_groups
+from agentr_core.stages.means import NO_RESULT, means_over_seeds
 from agentr_core.stages.outside import outside_section
 from agentr_core.store.codec.ledger import alarms_of
 from agentr_core.store.codec.trajectories import Episode
@@ -440,6 +441,7 @@ def build_outline(place: Workplace, iteration: int, board: Scoreboard, *, viewer
 
 
 _FAILURES = 5
+_GOAL_CHARS = 90
 
 
 def failures(iteration: int, board: Scoreboard) -> tuple[Section, ...]:
@@ -467,7 +469,7 @@ def failures(iteration: int, board: Scoreboard) -> tuple[Section, ...]:
         wrong = failure_steps(played.steps, played.stop)
         cells = (
             episode.instance.key,
-            excerpt(goal(played.first_observation)),
+            textwrap.shorten(goal(played.first_observation), _GOAL_CHARS, placeholder="…"),
             wrong[0].sentence if wrong else f"no step; it ended by {wording.label(played.stop)}",
             str(len(played.steps)),
         )
@@ -646,10 +648,10 @@ def build_runs(places: Sequence[Workplace], *, viewer: str = "") -> RunsReport:
         raise ConfigError(f"a run is named twice: {', '.join(names)}; name different runs")
     first, last = places[0], _last(places[0])
     columns = tuple(_column(place, first, last) for place in places)
-    groups = seed_groups({place.run_id: place.recipe for place in places})
+    means = tuple(means_over_seeds(first.store, {place.run_id: place.recipe for place in places}))
     # Where each run is a group of its own, its scores stand above.
-    several = any(len(group.runs) > 1 for group in groups)
-    means = tuple(means_over_seeds(first.store, groups)) if several else ()
+    if not any(len(mean.runs) > 1 for mean in means):
+        means = ()
     return RunsReport(runs=columns, date=wording.moment(datetime.now(UTC)), viewer=viewer, means=means)
 
 

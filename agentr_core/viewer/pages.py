@@ -26,7 +26,7 @@ from agentr_core.reports.document import Figure
 from agentr_core.runtime.live import read_progress, read_steps
 from agentr_core.samples.rendering import ReadToken
 from agentr_core.stages.curves import fine_tuning, group_learning
-from agentr_core.stages.means import means_over_seeds, seed_groups
+from agentr_core.stages.means import means_over_seeds
 from agentr_core.store.codec.samples import load_samples
 from agentr_core.store.database import Store
 from agentr_core.store.queries.datasets import (
@@ -433,9 +433,9 @@ def means(store: Store) -> Page:
             recipes[run_id] = restored(json.loads(config), source=f"recipe of run {run_id}")
         except ConfigError as error:
             unread.append(str(error))
-    groups = seed_groups(recipes)
-    table = group_means(means_over_seeds(store, groups))
-    return Page("means", {"groups": groups, "table": table, "note": MEANS_NOTE, "unread": unread})
+    found = means_over_seeds(store, recipes)
+    groups = {mean.group: mean.runs for mean in sorted(found, key=lambda mean: len(mean.runs))}
+    return Page("means", {"groups": groups, "table": group_means(found), "note": MEANS_NOTE, "unread": unread})
 
 
 # What moves on the pages of a run and its stages while it is at work.

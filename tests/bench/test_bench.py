@@ -40,6 +40,7 @@ GOALS = {
     "retrieval_queries_per_second_http": None,
     "retrieval_share_left_by_http": None,
     "viewer_slowest_page": "<= 0.3",
+    "viewer_slowest_first_visit": "<= 0.3",
 }
 
 WITHOUT = """

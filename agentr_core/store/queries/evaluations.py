@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
-from agentr_core.store.connection import literal
 from agentr_core.store.database import Store
 from agentr_core.store.queries.listings import DIFFERENCES
 
@@ -63,9 +62,9 @@ def changes(store: Store, before: str, after: str) -> dict[str, int]:
     kinds = ("gained", "lost", "same")
     filters = DIFFERENCES.filters
     # All in one query: each reads the same episodes, and the page of the list shows them besides.
-    counts = (f"count(*) filter ({filters['change'].replace('$value', literal(kind))})" for kind in kinds)
+    changed = (filters["change"].replace("$value", f"'{kind}'") for kind in kinds)
     sql = (
-        f"select {', '.join(counts)} from {DIFFERENCES.source} "
+        f"select {', '.join(f'count(*) filter ({condition})' for condition in changed)} from {DIFFERENCES.source} "
         f"where {filters['before'].replace('$value', '$1')} and {filters['after'].replace('$value', '$2')}"
     )
     return next((dict(zip(kinds, row, strict=True)) for row in store.rows(sql, before, after)), dict.fromkeys(kinds, 0))

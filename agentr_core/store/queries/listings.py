@@ -35,10 +35,10 @@ def made_by_world(store: Store, source_id: str, iteration_id: str) -> dict[str, 
         source_id: the iteration that made the samples.
         iteration_id: the iteration that trains on them.
     """
-    found: dict[str, dict[str, int]] = {}
+    counts: dict[str, dict[str, int]] = {}
     for world, kind, count in store.rows(_MADE, source_id, iteration_id):
-        found.setdefault(world, {})[kind] = count
-    return found
+        counts.setdefault(world, {})[kind] = count
+    return counts
 
 
 _MADE = """
@@ -201,12 +201,8 @@ def entities_beginning(
         )
     else:
         parts = [f"select '{table}', {_TABLES[table]} from {table}" for table in kinds]
-        rows = store.rows(
-            f"select * from ({' union all '.join(parts)}) known(kind, key) "
-            "where starts_with(key, $1) order by 2 limit $2",
-            prefix,
-            limit,
-        )
+        known = f"({' union all '.join(parts)}) known(kind, key)"
+        rows = store.rows(f"select * from {known} where starts_with(key, $1) order by 2 limit $2", prefix, limit)
     return [Entity(kind, key) for kind, key in rows]
 
 
@@ -355,10 +351,8 @@ def instance_beginning(store: Store, words: str) -> str | None:
     """Return the first instance whose id begins with some words, the id itself before others; None
     if there is none.
     """
-    rows = store.rows(
-        "select instance_id from instance where starts_with(instance_id, $1) order by length(instance_id), 1 limit 1",
-        words,
-    )
+    sql = "select instance_id from instance where starts_with(instance_id, $1) order by length(instance_id), 1 limit 1"
+    rows = store.rows(sql, words)
     return rows[0][0] if rows else None
 
 
@@ -484,9 +478,8 @@ REJECTIONS = Listing(
     filters={"run": _RUN, "iteration": _ITERATION, "stage": "x.stage = $value", "reason": "x.reason = $value"},
     choices={"stage": "select stage from rejection", "reason": "select reason from rejection"},
 )
-# The revision tests of two runs may go on from different failures of the same instance.
-# Steps are read only where some were given: to read them all takes several times as long as the
-# rest of the query.
+# The revision tests of two runs may go on from different failures of the same instance. Steps are
+# read only where some were given: to read them all takes several times as long as all else.
 _GIVEN_THE_SAME = (
     "not exists (from trajectory p, trajectory q where a.cut > 0 and p.trajectory_id = a.trajectory_id and "
     "q.trajectory_id = b.trajectory_id and [s.reply for s in p.steps[:a.cut]] <> [s.reply for s in q.steps[:a.cut]])"
