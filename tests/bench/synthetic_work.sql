@@ -1,6 +1,7 @@
 -- A run at work: a training of a tenth as many optimizer steps as the store has steps, and as many episodes as a fiftieth, which a
 -- second iteration plays and trains on.
-update run set status = 'running', config = '{"seed": 0, "grpo": {"num_generations": 8}}';
+update run set status = 'running', config = '{"name": "bench", "method": "grpo", "seed": 0, "model": {"path": "m"},
+    "environment": {"name": "bench"}, "grpo": {"num_generations": 8}}';
 update iteration set checkpoint_out = 'trained';
 
 insert into iteration (iteration_id, run_id, iteration, checkpoint_in, status) values ('second', 'run', 2, 'trained', 'running');

@@ -35,7 +35,7 @@ _LISTS: Final = (
 _AT_WORK: Final = Path(__file__).with_name("synthetic_work.sql")
 _AT_WORK_PAGES: Final = ("/moving/run/run", "/stage/run/1/train", "/moving/stage/run/2/reinforce")
 _TREE, _EPISODE = (md5(name.encode()).hexdigest()[:16] for name in ("tree0", "episode0"))
-_PAGES: Final = (
+PAGES: Final = (
     "/run/run",
     *_AT_WORK_PAGES,
     *_LISTS,
@@ -45,6 +45,7 @@ _PAGES: Final = (
     "/sample/sample0",
     f"/trajectory/{_EPISODE}",
     "/group/second/1/0",
+    "/means",
     "/search?q=looks+item",
     '/search?q="reply+100"',
     "/",
@@ -105,9 +106,9 @@ def _visits(store: Store, index: Path, clock: Clock) -> dict[str, list[float]]:
     with TestClient(shown, base_url="http://localhost") as http:
         # Whoever asks for a page has come by the first one.
         http.get("/")
-        seconds: dict[str, list[float]] = {page: [] for page in _PAGES}
+        seconds: dict[str, list[float]] = {page: [] for page in PAGES}
         for _ in range(_ROUNDS):
-            for page in _PAGES:
+            for page in PAGES:
                 started = clock()
                 http.get(page).raise_for_status()
                 seconds[page].append(clock() - started)
