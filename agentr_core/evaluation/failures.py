@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
-from agentr_core.evaluation.metrics import first_loop
+from agentr_core.evaluation.metrics import all_loops
 from agentr_core.types import StopReason
 
 _LOSSES: Final = (StopReason.FAILURE, StopReason.DISASTER)
@@ -56,9 +56,9 @@ class FailureStep(NamedTuple):
 
 
 def failure_steps(steps: Sequence[Played], stop: str) -> list[FailureStep]:
-    """Return the first refused step, the first loop and the losing step of a failed episode, as far
-    as it has them, the earliest first; with none of these, its last step. Empty for an episode
-    without steps.
+    """Return the first refused step, the first loop, the longest loop and the losing step of a
+    failed episode, as far as it has them, the earliest first; with none of these, its last step.
+    Empty for an episode without steps.
 
     Args:
         stop: why the episode ended, a `StopReason`.
@@ -71,11 +71,16 @@ def failure_steps(steps: Sequence[Played], stop: str) -> list[FailureStep]:
         return FailureStep(kind, position, words, [step.action or step.reply], step.observation)
 
     refused = next((position for position, step in enumerate(steps) if step.valid is False), None)
-    loop = first_loop([step.action for step in steps])
+    loops = list(all_loops([step.action for step in steps]))
     last = len(steps) - 1
     wrong = [] if refused is None else [at("refused", refused, "is the first that was refused")]
-    if loop:
-        words = f"begins a loop, {loop.times} times in a row up to step {loop.stop - 1}"
+    shown = loops[:1]
+    # A first loop may be of use, such as one that gathers what the goal needs.
+    if loops and (longest := max(loops, key=lambda loop: loop.stop - loop.start)) != loops[0]:
+        shown.append(longest)
+    for loop in shown:
+        name = "a loop" if loop is loops[0] else "the longest loop"
+        words = f"begins {name}, {loop.times} times in a row up to step {loop.stop - 1}"
         repeated = [step.action or step.reply for step in steps[loop.start : loop.start + loop.length]]
         wrong.append(FailureStep("loop", loop.start, words, repeated, ""))
     if stop in _LOSSES:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean
 from typing import NamedTuple
@@ -201,6 +201,14 @@ def first_loop(actions: Sequence[str], start: int = 0) -> Loop | None:
         if long:
             return max(long, key=lambda loop: loop.stop)
     return None
+
+
+def all_loops(actions: Sequence[str]) -> Iterator[Loop]:
+    """Yield the loops of an episode in their order, each the first one after the one before it."""
+    loop = first_loop(actions)
+    while loop:
+        yield loop
+        loop = first_loop(actions, loop.stop)
 
 
 def _times(actions: Sequence[str], start: int, length: int) -> int:

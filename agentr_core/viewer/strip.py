@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from agentr_core.evaluation.metrics import IN_A_ROW, first_loop
+from agentr_core.evaluation.metrics import IN_A_ROW, all_loops
 from agentr_core.store.queries.trees import PathStep
 
 
@@ -44,12 +44,13 @@ def folds(steps: Sequence[PathStep], parting: int | None = None) -> list[Fold]:
     actions = [step.action for step in steps]
     strip = []
     at = 0
-    loop = first_loop(actions)
+    loops = all_loops(actions)
+    loop = next(loops, None)
     while at < len(steps):
         length = times = 1
         if loop and loop.start == at:
             length, times = loop.length, loop.times
-            loop = first_loop(actions, loop.stop)
+            loop = next(loops, None)
         else:
             end = loop.start if loop else len(steps)
             while at + times < end and actions[at + times] == actions[at]:

@@ -112,6 +112,18 @@ def test_all_that_went_wrong_is_told_in_its_order() -> None:
     assert [(failure.kind, failure.step) for failure in wrong] == [("loop", 1), ("refused", 7), ("lost", 7)]
 
 
+def test_a_longer_loop_than_the_first_is_told_too() -> None:
+    useful, useless = ["a"] * 3, ["b", "c"] * 4
+    wrong = failure_steps(lost(*useful, "go", *useless).steps, StopReason.STEP_LIMIT)
+    assert [(failure.kind, failure.step, failure.actions) for failure in wrong] == [
+        ("loop", 0, ["a"]),
+        ("loop", 4, ["b", "c"]),
+    ]
+    assert wrong[1].words == "begins the longest loop, 4 times in a row up to step 11"
+    (longest,) = failure_steps(lost(*useless, "go", *useful).steps, StopReason.STEP_LIMIT)
+    assert longest.words == "begins a loop, 4 times in a row up to step 7"
+
+
 def test_a_loop_is_the_first_and_reaches_furthest() -> None:
     assert first_loop(list("xababab")) == (1, 2, 3)
     assert first_loop(list("aaaaaa")) == (0, 1, 6)

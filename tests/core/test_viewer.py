@@ -419,7 +419,7 @@ def test_a_strip_marks_a_loop_where_evaluations_count_one(words: list[str]) -> N
 async def test_a_failed_episode_stands_beside_a_won_one_and_between_other_failures(pages: httpx.AsyncClient) -> None:
     page = (await pages.get(f"/trajectory/{gallery.ROLLOUTS[1]}")).text
     assert "<h1>Start." in page
-    assert "Ended by step limit after 2 steps, reward 0" in shown(page)
+    assert "No step was refused, and nothing repeats three times in a row; reward 0 after 2 steps" in shown(page)
     beside = page.partition('id="beside"')[2].partition("</section>")[0]
     assert "of the same group" in shown(beside)
     assert f'href="/trajectory/{gallery.ROLLOUTS[0]}"' in beside
