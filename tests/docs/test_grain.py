@@ -12,7 +12,7 @@ from readme import ROOT
 
 OWN_NAMES = 4.94
 """Names from other modules of the core, in 100 lines."""
-USED_ONCE = 214
+USED_ONCE = 210
 """Private functions that are called in one place; each should have a reason."""
 FACADES = {
     # The README and its readers' notebooks import `Store` from here.
