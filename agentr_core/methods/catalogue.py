@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentr_core.environment import Environment
 from agentr_core.errors import ConfigError
 from agentr_core.methods.table import method_of
 from agentr_core.recipes.agent_r import SpliceConfig
@@ -18,7 +17,6 @@ from agentr_core.recipes.training import TrainingConfig
 from agentr_core.runtime.place import Acting, Asked, Funnel, ReportPart, Stage, Training, imported
 from agentr_core.training.job import GroupRelative, Preference, PreferenceLoss, Supervised
 from agentr_core.training.process import offloads, read_zero
-from agentr_core.types import Instance
 
 # The shipped trainings, as a recipe configures them.
 
@@ -217,11 +215,6 @@ def of_unread(recipe: Recipe) -> list[str]:
     return [f"an iteration rl does not read {', '.join(unread)}"] if unread else []
 
 
-def _check_expert(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
-    """Check the expert, and have the recipe's method say what to do where there is none."""
-    imported("agentr_core.stages.demonstrate:check_expert")(recipe, env, instances, method_of(recipe))
-
-
 COLLECT = Stage(
     name="collect",
     about="Grow the trees of an iteration.",
@@ -268,7 +261,10 @@ DEMONSTRATE = Stage(
     work=imported("agentr_core.stages.demonstrate:demonstrate"),
     reads=("environment", "instances", "eto.expert"),
     needs=("env",),
-    check=_check_expert,
+    # The recipe's method says what to do where there is no expert.
+    check=lambda recipe, env, instances: imported("agentr_core.stages.demonstrate:check_expert")(
+        recipe, env, instances, method_of(recipe)
+    ),
     gathers=True,
 )
 CLONE = replace(

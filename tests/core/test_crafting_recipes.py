@@ -146,8 +146,8 @@ def test_a_tag_that_nothing_satisfies_becomes_an_item(tmp_path: Path) -> None:
     assert board.inputs == (Ingredient(name="minecraft:oak_logs", count=1, is_tag=False),)
     assert box.inputs == (Ingredient(name="minecraft:boards", count=2, is_tag=True),)
     assert book.items == {"minecraft:oak_board", "minecraft:oak_logs", "minecraft:box"}
-    assert book.users("minecraft:boards") == (box,)
-    assert book.users("minecraft:box") == ()
+    assert book.users["minecraft:boards"] == (box,)
+    assert "minecraft:box" not in book.users
 
 
 def test_depth_is_the_shallowest_recipe_of_the_deepest_ingredient(tmp_path: Path) -> None:

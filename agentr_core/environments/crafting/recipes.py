@@ -77,16 +77,6 @@ class RecipeBook:
         """Return the items that satisfy a tag, in load order."""
         return tuple(item for item, of in self.item_to_tag.items() if of == tag)
 
-    def users(self, name: str) -> tuple[Recipe, ...]:
-        """Return the recipes with an input of that name, in load order."""
-        return self._users.get(name, ())
-
-    def users_twice(self, name: str) -> tuple[Recipe, ...]:
-        """Return the recipes with an input of that name, ordered by output, then those with a group
-        once more, ordered by group.
-        """
-        return self._users_twice.get(name, ())
-
     @cached_property
     def goals(self) -> tuple[tuple[str, int], ...]:
         """Every item of depth 1 or more with its depth, the shallow ones first, in load order among
@@ -96,11 +86,15 @@ class RecipeBook:
         return tuple(sorted(crafted, key=lambda goal: goal[1]))
 
     @cached_property
-    def _users(self) -> dict[str, tuple[Recipe, ...]]:
+    def users(self) -> Mapping[str, tuple[Recipe, ...]]:
+        """The recipes with an input of a name, in load order, by that name."""
         return _index((ingredient.name, recipe) for recipe in self.recipes for ingredient in recipe.inputs)
 
     @cached_property
-    def _users_twice(self) -> dict[str, tuple[Recipe, ...]]:
+    def users_twice(self) -> Mapping[str, tuple[Recipe, ...]]:
+        """The recipes with an input of a name, by that name: ordered by output, then those with a
+        group once more, ordered by group.
+        """
         by_group = _index((recipe.output_tag, recipe) for recipe in self.recipes if recipe.output_tag is not None)
         ordered = itertools.chain.from_iterable((*self.by_item.values(), *by_group.values()))
         return _index((ingredient.name, recipe) for recipe in ordered for ingredient in recipe.inputs)

@@ -80,7 +80,7 @@ def listed_commands(
         drawable: dict[str, Recipe] = {}
         for recipe in occurrences:
             for ingredient in recipe.inputs:
-                users = world.users_twice(ingredient.name)
+                users = world.users_twice[ingredient.name]
                 for distractor in fixed.sample(users, min(MAX_DISTRACTORS, len(users))):
                     drawable.setdefault(command(distractor), distractor)
         candidates = [drawable[line] for line in sorted(drawable.keys() - {command(recipe) for recipe in occurrences})]
@@ -88,7 +88,7 @@ def listed_commands(
         once_each: dict[Recipe, None] = {}
         for recipe in required:
             for ingredient in recipe.inputs:
-                users = world.users(ingredient.name)
+                users = world.users[ingredient.name]
                 once_each.update(dict.fromkeys(rng.sample(users, min(MAX_DISTRACTORS, len(users)))))
         candidates = [recipe for recipe in once_each if recipe not in required]
     listing = [*required, *rng.sample(candidates, min(MAX_DISTRACTORS, len(candidates)))]

@@ -311,38 +311,32 @@ async def _judge(path: Path, question: Question, ask: Ask, config: CritiqueConfi
     halved.
     """
     position = path.nodes.index(question.node)
-    while True:
+    generations: tuple[Generation, ...] | None = None
+    while generations is None:
         try:
             generations = tuple(await ask(question.request))
-            break
         except PromptTooLong:
             if question.dropped_steps == position:
                 # Nothing more can be dropped: this observation alone overfills the judge's context.
-                return _judgement(question, Verdict.UNPARSABLE, (), ())
-        dropped = question.dropped_steps + -(-(position - question.dropped_steps) // 2)
-        request = _request(path, position, dropped, config=config, seed=seed)
-        question = replace(question, request=request, dropped_steps=dropped)
-    if len(generations) != question.request.n:
+                break
+            dropped = question.dropped_steps + -(-(position - question.dropped_steps) // 2)
+            request = _request(path, position, dropped, config=config, seed=seed)
+            question = replace(question, request=request, dropped_steps=dropped)
+    if generations is not None and len(generations) != question.request.n:
         raise ModelFault(
             f"judging node {question.node} of {question.request.session}: {question.request.n} replies were asked for, "
             f"{len(generations)} came; check the backend"
         )
     read = published_verdict if config.unparsable == "published" else parse_verdict
-    texts = map(readable, generations)
+    texts = map(readable, generations or ())
     votes = tuple(Verdict.UNPARSABLE if text is None else read(text) for text in texts)
-    return _judgement(question, majority(votes), votes, generations)
-
-
-def _judgement(
-    question: Question, verdict: Verdict, votes: tuple[Verdict, ...], generations: tuple[Generation, ...]
-) -> Judgement:
     return Judgement(
         node=question.node,
         seed=question.request.seed,
         dropped_steps=question.dropped_steps,
-        verdict=verdict,
+        verdict=majority(votes),
         votes=votes,
-        generations=generations,
+        generations=generations or (),
     )
 
 

@@ -72,9 +72,12 @@ def pairs_of_tree(
     over_caps: list[Rejection] = []
     for bad in {bad.leaf: bad for _, bad in offered}.values():
         over = by_bad[bad.leaf][len(allowed[bad.leaf]) :]
-        over_caps += _over_cap(bad, over, "per-bad-leaf-cap", config.per_bad_leaf)
         lost = [good for good, other in left[len(first) :] if other is bad]
-        over_caps += _over_cap(bad, lost, "per-tree-cap", config.per_tree)
+        caps = (over, "per-bad-leaf-cap", config.per_bad_leaf), (lost, "per-tree-cap", config.per_tree)
+        for left_out, reason, cap in caps:
+            if left_out:
+                leaves = ", ".join(str(good.leaf) for good in left_out)
+                over_caps.append(_reject(bad, reason, f"the cap is {cap}; good leaves left out: {leaves}"))
     pairs = tuple(PathPair(good=good, bad=bad, split=shared_steps(good, bad)) for good, bad in first)
     return pairs, (*rejections, *over_caps)
 
@@ -157,12 +160,6 @@ def _far_apart(good: Path, bad: Path, config: PairsConfig) -> bool:
     if config.beta_rule == "absolute":
         return exceeds(config.beta, low) and exceeds(high, config.beta)
     return exceeds(high - low, config.beta)
-
-
-def _over_cap(bad: Path, goods: Sequence[Path], reason: str, cap: int) -> tuple[Rejection, ...]:
-    if not goods:
-        return ()
-    return (_reject(bad, reason, f"the cap is {cap}; good leaves left out: {', '.join(str(g.leaf) for g in goods)}"),)
 
 
 def _reject(path: Path, reason: str, detail: str) -> Rejection:

@@ -217,18 +217,16 @@ def _efficiency(one: Attempt) -> float:
 
 
 def _gain(attempts: Collection[Attempt], before: Collection[Attempt], value: Callable[[Attempt], float]) -> Estimate:
-    ours, theirs = (_by_question(group, value) for group in (attempts, before))
+    # By question.
+    ours: defaultdict[str, list[float]] = defaultdict(list)
+    theirs: defaultdict[str, list[float]] = defaultdict(list)
+    for values, group in ((ours, attempts), (theirs, before)):
+        for one in group:
+            values[one.question].append(value(one))
     shared = sorted(ours.keys() & theirs.keys())
     clusters = {one.question: one.cluster for one in attempts}
-    return clustered_mean([ours[one] - theirs[one] for one in shared], [clusters[one] for one in shared])
-
-
-def _by_question(attempts: Collection[Attempt], value: Callable[[Attempt], float]) -> dict[str, float]:
-    """Return the mean of a value over the attempts at each question."""
-    values: defaultdict[str, list[float]] = defaultdict(list)
-    for one in attempts:
-        values[one.question].append(value(one))
-    return {question: fmean(found) for question, found in values.items()}
+    differences = [fmean(ours[question]) - fmean(theirs[question]) for question in shared]
+    return clustered_mean(differences, [clusters[question] for question in shared])
 
 
 def _mean(attempts: Collection[Attempt], value: Callable[[Attempt], float], most: float) -> Estimate:
@@ -428,19 +426,19 @@ def _measured(answered: Sequence[Answered]) -> dict[str, Estimate]:
         for t, problem, answers in known
         if problem.domain == "knowledge"
     ]
+    exact: list[float] = []
+    for trajectory, problem, answers in known:
+        said = prediction_of(trajectory, answers)
+        if problem.domain == "math" or problem.options:
+            exact.append(float(problem.correctness(said, answers) == 1))
+        else:
+            exact.append(float(exact_match(said, problem.golds, answers)))
     estimates |= {
         "f1": clustered_share([value for _, value in words], [key for key, _ in words]),
         "judged": clustered_share([value for _, value in math], [key for key, _ in math]),
-        "exact_match": clustered_share([float(_exact(*one)) for one in known], keys),
+        "exact_match": clustered_share(exact, keys),
     }
     return {name: estimate for name, estimate in estimates.items() if estimate.n}
-
-
-def _exact(trajectory: Trajectory, problem: Problem, answers: Answers) -> bool:
-    said = prediction_of(trajectory, answers)
-    if problem.domain == "math" or problem.options:
-        return problem.correctness(said, answers) == 1
-    return exact_match(said, problem.golds, answers)
 
 
 STAGE = "evaluate"

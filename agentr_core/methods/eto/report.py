@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Final
@@ -75,7 +75,32 @@ def preferences(record: PreferenceRecord) -> Section:
         caption = f"{name} of the chosen (solid) and the rejected sides (dashed) by optimizer step."
         blocks.append(Figure(plots.curves({"chosen": chosen, "rejected": rejected}, caption), caption))
     if record.steps:
-        blocks.append(_milestones(record.steps))
+        # The first and last steps and some in between; batches differ, so single numbers scatter.
+        places = sorted({round(part * (len(record.steps) - 1) / 4) for part in range(5)})
+        rows = (
+            Row(
+                (
+                    str(step.step),
+                    wording.decimal(step.loss, 3),
+                    wording.percent(step.reward_accuracy),
+                    wording.decimal(step.chosen_logps, 1),
+                    wording.decimal(step.rejected_logps, 1),
+                    wording.decimal(step.chosen_rewards, 3),
+                    wording.decimal(step.rejected_rewards, 3),
+                )
+            )
+            for step in (record.steps[place] for place in places)
+        )
+        titles = (
+            "Step",
+            "Loss",
+            "Reward accuracy, %",
+            "Log-prob. chosen",
+            "Rejected",
+            "Implicit reward chosen",
+            "Rejected",
+        )
+        blocks.append(Table(tuple(Column(title) for title in titles), tuple(rows)))
     else:
         blocks.append(Paragraph("Not measured: how training went; no steps were stored."))
     return Section("preferences", TITLE, tuple(blocks), note)
@@ -120,37 +145,6 @@ def preferences_of_run(records: Mapping[int, PreferenceRecord]) -> Section:
     table = Table((Column("Iteration", "text"), *map(Column, titles)), tuple(rows))
     note = f"Training numbers are means over the last {_END} optimizer steps, since single batches scatter."
     return Section("preferences-run", "Preference pairs over the run", (table,), note)
-
-
-def _milestones(steps: Sequence[PreferenceTrainingStep]) -> Table:
-    """Return a table of the first and last steps and some in between; batches differ, so single
-    numbers scatter.
-    """
-    places = sorted({round(part * (len(steps) - 1) / 4) for part in range(5)})
-    rows = (
-        Row(
-            (
-                str(step.step),
-                wording.decimal(step.loss, 3),
-                wording.percent(step.reward_accuracy),
-                wording.decimal(step.chosen_logps, 1),
-                wording.decimal(step.rejected_logps, 1),
-                wording.decimal(step.chosen_rewards, 3),
-                wording.decimal(step.rejected_rewards, 3),
-            )
-        )
-        for step in (steps[place] for place in places)
-    )
-    titles = (
-        "Step",
-        "Loss",
-        "Reward accuracy, %",
-        "Log-prob. chosen",
-        "Rejected",
-        "Implicit reward chosen",
-        "Rejected",
-    )
-    return Table(tuple(Column(title) for title in titles), tuple(rows))
 
 
 def funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
