@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from agentr_core.environment import Environment, Repeatability, missing_part, own_fault, repeats
+from agentr_core.environment import Environment, Repeatability, own_fault, repeats
 from agentr_core.episodes.transcript import AlternatingTurns, transcript_of
 from agentr_core.errors import AgentrError, ConfigError, IllTypedAnswer, MissingPart
 from agentr_core.texts import cause
@@ -85,9 +85,10 @@ def _violations(env: Environment, other: Environment, per_split: int | None) -> 
             except AgentrError:
                 raise
             except Exception as error:
-                if missing_part(error):
-                    raise own_fault(env.name, error, "", "") from error
-                yield Violation(rule="exception", detail=f"{instance.key}: {cause(error)}")
+                detail = f"{instance.key}: {cause(error)}"
+                if isinstance(fault := own_fault(env.name, error, detail), MissingPart):
+                    raise fault from error
+                yield Violation(rule="exception", detail=detail)
 
 
 def _episode(env: Environment, other: Environment, instance: Instance) -> Iterator[Violation]:
