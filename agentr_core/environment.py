@@ -614,17 +614,17 @@ def _own_code(env: Environment, task: str) -> Iterator[None]:
     except AgentrError:
         raise
     except Exception as error:
-        raise own_fault(env.name, error, f"cannot tell {task}", "correct the environment") from error
+        sentence = f"environment {env.name} cannot tell {task} ({cause(error)}); correct the environment"
+        raise own_fault(env.name, error, sentence) from error
 
 
-def own_fault(name: str, error: BaseException, what: str, remedy: str) -> AgentrError:
+def own_fault(name: str, error: BaseException, sentence: str) -> AgentrError:
     """Return the error for an exception of an environment's own code: a `MissingPart` that says
-    what is not on this machine, if it is that, else an `EnvironmentFault` that says where the
-    exception was raised.
+    what is not on this machine, if it is that, else an `EnvironmentFault` with the given sentence.
     """
     if missing := missing_part(error):
         return MissingPart(f"environment {name} needs {missing}")
-    return EnvironmentFault(f"environment {name} {what} ({cause(error)}); {remedy}")
+    return EnvironmentFault(sentence)
 
 
 def missing_part(error: BaseException) -> str:

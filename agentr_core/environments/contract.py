@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from agentr_core.environment import Environment, Instances, Repeatability, missing_part, own_fault, repeats
+from agentr_core.environment import Environment, Instances, Repeatability, own_fault, repeats
 from agentr_core.episodes.transcript import AlternatingTurns, transcript_of
 from agentr_core.errors import AgentrError, ConfigError, IllTypedAnswer, MissingPart
 from agentr_core.texts import cause
@@ -111,9 +111,10 @@ def _violations(
             except AgentrError:
                 raise
             except Exception as error:
-                if missing_part(error):
-                    raise own_fault(env.name, error, "", "") from error
-                yield Violation(rule="exception", detail=f"{instance.key}: {cause(error)}")
+                detail = f"{instance.key}: {cause(error)}"
+                if isinstance(fault := own_fault(env.name, error, detail), MissingPart):
+                    raise fault from error
+                yield Violation(rule="exception", detail=detail)
 
 
 def _chosen(

@@ -280,7 +280,8 @@ def _naming(name: str) -> Iterator[None]:
     except AgentrError:
         raise
     except (Exception, SystemExit) as error:
-        raise own_fault(name, error, "cannot be made", "fix or uninstall what provides it") from error
+        sentence = f"environment {name} cannot be made ({cause(error)}); fix or uninstall what provides it"
+        raise own_fault(name, error, sentence) from error
 
 
 # Which files a world opens while it is played, as Python's audit events tell: what an environment

@@ -45,12 +45,12 @@ def export(
     sources: tuple[str, ...],
     workspace: Path,
 ) -> None:
-    """Write a training set or evaluations for another program.
+    """Write a training set, or evaluations, for another program.
 
-    SOURCE is the beginning of the id of a dataset, an iteration or a run. Some turns must not be
-    trained, and each program is told this in its own way, which the README.md in the folder
-    describes. A format that cannot tell it is refused unless --without-mask is given. The folder
-    appears once it is complete.
+    FOLDER is new. SOURCE is the beginning of the id of a dataset, an iteration or a run. Some turns
+    must not be trained, and each program is told this in its own way, which the README.md in the
+    folder describes. A format that cannot tell it is refused unless --without-mask is given. The
+    folder appears once it is complete.
 
     \b
     parquet        for `datasets.load_dataset`, with a card and the ids of rows

@@ -99,7 +99,7 @@ def described(name: str, options: Mapping[str, Any]) -> str:
     parameters = inspect.signature(registry.checked(name, options)).parameters.values()
     env = named_environment(name, options)
     try:
-        with own_calls(name, env):
+        with own_calls(env):
             sizes = {split: len(env.instances(split)) for split in env.splits()}
             first = env.instances("train")[0]
             start, replies = env.reset(first), env.expert(first)
@@ -140,7 +140,7 @@ def play(
     """
     env = named_environment(name, options)
     try:
-        with own_calls(name, env):
+        with own_calls(env):
             start = env.reset(instance_of(env, name, split, index))
         write(visible(f"{env.instruction}\n\n{start}\n"))
         reward = 0.0
@@ -148,7 +148,7 @@ def play(
             # Some worlds mark an action otherwise than with a label; there the action is typed with
             # its marks.
             found = env.parse(f"Action: {action}") or env.parse(action)
-            with own_calls(name, env):
+            with own_calls(env):
                 observation, reward, terminated, truncated, info = take_step(env, found)
             write(visible(observation))
             if terminated or truncated:

@@ -17,7 +17,7 @@ from agentr_core.errors import AgentrError, ConfigError, EnvironmentUnavailable,
 from agentr_core.models.samplers import sampler_of
 from agentr_core.protocols import ChatModel
 from agentr_core.recipes.models import ModelConfig
-from agentr_core.texts import counted, goal, visible
+from agentr_core.texts import cause, counted, goal, visible
 from agentr_core.types import Instance, Sampling, Step, StopReason, Trajectory
 from tasks.wiring import named_environment, named_model
 
@@ -64,7 +64,7 @@ def instance_of(env: Environment, name: str, split: str, index: int | None) -> I
 
 
 @contextmanager
-def own_calls(name: str, env: Environment, *, phases: Sequence[str] = ("",)) -> Iterator[None]:
+def own_calls(env: Environment, *, phases: Sequence[str] = ("",)) -> Iterator[None]:
     """Turn an exception of an environment's own code, raised in one of some phases, into a sentence
     about it; a server that does not answer is missing.
     """
@@ -77,7 +77,8 @@ def own_calls(name: str, env: Environment, *, phases: Sequence[str] = ("",)) -> 
     except Exception as error:
         if phase_of(error) not in phases:
             raise
-        raise own_fault(name, error, "broke", "correct the environment") from error
+        sentence = f"environment {env.name} broke ({cause(error)}); correct the environment"
+        raise own_fault(env.name, error, sentence) from error
 
 
 def unanswered(error: EnvironmentUnavailable, hint: str) -> str:
@@ -112,8 +113,7 @@ def watch(
         instance = instance_of(env, name, split, index)
         model, config = named_model(player.name, server=player.server, context_length=player.context_length)
         write(textwrap.fill(visible(f"{instance.key}, played by {player.told()}"), width))
-        with own_calls(name, env, phases=("reset", "step")):
-            asyncio.run(_play(env, instance, model, config, player, width, write))
+        asyncio.run(_play(env, instance, model, config, player, width, write))
     finally:
         env.close()
 
@@ -132,17 +132,18 @@ async def _play(
 
     sampler, timer, replies = sampler_of(model, config), EpisodeTimer(), list[Reply]()
     try:
-        played = await episode(
-            instance,
-            env,
-            sampler.sample,
-            max_steps=player.max_steps or env.step_limit,
-            sampling=Sampling(temperature=player.temperature, max_new_tokens=player.max_new_tokens),
-            seed=player.seed,
-            timer=timer,
-            on_reply=replies.append,
-            on_step=show,
-        )
+        with own_calls(env, phases=("reset", "step")):
+            played = await episode(
+                instance,
+                env,
+                sampler.sample,
+                max_steps=player.max_steps or env.step_limit,
+                sampling=Sampling(temperature=player.temperature, max_new_tokens=player.max_new_tokens),
+                seed=player.seed,
+                timer=timer,
+                on_reply=replies.append,
+                on_step=show,
+            )
         tokens = sum(reply.generation.completion_tokens for reply in replies)
         took = f"{counted(tokens, 'token')} in {timer.sampling_seconds:.1f} s"
         write("\n" + textwrap.fill(f"{await _end(env, played)}; {took}", width))

@@ -113,7 +113,9 @@ def test_a_seed_draws_other_replies_and_the_same_ones_again(play: Callable[..., 
 
 
 def test_a_fault_of_the_world_is_one_sentence(play: Callable[..., list[str]]) -> None:
-    with pytest.raises(EnvironmentFault, match=r"environment hall broke \(KeyError: 'floor', .* line \d+\); correct"):
+    with pytest.raises(
+        EnvironmentFault, match=r"environment hall broke \(KeyError: 'floor', test_playing.py line \d+\); correct"
+    ):
         play("Action: fall")
 
 
