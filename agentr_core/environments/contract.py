@@ -112,8 +112,8 @@ def _violations(
                 raise
             except Exception as error:
                 detail = f"{instance.key}: {cause(error)}"
-                if isinstance(fault := own_fault(env.name, error, detail), MissingPart):
-                    raise fault from error
+                if isinstance(own := own_fault(env.name, error, detail), MissingPart):
+                    raise own from error
                 yield Violation(rule="exception", detail=detail)
 
 

@@ -153,6 +153,8 @@ async def graded(
     return replace(trajectory, steps=(*trajectory.steps[:-1], last), reward=reward, success=success, stop=stop), grading
 
 
+# Observations are not compared, as they are where an episode goes on from recorded steps: what is
+# scored is what was done, and a corrected world may well answer in other words.
 async def scored_again(env: Environment, trajectory: Trajectory, ask: Helper, *, seed: int) -> Grading:
     """Return the grade that an environment gives a recorded episode now: its grader's, else what
     the recorded actions bring when they are replayed, whatever is answered to them. Raises as

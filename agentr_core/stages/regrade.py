@@ -47,6 +47,8 @@ class Scoring:
     settings: Mapping[str, Any]
     grader: Grader | None
 
+    # The run is no part of it: a later run has copies of these episodes, whose score is this one,
+    # and its recipe names the scoring in data.scoring.
     @property
     def id(self) -> str:
         """The id, which is that of an equal scoring in any run."""

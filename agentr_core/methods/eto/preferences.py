@@ -488,6 +488,8 @@ def _of_episodes(place: Workplace, iteration: int, worlds: Worlds) -> Made:
     if config.against == "own":
         made += [among_own(some, worlds.of(owners[key]), config) for key, some in by_instance.items()]
         return _joined(made)
+    # The expert's rewards are those of the world, whatever scores the policy: each run plays it
+    # anew, so that no scoring of another run could name its episodes.
     experts = {found.instance.key: Played(key, found) for key, found in best_experts(place, iteration).values()}
     for instance, episodes in by_instance.items():
         check_wanted()
