@@ -36,7 +36,7 @@ from agentr_core.reports.model_card import table_text
 from agentr_core.runtime.place import Workplace
 from agentr_core.stages.regrade import Regraded, Scoring, asked_model, by_world, regrade
 from agentr_core.store.queries.runs import run_config
-from agentr_core.store.queries.scorings import Changed, Scored, changed, side_by_side
+from agentr_core.store.queries.scorings import OF_A_SCORING, Changed, Scored, changed, side_by_side
 from agentr_core.texts import counted, quoted, unreadable
 from agentr_core.types import Instance
 from flows import interruption
@@ -219,7 +219,7 @@ def _text(
             *(f"  {fault}" for fault in dict.fromkeys(done.faults[:5])),
             "",
         ]
-    query = f"select * from v_regrades where scoring_id = '{scoring.id}'"
+    query = OF_A_SCORING.format(scoring.id)
     lines += [f"scoring {scoring.id}", f'ask     agentr sql "{query}" -w {shlex.quote(str(place.root))}']
     return "\n".join(lines) + "\n"
 

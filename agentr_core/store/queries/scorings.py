@@ -10,6 +10,9 @@ from typing import NamedTuple
 from agentr_core.store.database import Store
 from agentr_core.store.tables import Regrade, load
 
+OF_A_SCORING = "select * from v_regrades where scoring_id = '{}'"
+"""What a user asks to list the episodes of a scoring, whose id is filled in."""
+
 
 class Scored(NamedTuple):
     """Old and new scores of the episodes of one kind in one iteration; see view `v_scorings`."""
