@@ -147,6 +147,7 @@ def test_what_a_log_cannot_hold_is_named() -> None:
 
 
 @pytest.mark.usefixtures("toy")
+@pytest.mark.slow
 def test_the_evaluations_of_a_run_are_written_with_their_scores(tmp_path: Path) -> None:
     place = finished(tmp_path)
     done = CliRunner().invoke(

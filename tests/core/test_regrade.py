@@ -38,6 +38,8 @@ from agentr_core.store.queries.scorings import changed, side_by_side
 from agentr_core.types import Grade, Instance, Message, StopReason, Trajectory
 from flows.cli import cli
 
+pytestmark = pytest.mark.slow
+
 RUN = "087920b9ddc460a6"
 OPENED = 4
 """Locks that the stored episodes open; of each other one they end closed."""
