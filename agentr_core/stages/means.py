@@ -68,8 +68,8 @@ def means_over_seeds(store: Store, recipes: Mapping[str, Recipe]) -> list[GroupM
     """
     groups = seed_groups(recipes)
     means = []
-    found = evaluation_scores(store, list(recipes))
-    for (name, iteration), some in groupby(found, key=lambda score: (score.name, score.iteration)):
+    scores = evaluation_scores(store, list(recipes))
+    for (name, iteration), some in groupby(scores, key=lambda score: (score.name, score.iteration)):
         by_run = {score.run_id: score for score in some}
         first: dict[int, float] = {}
         for number, group in enumerate(groups):

@@ -117,12 +117,12 @@ async def regrade(
     if not wanted:
         raise ConfigError(f"run {place.run_id} has no such episodes; `select * from v_episodes` lists those it has")
     originals = list(dict.fromkeys(wanted.values()))
-    known = load_regrades(place.store, scoring.id, originals)
-    left = [key for key in originals if key not in known]
+    stored = load_regrades(place.store, scoring.id, originals)
+    left = [key for key in originals if key not in stored]
     settings = json.dumps(scoring.settings, sort_keys=True)
     place.store.write({"scoring": [{"scoring_id": scoring.id, "grader": scoring.name, "settings": settings}]})
     faults: list[str] = []
-    done = len(known)
+    done = len(stored)
     path = place.trained(0).path
     with closing(SharedEnvironments(lambda name: place.make_environment(place.recipe.world_name(name)))) as lent:
         async with Writer(place.store) as writer, helpers(place, path, None, writer) as models:
@@ -132,23 +132,23 @@ async def regrade(
                 await writer.room()
                 try:
                     if scoring.grader is not None:
-                        found = await grade(scoring.grader, trajectory, models.ask, seed=place.recipe.seed)
+                        grading = await grade(scoring.grader, trajectory, models.ask, seed=place.recipe.seed)
                     else:
                         async with lent.lend(trajectory.instance) as env:
-                            found = await scored_again(env, trajectory, models.ask, seed=place.recipe.seed)
+                            grading = await scored_again(env, trajectory, models.ask, seed=place.recipe.seed)
                 except UnreadableGrade as unreadable:
                     return Regrade(reward=None, success=None, answer=unreadable.answer)
-                return Regrade(reward=found.grade.reward, success=found.grade.success, answer=found.answer)
+                return Regrade(reward=grading.grade.reward, success=grading.grade.success, answer=grading.answer)
 
             def on_error(error: UnitError) -> None:
                 store_event(error)
                 if error.final:
                     faults.append(f"{error.kind}: {error.message}")
 
-            def on_result(key: str, found: Regrade) -> None:
+            def on_result(key: str, result: Regrade) -> None:
                 nonlocal done
                 done += 1
-                writer.add({"regrade": [row_of("regrade", found, scoring_id=scoring.id, trajectory_id=key)]})
+                writer.add({"regrade": [row_of("regrade", result, scoring_id=scoring.id, trajectory_id=key)]})
                 place.progress(done, len(originals), f"episodes scored by {scoring.name}")
 
             for start in range(0, len(left), _LOADED):
@@ -162,7 +162,7 @@ async def regrade(
                     on_result=on_result,
                     concurrency=_AT_ONCE,
                 )
-    return Regraded(episodes=len(originals), new=done - len(known), faults=faults)
+    return Regraded(episodes=len(originals), new=done - len(stored), faults=faults)
 
 
 def scored_by(place: Workplace, trajectories: Mapping[str, Trajectory]) -> dict[str, Trajectory]:
@@ -179,8 +179,8 @@ def scored_by(place: Workplace, trajectories: Mapping[str, Trajectory]) -> dict[
         raise ConfigError(
             f"data.scoring: there is no scoring {scoring}; `select * from v_scorings` lists those there are"
         )
-    found = load_regrades(place.store, scoring, list(trajectories))
-    if missing := len(trajectories) - len(found):
+    regrades = load_regrades(place.store, scoring, list(trajectories))
+    if missing := len(trajectories) - len(regrades):
         raise ConfigError(
             f"data.scoring: {missing} of {len(trajectories)} episodes have no score of scoring {scoring}; "
             f"`agentr regrade {place.run_id}` by the same grader gives them; then run again"
@@ -188,5 +188,5 @@ def scored_by(place: Workplace, trajectories: Mapping[str, Trajectory]) -> dict[
     return {
         key: dataclasses.replace(trajectory, reward=again.reward, success=bool(again.success))
         for key, trajectory in trajectories.items()
-        if (again := found[key]).reward is not None
+        if (again := regrades[key]).reward is not None
     }

@@ -458,18 +458,19 @@ def moving(store: Store, run_id: str, iteration: int | None = None, stage: str =
         left = [None if one is None else max(0.0, one - since) for one in (found.stage_left, found.run_left)]
         work = {"progress": found, "elapsed": found.told + since - found.began, "left": left}
     stages = stage_lines(store, run_id)
-    stored = [line for line in stages if (line.iteration, line.stage) == (iteration, stage)]
+    mine = [line for line in stages if (line.iteration, line.stage) == (iteration, stage)]
     shown = iteration if iteration is not None else found.iteration if found else None
-    if stored and not work and not any(line.train for line in stored):
+    if mine and not work and not any(line.train for line in mine):
         # A stage that trained nothing, whatever its iteration has learned since.
         shown = None
     here = document.page_of("run", run_id) if iteration is None else document.stage_page(run_id, iteration, stage)
     values = {
         "run": head,
         "work": work,
-        "waits": head.at_work and not work and not stored,
+        "waits": head.at_work and not work and not mine,
         "learning": {} if shown is None else {shown: learning(store, run_id, shown)},
         "stages": stages,
+        "mine": mine,
         "episodes": last_episodes(store, run_id, iteration=iteration, limit=_EPISODES),
         "moves": f"/moving{here}" if head.at_work else None,
         "state": f"{head.status} {found.iteration} {found.stage}" if found else head.status,
@@ -497,12 +498,11 @@ def stage(store: Store, run_id: str, iteration: int, name: str) -> Page | None:
     iteration_id = iteration_key(store, run_id, iteration)
     if page is None or iteration_id is None:
         return None
-    mine = [line for line in page.values["stages"] if (line.iteration, line.stage) == (iteration, name)]
     events = [line for line in event_lines(store, run_id) if line.stage == name]
-    if not (mine or events or page.values["work"]):
+    if not (page.values["mine"] or events or page.values["work"]):
         return None
     rejections = rejection_counts(store, iteration_id).get(name, {})
-    own = {"iteration": iteration, "stage": name, "mine": mine, "events": events, "rejections": rejections}
+    own = {"iteration": iteration, "stage": name, "events": events, "rejections": rejections}
     return Page("stage", {**page.values, **own})
 
 

@@ -273,7 +273,7 @@ def _diagnose(name: str, options: Mapping[str, Any], count: int | None, gold: Pa
 
     reads, played = Reads(), list[Instance]()
     asked = bool(options or gold or count is not None)
-    told: dict[str, Any] = {
+    diagnosis: dict[str, Any] = {
         "name": name,
         "ok": False,
         "status": "missing",
@@ -292,20 +292,19 @@ def _diagnose(name: str, options: Mapping[str, Any], count: int | None, gold: Pa
         wrong = (asked and isinstance(error, ConfigError)) or (gold and isinstance(error, DataFileError))
         if wrong and not isinstance(error, MissingPart):
             raise
-        return told | {
+        return diagnosis | {
             "detail": unanswered(error, hints[-1]) if isinstance(error, EnvironmentUnavailable) else str(error)
         }
     except AgentrError as error:
-        return told | {"status": "broken", "detail": str(error)}
+        return diagnosis | {"status": "broken", "detail": str(error)}
     except (Exception, SystemExit) as error:
         # A third party's class may raise anything, even when it is imported.
-        return told | {"status": "broken", "detail": cause(error)}
+        return diagnosis | {"status": "broken", "detail": cause(error)}
     sizes = Counter(instance.split for instance in played)
     counts = " and ".join(f"{size:,} of {split}" for split, size in sizes.items())
     where = f" on {counts}" if gold or count is not None else ""
     detail = "; ".join(_told(violations)) or f"keeps the contract{where}{_COMPARED[promises[0]]}"
-    return {
-        "name": name,
+    return diagnosis | {
         "ok": not violations,
         "status": "broken" if violations else "ok",
         "detail": "; ".join([detail, *outside]),
