@@ -55,7 +55,9 @@ def locked(run: RunRef) -> Iterator[None]:
             ) from None
         held = _HELD.set(_HELD.get() | {name})
         try:
-            yield
+            # A stage asks the store for one thing after the other.
+            with open_store(Path(run.workspace), patient=True).kept_open():
+                yield
         finally:
             _HELD.reset(held)
 

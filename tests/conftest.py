@@ -10,11 +10,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from agentr_core.store.database import Store
 
 # Torch reads it when it is imported. Tests run in several processes, each of which would take a
 # thread for every core; threads wait for each other at each operation, and spin meanwhile.
@@ -186,6 +189,23 @@ def door_model(save_tiny_model: Callable[..., Path], tmp_path_factory: pytest.Te
 def make_tiny_tokenizer() -> Callable[..., Any]:
     """Return `make_tokenizer`, for tests that need another chat template."""
     return make_tokenizer
+
+
+@pytest.fixture
+def open_store() -> Iterator[Callable[[Path], Store]]:
+    """Return a maker of stores whose file stays open between bursts until the test ends, as in a
+    flow.
+    """
+    from agentr_core.store.database import Store
+
+    with ExitStack() as stack:
+
+        def make(path: Path) -> Store:
+            store = Store(path)
+            stack.enter_context(store.kept_open())
+            return store
+
+        yield make
 
 
 @pytest.fixture

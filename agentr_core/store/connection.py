@@ -1,4 +1,4 @@
-"""Opening the database file for one burst. The caller holds the lock.
+"""Opening the database file. The caller holds the lock.
 
 A file of a store may come from anywhere. Whatever its views, macros and names hold, DuckDB reaches
 no other file while it is open, unless a user's own query asks for that.
@@ -135,7 +135,32 @@ def literal(text: str) -> str:
 
 
 @contextmanager
-def connected(
+def connected(path: Path, deadline: float, *, read_only: bool, beside: Sequence[Path] = ()) -> Iterator[Any]:
+    """Return a connection whose default database is the file at `path`, closed after the body.
+
+    Arguments and errors are those of `attached`.
+    """
+    with (
+        attached(path, deadline, read_only=read_only, beside=beside) as instance,
+        cursor(instance, path, read_only=read_only) as con,
+    ):
+        yield con
+
+
+@contextmanager
+def cursor(instance: Any, path: Path, *, read_only: bool) -> Iterator[Any]:
+    """Return a connection to an instance of DuckDB that `attached` gave, whose default database is
+    the file at `path`. Nothing but its settings remains after the body.
+    """
+    with closing(instance.cursor()) as con:
+        con.execute("set enable_progress_bar = false; use store.main")
+        if read_only and path.stat().st_size >= _LARGE_BYTES:
+            con.execute(f"set threads = {_READING_THREADS}")
+        yield con
+
+
+@contextmanager
+def attached(
     path: Path,
     deadline: float,
     *,
@@ -144,7 +169,7 @@ def connected(
     files: bool = False,
     beside: Sequence[Path] = (),
 ) -> Iterator[Any]:
-    """Return a connection whose default database is the file at `path`, closed after the body.
+    """Return an instance of DuckDB that has the file at `path` open, until the body ends.
 
     Programs that have the file open without our lock, such as the duckdb shell, are waited for
     until `deadline` (`time.monotonic()`).
@@ -172,12 +197,7 @@ def connected(
     reusable = False
     try:
         _attach(instance, f"attach {literal(name)} as store ({options})", path, deadline)
-        # Each burst has a connection of its own, so that nothing but its settings remains.
-        with closing(instance.cursor()) as con:
-            con.execute("set enable_progress_bar = false; use store.main")
-            if read_only and path.stat().st_size >= _LARGE_BYTES:
-                con.execute(f"set threads = {_READING_THREADS}")
-            yield con
+        yield instance
         reusable = shared is not None and _emptied(instance)
     finally:
         if shared is not None and reusable:

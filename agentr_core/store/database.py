@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +26,8 @@ import pyarrow as pa
 
 from agentr_core.errors import ConfigError, CorruptStore, RunBusy, StoreBusy, StoreError
 from agentr_core.store import connection, lock, migrations, questions
-from agentr_core.store.connection import connected, quoted, storage_faults, tell_runs_at_work
+from agentr_core.store.connection import attached, connected, cursor, quoted, storage_faults, tell_runs_at_work
+from agentr_core.store.keep_alive import KeepAlive, OpenFile
 from agentr_core.store.records import table_of
 from agentr_core.store.tables import TABLES, Row, Rows, count_parts, merge, settled
 from agentr_core.texts import placed
@@ -53,6 +54,7 @@ class Store:
         self._migrations = migrations.available()
         self._newest = self._migrations[-1].number
         self._idle: list[tuple[str, Any]] = []
+        self._keep_alive: KeepAlive | None = None
         # The file whose catalogue was looked at, as device and inode: it takes longer than a burst.
         self._known: tuple[int, int] | None = None
 
@@ -75,20 +77,18 @@ class Store:
             raise StoreError(
                 f"the folder {self.path.parent} cannot be made: {error.strerror}; name another workspace"
             ) from error
-        with lock.held(self.path, exclusive=True, deadline=deadline), storage_faults(self.path):
-            self._create()
-            with connected(self.path, deadline, read_only=False, idle=self._idle) as con:
-                self._migrate(con)
-                con.begin()
-                try:
-                    yield con
-                except BaseException:
-                    # A connection that DuckDB has given up on cannot roll back; closing it has the
-                    # same effect.
-                    with suppress(duckdb.Error):
-                        con.rollback()
-                    raise
-                con.commit()
+        with self._burst(deadline, read_only=False) as con:
+            self._migrate(con)
+            con.begin()
+            try:
+                yield con
+            except BaseException:
+                # A connection that DuckDB has given up on cannot roll back; closing it has the same
+                # effect.
+                with suppress(duckdb.Error):
+                    con.rollback()
+                raise
+            con.commit()
 
     @contextmanager
     def reading(self) -> Iterator[Any]:
@@ -155,7 +155,8 @@ class Store:
             ConfigError: the SQL is wrong, or does more than query, or takes longer than `seconds`.
             StoreBusy, CorruptStore, StoreError: as in `reading`.
         """
-        with self._newest_state(files=True) if files else self.reading() as con:
+        # Opened for this query alone and for reading, whatever the query says.
+        with self._newest_state(own=False, files=files) as con:
             tell_runs_at_work(con, self.path.parent)
             try:
                 with questions.limited(con, seconds):
@@ -218,7 +219,7 @@ class Store:
         database. Raises as `reading`.
         """
         self._must_exist()
-        with self._read(time.monotonic() + self.wait_s) as con:
+        with self._burst(time.monotonic() + self.wait_s, read_only=True) as con:
             return migrations.version(con, self.path)
 
     def checkpoint(self) -> None:
@@ -227,11 +228,7 @@ class Store:
         """
         deadline = time.monotonic() + self.wait_s
         if self.path.exists():
-            with (
-                lock.held(self.path, exclusive=True, deadline=deadline),
-                storage_faults(self.path),
-                connected(self.path, deadline, read_only=False, idle=self._idle) as con,
-            ):
+            with self._burst(deadline, read_only=False) as con:
                 self._migrate(con)
                 con.execute("checkpoint")
 
@@ -252,7 +249,7 @@ class Store:
         with lock.held(self.path, exclusive=True, deadline=deadline), storage_faults(self.path):
             # Other processes may have written since; the log must be empty while the file is
             # copied.
-            with connected(self.path, deadline, read_only=False, idle=self._idle) as con:
+            with connected(self.path, deadline, read_only=False) as con:
                 con.execute("checkpoint")
             migrations.copy_sound(self.path, target, self._newest)
 
@@ -263,11 +260,28 @@ class Store:
             )
 
     @contextmanager
-    def _newest_state(self, *, files: bool = False) -> Iterator[Any]:
-        """Return a connection as `reading` does, which with `files` reaches other files, too."""
+    def kept_open(self) -> Iterator[None]:
+        """Leave the file open for a moment after each burst of the body, for the next one; it is
+        closed sooner if anybody else asks for it, and at the end of the body.
+        """
+        if self._keep_alive is not None:
+            yield
+            return
+        with KeepAlive(self.path) as self._keep_alive:
+            try:
+                yield
+            finally:
+                self._keep_alive = None
+
+    @contextmanager
+    def _newest_state(self, *, own: bool = True, files: bool = False) -> Iterator[Any]:
+        """Return a connection as `reading` does. A query that is not `own` has a file that was
+        opened for reading alone, and with `files` it reaches other files, too.
+        """
         deadline = time.monotonic() + self.wait_s
         self._must_exist()
-        with self._read(deadline, files=files) as con:
+        with self._burst(deadline, read_only=True, own=own, files=files) as con:
+            con.begin()
             file = self._file()
             if migrations.check(con, self.path, self._newest, known=self._known == file):
                 self._known = file
@@ -275,18 +289,35 @@ class Store:
                 return
         with self.transaction():
             pass
-        with self._read(deadline, files=files) as con:
+        with self._burst(deadline, read_only=True, own=own, files=files) as con:
+            con.begin()
             yield con
 
     @contextmanager
-    def _read(self, deadline: float, *, files: bool = False) -> Iterator[Any]:
-        with (
-            lock.held(self.path, exclusive=False, deadline=deadline),
-            storage_faults(self.path),
-            connected(self.path, deadline, read_only=True, idle=self._idle, files=files) as con,
-        ):
-            con.begin()
-            yield con
+    def _burst(self, deadline: float, *, read_only: bool, own: bool = True, files: bool = False) -> Iterator[Any]:
+        """Return a connection under the lock. What another burst has left open is used, and what
+        this one leaves may be, if it is one of our `own` and ends well.
+        """
+        keep_alive = self._keep_alive if own else None
+        with lock.burst(self.path, deadline) as nearer, storage_faults(self.path):
+            file = keep_alive.take(read_only=read_only) if keep_alive is not None else None
+            if file is None:
+                file = self._open(nearer, read_only=read_only, files=files)
+            with file.stack as stack:
+                with cursor(file.instance, self.path, read_only=read_only) as con:
+                    yield con
+                if keep_alive is not None:
+                    keep_alive.give(OpenFile(file.instance, file.read_only, stack.pop_all()))
+
+    def _open(self, deadline: float, *, read_only: bool, files: bool) -> OpenFile:
+        with ExitStack() as stack:
+            stack.enter_context(lock.locked(self.path, exclusive=not read_only, deadline=deadline))
+            if not read_only:
+                self._create()
+            instance = stack.enter_context(
+                attached(self.path, deadline, read_only=read_only, idle=self._idle, files=files)
+            )
+            return OpenFile(instance, read_only, stack.pop_all())
 
     def _migrate(self, con: Any) -> None:
         file = self._file()

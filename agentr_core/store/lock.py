@@ -34,12 +34,8 @@ _own = threading.local()
 
 @contextmanager
 def held(path: Path, *, exclusive: bool, deadline: float) -> Iterator[None]:
-    """Hold the lock of the database at `path` for the body: `exclusive` for a writer, shared for
-    readers.
-
-    A second side file is a turnstile that a waiting writer keeps shut. Without it readers that come
-    one after the other would keep a writer out for ever, since a lock goes to whichever process
-    happens to ask next.
+    """Hold the lock of the database at `path` for the body, in one thread: `exclusive` for a
+    writer, shared for readers.
 
     Args:
         path: the database file; the lock lives in `<path>.lock` and `<path>.queue`.
@@ -51,22 +47,55 @@ def held(path: Path, *, exclusive: bool, deadline: float) -> Iterator[None]:
         StoreBusy: the lock was not free before the deadline.
         StoreError: the lock files cannot be made or locked.
     """
+    with burst(path, deadline) as nearer, locked(path, exclusive=exclusive, deadline=nearer):
+        yield
+
+
+@contextmanager
+def burst(path: Path, deadline: float) -> Iterator[float]:
+    """Return the deadline of this thread for the lock of `path`: nearer inside another burst, which
+    would wait for itself for ever.
+    """
     mine: list[Path] = _own.__dict__.setdefault("paths", [])
-    if path in mine:
-        deadline = min(deadline, time.monotonic() + _OWN_S)
+    nearer = min(deadline, time.monotonic() + _OWN_S) if path in mine else deadline
+    mine.append(path)
+    try:
+        yield nearer
+    finally:
+        mine.remove(path)
+
+
+@contextmanager
+def locked(path: Path, *, exclusive: bool, deadline: float) -> Iterator[None]:
+    """Hold the lock as `held` does, whichever thread ends the body.
+
+    A second side file is a turnstile that a waiting writer keeps shut. Without it readers that come
+    one after the other would keep a writer out for ever, since a lock goes to whichever process
+    happens to ask next.
+    """
     with _opened(path, ".queue", exclusive) as queue, _opened(path, ".lock", exclusive) as lock:
         _acquire(queue, path, exclusive, deadline)
         try:
             _acquire(lock, path, exclusive, deadline)
         finally:
             fcntl.flock(queue, fcntl.LOCK_UN)
-        mine.append(path)
         try:
             yield
         finally:
-            mine.remove(path)
             # Closing is not enough: a child forked meanwhile would share the lock and keep it.
             fcntl.flock(lock, fcntl.LOCK_UN)
+
+
+def wanted(path: Path) -> bool:
+    """Return whether somebody, in this process or another, waits for the lock; true also where the
+    lock files are gone.
+    """
+    try:
+        with _opened(path, ".queue", exclusive=False) as queue:
+            fcntl.flock(queue, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, StoreError):
+        return True
+    return False
 
 
 @contextmanager

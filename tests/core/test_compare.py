@@ -102,6 +102,7 @@ class Site:
         self.asked = 0
         self.root = folder
         self.id_of = run_id_of
+        self.store = Store(folder / "store.duckdb")
         self.pool = self.place(wanted)
 
     def place(self, wanted: Recipe) -> Workplace:
@@ -116,7 +117,7 @@ class Site:
             method=method_of(wanted),
             run_id=self.id_of(wanted),
             root=self.root,
-            store=Store(self.root / "store.duckdb"),
+            store=self.store,
             make_environment=lambda _: House(),
             load_model=lambda role, path: ScriptedModel(said),
             progress=lambda done, total, note: None,
@@ -131,26 +132,29 @@ class Site:
 
     async def collected(self) -> Site:
         """Evaluate the base and make the pool, as the flow does."""
-        await start(self.pool)
-        await evaluate(self.pool, 0)
-        await _made(self.pool)
-        await end(self.pool, 1)
+        with self.store.kept_open():
+            await start(self.pool)
+            await evaluate(self.pool, 0)
+            await _made(self.pool)
+            await end(self.pool, 1)
         return self
 
     async def spliced(self, arm: Arm) -> Workplace:
         """Return the workplace of the run that made an arm's samples, as the flow does."""
         assert arm.samples is not None
         maker = self.place(arm.samples)
-        await start(maker)
-        await _made(maker)
+        with self.store.kept_open():
+            await start(maker)
+            await _made(maker)
         return maker
 
     async def built(self, arm: Arm) -> tuple[Workplace, dict[str, Any]]:
         """Return the workplace of an arm with its dataset, and what that is made of."""
         place = self.place(arm.recipe)
-        await start(place)
-        await begin(place, 1)
-        return place, await dataset(place, 1)
+        with self.store.kept_open():
+            await start(place)
+            await begin(place, 1)
+            return place, await dataset(place, 1)
 
     async def learned(self, arm: Arm) -> Workplace:
         """Return the workplace of an arm that was evaluated; its training is only said to have
@@ -171,8 +175,9 @@ class Site:
         step = training_step_rows(key, 1, loss=0.1, trained_tokens=710, seconds=2.0, scores={})
         place.store.write(merge([head, step]))
         place.store.update("iteration", {"iteration_id": place.iteration_id(1), "checkpoint_out": key})
-        await evaluate(place, 1)
-        await end(place, 1)
+        with self.store.kept_open():
+            await evaluate(place, 1)
+            await end(place, 1)
         return place
 
 

@@ -112,7 +112,7 @@ Sites = Callable[..., Site]
 
 
 @pytest.fixture
-def site(tmp_path: Path, tiny_model_dir: Path) -> Sites:
+def site(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Store]) -> Sites:
     """Return a maker of workplaces, one store a folder; `strength` is how many requests the model
     answers (0: all).
     """
@@ -144,7 +144,7 @@ def site(tmp_path: Path, tiny_model_dir: Path) -> Sites:
             method=method_of(recipe),
             run_id=run_id_of(recipe),
             root=tmp_path / folder,
-            store=Store(tmp_path / folder / "store.duckdb"),
+            store=open_store(tmp_path / folder / "store.duckdb"),
             make_environment=lambda _: House(broken, expert=expert),
             load_model=lambda role, path: Speaker(asked, strength),
             progress=lambda done, total, note: None,

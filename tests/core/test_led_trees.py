@@ -36,7 +36,7 @@ def speak(messages: tuple[Message, ...], seed: int, number: int) -> str:
 
 
 @pytest.fixture
-def make(tmp_path: Path, tiny_model_dir: Path) -> Callable[..., Workplace]:
+def make(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Store]) -> Callable[..., Workplace]:
     def made(*overrides: str, knows: bool = True) -> Workplace:
         recipe = parse(
             {
@@ -54,7 +54,7 @@ def make(tmp_path: Path, tiny_model_dir: Path) -> Callable[..., Workplace]:
             method=method_of(recipe),
             run_id=run_id_of(recipe),
             root=tmp_path / "runs",
-            store=Store(tmp_path / "runs" / "store.duckdb"),
+            store=open_store(tmp_path / "runs" / "store.duckdb"),
             make_environment=lambda _: Door(knows=knows),
             load_model=lambda role, path: ScriptedModel(speak),
             progress=lambda done, total, note: None,

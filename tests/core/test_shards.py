@@ -89,7 +89,7 @@ Make = Callable[..., Workplace]
 
 
 @pytest.fixture
-def make(tmp_path: Path, tiny_model_dir: Path) -> Make:
+def make(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Store]) -> Make:
     """Return a maker of workplaces with a store of their own each, by name."""
 
     def make(name: str, *overrides: str, broken: Sequence[str] = ()) -> Workplace:
@@ -111,7 +111,7 @@ def make(tmp_path: Path, tiny_model_dir: Path) -> Make:
             method=method_of(recipe),
             run_id=run_id_of(recipe),
             root=tmp_path / name,
-            store=Store(tmp_path / name / "store.duckdb"),
+            store=open_store(tmp_path / name / "store.duckdb"),
             make_environment=lambda _: House(broken),
             load_model=lambda role, _: ScriptedModel(
                 lambda messages, seed, number: f"word {fingerprint(seed, number)}"

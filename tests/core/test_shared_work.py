@@ -83,7 +83,7 @@ Make = Callable[..., Site]
 
 
 @pytest.fixture
-def site(tmp_path: Path, tiny_model_dir: Path) -> Make:
+def site(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Store]) -> Make:
     """Return a maker of runs in a workspace of a given name; words are overrides of the recipe."""
 
     def make(*overrides: str, workspace: str = "runs", method: str = "agent-r") -> Site:
@@ -102,7 +102,7 @@ def site(tmp_path: Path, tiny_model_dir: Path) -> Make:
             method=method_of(recipe),
             run_id=run_id_of(recipe),
             root=tmp_path / workspace,
-            store=Store(tmp_path / workspace / "store.duckdb"),
+            store=open_store(tmp_path / workspace / "store.duckdb"),
             make_environment=lambda _: Door(),
             load_model=lambda role, path: Speaker(asked),
             progress=lambda done, total, note: None,

@@ -128,7 +128,7 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path, tiny_model_dir: Path) -> Callable[..., Site]:
+def site(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Store]) -> Callable[..., Site]:
     """Return a maker of workplaces on one store; options are overrides of the recipe and faults of
     the world.
     """
@@ -155,7 +155,7 @@ def site(tmp_path: Path, tiny_model_dir: Path) -> Callable[..., Site]:
             method=method_of(recipe),
             run_id=run_id_of(recipe),
             root=tmp_path / "runs",
-            store=Store(tmp_path / "runs" / "store.duckdb"),
+            store=open_store(tmp_path / "runs" / "store.duckdb"),
             make_environment=lambda _: House(broken, flaky),
             load_model=lambda role, path: Speaker(asked, mute),
             progress=lambda done, total, note: None,

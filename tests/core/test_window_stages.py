@@ -49,7 +49,7 @@ def speak(messages: tuple[Message, ...], seed: int, number: int) -> str:
 
 
 @pytest.fixture
-def make(tmp_path: Path, tiny_model_dir: Path) -> Make:
+def make(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Store]) -> Make:
     def made(*overrides: str, method: str = "agent-r") -> Workplace:
         plain: dict[str, Any] = {
             "name": "door",
@@ -67,7 +67,7 @@ def make(tmp_path: Path, tiny_model_dir: Path) -> Make:
             method=method_of(recipe),
             run_id=run_id_of(recipe),
             root=tmp_path / "runs",
-            store=Store(tmp_path / "runs" / "store.duckdb"),
+            store=open_store(tmp_path / "runs" / "store.duckdb"),
             make_environment=lambda _: Door(),
             load_model=lambda role, path: ScriptedModel(speak, context_length=CONTEXT if role == "actor" else 9999),
             progress=lambda done, total, note: None,

@@ -78,7 +78,7 @@ def speak(messages: tuple[Message, ...], seed: int, number: int) -> str:
 
 
 @pytest.fixture
-def site(tmp_path: Path, tiny_model_dir: Path) -> Callable[..., Workplace]:
+def site(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Store]) -> Callable[..., Workplace]:
     """Return a maker of workplaces on one store, with a recipe of the doors and gates."""
 
     def make(*overrides: str, worlds: Any = None, gate: type[Door] = Gate, method: str = "agent-r") -> Workplace:
@@ -105,7 +105,7 @@ def site(tmp_path: Path, tiny_model_dir: Path) -> Callable[..., Workplace]:
             method=method_of(recipe),
             run_id=run_id_of(recipe),
             root=tmp_path / "runs",
-            store=Store(tmp_path / "runs" / "store.duckdb"),
+            store=open_store(tmp_path / "runs" / "store.duckdb"),
             make_environment=lambda world: doors[world](),
             load_model=lambda role, path: ScriptedModel(speak),
             progress=lambda done, total, note: None,

@@ -14,7 +14,6 @@ from agentr_core.errors import AlarmRaised
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.agent_r.collect import collect
 from agentr_core.methods.agent_r.critique import JUDGE_INSTRUCTION, critique
-from agentr_core.methods.grpo.train import reinforce
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.runtime.alarms import check_stage
 from agentr_core.runtime.start import begin, start
@@ -38,15 +37,11 @@ def rows(file: Path, query: str) -> list[tuple[object, ...]]:
     return Store(file.parent / "runs" / "store.duckdb").rows(query)
 
 
-async def train(file: Path, *overrides: str) -> None:
-    await reinforce(await groups.begun(file, *overrides), 1)
-
-
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory, door_model: Path, door_installed: None) -> Path:
     """The recipe of a training at a hundred times the rate that only tells."""
     file = groups.write(tmp_path_factory.mktemp("told"), door_model, more=HOT)
-    asyncio.run(train(file))
+    asyncio.run(groups.trained(file))
     return file
 
 
@@ -59,7 +54,7 @@ def weights(file: Path) -> dict[object, object]:
 @pytest.mark.usefixtures("door_installed")
 def test_a_sound_training_raises_no_alarm(tmp_path: Path, door_model: Path) -> None:
     file = groups.write(tmp_path, door_model, more=SOUND)
-    asyncio.run(train(file))
+    asyncio.run(groups.trained(file))
     assert rows(file, "select * from v_alarms") == []
 
 
@@ -78,14 +73,14 @@ def test_a_training_that_is_stopped_goes_on_once_the_alarm_is_silent(
     sampled = "select count(*) from rl_rollout"
     for _ in range(2):
         with pytest.raises(AlarmRaised, match=said):
-            asyncio.run(train(file, "alarms.reaction=stop"))
+            asyncio.run(groups.trained(file, "alarms.reaction=stop"))
         assert set(weights(file)) == set()
         assert rows(file, "select max(step) from rl_step") == [(2,)]
     before = rows(file, sampled)
     with pytest.raises(AlarmRaised, match=r"alarm sampler_kl in step 2"):
-        asyncio.run(train(file, "alarms.reaction=stop", "alarms.clip_share=null"))
+        asyncio.run(groups.trained(file, "alarms.reaction=stop", "alarms.clip_share=null"))
     assert rows(file, sampled) == before, "nothing is sampled again"
-    asyncio.run(train(file, "alarms.reaction=stop", "alarms.clip_share=null", "alarms.sampler_kl=null"))
+    asyncio.run(groups.trained(file, "alarms.reaction=stop", "alarms.clip_share=null", "alarms.sampler_kl=null"))
     assert weights(file)[""] == weights(told)[""]
     assert rows(file, "select count(*) from run") == [(1,)]
 
@@ -95,14 +90,14 @@ def test_a_training_that_goes_back_publishes_what_was_saved_before(
 ) -> None:
     file = groups.write(tmp_path, door_model, more=HOT)
     with pytest.raises(AlarmRaised, match="alarm clip_share ended the training; the weights of step 1, the last"):
-        asyncio.run(train(file, "alarms.reaction=back"))
+        asyncio.run(groups.trained(file, "alarms.reaction=back"))
     assert weights(file)[""] == weights(told)["@1"]
     ((folder,),) = rows(
         file, "select path from checkpoint join iteration on checkpoint_out = checkpoint_id where iteration = 1"
     )
     made = read_manifest(Path(str(folder)))
     assert (made.ended_by, made.steps) == ("alarms.clip_share", 1)
-    asyncio.run(train(file, "alarms.reaction=back"))
+    asyncio.run(groups.trained(file, "alarms.reaction=back"))
     assert weights(file)[""] == weights(told)["@1"], "the same command goes on from them"
 
 
@@ -110,7 +105,7 @@ def test_a_training_that_goes_back_publishes_what_was_saved_before(
 def test_without_saved_weights_a_training_cannot_go_back(tmp_path: Path, door_model: Path) -> None:
     file = groups.write(tmp_path, door_model, more=HOT.replace("save_steps: 1", "save_steps: 3"))
     with pytest.raises(AlarmRaised, match=r"alarm clip_share in step 2: .* command trains on"):
-        asyncio.run(train(file, "alarms.reaction=back"))
+        asyncio.run(groups.trained(file, "alarms.reaction=back"))
     assert weights(file) == {}
 
 

@@ -484,14 +484,9 @@ def test_groups_without_contrast_say_that_nothing_was_trained_and_why(
     )
     done = asyncio.run(turn(file))
     assert f"N{why}" in done.report.read_text(encoding="utf-8")
-    assert why in asyncio.run(again(file))["note"], "a training that is over says it, too"
+    assert why in asyncio.run(groups.trained(file))["note"], "a training that is over says it, too"
     assert len(set(weights_of(file))) == 1
     assert "Warning" not in capfd.readouterr().err
-
-
-async def again(file: Path) -> dict[str, Any]:
-    """Train the first iteration, and return the summary."""
-    return await reinforce(await groups.begun(file), 1)
 
 
 @pytest.mark.usefixtures("door_installed")
@@ -516,7 +511,7 @@ def test_a_policy_that_answers_nothing_ends_the_training_in_a_sentence(
     # The second time from the store.
     for _ in range(2):
         with pytest.raises(TrainingFault, match=r"^all 12 replies of step 2 are empty, so the policy answers nothing"):
-            asyncio.run(again(file))
+            asyncio.run(groups.trained(file))
     assert store_of(file).query("select step from rl_step")["step"].tolist() == [1]
 
 

@@ -69,9 +69,11 @@ async def begun(file: Path, *overrides: str) -> Workplace:
     return place
 
 
-async def trained(file: Path) -> None:
-    """Train the first iteration."""
-    await reinforce(await begun(file), 1)
+async def trained(file: Path, *overrides: str) -> dict[str, Any]:
+    """Train the first iteration, and return the summary."""
+    place = await begun(file, *overrides)
+    with place.store.kept_open():
+        return await reinforce(place, 1)
 
 
 def die_before_training_on(wanted: int) -> None:

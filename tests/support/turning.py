@@ -32,14 +32,15 @@ async def turn(file: Path, *overrides: str) -> Turned:
     check(recipe)
     run = reference(recipe)
     place = quiet_workplace(run, recipe)
-    await start(place)
-    for iteration in range(recipe.iterations + 1):
-        if iteration:
-            await begin(place, iteration)
-        for stage in place.plan(iteration).stages:
-            await stage.work(place, iteration)
-            check_stage(place, iteration, stage)
-        await end(place, iteration)
-    await finish(place, "finished")
+    with place.store.kept_open():
+        await start(place)
+        for iteration in range(recipe.iterations + 1):
+            if iteration:
+                await begin(place, iteration)
+            for stage in place.plan(iteration).stages:
+                await stage.work(place, iteration)
+                check_stage(place, iteration, stage)
+            await end(place, iteration)
+        await finish(place, "finished")
     *_, report, _ = write_reports(place.root, run.run_id)
     return Turned(run.run_id, place.store, report, score_table(run))
