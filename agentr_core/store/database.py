@@ -304,7 +304,7 @@ class Store:
             if file is None:
                 file = self._open(nearer, read_only=read_only, files=files)
             with file.stack as stack:
-                with cursor(file.instance, self.path, read_only=read_only) as con:
+                with cursor(file.instance, self.path, own=own) as con:
                     yield con
                 if keep_alive is not None:
                     keep_alive.give(OpenFile(file.instance, file.read_only, stack.pop_all()))
