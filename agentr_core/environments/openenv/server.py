@@ -12,6 +12,7 @@ import json
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 from pydantic_core import from_json
@@ -158,8 +159,9 @@ class Place:
         return {"episode_id": self._episode_id, "step_count": len(self._episode.steps) if self._episode else 0}
 
     async def close(self) -> None:
-        """Close the environment, after a call that is still under way."""
-        await self._call(self._env.close)
+        """Close the environment, after a call that is still under way. Never raises."""
+        with suppress(Refused):
+            await self._call(self._env.close)
         if self._thread is not None:
             self._thread.shutdown(wait=False)
 
@@ -337,7 +339,10 @@ def app(
 ) -> Starlette:
     """Return the ASGI application. For the arguments see `Places`; `name` is that of the world."""
     places = Places(make, splits, idle_s=idle_s, limit=limit)
-    kinds = [{"name": split, "type": _type_of(split)} for split in splits]
+    kinds = [
+        {"name": split, "type": "train" if split == "train" else "test" if "test" in split else "validation"}
+        for split in splits
+    ]
     metadata = {"name": name, "description": f"{name}, an environment of agentr, in words", "version": "1.0.0"}
 
     async def step(body: Mapping[str, Any]) -> Any:
@@ -377,10 +382,6 @@ def app(
         WebSocketRoute("/ws", places.play),
     ]
     return Starlette(routes=routes, middleware=[Middleware(Guard)])
-
-
-def _type_of(split: str) -> str:
-    return "train" if split == "train" else "test" if "test" in split else "validation"
 
 
 def _known(name: str, request: Request) -> bool:
