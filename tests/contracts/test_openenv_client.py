@@ -29,6 +29,7 @@ from agentr_core.errors import (
     ReplayDiverged,
 )
 from agentr_core.types import Instance
+from flows.commands.environments import diagnose
 
 ACTIONS = ["9", "0", "what", "5", "7"]
 
@@ -263,7 +264,7 @@ def test_a_template_says_what_a_reset_is_sent() -> None:
     ("settings", "options", "rule", "said"),
     [
         ({"heeds": False}, {}, "arguments", "the reset argument seed has no effect at .* cannot be kept apart"),
-        ({}, {"reset_arguments": {}}, "arguments", "a reset is sent nothing of these"),
+        ({}, {"reset_arguments": {}}, "arguments", "a reset is sent no number at"),
         ({"restless": True}, {}, "repeats", "began twice at .* with another text.* set repeatability: never"),
         ({"restless": True, "heeds": False}, {}, "repeats", "the second time with the state secret"),
         ({"tools": True}, {}, "actions", r"takes calls of tools: set environment\.transcript: native"),
@@ -296,6 +297,22 @@ def test_a_sound_server_keeps_the_contract_and_promises_take_it_at_its_word() ->
         assert not client(url, instances_differ=True, repeatability="never").flaws()
     with pytest.raises(EnvironmentServerError, match=r"cannot be reached.*`agentr env serve textcraft --protocol open"):
         client(url, patience_s=0.1).reach()
+
+
+def test_the_doctor_says_it_of_a_server_at_hand() -> None:
+    options = {"train": "0-8", "test": "9-12", "success": "reward >= 1"}
+    with served(heeds=False) as (_, url):
+        (diagnosis,) = diagnose("openenv", options | {"url": url})
+        assert diagnosis["status"] == "broken"
+        assert "arguments: openenv: the reset argument seed has no effect" in diagnosis["detail"]
+    with served(raises=True) as (_, url):
+        (diagnosis,) = diagnose("openenv", options | {"url": url})
+        assert "EXECUTION_ERROR: florble the quux is not a valid guess; if it means a bad" in diagnosis["detail"]
+        (diagnosis,) = diagnose("openenv", options | {"url": url, "bad_action": "refused"})
+        assert diagnosis["ok"]
+    with served(places=1) as (_, url):
+        (diagnosis,) = diagnose("openenv", options | {"url": url, "patience_s": 0.2})
+        assert "has no place free" in diagnosis["detail"]
 
 
 def test_tools_are_native_calls() -> None:

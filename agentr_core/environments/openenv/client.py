@@ -478,13 +478,16 @@ class OpenEnv(RemoteWorld):
                     "reset_arguments, or set repeatability: never",
                 )
             ]
-        others = [(r"{index}", instance) for instance in train[1:2]]
-        others += [("{split}", test[0])] if "{split}" in json.dumps(self._arguments) else []
-        without = [] if self._instances_differ else [at for at, other in others if self._alike(first, other, drawn)]
-        named = [key for key, value in self._arguments.items() if any(at in json.dumps(value) for at in without)]
-        if not without and (self._instances_differ or others):
+        if self._instances_differ:
             return []
-        told = f"the reset argument {', '.join(named)} has no effect" if named else "a reset is sent nothing of these"
+        arguments = {key: json.dumps(value) for key, value in self._arguments.items()}
+        others = [("{index}", (*train[1:2], test[0])[0])]
+        others += [("{split}", test[0])] if any("{split}" in value for value in arguments.values()) else []
+        without = [placeholder for placeholder, other in others if self._alike(first, other, drawn)]
+        if not without:
+            return []
+        named = [key for key, value in arguments.items() if any(placeholder in value for placeholder in without)]
+        told = f"the reset argument {', '.join(named)} has no effect" if named else "a reset is sent no number"
         return [
             (
                 "arguments",
