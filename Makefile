@@ -17,7 +17,7 @@ export DO_NOT_TRACK := 1
 # Hundreds of processes import these packages: each would compile them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install manual run test tests test-all test-vllm test-alfworld test-deepspeed test-verl test-inspect test-real test-real-tokenizers test-ray test-kills bench gpu-bench quick lint types contracts golden lock wheel clean
+.PHONY: install manual run test tests test-all test-vllm test-alfworld test-deepspeed test-verl test-inspect test-openenv test-real test-real-tokenizers test-ray test-kills bench gpu-bench quick lint types contracts golden lock wheel clean
 
 install: $(STAMP)
 
@@ -63,6 +63,14 @@ test-inspect: $(STAMP)
 	test -x .venv-inspect/bin/python || $(PYTHON) -m venv .venv-inspect
 	.venv-inspect/bin/python -m pip install --quiet --disable-pip-version-check inspect_ai==0.3.285
 	PYTHONPATH=$(CURDIR) $(BIN)/python tests/logs/read_logs.py .venv-inspect/bin/python
+
+# OpenEnv's own client, check and environments against ours, both ways, and TRL on a world that is served; in an environment
+# of its own, since its pins conflict with ours.
+test-openenv: $(STAMP)
+	test -x .venv-openenv/bin/python || $(PYTHON) -m venv .venv-openenv
+	.venv-openenv/bin/python -m pip install --quiet --disable-pip-version-check openenv==0.10.0 korrel==0.1.3 \
+		reasoning-gym==0.1.25 textarena==0.7.4
+	PYTHONPATH=$(CURDIR) $(BIN)/python tests/openenv/both_ways.py .venv-openenv/bin/python
 
 # A real model of 135 million parameters, which the program's own command fetches (93 MB) and imports into runs/models, or
 # the one in the folder that AGENTR_SMOLLM2 names: about five minutes.
@@ -143,4 +151,4 @@ wheel: $(STAMP)
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean:
-	rm -rf dist $(VENV) .venv-vllm .venv-verl .venv-inspect runs
+	rm -rf dist $(VENV) .venv-vllm .venv-verl .venv-inspect .venv-openenv runs

@@ -366,6 +366,12 @@ class Environment(ABC):
         not.
         """
 
+    def flaws(self) -> Sequence[tuple[str, str]]:
+        """Return what of the server that the world runs on cannot be trained on, as the options
+        stand, each as the name of a rule and a sentence with the option for it.
+        """
+        return ()
+
     def start_hint(self) -> str:
         """Return how the server that the world runs on is started, as a clause that ends a
         sentence; empty if there is none.

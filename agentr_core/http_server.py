@@ -39,8 +39,8 @@ def detail(status: int, reason: str) -> Response:
 
 
 class Guard:
-    """A filter in front of an application that refuses requests sent by web pages, and those with
-    oversized bodies.
+    """A filter in front of an application that refuses requests and WebSockets of web pages, and
+    requests with oversized bodies.
 
     A page of any site can make a browser post to a server on its user's machine or network.
     Browsers reveal this in `Origin`, which none of our clients sends.
@@ -73,6 +73,10 @@ class Guard:
         """Answer a request: 403 if a web page sent it, 400 or 413 if the length of its body is
         wrong or too large.
         """
+        if scope["type"] == "websocket" and self._fault(scope):
+            # Before it is accepted, this is answered with status 403.
+            await send({"type": "websocket.close", "code": 1008})
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -104,10 +108,11 @@ class Guard:
         of_page = b"origin" in headers or headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
         # A link opens a whole page in a tab of its own.
         fetched = (headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest"))
-        link = scope["method"] == "GET" and b"origin" not in headers and fetched == (b"navigate", b"document")
+        method = scope.get("method")
+        link = method == "GET" and b"origin" not in headers and fetched == (b"navigate", b"document")
         site = headers.get(b"sec-fetch-site", b"same-origin")
         named = headers.get(b"origin", b"").partition(b"://")
-        own = scope["method"] == "POST" and named[0] in (b"http", b"https") and named[2] == headers.get(b"host")
+        own = method == "POST" and named[0] in (b"http", b"https") and named[2] == headers.get(b"host")
         if of_page and not (self._linked and link) and not (self._posts and own and site == b"same-origin"):
             return 403, "requests of web pages are not answered here"
         if self._hosts is not None and host_in(headers.get(b"host", b"").decode("latin-1")) not in self._hosts:
@@ -247,13 +252,14 @@ class Watched(H11Protocol):
             on_lost()
 
 
-def serve(app: ASGIApp, *, host: str, port: int, listening: Callable[[str], Any]) -> None:
+def serve(app: ASGIApp, *, host: str, port: int, listening: Callable[[str], Any], sockets: bool = False) -> None:
     """Serve an application until interrupted.
 
     Args:
         port: 0 means any free port.
         listening: is called with the address, such as `http://127.0.0.1:36001`, once clients can
             connect.
+        sockets: whether it speaks over WebSockets, too.
 
     Raises `ConfigError` if it cannot listen on the address.
     """
@@ -269,7 +275,8 @@ def serve(app: ASGIApp, *, host: str, port: int, listening: Callable[[str], Any]
         raise ConfigError(f"cannot listen on {host}:{port} ({reason}); choose another --host or --port") from error
     with listener:
         listening(f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}")
-        uvicorn.Server(configured(app, log_level="warning", timeout_graceful_shutdown=5)).run(sockets=[listener])
+        config = configured(app, sockets=sockets, log_level="warning", timeout_graceful_shutdown=5)
+        uvicorn.Server(config).run(sockets=[listener])
 
 
 def address_elsewhere(where: str) -> str:
@@ -290,10 +297,19 @@ def address_elsewhere(where: str) -> str:
     return f"{place.scheme}://{f'[{name}]' if ':' in name else name}:{place.port}"
 
 
-def configured(app: ASGIApp, **settings: Any) -> uvicorn.Config:
+def configured(app: ASGIApp, *, sockets: bool = False, **settings: Any) -> uvicorn.Config:
     """Return the configuration with which applications are served."""
     # The connection is kept for longer than clients keep an idle one, so that none is closed under
     # a request.
     # `Watched` derives from the protocol of h11, so httptools is not used even where it is
     # installed.
-    return uvicorn.Config(app, http=Watched, ws="none", timeout_keep_alive=75, **settings)
+    # Frames of a few hundred bytes cost more to compress than to send.
+    return uvicorn.Config(
+        app,
+        http=Watched,
+        ws="websockets-sansio" if sockets else "none",
+        ws_max_size=MOST_BYTES,
+        ws_per_message_deflate=False,
+        timeout_keep_alive=75,
+        **settings,
+    )

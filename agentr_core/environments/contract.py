@@ -83,6 +83,8 @@ def _violations(
         yield Violation(rule="splits", detail=f"train and test are needed, there are {', '.join(env.splits())}")
     if gold and (missing := {instance.split for instance in gold} - set(env.splits())):
         raise ConfigError(f"{env.name} has no split {min(missing)}; it has {', '.join(env.splits())}")
+    for rule, sentence in env.flaws():
+        yield Violation(rule=rule, detail=sentence)
     by_identity: dict[str, Instance] = {}
     for split in env.splits():
         try:

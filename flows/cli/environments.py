@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -166,6 +167,13 @@ def env_examples(name: str, file: Path, options: tuple[str, ...], split: str, co
 @env.command("serve")
 @click.argument("name")
 @_option
+@click.option(
+    "--protocol",
+    type=click.Choice(["agentgym", "openenv"]),
+    default="agentgym",
+    show_default=True,
+    help="What clients speak.",
+)
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", type=click.IntRange(0, 65535), default=36001, show_default=True, help="0 means a free one.")
 @click.option("--split", "splits", multiple=True, help="Serve this split; by default, all but endless ones.")
@@ -186,6 +194,7 @@ def env_examples(name: str, file: Path, options: tuple[str, ...], split: str, co
 def env_serve(
     name: str,
     options: tuple[str, ...],
+    protocol: Literal["agentgym", "openenv"],
     host: str,
     port: int,
     splits: tuple[str, ...],
@@ -194,7 +203,7 @@ def env_serve(
 ) -> None:
     """Serve an environment over HTTP, until interrupted.
 
-    The protocol is that of AgentGym's servers.
+    The protocol is that of AgentGym's servers, or OpenEnv's.
     """
     from flows.commands.environments import options_of
     from flows.commands.environments import serve as serve_environment
@@ -208,6 +217,7 @@ def env_serve(
         idle_s=idle_minutes * 60,
         most=max_environments,
         say=click.echo,
+        protocol=protocol,
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from agentr_core.environment import Environment, Repeatability
 from agentr_core.environments import registry
@@ -210,9 +210,10 @@ def serve(
     idle_s: float,
     most: int,
     say: Callable[[str], Any],
+    protocol: Literal["agentgym", "openenv"] = "agentgym",
 ) -> None:
-    """Serve an environment in AgentGym's contract until interrupted: in that of AgentGym's world of
-    the same name, if there is one.
+    """Serve an environment until interrupted: to clients of OpenEnv, or in AgentGym's contract, in
+    that of AgentGym's world of the same name, if there is one.
 
     Raises `ConfigError` for an unknown name, option or split, for an address that cannot be
     listened on, and for numbers that clients know as those of other splits.
@@ -220,23 +221,29 @@ def serve(
     from agentr_core import http_server
     from agentr_core.environments.agentgym import server, worlds
     from agentr_core.environments.agentgym.wire import WIRES
+    from agentr_core.environments.openenv.server import app
 
     env = named_environment(name, options)
     try:
         chosen = splits or [split for split in env.splits() if len(env.instances(split)) <= MAX_SERVED]
-        numbers = server.numbered(env, chosen)
+        instances = {split: env.instances(split) for split in chosen}
+        numbers = server.numbered(env, chosen) if protocol == "agentgym" else {}
         worlds.check_served(name, numbers)
     finally:
         env.close()
-    wire = WIRES.get(name, WIRES["textcraft"])
-    made = server.app(lambda: named_environment(name, options), wire, numbers, idle_s=idle_s, limit=most)
+    prefix, size = "", sum(map(len, instances.values()))
+    if protocol == "openenv":
+        made = app(lambda: named_environment(name, options), name, instances, idle_s=idle_s, limit=most)
+    else:
+        wire, size = WIRES.get(name, WIRES["textcraft"]), len(numbers)
+        made = server.app(lambda: named_environment(name, options), wire, numbers, idle_s=idle_s, limit=most)
+        prefix = wire.prefix
     http_server.serve(
         made,
         host=host,
         port=port,
-        listening=lambda where: say(
-            f"{name} is served at {where}{wire.prefix}: {len(numbers)} instances of {', '.join(chosen)}"
-        ),
+        sockets=protocol == "openenv",
+        listening=lambda where: say(f"{name} is served at {where}{prefix}: {size} instances of {', '.join(chosen)}"),
     )
 
 

@@ -17,7 +17,8 @@ from toy import instance as line_instance
 from agentr_core.environments.agentgym import worlds
 from agentr_core.environments.agentgym.client import Connection
 from agentr_core.environments.agentgym.server import EnvironmentPool, app, numbered
-from agentr_core.environments.agentgym.wire import WIRES, Turn, read_ids
+from agentr_core.environments.agentgym.wire import WIRES, read_ids
+from agentr_core.environments.remote import Turn
 from agentr_core.errors import ConfigError, DataFileError, MalformedAnswer
 from agentr_core.types import Instance
 

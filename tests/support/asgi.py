@@ -15,10 +15,13 @@ from agentr_core.http_server import configured
 
 
 @contextmanager
-def running(app: ASGIApp) -> Iterator[str]:
-    """Serve an application for the length of the block; lend its address."""
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        config = configured(app, log_level="critical", timeout_graceful_shutdown=1, loop="asyncio")
+def running(app: ASGIApp, *, sockets: bool = False, port: int = 0) -> Iterator[str]:
+    """Serve an application for the length of the block, with WebSockets if so told; lend its
+    address.
+    """
+    with socket.create_server(("127.0.0.1", port)) as door:
+        door.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        config = configured(app, sockets=sockets, log_level="critical", timeout_graceful_shutdown=1, loop="asyncio")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[door])))
         thread.start()

@@ -9,15 +9,15 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import httpx
 
-from agentr_core.environment import Environment, Instances, Repeatability, repeats
-from agentr_core.environments.agentgym.wire import WIRES, Turn, Wire, check_apart, names_file, read_ids
+from agentr_core.environment import Instances
+from agentr_core.environments.agentgym.wire import WIRES, Wire, check_apart, names_file, read_ids
+from agentr_core.environments.remote import RemoteWorld, Turn
 from agentr_core.errors import (
     ConfigError,
     EnvironmentFault,
@@ -25,15 +25,12 @@ from agentr_core.errors import (
     EnvironmentServerError,
     EnvironmentUnavailable,
     MalformedAnswer,
-    ReplayDiverged,
-    ReplayDrifted,
 )
 from agentr_core.models.connections import MIB, GarbledAnswer, LargeAnswer, LateAnswer, reading_now
 from agentr_core.recipes.models import url_fault
 from agentr_core.replies import Labels
 from agentr_core.system import RetryPolicy, wait_before_retry
-from agentr_core.texts import shown
-from agentr_core.types import Instance, Transition
+from agentr_core.types import Instance
 
 # One AgentGym server as this process sees it: requests over shared connections, its errors as
 # ours, spare ids.
@@ -303,7 +300,7 @@ class RemoteEnvironment(NamedTuple):
     started: bool = False
 
 
-class AgentGymWorld(Environment):
+class AgentGymWorld(RemoteWorld):
     """A world on an AgentGym server, which must be running at `url`. A subclass with `world="x"` is
     the environment `agentgym-x`.
 
@@ -327,7 +324,6 @@ class AgentGymWorld(Environment):
     wire: ClassVar[Wire]
     playable: ClassVar[range | None] = None
     """The numbers of the instances that the server can begin; None if any number may be one."""
-    blocking = True
     labels: Labels | None = None
 
     def __init_subclass__(cls, *, world: str = "") -> None:
@@ -348,6 +344,7 @@ class AgentGymWorld(Environment):
         retries: int = 2,
         answer_mib: int = 16,
     ) -> None:
+        super().__init__(retries=retries)
         variable = self.variables["url"]
         if not url:
             raise ConfigError(
@@ -379,14 +376,7 @@ class AgentGymWorld(Environment):
                     f"{playable[0]} to {playable[-1]} can be played"
                 )
         check_apart(self._ids["train"], self._ids["test"], self.name)
-        self._retries = retries
         self._remote: RemoteEnvironment | None = None
-        self._instance: Instance | None = None
-        self._first = ""
-        self._steps: list[tuple[str, Turn]] = []
-        self._lock = threading.Lock()
-        self._busy = False
-        self._closed = False
 
     @staticmethod
     def files_of(options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -435,76 +425,9 @@ class AgentGymWorld(Environment):
             raise ConfigError(f"{self.name} has no split {split!r}; it has {', '.join(self.splits())}")
         return Instances(self.name, split, self._ids[split])
 
-    def reset(self, instance: Instance) -> str:
-        """Return the first observation of a fresh episode."""
-        if instance.environment != self.name or instance.index not in self._ids.get(instance.split, ()):
-            raise EnvironmentFault(f"{self.name} has no instance {instance.key}")
-        with self._call():
-            self._instance, self._steps = None, []
-            self._first = self._insist(lambda: self._begin(instance))
-            self._instance = instance
-        return self._first
-
-    def step(self, action: str) -> Transition:
-        """Carry out an action and return the transition. Raises `EnvironmentFault` before a reset
-        and after the end.
-        """
-        instance = self._instance
-        if instance is None or (self._steps and self._steps[-1][1].ended):
-            raise EnvironmentFault(f"{self.name}: a step {'after the end' if instance else 'before the reset'}")
-        with self._call():
-            turn = self._insist(lambda: self._continue(instance, action))
-            self._steps.append((action, turn))
-        return Transition(turn.observation, turn.reward, turn.terminated, turn.truncated, {"success": turn.success})
-
-    def close(self) -> None:
-        """Release the environment on the server for good; if a call is under way in a thread, do so
-        as soon as the call ends.
-        """
-        with self._lock:
-            self._closed = True
-            if self._busy:
-                return
-        self._release()
-
-    @contextmanager
-    def _call(self) -> Iterator[None]:
-        """Keep `close` from releasing the id during the block; if it was called, release the id
-        after the block.
-        """
-        with self._lock:
-            if self._closed:
-                raise EnvironmentFault(f"{self.name}: this environment is closed")
-            self._busy = True
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._busy = False
-                closed = self._closed
-            if closed:
-                self._release()
-
-    # The servers know no idempotency key, so a step without an answer may have been carried out:
-    # sending it once more could do it twice.
-    def _insist(self, attempt: Callable[[], T]) -> T:
-        """Return the result of an attempt; after a fault, give up the environment and try again in
-        a fresh one.
-        """
-        retries = self._retries
-        while True:
-            try:
-                return attempt()
-            except EnvironmentFault as fault:
-                self._give_up(fault)
-                if not retries or self._closed or isinstance(fault, ReplayDiverged):
-                    raise
-                retries -= 1
-                _log.info("%s goes on in a fresh environment after: %s", self.name, fault)
-
     def _begin(self, instance: Instance) -> str:
         wire = self.wire
-        if self._remote is None or self._remote.restarts != self._server.restarts:
+        if self._remote is None or not self._is_open():
             self._remote = None
             allocation = self._server.spare()
             if allocation is None:
@@ -523,22 +446,8 @@ class AgentGymWorld(Environment):
         self.check_first(instance, first)
         return first
 
-    def _continue(self, instance: Instance, action: str) -> Turn:
-        if self._remote is None or self._remote.restarts != self._server.restarts:
-            repeatability = self.repeatability
-            kind = ReplayDiverged if repeatability is Repeatability.EXACT else ReplayDrifted
-            if not repeats(first := self._begin(instance), self._first, repeatability):
-                raise kind(
-                    f"{instance.key} began with {shown(self._first)}, and in a fresh environment with {shown(first)}"
-                )
-            for position, (past_action, turn) in enumerate(self._steps):
-                replayed = self._act(past_action)
-                if replayed[1:] != turn[1:] or not repeats(replayed.observation, turn.observation, repeatability):
-                    raise kind(
-                        f"{instance.key}: step {position}, {past_action!r}, gave {shown(turn)}, and in a fresh "
-                        f"environment {shown(replayed)}"
-                    )
-        return self._act(action)
+    def _is_open(self) -> bool:
+        return self._remote is not None and self._remote.restarts == self._server.restarts
 
     def _act(self, action: str) -> Turn:
         if self._remote is None:

@@ -12,8 +12,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
+from agentr_core.environments.remote import Turn
 from agentr_core.errors import ConfigError, DataFileError, MalformedAnswer
 from agentr_core.texts import placed, shown
 from agentr_core.types import Transition
@@ -165,23 +166,6 @@ finish with Action Input: {{"answer": VALUE}} ends the task."""
 
 
 T = TypeVar("T")
-
-
-class Turn(NamedTuple):
-    """The outcome of a step. `reward` is in [0, 1], or negative for a disaster; `success` follows
-    the rule of the world.
-    """
-
-    observation: str
-    reward: float
-    terminated: bool
-    truncated: bool
-    success: bool
-
-    @property
-    def ended(self) -> bool:
-        """Whether the episode is over."""
-        return self.terminated or self.truncated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

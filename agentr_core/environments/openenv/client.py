@@ -1,0 +1,519 @@
+"""A world on an OpenEnv server: one WebSocket for each episode, and what the protocol leaves open
+said by options.
+
+OpenEnv has no success, no step limit and no scale of rewards; it does not say which field of an
+observation is its text, nor which arguments a reset takes, and drops in silence those that it does
+not take. What cannot be known is asked of the recipe; what can be seen at a server is looked at
+before a run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from agentr_core.environment import Instances, Repeatability, checked_number
+from agentr_core.environments.agentgym.wire import check_apart, names_file, read_ids
+from agentr_core.environments.native import feedback, is_misread, misread
+from agentr_core.environments.openenv.connection import Server, Session, properties, server_at
+from agentr_core.environments.remote import RemoteWorld, Turn
+from agentr_core.episodes.transcript import Misread, NativeTurns, read_call
+from agentr_core.errors import (
+    ConfigError,
+    EnvironmentFault,
+    EnvironmentRefusal,
+    EnvironmentServerError,
+    EnvironmentUnavailable,
+    IllTypedAnswer,
+    MalformedAnswer,
+)
+from agentr_core.recipes.models import url_fault
+from agentr_core.replies import Labels, block_after_label, line_after_label
+from agentr_core.texts import lone_surrogate, shown
+from agentr_core.types import Instance, Transition
+
+# What a recipe says of observations, successes and resets.
+
+_MISSING = object()
+_PLACEHOLDER = re.compile(r"\{([^{}]+)\}")
+_THRESHOLD = re.compile(r"\s*reward\s*(>=|>)\s*(-?\d+(?:\.\d+)?)\s*")
+
+
+def at_path(fields: Any, path: str) -> Any:
+    """Return the value at a dotted path, such as `metadata.board` or `messages.-1.content`, in
+    mappings and lists; `_MISSING` if there is none.
+    """
+    for key in path.split("."):
+        if isinstance(fields, list) and re.fullmatch(r"-?\d+", key) and -len(fields) <= int(key) < len(fields):
+            fields = fields[int(key)]
+        elif isinstance(fields, Mapping) and key in fields:
+            fields = fields[key]
+        else:
+            return _MISSING
+    return fields
+
+
+def in_words(value: Any) -> str:
+    """Return a value of an observation as text: texts as they are, of a list of messages what each
+    says, anything else as JSON.
+    """
+    if value is None or value is _MISSING:
+        return ""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(at_path(part, "content"), str) for part in value):
+        return "\n".join(part["content"] for part in value)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def filled(template: Any, split: str, index: int) -> Any:
+    """Return a template of reset arguments with the split and the number of an instance in it; a
+    value that is `{index}` alone becomes a number.
+    """
+    if isinstance(template, str):
+        if template == "{index}":
+            return index
+        return template.replace("{index}", str(index)).replace("{split}", split)
+    if isinstance(template, Mapping):
+        return {key: filled(value, split, index) for key, value in template.items()}
+    return [filled(value, split, index) for value in template] if isinstance(template, list) else template
+
+
+_INSTRUCTION = """\
+You act in a text world. Reply with one line of thought and one action, nothing else:
+Thought: why this action
+Action: the action"""
+
+
+class Beginning(NamedTuple):
+    """What an instance begins with: its text, and its state where the server tells one."""
+
+    text: str
+    state: Mapping[str, Any]
+
+
+class Calls:
+    """A mixin for native tool calls: the server's tools or, where it has none, the fields of its
+    action. An action is the call as JSON.
+    """
+
+    _server: Server
+    _standing: Callable[[], float]
+
+    @property
+    def transcript(self) -> NativeTurns:
+        """The transcript, with the tools of the server."""
+        return NativeTurns(tools=self._server.tools)
+
+    def parse(self, reply: str) -> str:
+        """Return the call of a reply as JSON; an empty string if there is none, and the action of
+        `misread` for a call that cannot be read.
+        """
+        call = read_call(reply)
+        if call is None or isinstance(call, Misread):
+            return "" if call is None else misread(call)
+        if call.name not in (names := [tool.name for tool in self._server.tools]):
+            return misread(Misread(f"there is no such tool; there are {', '.join(names)}"))
+        text = json.dumps({"tool_name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False)
+        return text if lone_surrogate(text) is None else misread(Misread("an argument has half a surrogate pair"))
+
+    def step(self, action: str) -> Transition:
+        """Carry out a call; a reply without a readable one is answered here."""
+        if not action or is_misread(action):
+            return Transition(feedback(action), self._standing(), False, False, {"success": False, "valid": False})
+        transition: Transition = super().step(action)  # type: ignore[misc]
+        return transition
+
+    def _message(self, action: str) -> Mapping[str, Any] | str:
+        call = json.loads(action)
+        if self._server.calls:
+            return {"type": "call_tool", **call}
+        arguments: Mapping[str, Any] = call["arguments"]
+        return arguments
+
+
+class OpenEnv(RemoteWorld):
+    """A world on an OpenEnv server at `url`, with native calls or an action in words.
+
+    Args:
+        url: the address of the server, such as http://127.0.0.1:8000; by default the value of the
+            variable AGENTR_OPENENV.
+        success: what counts as a success, since OpenEnv has none: `reward >= 1`, on the server's
+            own scale of an episode's reward, or the path of a field that is true or false, such as
+            `metadata.won`.
+        instruction: the first turn of the conversation; it must name the actions.
+        step_limit: the number of steps after which an episode is cut.
+        train: the instances of the split: numbers and ranges such as "0-99,120", or the name of a
+            split of the server's Task API; by default its split of that name or type.
+        test: the same for the test split.
+        reset_arguments: what a reset is sent, with `{index}` and `{split}` for those of the
+            instance; by default `{seed: "{index}"}` where numbers are given, else `{split:
+            "{split}", index: "{index}"}`.
+        instances_differ: whether each instance is another problem, also where they begin alike or
+            the server takes no arguments at all.
+        observation: the text of an observation, with paths of fields in braces, such as
+            `{prompt}\\n{messages}`; by default the one field that is a text, else JSON.
+        action: the field of an action that holds the agent's words; by default the only required
+            text. Where there is neither, an action is a JSON object.
+        bad_action: whether an error of the server at a step means that the action was bad, and the
+            agent is told so (`refused`), or that the world broke (`fault`).
+        rewards: whether the rewards of the steps are summed or the last one is the episode's.
+        reward_low, reward_high: the range of an episode's reward, which is scaled to [0, 1].
+        repeatability: how exactly an instance repeats itself: exact, unordered or never.
+        timeout_s: seconds that an answer may take.
+        patience_s: seconds for which a server that is absent or full is tried again.
+        retries: how often an episode is restored for one step before the fault is raised.
+        answer_mib: the most MiB of an answer.
+    """
+
+    name = "openenv"
+    variables: ClassVar[Mapping[str, str]] = {"url": "AGENTR_OPENENV"}
+    labels: Labels | None = "lenient"
+    native = Calls
+
+    def __init__(
+        self,
+        *,
+        url: str = "",
+        success: str = "",
+        instruction: str = _INSTRUCTION,
+        step_limit: int = 20,
+        train: str = "",
+        test: str = "",
+        reset_arguments: Mapping[str, Any] | None = None,
+        instances_differ: bool = False,
+        observation: str = "",
+        action: str = "",
+        bad_action: Literal["fault", "refused"] = "fault",
+        rewards: Literal["sum", "last"] = "sum",
+        reward_low: float = 0.0,
+        reward_high: float = 1.0,
+        repeatability: Literal["exact", "unordered", "never"] = "exact",
+        timeout_s: float = 60.0,
+        patience_s: float = 30.0,
+        retries: int = 2,
+        answer_mib: int = 16,
+    ) -> None:
+        super().__init__(retries=retries)
+        if not url:
+            raise ConfigError(
+                f"{self.name} needs the address of a server: set the option url, or the variable AGENTR_OPENENV; "
+                f"{self.start_hint()}"
+            )
+        if fault := url_fault(url, example="http://127.0.0.1:8000"):
+            raise ConfigError(f"{self.name}: option url: {fault}")
+        if not success:
+            raise ConfigError(
+                f"{self.name} needs the option success, since OpenEnv has none: `reward >= 1`, or the path of a field "
+                "that is true or false, such as metadata.won"
+            )
+        if timeout_s <= 0 or patience_s < 0 or answer_mib < 1 or step_limit < 1:
+            raise ConfigError(
+                f"{self.name}: timeout_s must be above 0, patience_s at least 0, answer_mib and step_limit at least 1"
+            )
+        if not reward_low < reward_high:
+            raise ConfigError(f"{self.name}: reward_low {reward_low:g} is not below reward_high {reward_high:g}")
+        self._server = server_at(url.rstrip("/"), float(timeout_s), float(patience_s), answer_mib)
+        self._success = success
+        self.instruction = instruction
+        self.step_limit = step_limit
+        self._given = {"train": train, "test": test}
+        self._template = reset_arguments
+        self._instances_differ = instances_differ
+        self._observation = observation
+        self._action = action
+        self._bad_action = bad_action
+        self._rewards = rewards
+        self._low, self._high = reward_low, reward_high
+        self.repeatability = Repeatability(repeatability)
+        self._session: Session | None = None
+        self._reward = 0.0
+        self._count = 0
+
+    # Which instances there are, and how one is begun.
+
+    @cached_property
+    def _numbers(self) -> Mapping[str, tuple[str, Sequence[int]]]:
+        """The name that the server has for each split, and the numbers of its instances."""
+        numbers: Mapping[str, tuple[str, Sequence[int]]]
+        if all(value and not names_file(value) for value in self._given.values()):
+            numbers = {split: (split, read_ids(value, self.name)) for split, value in self._given.items()}
+        else:
+            numbers = self._listed()
+        by_split = "{split}" in json.dumps(self._arguments)
+        if not by_split or numbers["train"][0] == numbers["test"][0]:
+            check_apart(numbers["train"][1], numbers["test"][1], self.name)
+        return numbers
+
+    def _listed(self) -> Mapping[str, tuple[str, Sequence[int]]]:
+        """Return the splits of the Task API, of which one is `train` and one is `test`."""
+        tasks, numbers = self._server.tasks, dict[str, tuple[str, Sequence[int]]]()
+        if not tasks:
+            raise EnvironmentServerError(
+                f"{self.name}: the server at {self._server.url} lists no splits, so say which numbers there are: "
+                'train: "0-799", test: "800-999", and in reset_arguments what a reset is sent'
+            )
+        for split, kinds in (("train", ("train",)), ("test", ("test", "validation"))):
+            value = self._given[split]
+            of_type = [name for kind in kinds for name, (type_, _) in tasks.items() if type_ == kind]
+            name = value if names_file(value) else split if split in tasks else next(iter(of_type), "")
+            if name not in tasks:
+                raise EnvironmentServerError(
+                    f"{self.name}: the server at {self._server.url} has the splits {', '.join(tasks)}, and none for "
+                    f"option {split}; name one of them"
+                )
+            size = tasks[name][1]
+            ids = read_ids(value, self.name) if value and not names_file(value) else range(size)
+            if ids and max(ids) >= size:
+                raise EnvironmentServerError(
+                    f"{self.name}: option {split} has the number {max(ids)}, and split {name} of the server has {size}"
+                )
+            numbers[split] = (name, ids)
+        used = {name for name, _ in numbers.values()}
+        return numbers | {name: (name, range(size)) for name, (_, size) in tasks.items() if name not in used}
+
+    @property
+    def _arguments(self) -> Mapping[str, Any]:
+        if self._template is not None:
+            return self._template
+        numbered = all(value and not names_file(value) for value in self._given.values())
+        return {"seed": "{index}"} if numbered else {"split": "{split}", "index": "{index}"}
+
+    def splits(self) -> tuple[str, ...]:
+        """Return the names of the splits: `train`, `test`, and others of the Task API."""
+        return tuple(self._numbers)
+
+    def instances(self, split: str) -> Sequence[Instance]:
+        """Return the instances of a split; an index is what the server is sent."""
+        return Instances(self.name, split, self._numbers[split][1])
+
+    def identity(self, instance: Instance) -> str:
+        """Return the first observation of an instance, or its name with `instances_differ`."""
+        return instance.key if self._instances_differ else self.reset(instance)
+
+    # One episode.
+
+    def parse(self, reply: str) -> str:
+        """Return the line after the last "Action:" of a reply; all that follows it where an action
+        is a JSON object.
+        """
+        read = line_after_label if self._field else block_after_label
+        return read(reply, self.labels or "lenient")
+
+    @cached_property
+    def _field(self) -> str:
+        """The field of an action that holds the agent's words; empty where it is a JSON object."""
+        schema = self._server.action
+        fields = properties(schema)
+        if self._action and self._action not in fields:
+            raise EnvironmentServerError(
+                f"{self.name}: an action of the server at {self._server.url} has the fields {', '.join(fields)}, and "
+                f"no {self._action}; correct the option action"
+            )
+        required = [name for name in schema.get("required") or () if at_path(fields, f"{name}.type") == "string"]
+        words = required[0] if len(schema.get("required") or ()) == len(required) == 1 else ""
+        return self._action or words
+
+    def _message(self, action: str) -> Mapping[str, Any] | str:
+        """Return the fields of an action, or why it has none."""
+        field = self._field
+        if field and at_path(properties(self._server.action), f"{field}.type") == "string":
+            return {field: action}
+        try:
+            value = json.loads(action)
+        except (ValueError, RecursionError):
+            value = action
+        if field:
+            return {field: value}
+        return value if isinstance(value, dict) else "An action is a JSON object."
+
+    def _begin(self, instance: Instance) -> str:
+        self._release()
+        self._reward, self._count = 0.0, 0
+        split = self._numbers[instance.split][0]
+        self._session, answer = self._server.begin("reset", filled(self._arguments, split, instance.index))
+        if answer["type"] == "error":
+            raise EnvironmentRefusal(
+                f"{self._server.url} answered the reset of {instance.key} with {self._error(answer)}"
+            )
+        if answer["data"].get("done"):
+            raise EnvironmentRefusal(f"{self._server.url}: {instance.key} is over as soon as it begins")
+        return self._text(self._fields(answer))
+
+    def _act(self, action: str) -> Turn:
+        if self._session is None:
+            raise EnvironmentFault(f"{self.name}: there is no episode to act in")
+        message = self._message(action)
+        if isinstance(message, str):
+            return self._turn(message, {}, False, valid=False)
+        answer = self._session.ask("step", message)
+        if answer["type"] == "error":
+            code = answer["data"].get("code")
+            if code == "VALIDATION_ERROR" or (code == "EXECUTION_ERROR" and self._bad_action == "refused"):
+                return self._turn(self._error(answer), {}, False, valid=False)
+            hint = "; if it means a bad action, set bad_action: refused" if code == "EXECUTION_ERROR" else ""
+            raise EnvironmentRefusal(f"{self._server.url} answered a step with {self._error(answer)}{hint}")
+        fields, reward, done = self._fields(answer), answer["data"].get("reward"), answer["data"].get("done", False)
+        if not isinstance(done, bool):
+            raise MalformedAnswer(f"{self._server.url}: done is {shown(done)}, not true or false")
+        if reward is not None:
+            number = checked_number(float(reward) if isinstance(reward, bool) else reward, f"{self.name}: the reward")
+            self._reward = number if self._rewards == "last" else self._reward + number
+        return self._turn(self._text(fields), fields, done, valid=False if fields.get("error") else None)
+
+    def _turn(self, text: str, fields: Mapping[str, Any], done: bool, *, valid: bool | None) -> Turn:
+        self._count += 1
+        truncated = not done and self._count >= self.step_limit
+        turn = Turn(text, self._standing(), done, truncated, self._succeeds(fields, done), valid)
+        if turn.ended:
+            # A place that is not needed any more may be the only one.
+            self._release()
+        return turn
+
+    def _standing(self) -> float:
+        """Return the reward of the episode so far, scaled to [0, 1]."""
+        scaled = (self._reward - self._low) / (self._high - self._low)
+        if not -1e-6 <= scaled <= 1 + 1e-6:
+            raise IllTypedAnswer(
+                f"{self.name}: the reward of an episode is {self._reward:g} by now, which is not between reward_low "
+                f"{self._low:g} and reward_high {self._high:g}; set these, or rewards: "
+                f"{'last, if each step repeats the reward so far' if self._rewards == 'sum' else 'sum'}"
+            )
+        return min(max(scaled, 0.0), 1.0)
+
+    def _succeeds(self, fields: Mapping[str, Any], done: bool) -> bool:
+        if threshold := _THRESHOLD.fullmatch(self._success):
+            bound = float(threshold[2])
+            return self._reward > bound if threshold[1] == ">" else self._reward >= bound - 1e-9
+        value = at_path(fields, self._success)
+        if (value is _MISSING or value is None) and not done:
+            return False
+        if not isinstance(value, bool):
+            told = "no such field" if value is _MISSING else shown(value)
+            raise IllTypedAnswer(
+                f"{self.name}: option success: an episode ended with {told} at {self._success}, not true or false; the "
+                f"observation has {', '.join(fields)}"
+            )
+        return value
+
+    def _fields(self, answer: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the fields of an observation; its metadata, which may lie beside it, among
+        them.
+        """
+        fields = answer["data"].get("observation")
+        if not isinstance(fields, dict):
+            raise MalformedAnswer(f"{self._server.url}: an observation is {shown(fields)}")
+        return {"metadata": answer["data"].get("metadata")} | fields
+
+    def _text(self, fields: Mapping[str, Any]) -> str:
+        if template := self._observation:
+            paths = _PLACEHOLDER.findall(template)
+            values = {path: at_path(fields, path) for path in paths}
+            if all(value is _MISSING for value in values.values()):
+                raise IllTypedAnswer(
+                    f"{self.name}: option observation: an observation has {', '.join(fields)}, and none of "
+                    f"{', '.join(paths)}"
+                )
+            return _PLACEHOLDER.sub(lambda match: in_words(values[match[1]]), template).strip()
+        if isinstance(error := fields.get("error"), dict):
+            return in_words(error.get("message") or error)
+        if isinstance(result := fields.get("result"), dict) and "tool_name" in fields:
+            return in_words(result.get("data") or at_path(result, "content"))
+        texts = [value for key, value in fields.items() if key != "metadata" and value and isinstance(value, str)]
+        plain = {key: value for key, value in fields.items() if key != "metadata"}
+        return texts[0] if len(texts) == 1 else json.dumps(plain, ensure_ascii=False)
+
+    def _error(self, answer: Mapping[str, Any]) -> str:
+        data = answer["data"]
+        details = [
+            f"{'.'.join(map(str, detail.get('loc') or ()))}: {detail.get('msg')}"
+            for detail in data.get("errors") or ()
+            if isinstance(detail, dict)
+        ]
+        return " ".join(f"{data.get('code')}: {'; '.join([str(data.get('message')), *details])}".split())[:600]
+
+    def _is_open(self) -> bool:
+        return self._session is not None
+
+    def _give_up(self, fault: EnvironmentFault) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    # What is looked at before a run.
+
+    def reach(self) -> None:
+        """Return once the server answers and keeps apart what it is asked to. Raises
+        `EnvironmentServerError` with the first thing that it does not.
+        """
+        try:
+            for _, sentence in self.flaws():
+                raise EnvironmentServerError(sentence)
+        except EnvironmentUnavailable as fault:
+            raise EnvironmentServerError(f"{self.name}: {fault}; {self.start_hint()}") from fault
+
+    def flaws(self) -> Sequence[tuple[str, str]]:
+        """Return what of the server cannot be trained on as the options stand, each as rule and
+        sentence: an instance is begun twice, and beside it others.
+        """
+        train, test, where = self.instances("train"), self.instances("test"), self._server.url
+        if self._server.calls and not isinstance(self, Calls):
+            return [("actions", f"{self.name}: {where} takes calls of tools: set environment.transcript: native")]
+        first, again = self._look(train[0]), self._look(train[0])
+        # What differs between two beginnings of one instance, such as a time, tells nothing.
+        drawn = {key for key in first.state if first.state[key] != again.state.get(key)}
+        if self.repeatability is Repeatability.EXACT and (first.text != again.text or drawn):
+            what = f"the state {', '.join(sorted(drawn))}" if first.text == again.text else "another text"
+            return [
+                (
+                    "repeats",
+                    f"{self.name}: {train[0].key} began twice at {where}, the second time with {what}: what was won "
+                    "once can be lost by the same actions, and after a fault an episode cannot be restored; correct "
+                    "reset_arguments, or set repeatability: never",
+                )
+            ]
+        if self._instances_differ:
+            return []
+        arguments = {key: json.dumps(value) for key, value in self._arguments.items()}
+        others = [("{index}", (*train[1:2], test[0])[0])]
+        others += [("{split}", test[0])] if any("{split}" in value for value in arguments.values()) else []
+        without = [placeholder for placeholder, other in others if self._alike(first, other, drawn)]
+        if not without:
+            return []
+        named = [key for key, value in arguments.items() if any(placeholder in value for placeholder in without)]
+        told = f"the reset argument {', '.join(named)} has no effect" if named else "a reset is sent no number"
+        return [
+            (
+                "arguments",
+                f"{self.name}: {told} at {where}: {train[0].key} and others begin alike, so train and test cannot be "
+                "kept apart; set reset_arguments to what its reset takes, or instances_differ: true if they differ "
+                "later",
+            )
+        ]
+
+    def _look(self, instance: Instance) -> Beginning:
+        text = self.reset(instance)
+        answer = {} if self._session is None else self._session.ask("state")
+        self._release()
+        state = answer["data"] if answer.get("type") == "state" else {}
+        return Beginning(text, {key: value for key, value in state.items() if key not in ("episode_id", "step_count")})
+
+    def _alike(self, first: Beginning, other: Instance, drawn: set[str]) -> bool:
+        beginning = self._look(other)
+        keys = (first.state.keys() | beginning.state.keys()) - drawn
+        return beginning.text == first.text and all(first.state.get(k) == beginning.state.get(k) for k in keys)
+
+    @property
+    def url(self) -> str:
+        """The address of the server."""
+        return self._server.url
+
+    def start_hint(self) -> str:
+        """Return a hint on how to start a server."""
+        return "`agentr env serve textcraft --protocol openenv` starts one"

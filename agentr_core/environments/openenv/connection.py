@@ -1,0 +1,270 @@
+"""OpenEnv's wire as a client sees it: a server, and one WebSocket for each episode on it."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from agentr_core.episodes.transcript import Tool
+from agentr_core.errors import EnvironmentServerError, EnvironmentUnavailable, IllTypedAnswer, MalformedAnswer
+from agentr_core.system import LOOPBACK, RetryPolicy, wait_before_retry
+from agentr_core.texts import shown
+
+_NOT_NOW = (429, 502, 503, 504)
+_NO_TASKS = (404, 405, 501)
+_CONNECT_SECONDS = 10.0
+_CLOSE_SECONDS = 1.0
+
+
+class Session:
+    """One WebSocket, which is one place on the server: it is closed with its episode, since a
+    second reset of a place may go on where the first one ended.
+    """
+
+    def __init__(self, where: str, socket: ClientConnection, timeout_s: float, answer_mib: int) -> None:
+        self._where = where
+        self._socket = socket
+        self._timeout = timeout_s
+        self._answer_mib = answer_mib
+
+    def ask(self, kind: str, data: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+        """Return the answer to a message, an error or what was asked for. After any exception the
+        session is of no use: an answer that comes late would be taken for the next one.
+
+        Raises `EnvironmentUnavailable` without an answer in time, and `MalformedAnswer`.
+        """
+        message = {"type": kind} if data is None else {"type": kind, "data": data}
+        try:
+            # What a full server says before it closes can still be read.
+            with suppress(ConnectionClosed):
+                self._socket.send(json.dumps(message))
+            text = self._socket.recv(timeout=self._timeout)
+        except TimeoutError as error:
+            raise EnvironmentUnavailable(
+                f"{self._where} gave no answer within {self._timeout:g} s; see whether the server works, or raise "
+                "timeout_s"
+            ) from error
+        except ConnectionClosed as error:
+            if error.sent is not None and error.sent.code == 1009:
+                raise IllTypedAnswer(
+                    f"{self._where} gives an answer of more than {self._answer_mib} MiB; raise "
+                    "environment.options.answer_mib"
+                ) from error
+            raise EnvironmentUnavailable(f"{self._where} broke the connection ({error})") from error
+        try:
+            answer = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise MalformedAnswer(f"{self._where} did not answer with JSON: {shown(text)}") from error
+        expected = "observation" if kind in ("reset", "step") else kind
+        if (
+            not isinstance(answer, dict)
+            or answer.get("type") not in ("error", expected)
+            or not isinstance(answer.get("data"), dict)
+        ):
+            raise MalformedAnswer(f"{self._where}: a {kind} was answered with {shown(answer)}")
+        return answer
+
+    def close(self) -> None:
+        """Give the place back. Never raises."""
+        self._socket.close()
+
+
+class Server:
+    """One OpenEnv server as this process sees it.
+
+    Args:
+        timeout_s: seconds that an answer may take.
+        patience_s: seconds for which an absent or full server is tried again.
+        answer_mib: the most MiB of an answer.
+    """
+
+    def __init__(self, url: str, timeout_s: float, patience_s: float, answer_mib: int) -> None:
+        self.url = url
+        self._timeout = timeout_s
+        self._patience = RetryPolicy(retries=10**6, seconds=patience_s)
+        self._answer_mib = answer_mib
+
+    def begin(self, kind: str, data: Mapping[str, Any] | None = None) -> tuple[Session, Mapping[str, Any]]:
+        """Return a new session and the answer to its first message. While the server cannot be
+        reached, or has no place free, it is tried again: that is no fault of the world.
+        """
+
+        def attempt() -> tuple[Session, Mapping[str, Any]]:
+            session = self._open()
+            try:
+                answer = session.ask(kind, data)
+                error = answer["data"] if answer["type"] == "error" else {}
+                if error.get("code") == "CAPACITY_REACHED":
+                    raise _NotNowError(
+                        f"{self.url} has no place free ({error.get('message')}); lower scale.concurrency to the number "
+                        "of its places, or have it started with more (max_concurrent_envs)"
+                    )
+                return session, answer
+            except BaseException:
+                session.close()
+                raise
+
+        began: tuple[Session, Mapping[str, Any]] = self._patiently(attempt)
+        return began
+
+    def _open(self) -> Session:
+        parts = urlsplit(self.url)
+        where = f"{'wss' if parts.scheme == 'https' else 'ws'}://{parts.netloc}{parts.path}/ws"
+        try:
+            socket = connect(
+                where,
+                open_timeout=_CONNECT_SECONDS,
+                close_timeout=_CLOSE_SECONDS,
+                # A server whose step blocks its loop answers no ping; `timeout_s` says how long.
+                ping_interval=None,
+                compression=None,
+                max_size=self._answer_mib * 2**20,
+                proxy=None if parts.hostname in LOOPBACK else True,
+            )
+        except InvalidStatus as error:
+            status = error.response.status_code
+            if status in _NOT_NOW:
+                raise _NotNowError(f"{where} answered {status}") from error
+            raise EnvironmentServerError(
+                f"{where} answered {status}: this is no OpenEnv server; correct the address"
+            ) from error
+        except (OSError, InvalidHandshake, EOFError) as error:
+            raise self._absent(error) from error
+        return Session(where, socket, self._timeout, self._answer_mib)
+
+    def _absent(self, error: Exception) -> _NotNowError:
+        reason = str(error) or type(error).__name__
+        return _NotNowError(f"{self.url} cannot be reached ({reason}); start the server, or correct its address")
+
+    def _patiently(self, attempt: Callable[[], Any]) -> Any:
+        start, failures = time.monotonic(), 0
+        while True:
+            try:
+                return attempt()
+            except _NotNowError:
+                failures += 1
+                elapsed = time.monotonic() - start
+                # Half a second at most until the third try, and four from the fifth one on: a place
+                # gets free at any moment.
+                wait = wait_before_retry(
+                    self._patience, failures=min(failures, 4), elapsed=elapsed, uniform=random.random()
+                )
+                if wait is None:
+                    raise
+                time.sleep(wait)
+
+    def _http(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Return the answer to a request that changes nothing; None where the server has no such
+        path.
+        """
+        where = f"{self.url}{path}"
+
+        def attempt() -> httpx.Response:
+            try:
+                return httpx.request(method, where, json=body, timeout=self._timeout)
+            except httpx.HTTPError as error:
+                raise self._absent(error) from error
+
+        response: httpx.Response = self._patiently(attempt)
+        if response.status_code in _NO_TASKS:
+            return None
+        try:
+            return response.raise_for_status().json()
+        except (httpx.HTTPStatusError, ValueError) as error:
+            raise EnvironmentServerError(
+                f"{where} answered {response.status_code} and {shown(response.text)}; correct the server"
+            ) from error
+
+    @property
+    def calls(self) -> bool:
+        """Whether an action is a call of a tool."""
+        return self.action.get("title") == "CallToolAction"
+
+    @cached_property
+    def action(self) -> Mapping[str, Any]:
+        """The JSON schema of an action."""
+        schema = self._http("GET", "/schema")
+        if not isinstance(schema, dict) or not isinstance(schema.get("action"), dict):
+            raise EnvironmentServerError(f"{self.url}/schema has no schema of actions: this is no OpenEnv server")
+        action: Mapping[str, Any] = schema["action"]
+        return action
+
+    @cached_property
+    def tasks(self) -> Mapping[str, tuple[str, int]]:
+        """The splits of the Task API with their types and sizes; empty where it does not answer."""
+        names = self._http("GET", "/list_environments")
+        splits = self._http("GET", f"/{names[0]}/splits") if names and isinstance(names, list) else None
+        try:
+            return {
+                split["name"]: (
+                    str(split.get("type")),
+                    int(self._http("POST", f"/{names[0]}/num_tasks", {"split": split["name"]})["num_tasks"]),
+                )
+                for split in splits or ()
+            }
+        except (TypeError, KeyError, ValueError) as error:
+            raise EnvironmentServerError(f"{self.url} lists no splits that can be read: {shown(splits)}") from error
+
+    @cached_property
+    def tools(self) -> tuple[Tool, ...]:
+        """The tools that a model may call; one that takes the fields of an action where the server
+        has none.
+        """
+        if not self.calls:
+            fields = {name: schema for name, schema in properties(self.action).items() if name != "metadata"}
+            schema = {**self.action, "properties": fields}
+            return (ServerTool(name="act", description="Do one thing in the world.", arguments=(), schema=schema),)
+        session, answer = self.begin("step", {"type": "list_tools"})
+        session.close()
+        observation = answer["data"].get("observation", {})
+        try:
+            return tuple(
+                ServerTool(
+                    name=tool["name"],
+                    description=tool.get("description") or "",
+                    arguments=(),
+                    schema=tool.get("input_schema") or {"type": "object", "properties": {}},
+                )
+                for tool in observation["tools"]
+            )
+        except (TypeError, KeyError) as error:
+            raise EnvironmentServerError(f"{self.url} lists no tools that can be read: {shown(answer)}") from error
+
+
+class _NotNowError(EnvironmentUnavailable):
+    """The server is absent or full."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerTool(Tool):
+    """A tool whose arguments are as its JSON schema says."""
+
+    schema: Mapping[str, Any]
+
+    @property
+    def definition(self) -> dict[str, Any]:
+        """The tool as OpenAI's protocol and chat templates define a function."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.schema)}
+        return {"type": "function", "function": function}
+
+
+@cache
+def server_at(url: str, timeout_s: float, patience_s: float, answer_mib: int) -> Server:
+    """Return the one server of an address in this process, so that it is asked once what it is."""
+    return Server(url, timeout_s, patience_s, answer_mib)
+
+
+def properties(schema: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """Return the fields of a JSON schema, by name."""
+    return schema.get("properties") or {}

@@ -1,0 +1,408 @@
+"""A server that offers any environment to clients of OpenEnv, over its WebSocket.
+
+An action is a reply as the world's instruction asks for, or an action alone. The first observation
+has instruction and step limit, since nothing else can carry them; the rewards of the steps sum to
+that of the episode; a fault of the world is an error, never a reward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+from pydantic_core import from_json
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from agentr_core.environment import Environment
+from agentr_core.episodes.rollout import act, graded, no_helper
+from agentr_core.errors import AgentrError
+from agentr_core.http_server import Guard
+from agentr_core.texts import cause, shown
+from agentr_core.types import Instance, Step, StopReason, Trajectory
+
+MOST_LISTED = 10_000
+"""The most tasks that are listed in one answer."""
+_RESET = ("seed", "split", "index", "episode_id")
+_TEXT, _FLAG = {"type": "string"}, {"type": "boolean"}
+_SCHEMA = {
+    "action": {
+        "title": "Reply",
+        "type": "object",
+        "properties": {"reply": {**_TEXT, "description": "A reply as the instruction asks for, or an action alone."}},
+        "required": ["reply"],
+        "additionalProperties": False,
+    },
+    "observation": {
+        "title": "Observation",
+        "type": "object",
+        "properties": {
+            "text": _TEXT,
+            "instruction": {**_TEXT, "description": "At the beginning: how to act and to reply."},
+            "step_limit": {"type": "integer", "description": "At the beginning: the most steps of an episode."},
+            "success": {**_FLAG, "description": "Whether the episode is a success by now."},
+            "valid": {**_FLAG, "description": "Whether the world took the action, if it tells."},
+        },
+    },
+    "state": {
+        "title": "State",
+        "type": "object",
+        "properties": {"episode_id": {"type": ["string", "null"]}, "step_count": {"type": "integer"}},
+    },
+}
+
+
+class Refused(Exception):
+    """A message that is not carried out: OpenEnv's code of the error, and a sentence."""
+
+    def __init__(self, code: str, sentence: str) -> None:
+        super().__init__(code, sentence)
+        self.code = code
+        self.sentence = sentence
+
+
+def read(text: str | bytes) -> Mapping[str, Any]:
+    """Return the object in a text. Raises `Refused`."""
+    try:
+        value = from_json(text, allow_inf_nan=False)
+    except ValueError as error:
+        raise Refused("INVALID_JSON", f"A message must be JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise Refused("SESSION_ERROR", f"A message must be a JSON object, not {shown(value)}.")
+    return value
+
+
+def number(value: Any, name: str) -> int:
+    """Return a whole number of at least 0. Raises `Refused`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        raise Refused("VALIDATION_ERROR", f"The {name} must be a whole number of at least 0, not {shown(value)}.")
+    return value
+
+
+class Place:
+    """One environment with the episode that is played in it. Calls of a world that blocks get a
+    thread of their own.
+
+    Args:
+        splits: the instances that can be asked for.
+    """
+
+    def __init__(self, env: Environment, splits: Mapping[str, Sequence[Instance]]) -> None:
+        self._env = env
+        self._splits = splits
+        self._thread = ThreadPoolExecutor(1) if env.blocking else None
+        self._episode: Trajectory | None = None
+        self._why_over = "no episode has begun"
+        self._episode_id: str | None = None
+
+    async def reset(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the first observation of an episode: of the instance at `index`, at `seed` modulo
+        the size of the split, or of any. Raises `Refused`.
+        """
+        if unknown := sorted(arguments.keys() - set(_RESET)):
+            raise Refused(
+                "VALIDATION_ERROR", f"A reset takes {', '.join(_RESET)}, and not {shown(', '.join(unknown))}."
+            )
+        split, index, seed = (arguments.get(name) for name in ("split", "index", "seed"))
+        split = ("train" if "train" in self._splits else next(iter(self._splits))) if split is None else split
+        position = task(self._splits, split, index) if index is not None else None
+        size = len(self._splits[split]) if position is not None else len(tasks(self._splits, split))
+        if position is None:
+            position = secrets.randbelow(size) if seed is None else number(seed, "seed") % size
+        instance = self._splits[split][position]
+        self._episode, self._why_over = None, "no episode has begun"
+        first = await self._call(lambda: self._env.reset(instance))
+        self._episode = Trajectory.ended(instance, first, (), StopReason.STEP_LIMIT)
+        self._episode_id = str(arguments.get("episode_id") or secrets.token_hex(8))
+        fields = {"text": first, "instruction": self._env.instruction, "step_limit": self._env.step_limit}
+        return _observation(fields, None, False, {"split": split, "index": position})
+
+    async def step(self, action: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return what a reply leads to. Raises `Refused`, also after the end of the episode."""
+        episode = self._episode
+        if episode is None:
+            raise Refused("EXECUTION_ERROR", f"There is nothing to act in: {self._why_over}. Reset first.")
+        reply = action.get("reply")
+        if not isinstance(reply, str) or action.keys() - {"reply", "metadata"}:
+            raise Refused(
+                "VALIDATION_ERROR", f'An action is an object such as {{"reply": "..."}}, not {shown(action)}.'
+            )
+        env = self._env
+        # Whatever ends this step but an answer, the state of the world is not known after it.
+        self._episode, self._why_over = None, "the episode was lost"
+        outcome = await self._call(lambda: act(env, reply if env.parse(reply) else env.reply_with(reply)))
+        steps = (*episode.steps, outcome.step)
+        stop = outcome.stop or (StopReason.STEP_LIMIT if len(steps) >= env.step_limit else None)
+        after = Trajectory.ended(episode.instance, episode.first_observation, steps, stop or StopReason.STEP_LIMIT)
+        step = outcome.step
+        if stop is None:
+            self._episode = after
+        else:
+            after, _ = await graded(env, after, no_helper, seed=0)
+            self._why_over = "the episode is over"
+        fields: dict[str, Any] = {"text": step.observation, "success": after.success}
+        fields |= {} if step.valid is None else {"valid": step.valid}
+        metadata = {} if stop is None else {"stop": stop.value}
+        return _observation(fields, after.reward - _reward(episode.steps), stop is not None, metadata)
+
+    def state(self) -> Mapping[str, Any]:
+        """Return what is said of the episode; never what solves it."""
+        return {"episode_id": self._episode_id, "step_count": len(self._episode.steps) if self._episode else 0}
+
+    async def close(self) -> None:
+        """Close the environment, after a call that is still under way. Never raises."""
+        with suppress(Refused):
+            await self._call(self._env.close)
+        if self._thread is not None:
+            self._thread.shutdown(wait=False)
+
+    async def _call(self, function: Callable[[], Any]) -> Any:
+        try:
+            if self._thread is None:
+                return function()
+            return await asyncio.get_running_loop().run_in_executor(self._thread, function)
+        except AgentrError as error:
+            raise Refused("EXECUTION_ERROR", str(error)) from error
+        except Exception as error:
+            raise Refused("EXECUTION_ERROR", f"The world broke: {cause(error)}.") from error
+
+
+def _reward(steps: Sequence[Step]) -> float:
+    return steps[-1].reward if steps else 0.0
+
+
+def _observation(
+    fields: Mapping[str, Any], reward: float | None, done: bool, metadata: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    data = {"observation": {**fields, "metadata": metadata}, "reward": reward, "done": done}
+    return data | ({"metadata": metadata} if metadata else {})
+
+
+def tasks(splits: Mapping[str, Sequence[Instance]], split: Any) -> Sequence[Instance]:
+    """Return the instances of a split. Raises `Refused`."""
+    if not isinstance(split, str) or split not in splits:
+        raise Refused("VALIDATION_ERROR", f"There is no split {shown(split)}; there are {', '.join(splits)}.")
+    return splits[split]
+
+
+def task(splits: Mapping[str, Sequence[Instance]], split: Any, index: Any) -> int:
+    """Return the position of an instance in its split. Raises `Refused`."""
+    size = len(tasks(splits, split))
+    if number(index, "index") >= size:
+        raise Refused("VALIDATION_ERROR", f"Split {split} has the indices 0 to {size - 1}, and not {index}.")
+    return int(index)
+
+
+class Places:
+    """The places of a server, each made with its WebSocket and closed with it.
+
+    Args:
+        make: returns a new environment.
+        idle_s: seconds without a message after which a place is closed.
+        limit: the maximum number of places at once.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Environment],
+        splits: Mapping[str, Sequence[Instance]],
+        *,
+        idle_s: float,
+        limit: int,
+    ) -> None:
+        self._make = make
+        self._splits = splits
+        self._idle_s = idle_s
+        self._limit = limit
+        self._taken = 0
+
+    async def open(self) -> Place:
+        """Return a new place. Raises `Refused` if too many are taken, or none can be made."""
+        if self._taken >= self._limit:
+            raise Refused(
+                "CAPACITY_REACHED", f"All {self._limit} places are taken; close some, or raise --max-environments."
+            )
+        self._taken += 1
+        try:
+            return Place(await asyncio.to_thread(self._make), self._splits)
+        except BaseException as error:
+            self._taken -= 1
+            if not isinstance(error, Exception):
+                raise
+            told = str(error) if isinstance(error, AgentrError) else cause(error)
+            raise Refused("FACTORY_ERROR", f"The world cannot be made: {told}.") from error
+
+    async def close(self, place: Place) -> None:
+        """Close a place."""
+        self._taken -= 1
+        await place.close()
+
+    async def play(self, socket: WebSocket) -> None:
+        """Play episodes over a WebSocket until the client goes."""
+        await socket.accept()
+        try:
+            if "session_id" in socket.query_params:
+                raise Refused("SESSION_ERROR", "There is no such session; connect without session_id.")
+            place = await self.open()
+        except Refused as refused:
+            full = {"active_sessions": self._taken, "max_sessions": self._limit}
+            await _refuse(socket, refused, full if refused.code == "CAPACITY_REACHED" else {})
+            await socket.close()
+            return
+        try:
+            while True:
+                async with asyncio.timeout(self._idle_s):
+                    message = await socket.receive()
+                if message["type"] != "websocket.receive":
+                    break
+                try:
+                    answer = await self._answer(place, read(message.get("text") or message.get("bytes") or ""))
+                except Refused as refused:
+                    await _refuse(socket, refused, {})
+                    if refused.code == "SESSION_ERROR":
+                        await socket.close()
+                        break
+                    continue
+                if answer is None:
+                    await socket.close()
+                    break
+                await socket.send_text(json.dumps(answer))
+        except TimeoutError:
+            await socket.close(1001, "idle for too long")
+        except (WebSocketDisconnect, OSError):
+            # The client left while it was answered.
+            pass
+        finally:
+            await self.close(place)
+
+    async def _answer(self, place: Place, message: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Return the answer to a message; None closes the WebSocket."""
+        kind, data = message.get("type"), message.get("data")
+        if not isinstance(kind, str) or kind not in ("reset", "step", "state", "mcp", "close"):
+            raise Refused(
+                "UNKNOWN_TYPE", f"A message has the type reset, step, state, mcp or close, and not {shown(kind)}."
+            )
+        if unknown := sorted(message.keys() - {"type", "data"}):
+            raise Refused("VALIDATION_ERROR", f"A message has type and data, and not {shown(', '.join(unknown))}.")
+        data = {} if data is None and kind != "step" else data
+        if not isinstance(data, dict):
+            raise Refused("VALIDATION_ERROR", f"The data of a {kind} must be an object, not {shown(data)}.")
+        if kind == "close":
+            return None
+        if kind == "state":
+            return {"type": kind, "data": place.state()}
+        if kind == "mcp":
+            return {"type": kind, "data": _rpc(data)}
+        answered = await (place.reset(data) if kind == "reset" else place.step(data))
+        return {"type": "observation", "data": answered}
+
+    async def reset(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the beginning of an episode that is over with that: HTTP has no places."""
+        place = await self.open()
+        try:
+            return await place.reset(arguments)
+        finally:
+            await self.close(place)
+
+
+async def _refuse(socket: WebSocket, refused: Refused, more: Mapping[str, Any]) -> None:
+    error = {"message": refused.sentence, "code": refused.code, **more}
+    await socket.send_text(json.dumps({"type": "error", "data": error}))
+
+
+def _rpc(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the answer to a JSON-RPC request: a world of words has no tools."""
+    asker = body.get("id")
+    known = isinstance(asker, str) or (isinstance(asker, int) and abs(asker) < 2**63)
+    answer = {"jsonrpc": "2.0", "id": asker if known else None}
+    if body.get("method") == "tools/list":
+        return answer | {"result": {"tools": []}}
+    return answer | {"error": {"code": -32601, "message": "There is no such method; episodes are played at /ws."}}
+
+
+def app(
+    make: Callable[[], Environment],
+    name: str,
+    splits: Mapping[str, Sequence[Instance]],
+    *,
+    idle_s: float = 3600.0,
+    limit: int = 1024,
+) -> Starlette:
+    """Return the ASGI application. For the arguments see `Places`; `name` is that of the world."""
+    places = Places(make, splits, idle_s=idle_s, limit=limit)
+    kinds = [
+        {"name": split, "type": "train" if split == "train" else "test" if "test" in split else "validation"}
+        for split in splits
+    ]
+    metadata = {"name": name, "description": f"{name}, an environment of agentr, in words", "version": "1.0.0"}
+
+    async def step(body: Mapping[str, Any]) -> Any:
+        raise Refused("EXECUTION_ERROR", "HTTP keeps no episode between two requests; play at /ws.")
+
+    async def listed(body: Mapping[str, Any]) -> Any:
+        instances = tasks(splits, body.get("split"))
+        start, stop = (body.get(end) for end in ("start", "stop"))
+        first = 0 if start is None else number(start, "start")
+        last = min(len(instances) if stop is None else number(stop, "stop"), len(instances), first + MOST_LISTED)
+        return {"tasks": [{"split": body["split"], "index": position} for position in range(first, last)]}
+
+    async def size(body: Mapping[str, Any]) -> Any:
+        return {"num_tasks": len(tasks(splits, body.get("split")))}
+
+    async def single(body: Mapping[str, Any]) -> Any:
+        return {"task": {"split": body.get("split"), "index": task(splits, body.get("split"), body.get("index"))}}
+
+    async def rpc(body: Mapping[str, Any]) -> Any:
+        return _rpc(body)
+
+    posts = {"/reset": places.reset, "/step": step, "/mcp": rpc, "/{env}/tasks": listed, "/{env}/task_range": listed}
+    posts |= {"/{env}/num_tasks": size, "/{env}/task": single}
+    gets: dict[str, Any] = {
+        "/health": {"status": "healthy"},
+        "/metadata": metadata,
+        "/schema": {**_SCHEMA, "reset_observation": _SCHEMA["observation"]},
+        "/state": {"episode_id": None, "step_count": 0},
+        "/list_environments": [name],
+        "/{env}/splits": kinds,
+    }
+    paths: dict[str, Any] = {path: {"post": {}} for path in posts} | {path: {"get": {}} for path in gets}
+    gets["/openapi.json"] = {"openapi": "3.1.0", "info": {"title": name, "version": "1.0.0"}, "paths": paths}
+    routes = [
+        *(Route(path, _get(name, value)) for path, value in gets.items()),
+        *(Route(path, _post(name, answer), methods=["POST"]) for path, answer in posts.items()),
+        WebSocketRoute("/ws", places.play),
+    ]
+    return Starlette(routes=routes, middleware=[Middleware(Guard)])
+
+
+def _known(name: str, request: Request) -> bool:
+    return str(request.path_params.get("env", name)).lower() == name.lower()
+
+
+def _get(name: str, value: Any) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        return JSONResponse(value) if _known(name, request) else JSONResponse({"detail": f"There is {name} here."}, 404)
+
+    return endpoint
+
+
+def _post(name: str, answer: Callable[[Mapping[str, Any]], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        if not _known(name, request):
+            return JSONResponse({"detail": f"There is {name} here."}, 404)
+        try:
+            return JSONResponse(await answer(read(await request.body() or b"{}")))
+        except Refused as refused:
+            status = {"CAPACITY_REACHED": 503, "FACTORY_ERROR": 500, "EXECUTION_ERROR": 500}.get(refused.code, 422)
+            return JSONResponse({"detail": refused.sentence}, status)
+
+    return endpoint

@@ -1,0 +1,168 @@
+"""A world on somebody's server: an episode that outlives lost connections, restarts and garbage.
+
+What a server does with a request whose answer is lost, nobody knows. So a request that acts is sent
+once: after a fault the episode is begun anew elsewhere on the server, its recorded actions are
+repeated with every answer compared, and the action is sent there.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
+
+from agentr_core.environment import Environment, Repeatability, repeats
+from agentr_core.errors import EnvironmentFault, IllTypedAnswer, ReplayDiverged, ReplayDrifted
+from agentr_core.texts import shown
+from agentr_core.types import Instance, Transition
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+class Turn(NamedTuple):
+    """The outcome of a step. `reward` is in [0, 1], or negative for a disaster; `success` follows
+    the rule of the world; `valid` is None where the server does not tell.
+    """
+
+    observation: str
+    reward: float
+    terminated: bool
+    truncated: bool
+    success: bool
+    valid: bool | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the episode is over."""
+        return self.terminated or self.truncated
+
+
+class RemoteWorld(Environment):
+    """A world whose episodes are played on a server. A class says how one begins there (`_begin`),
+    how it acts (`_act`), and how the server is let go of (`_give_up`, `_release`).
+
+    Args:
+        retries: how often an episode is restored for one step before the fault is raised.
+    """
+
+    blocking = True
+
+    def __init__(self, *, retries: int) -> None:
+        self._retries = retries
+        self._instance: Instance | None = None
+        self._first = ""
+        self._steps: list[tuple[str, Turn]] = []
+        self._lock = threading.Lock()
+        self._busy = False
+        self._closed = False
+
+    @abstractmethod
+    def _begin(self, instance: Instance) -> str:
+        """Return the first observation of an instance, begun afresh on the server."""
+
+    @abstractmethod
+    def _act(self, action: str) -> Turn:
+        """Return the outcome of an action, which is sent once."""
+
+    @abstractmethod
+    def _is_open(self) -> bool:
+        """Return whether the episode is still on the server, as far as is known."""
+
+    @abstractmethod
+    def _give_up(self, fault: EnvironmentFault) -> None:
+        """Let go of an episode on the server after a fault."""
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Let go of an episode on the server in good order."""
+
+    def reset(self, instance: Instance) -> str:
+        """Return the first observation of a fresh episode."""
+        if instance.split not in self.splits() or instance not in self.instances(instance.split):
+            raise EnvironmentFault(f"{self.name} has no instance {instance.key}")
+        with self._call():
+            self._instance, self._steps = None, []
+            self._first = self._insist(lambda: self._begin(instance))
+            self._instance = instance
+        return self._first
+
+    def step(self, action: str) -> Transition:
+        """Carry out an action and return the transition. Raises `EnvironmentFault` before a reset
+        and after the end.
+        """
+        instance = self._instance
+        if instance is None or (self._steps and self._steps[-1][1].ended):
+            raise EnvironmentFault(f"{self.name}: a step {'after the end' if instance else 'before the reset'}")
+        with self._call():
+            turn = self._insist(lambda: self._continue(instance, action))
+            self._steps.append((action, turn))
+        info: dict[str, Any] = {"success": turn.success}
+        if turn.valid is not None:
+            info["valid"] = turn.valid
+        return Transition(turn.observation, turn.reward, turn.terminated, turn.truncated, info)
+
+    def close(self) -> None:
+        """Release the episode on the server for good; if a call is under way in a thread, do so as
+        soon as the call ends.
+        """
+        with self._lock:
+            self._closed = True
+            if self._busy:
+                return
+        self._release()
+
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        """Keep `close` from releasing the episode during the block; if it was called, release it
+        after the block.
+        """
+        with self._lock:
+            if self._closed:
+                raise EnvironmentFault(f"{self.name}: this environment is closed")
+            self._busy = True
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._busy = False
+                closed = self._closed
+            if closed:
+                self._release()
+
+    # The servers know no idempotency key, so a step without an answer may have been carried out:
+    # sending it once more could do it twice.
+    def _insist(self, attempt: Callable[[], T]) -> T:
+        """Return the result of an attempt; after a fault, give up the episode on the server and try
+        again in a fresh one.
+        """
+        retries = self._retries
+        while True:
+            try:
+                return attempt()
+            except EnvironmentFault as fault:
+                self._give_up(fault)
+                if not retries or self._closed or isinstance(fault, ReplayDiverged | IllTypedAnswer):
+                    raise
+                retries -= 1
+                _log.info("%s goes on in a fresh environment after: %s", self.name, fault)
+
+    def _continue(self, instance: Instance, action: str) -> Turn:
+        if not self._is_open():
+            repeatability = self.repeatability
+            kind = ReplayDiverged if repeatability is Repeatability.EXACT else ReplayDrifted
+            if not repeats(first := self._begin(instance), self._first, repeatability):
+                raise kind(
+                    f"{instance.key} began with {shown(self._first)}, and in a fresh environment with {shown(first)}"
+                )
+            for position, (past_action, turn) in enumerate(self._steps):
+                replayed = self._act(past_action)
+                if replayed[1:] != turn[1:] or not repeats(replayed.observation, turn.observation, repeatability):
+                    raise kind(
+                        f"{instance.key}: step {position}, {past_action!r}, gave {shown(turn)}, and in a fresh "
+                        f"environment {shown(replayed)}"
+                    )
+        return self._act(action)
