@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agentr_core.errors import DataFault, ModelDirectoryError
@@ -119,6 +119,10 @@ def test_a_reply_that_a_stop_string_ended_learns_no_end_of_turn(renderer: Render
     whole = tuple(tokenizer.encode("get 2 oak log", add_special_tokens=False))
     silent = renderer.render_sample((user("Go."), reply("get 2 oak log", ids=whole)))
     assert tokenizer.decode([label for label in silent.labels if label != IGNORED]) == "get 2 oak log<|im_end|>"
+    # A reply that began with the stop string has no text, and its ids are that string.
+    at_once = tuple(tokenizer.encode("Observation:", add_special_tokens=False))
+    _, labels = renderer.render_sample((user("Go."), reply("", ids=at_once)))
+    assert tuple(label for label in labels if label != IGNORED) == at_once
 
 
 @pytest.mark.parametrize("said", ["get 2 oak log\n", "get <|im_start|>2 oak log\nObservation:"])
@@ -241,9 +245,12 @@ TURN = st.tuples(st.text(max_size=12), st.text(max_size=12), st.booleans(), st.n
 
 @pytest.mark.slow
 @given(turns=st.lists(TURN, min_size=1, max_size=4))
+@example(turns=[("", "", True, [40, 41])])
 def test_any_conversation(renderer: Renderer, turns: list[tuple[str, str, bool, list[int] | None]]) -> None:
     messages: list[Message] = []
-    for question, answer, train, ids in turns:
+    for question, text, train, ids in turns:
+        # Ids that go on beyond the text are those of a stop string, which has a test of its own.
+        answer = renderer.text(ids, ()) if ids else text
         messages += [user(question), reply(answer, train=train, ids=None if ids is None else tuple(ids))]
     ids, labels = renderer.render_sample(messages)
     expected = list[int]()
