@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import gallery
 import pytest
 
 from agentr_core.errors import ConfigError
 from agentr_core.store import connection, keep_alive, lock
 from agentr_core.store.database import Store
-from tests.support import gallery
 
 COUNT = "select count(*) from trajectory"
 READER = """
