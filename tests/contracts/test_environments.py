@@ -15,7 +15,7 @@ from agentr_core.types import Instance, Transition
 
 # The others need an address, games or the name of an environment, or take long; they have tests of
 # their own.
-ELSEWHERE = ("alfworld", "gateway", "gymnasium", "sciworld")
+ELSEWHERE = ("alfworld", "gateway", "gymnasium", "openenv", "sciworld")
 COMPLETE = [name for name in registry.names() if name not in ELSEWHERE and not name.startswith("agentgym-")]
 
 

@@ -79,10 +79,15 @@ def agentgym(folder: Path) -> dict[str, Any]:
     return {"url": "http://127.0.0.1:1", "train": str(folder / "list_train.json"), "test": "7-9"}
 
 
+def openenv(folder: Path) -> dict[str, Any]:
+    return {"url": "http://127.0.0.1:1", "success": "reward >= 1", "train": "0-3", "test": "7-9"}
+
+
 WORLDS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "alfworld": alfworld,
     "gateway": gateway,
     "gymnasium": gymnasium,
+    "openenv": openenv,
     "reasoning": reasoning,
     "sciworld": sciworld,
     "textcraft": textcraft,
