@@ -14,9 +14,11 @@ import pytest
 from asgi import running
 from openenv_server import Guessing
 from servers import free_port
+from websockets.exceptions import ConnectionClosedError
 
 from agentr_core.environments import registry
 from agentr_core.environments.contract import check
+from agentr_core.environments.openenv import connection
 from agentr_core.environments.openenv.client import OpenEnv
 from agentr_core.episodes.rollout import act
 from agentr_core.errors import (
@@ -125,6 +127,15 @@ def test_a_fault_that_stays_is_told_and_no_reward() -> None:
             env.step("9")
     with pytest.raises(EnvironmentUnavailable, match=r"cannot be reached .* start the server, or correct its address"):
         client(url, patience_s=0.1).reset(game())
+
+
+def test_a_server_that_ends_while_it_is_connected_to_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(*_: Any, **__: Any) -> Any:
+        raise ConnectionClosedError(None, None)
+
+    monkeypatch.setattr(connection, "connect", end)
+    with pytest.raises(EnvironmentUnavailable, match=r"cannot be reached .* start the server"):
+        client("http://127.0.0.1:1", patience_s=0).reset(game())
 
 
 def test_too_large_an_answer_is_told_once() -> None:
