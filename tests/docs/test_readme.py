@@ -7,16 +7,19 @@ import re
 import shlex
 import subprocess
 import tomllib
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import yaml
+from asgi import running
 from click.testing import CliRunner
 from readme import BLOCKS, COMMANDS, ROOT
 from readme import TEXT as README
 
 from agentr_core.environments.crafting.textcraft import TextCraft
+from agentr_core.environments.openenv.server import app as openenv_app
 from agentr_core.methods.faults import load, parse
 from agentr_core.store.codec.ledger import run_rows
 from agentr_core.store.database import Store
@@ -174,7 +177,14 @@ def test_commands_on_stores_and_files_are_run(command: str, tmp_path: Path, monk
 @pytest.mark.parametrize("command", [*named("agentr plan "), *named("agentr env doctor ")])
 @pytest.mark.usefixtures("checkout")
 def test_commands_that_only_look_are_run(command: str) -> None:
-    done = CliRunner().invoke(cli, shlex.split(command)[1:], catch_exceptions=False)
+    words = shlex.split(command)[1:]
+    with ExitStack() as stack:
+        # The splits of an OpenEnv server are those that it lists.
+        if "openenv" in command:
+            instances = {split: TextCraft().instances(split) for split in ("train", "test")}
+            served = openenv_app(TextCraft, "textcraft", instances)
+            words += ["-o", f"environment.options.url={stack.enter_context(running(served, sockets=True))}"]
+        done = CliRunner().invoke(cli, words, catch_exceptions=False)
     assert done.exit_code == 0
     assert done.output.strip()
 
