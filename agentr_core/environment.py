@@ -119,6 +119,13 @@ class Dividing(Protocol):
 
 # The base class.
 
+Fact = str | int | float | bool
+"""What a world tells of an instance under one name."""
+MOST_FACTS = 8
+"""More would be more columns than a list has room for."""
+_FACT_NAME = re.compile(r"[a-z][a-z0-9_]{0,29}")
+_FACT_CHARS = 200
+
 
 class Undelivered(EnvironmentUnavailable):
     """A reply did not reach the agent outside that had asked for it, so it was no step.
@@ -325,6 +332,12 @@ class Environment(ABC):
         is none.
         """
         return None
+
+    def facts(self, instance: Instance) -> Mapping[str, Fact]:
+        """Return what tells an instance from others, by name: a few short texts and numbers, such
+        as its task, which lists of episodes have as columns and filters. No id depends on them.
+        """
+        return {}
 
     def expert(self, instance: Instance) -> Sequence[str] | None:
         """Return the replies of an expert that solves the instance from its start, or None if there
@@ -538,6 +551,39 @@ def _depth(env: Environment, method: Check, instance: Instance) -> int | None:
     return int(value)
 
 
+def _facts(env: Environment, method: Check, instance: Instance) -> dict[str, Fact]:
+    subject = f"{env.name}: the facts of {instance.key}"
+    with _own_code(env, subject.removeprefix(f"{env.name}: ")):
+        facts = method(instance)
+    if not isinstance(facts, Mapping) or len(facts) > MOST_FACTS:
+        raise IllTypedAnswer(f"{subject} are {shown(facts)}; they must be a mapping of at most {MOST_FACTS} names")
+    return {_fact_name(name, subject): _fact(value, f"{subject}: {name}") for name, value in facts.items()}
+
+
+def _fact_name(name: Any, subject: str) -> str:
+    if not isinstance(name, str) or not _FACT_NAME.fullmatch(name):
+        raise IllTypedAnswer(
+            f"{subject} have a name {shown(name)}; one has at most 30 small letters, digits and underscores, and "
+            "begins with a letter"
+        )
+    return name
+
+
+def _fact(value: Any, where: str) -> Fact:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, numbers.Integral) and abs(int(value)) <= MOST_TOKENS:
+        return int(value)
+    if isinstance(value, numbers.Real) and math.isfinite(value):
+        return float(value)
+    if not isinstance(value, str) or len(value) > _FACT_CHARS:
+        raise IllTypedAnswer(
+            f"{where} is {shown(value)}; it must be a finite number, true or false, or a text of at most "
+            f"{_FACT_CHARS} characters"
+        )
+    return checked_text(value, where)
+
+
 def _expert(env: Environment, method: Check, instance: Instance) -> tuple[str, ...] | None:
     with _own_code(env, f"the expert's replies to {instance.key}"):
         replies = method(instance)
@@ -558,6 +604,7 @@ _CHECKS: Mapping[str, Check] = {
     "parse": _parse,
     "identity": _identity,
     "depth": _depth,
+    "facts": _facts,
     "expert": _expert,
 }
 _check_answers(Environment)

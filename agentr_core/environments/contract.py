@@ -33,6 +33,7 @@ def check(
     instances_per_split: int | None = None,
     gold: Mapping[Instance, Sequence[str]] | None = None,
     on_instance: Callable[[Instance], None] = lambda instance: None,
+    progress: Callable[[int, int, str], None] = lambda done, total, note: None,
 ) -> tuple[Violation, ...]:
     """Return the violations of the contract, none if all is well. Two environments are made and
     closed.
@@ -51,13 +52,14 @@ def check(
         gold: replies that must succeed in place of the expert's, by instance; no other instances
             are played then, by default all of these.
         on_instance: is called before an instance is played.
+        progress: is told how many instances of a split were played, of how many, and their name.
 
     Raises `ConfigError` when `gold` names an instance that there is not, or all instances of a
     split are more than `ALL`.
     """
     env, other = make(), make()
     try:
-        return tuple(_violations(env, other, instances_per_split, gold, on_instance))
+        return tuple(_violations(env, other, instances_per_split, gold, on_instance, progress))
     finally:
         env.close()
         env.close()
@@ -70,6 +72,7 @@ def _violations(
     per_split: int | None,
     gold: Mapping[Instance, Sequence[str]] | None,
     on_instance: Callable[[Instance], None],
+    progress: Callable[[int, int, str], None],
 ) -> Iterator[Violation]:
     turns = isinstance(transcript_of(env), AlternatingTurns)
     for field in ("name", "instruction", *(("acknowledgement",) if turns else ())):
@@ -99,7 +102,9 @@ def _violations(
             yield Violation(rule="instances", detail=f"{first.key} is in split {split} of {env.name}")
         if len(instances) <= MAX_COMPARED and len(set(instances)) < len(instances):
             yield Violation(rule="instances", detail=f"split {split} has an instance twice")
-        for instance in _chosen(env, instances, split, per_split, gold):
+        chosen = _chosen(env, instances, split, per_split, gold)
+        for number, instance in enumerate(chosen):
+            progress(number, len(chosen), f"instances of split {split} played")
             on_instance(instance)
             try:
                 identity = env.identity(instance)
@@ -117,6 +122,7 @@ def _violations(
                 if isinstance(own := own_fault(env.name, error, detail), MissingPart):
                     raise own from error
                 yield Violation(rule="exception", detail=detail)
+        progress(len(chosen), len(chosen), f"instances of split {split} played")
 
 
 def _chosen(
@@ -145,6 +151,7 @@ def _episode(
     env: Environment, other: Environment, instance: Instance, gold: Sequence[str] | None
 ) -> Iterator[Violation]:
     env.depth(instance)
+    env.facts(instance)
     for reply in ("", NONSENSE):
         env.parse(reply)
     who, replies = ("expert", env.expert(instance)) if gold is None else ("gold", gold)

@@ -494,7 +494,9 @@ class IterationReport:
     alarms: tuple[Section, ...] = ()
     """The section on what was noticed while it worked; none where nothing was."""
     failures: tuple[Section, ...] = ()
-    """The section on episodes that failed; none where none did."""
+    """The sections on episodes that failed, and on those that were scored again; none where there
+    are none.
+    """
     funnel_title: str = "Training data"
     funnel: tuple[FunnelStage, ...] = ()
     worlds: Mapping[str, Counts] = field(default_factory=dict)

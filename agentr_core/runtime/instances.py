@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from agentr_core.environment import Environment
@@ -17,7 +17,7 @@ from agentr_core.runtime.place import Product, Stage, Workplace
 from agentr_core.store.codec.samples import chosen_rows, load_chosen
 from agentr_core.store.codec.trajectories import instance_row
 from agentr_core.store.queries.runs import iteration_state, published, trained_outside
-from agentr_core.store.tables import Row, Rows
+from agentr_core.store.tables import Rows, merge
 from agentr_core.system import check_wanted, in_thread
 from agentr_core.types import Instance
 
@@ -169,13 +169,13 @@ def held_out(place: Workplace) -> dict[str, tuple[Instance, ...]]:
     if stored := load_chosen(place.store, base):
         return stored
     chosen: dict[str, tuple[Instance, ...]] = {TEST: ()}
-    rows: list[Row] = []
+    rows: list[Rows] = []
     with place.worlds() as worlds:
         for recipe, env in worlds:
             own = _held_out_sets(recipe, env)
-            rows += stored_rows(env, dict.fromkeys(itertools.chain(*own.values())))
+            rows.append(stored_rows(env, dict.fromkeys(itertools.chain(*own.values()))))
             chosen |= {**own, TEST: chosen[TEST] + own[TEST]}
-    place.store.write({"instance": rows, **chosen_rows(base, chosen)})
+    place.store.write({**merge(rows), **chosen_rows(base, chosen)})
     return chosen
 
 
@@ -199,9 +199,13 @@ def state_count(recipe: Recipe, env: Environment) -> int:
     return min(config.limit or cuts, cuts)
 
 
-def stored_rows(env: Environment, instances: Iterable[Instance]) -> list[Row]:
+def stored_rows(env: Environment, instances: Collection[Instance]) -> Rows:
     """Return the rows of instances with what their environment says about them."""
-    return [instance_row(i, env.depth(i), env.origin(i)) for i in instances]
+    facts = [(i, env.facts(i)) for i in instances if env.has(Environment.facts)]
+    return {
+        "instance": [instance_row(i, env.depth(i), env.origin(i)) for i in instances],
+        "instance_facts": [{"instance_id": i.key, "facts": told} for i, told in facts if told],
+    }
 
 
 def _whole(listed: Sequence[Instance], split: str, field: str) -> tuple[Instance, ...]:
@@ -248,14 +252,14 @@ async def foreseen_instances(place: Workplace, iteration: int) -> tuple[Instance
 async def _separated(place: Workplace, iteration: int) -> tuple[tuple[Instance, ...], Rows]:
     """Return the instances of an iteration, and the rows of these and of the held-out ones."""
     found: list[Instance] = []
-    rows: list[Row] = []
+    rows: list[Rows] = []
     with place.worlds() as worlds:
         for recipe, env in worlds:
             chosen, others = training_instances(recipe, env, iteration), held_out_instances(recipe, env)
             await in_thread(check_separate, env, chosen, others)
-            rows += stored_rows(env, (*chosen, *others))
+            rows.append(stored_rows(env, (*chosen, *others)))
             found += chosen
-    return tuple(found), {"instance": rows}
+    return tuple(found), merge(rows)
 
 
 async def trained_instances(place: Workplace, iteration: int) -> tuple[Instance, ...]:

@@ -62,6 +62,7 @@ from agentr_core.stages.evaluate import (
 )
 from agentr_core.stages.means import NO_RESULT, means_over_seeds
 from agentr_core.stages.outside import outside_section
+from agentr_core.stages.scorings import scoring_section
 from agentr_core.store.codec.ledger import alarms_of
 from agentr_core.store.codec.trajectories import Episode
 from agentr_core.store.queries import datasets, runs
@@ -372,7 +373,7 @@ def build_report(
         errors=errors,
         samples=tuple(samples),
         hashes={name: text for name, text in hashes.items() if text},
-        failures=failures(iteration, board),
+        failures=(*failures(iteration, board), *scoring_section(place, iteration)),
     )
 
 
@@ -494,9 +495,9 @@ def alarm_section(place: Workplace, iteration: int) -> tuple[Section, ...]:
 
 def with_run(place: Workplace, report: IterationReport) -> IterationReport:
     """Return the outline of the last iteration of a run with its method's sections on the whole
-    run.
+    run, and that on episodes that were scored again.
     """
-    return replace(report, run=_said_by_method(place, report.iteration, "run"))
+    return replace(report, run=(*_said_by_method(place, report.iteration, "run"), *scoring_section(place)))
 
 
 def _said_by_method(place: Workplace, iteration: int, position: Position) -> tuple[Section, ...]:

@@ -151,6 +151,8 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             names={"index": "instance_index"},
             more={"instance_id": str, "depth": int | None, "origin_id": str | None},
         ),
+        # Apart from the instance: a world may tell them later than it was first stored.
+        "instance_facts": Table(("instance_id",), ("facts",), more={"instance_id": str, "facts": Mapping[str, Any]}),
         "chosen_instance": Table(("iteration_id", "name", "position")),
         "planned_rollout": Table(("trajectory_id",)),
         "tree": Table(

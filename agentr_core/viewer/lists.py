@@ -12,7 +12,8 @@ from typing import Any, Final, NamedTuple
 from agentr_core.reports import document, wording
 from agentr_core.store.database import Store
 from agentr_core.store.queries.evaluations import EvaluationName, changes, evaluation_names
-from agentr_core.store.queries.listings import LISTINGS, choices, listed, listing_sql, sortable, suggestions
+from agentr_core.store.queries.facts import with_facts
+from agentr_core.store.queries.listings import LISTINGS, Listing, choices, listed, listing_sql, sortable, suggestions
 from agentr_core.texts import goal
 
 PAGE_ROWS: Final = 50
@@ -73,6 +74,8 @@ class ListPage:
     """The values of the filters that have few."""
     free: tuple[str, ...]
     """Filters that are typed in."""
+    titles: dict[str, str]
+    """The titles of filters by what worlds tell of their instances."""
     suggestions: dict[str, list[tuple[str, str]]]
     """Values of filters that are typed in, each with a name for it."""
     crumbs: list[Cell]
@@ -201,6 +204,25 @@ SHOWN: Mapping[str, Shown] = {
             Column("Detail", "detail", "long"),
         ),
     ),
+    "regrades": Shown(
+        "Episodes that were scored again",
+        (
+            Column("Trajectory", "trajectory_id", "code", _own("trajectory", "trajectory_id")),
+            _GOAL,
+            _instance("trajectories"),
+            Column("Episodes of", "episodes_of", "text"),
+            _ITERATION,
+            Column("Scored by", "grader", "text"),
+            Column("Success", "success", "flag"),
+            Column("New", "new_success", "flag"),
+            Column("Reward", "reward"),
+            Column("New", "new_reward"),
+            Column("Change", "change", "text"),
+            Column("Scoring", "scoring_id", "code", extra=True),
+            Column("Run", "run_id", "code", _own("run", "run_id"), extra=True),
+            Column("Reply", "reply", "long", extra=True),
+        ),
+    ),
     "differences": Shown(
         "The same instances before and after",
         (
@@ -222,12 +244,13 @@ def list_page(store: Store, name: str, query: Mapping[str, str]) -> ListPage:
     """Return a page of a list. Filters, orders and columns that the list lacks, and pages that do
     not exist, are ignored: a link may be old.
     """
-    source, shown = LISTINGS[name], SHOWN[name]
-    filters, sort, columns = _wanted(name, query)
+    shape = _shape(store, name)
+    source = shape.source
+    filters, sort, columns = _wanted(shape, query)
     asked = query.get("page", "")
     page = min(int(asked), 10**9) if asked.isascii() and asked.isdigit() else 0
     found = listed(store, source, filters, offset=page * PAGE_ROWS, limit=PAGE_ROWS, sort=sort)
-    keeps = {"sort": sort, "columns": query["columns"] if columns != _usual(name) else ""}
+    keeps = {"sort": sort, "columns": query["columns"] if columns != shape.usual else ""}
     keeps = {key: value for key, value in keeps.items() if value}
     sides = evaluation_names(store, [filters[key] for key in ("before", "after", "evaluation") if key in filters])
     both = name == "differences" and set(source.always) <= filters.keys()
@@ -243,9 +266,9 @@ def list_page(store: Store, name: str, query: Mapping[str, str]) -> ListPage:
 
     return ListPage(
         name=name,
-        title=shown.title,
+        title=SHOWN[name].title,
         columns=columns,
-        every=shown.columns,
+        every=shape.columns,
         heads=[_head(column, sort, column.name in sortable(source), link) for column in columns],
         rows=[[_cell(column, record) for column in columns] for record in found.rows],
         total=found.total,
@@ -253,6 +276,7 @@ def list_page(store: Store, name: str, query: Mapping[str, str]) -> ListPage:
         filters=filters,
         choices=choices(store, source),
         free=tuple(key for key in source.filters if key not in source.choices),
+        titles=shape.titles,
         suggestions=suggestions(store, source),
         crumbs=crumbs,
         sides={key: sides[filters[key]] for key in ("before", "after") if filters.get(key) in sides},
@@ -275,13 +299,14 @@ def list_file(store: Store, name: str, form: str, query: Mapping[str, str]) -> s
     JSON has the query, too. A text in CSV that a spreadsheet would compute has an apostrophe before
     it.
     """
-    filters, sort, columns = _wanted(name, query)
-    found = listed(store, LISTINGS[name], filters, offset=0, limit=MOST_ROWS, sort=sort)
+    shape = _shape(store, name)
+    filters, sort, columns = _wanted(shape, query)
+    found = listed(store, shape.source, filters, offset=0, limit=MOST_ROWS, sort=sort)
     if found.total > MOST_ROWS:
         return None
     names = [column.name for column in columns]
     if form == "json":
-        sql = listing_sql(LISTINGS[name], filters, sort=sort)
+        sql = listing_sql(shape.source, filters, sort=sort)
         rows = [{name: row[name] for name in names} for row in found.rows]
         return json.dumps({"sql": sql, "total": found.total, "rows": rows}, default=str, indent=1)
     lines = io.StringIO()
@@ -293,19 +318,40 @@ def list_file(store: Store, name: str, form: str, query: Mapping[str, str]) -> s
     return lines.getvalue()
 
 
-def _wanted(name: str, query: Mapping[str, str]) -> tuple[dict[str, str], str, tuple[Column, ...]]:
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """A list with what worlds tell of its instances: `titles` are those of such filters."""
+
+    source: Listing
+    columns: tuple[Column, ...]
+    titles: dict[str, str]
+
+    @property
+    def usual(self) -> tuple[Column, ...]:
+        """The columns that are shown unless others are chosen."""
+        return tuple(column for column in self.columns if not column.extra)
+
+
+def _shape(store: Store, name: str) -> _Shape:
+    columns = SHOWN[name].columns
+    source, told = with_facts(store, name)
+    taken = {column.title.lower() for column in columns} | set(LISTINGS[name].filters)
+    words = {one.column: one.name.replace("_", " ") for one in told}
+    titles = {column: f"{word} of the world" if word in taken else word for column, word in words.items()}
+    facts = [Column(titles[one.column].capitalize(), one.column, "number" if one.numeric else "text") for one in told]
+    # Beside the instance that they are of.
+    place = next((at for at, column in enumerate(columns, 1) if column.name == "instance_id"), 0)
+    return _Shape(source, (*columns[:place], *facts, *columns[place:]), titles)
+
+
+def _wanted(shape: _Shape, query: Mapping[str, str]) -> tuple[dict[str, str], str, tuple[Column, ...]]:
     """Return the filters, the order and the columns that a query names."""
-    source, every = LISTINGS[name], SHOWN[name].columns
-    filters = {key: value for key, value in query.items() if key in source.filters and value}
+    filters = {key: value for key, value in query.items() if key in shape.source.filters and value}
     sort = query.get("sort", "")
-    if sort.removeprefix("-") not in sortable(source):
+    if sort.removeprefix("-") not in sortable(shape.source):
         sort = ""
     chosen = query.get("columns", "").split(",")
-    return filters, sort, tuple(column for column in every if column.name in chosen) or _usual(name)
-
-
-def _usual(name: str) -> tuple[Column, ...]:
-    return tuple(column for column in SHOWN[name].columns if not column.extra)
+    return filters, sort, tuple(column for column in shape.columns if column.name in chosen) or shape.usual
 
 
 def _head(column: Column, sort: str, can: bool, link: Callable[..., str]) -> Cell:

@@ -35,6 +35,7 @@ from agentr_core.store.queries.datasets import (
     sample_head,
     training_curve,
 )
+from agentr_core.store.queries.facts import facts_of
 from agentr_core.store.queries.failures import failures_beside, win_beside
 from agentr_core.store.queries.listings import (
     ancestry,
@@ -49,6 +50,7 @@ from agentr_core.store.queries.listings import (
     stage_lines,
 )
 from agentr_core.store.queries.runs import configs_of_all, iteration_key, run_config, run_versions, runs_beginning
+from agentr_core.store.queries.scorings import rescored, scorings_of
 from agentr_core.store.queries.trees import (
     Derivation,
     PathStep,
@@ -438,6 +440,11 @@ def means(store: Store) -> Page:
     return Page("means", {"groups": groups, "table": group_means(found), "note": MEANS_NOTE, "unread": unread})
 
 
+def scorings(store: Store, run_id: str = "") -> Page:
+    """Return the page of the scorings of stored episodes, of one run or of all."""
+    return Page("scorings", {"scorings": scorings_of(store, run_id), "run_id": run_id})
+
+
 # What moves on the pages of a run and its stages while it is at work.
 
 _EPISODES: Final = 10
@@ -561,6 +568,7 @@ def run(store: Store, run_id: str, against: str = "") -> Page | None:
     bases = [firsts[line.name, line.split] for line in evaluations]
     values = {
         **page.values,
+        "scorings": scorings_of(store, run_id),
         "config": yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=110),
         "versions": versions,
         "others": others,
@@ -600,6 +608,8 @@ def trajectory(store: Store, trajectory_id: str) -> Page | None:
     line = strip.folds(steps, apart)
     values = {
         "head": head,
+        "facts": facts_of(store, head.instance_id),
+        "rescored": rescored(store, trajectory_id),
         "steps": steps,
         "strip": line,
         "wrong": [] if head.success else failure_steps(steps, head.stop),

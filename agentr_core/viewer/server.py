@@ -115,6 +115,7 @@ def app(
         Route("/find", viewer.page(lambda store, request: pages.find(store, request.query_params.get("q", "")[:100]))),
         Route("/search", viewer.search),
         Route("/means", viewer.page(lambda store, _: pages.means(store))),
+        Route("/scorings", viewer.page(lambda store, r: pages.scorings(store, r.query_params.get("run", "")))),
         Route("/static/{name}", _static),
         Route("/report/{run}/{name}.html", viewer.report),
         Route(

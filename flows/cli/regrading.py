@@ -22,7 +22,10 @@ _FILE = NamedPath(exists=True, dir_okay=False, path_type=Path)
     help="Who scores.",
 )
 @click.option(
-    "--gold", type=_FILE, metavar="FILE", help="exact, numeric: the right answers, as `env doctor` reads them."
+    "--gold",
+    type=_FILE,
+    metavar="FILE",
+    help="exact, numeric: the right answers, as `env doctor` reads them.  [default: those of a question world]",
 )
 @click.option(
     "--tolerance", type=float, metavar="SHARE", help="numeric: how far an answer may be off.  [default: 1e-6]"

@@ -28,6 +28,7 @@ from agentr_core.system import token_for, write_text
 from agentr_core.texts import cause, counted, visible
 from agentr_core.types import Instance, Message
 from flows.commands.playing import instance_of, own_calls, unanswered
+from flows.progress import shown_progress
 from tasks.wiring import gateway_token, named_environment
 
 _LOOKED_AT = 60
@@ -91,7 +92,8 @@ def diagnose(
 
 def described(name: str, options: Mapping[str, Any]) -> str:
     """Return, in lines, what an environment is: its splits with their sizes, its options with their
-    defaults, and the first instance that can be trained on, as an agent reads it.
+    defaults, and the first instance that can be trained on: what the world tells of it, and what an
+    agent reads.
 
     Raises `ConfigError` for an unknown name or option, and `EnvironmentUnavailable` when something
     that it needs is not there.
@@ -102,7 +104,7 @@ def described(name: str, options: Mapping[str, Any]) -> str:
         with own_calls(env):
             sizes = {split: len(env.instances(split)) for split in env.splits()}
             first = env.instances("train")[0]
-            start, replies = env.reset(first), env.expert(first)
+            start, replies, facts = env.reset(first), env.expert(first), env.facts(first)
         expert = f"an expert wins {first.key} in {counted(len(replies), 'step')}" if replies else "no expert"
         lines = [
             f"{name}: episodes of at most {counted(env.step_limit, 'step')}, {expert}",
@@ -114,6 +116,9 @@ def described(name: str, options: Mapping[str, Any]) -> str:
             *(f"  {one.name}{_default(one)}" for one in parameters),
             *(["  none"] if not parameters else []),
             "",
+            *(["facts of an instance, which lists have as columns"] if facts else []),
+            *(f"  {name}: {value}" for name, value in facts.items()),
+            *([""] if facts else []),
             f"the agent reads, in {first.key}",
             *(f"  {line}" for line in f"{env.instruction}\n\n{start}".splitlines()),
         ]
@@ -292,7 +297,12 @@ def _diagnose(name: str, options: Mapping[str, Any], count: int | None, gold: Pa
         answers = None if gold is None else _gold_replies(name, options, gold)
         with listening(reads):
             violations = check(
-                make, instances_per_split=ALL if count == 0 else count, gold=answers, on_instance=played.append
+                make,
+                instances_per_split=ALL if count == 0 else count,
+                gold=answers,
+                on_instance=played.append,
+                # The few instances of a plain check are played in a moment.
+                **({"progress": shown_progress()} if asked else {}),
             )
         outside = unseen(name, options, os.environ, reads)
     except (UserError, EnvironmentUnavailable) as error:

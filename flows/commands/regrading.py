@@ -6,15 +6,12 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import click
-
+from agentr_core.environment import Environment
 from agentr_core.environments.gold import read_gold
 from agentr_core.environments.graders import (
     Command,
@@ -25,21 +22,22 @@ from agentr_core.environments.graders import (
     answer_within,
     last_answer,
 )
+from agentr_core.environments.reasoning.world import ReasoningWorld
 from agentr_core.errors import ConfigError, DataFileError, EnvironmentFault
-from agentr_core.fingerprint import file_sha256
+from agentr_core.fingerprint import file_sha256, fingerprint
 from agentr_core.recipes import parsing
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.recipes.recipe import replace as replaced
-from agentr_core.reports import wording
-from agentr_core.reports.document import Column, Row, Table
 from agentr_core.reports.model_card import table_text
 from agentr_core.runtime.place import Workplace
 from agentr_core.stages.regrade import Regraded, Scoring, asked_model, by_world, regrade
+from agentr_core.stages.scorings import scored_table
 from agentr_core.store.queries.runs import run_config
 from agentr_core.store.queries.scorings import OF_A_SCORING, Changed, Scored, changed, side_by_side
 from agentr_core.texts import counted, quoted, unreadable
 from agentr_core.types import Instance
 from flows import interruption
+from flows.progress import shown_progress
 from tasks.wiring import RunRef, quiet_workplace
 from tasks.workspaces import find_run, open_store
 
@@ -52,9 +50,8 @@ _OPTIONS = {
     "rubric": {"rubric", "judge", "success_from"},
 }
 """The options of each grader."""
-_NEEDED = {"exact": "gold", "numeric": "gold", "regex": "pattern", "command": "command", "rubric": "rubric"}
+_NEEDED = {"regex": "pattern", "command": "command", "rubric": "rubric"}
 _REPLY = 200
-_EVERY_S = 10.0
 
 
 def regraded(
@@ -88,7 +85,7 @@ def regraded(
         raise ConfigError(f"--by {grader} needs --{needed}")
     run_id = find_run(workspace, run)
     recipe = _recipe(workspace, run_id, overrides, given.get("judge"))
-    place = replace(quiet_workplace(RunRef(workspace=str(workspace), run_id=run_id), recipe), progress=_progress())
+    place = replace(quiet_workplace(RunRef(workspace=str(workspace), run_id=run_id), recipe), progress=shown_progress())
     scoring = _scoring(place, grader, given)
     done = interruption.run(regrade(place, scoring, evaluations=evaluations, iteration=iteration))
     scored = side_by_side(place.store, scoring.id, run_id)
@@ -132,23 +129,40 @@ def _scoring(place: Workplace, grader: str, given: Mapping[str, Any]) -> Scoring
         return Scoring(name=grader, settings=settings, grader=rubric)
     options["answer"] = answer_within(given["pattern"]) if "pattern" in given else last_answer
     kind = ExactAnswer if grader == "exact" else NumericAnswer
-    settings["gold"] = file_sha256(given["gold"])
-    return Scoring(name=grader, settings=settings, grader=kind(_golds(place, given["gold"]), **options))
+    golds, settings["gold"] = _golds(place, grader, given.get("gold"))
+    return Scoring(name=grader, settings=settings, grader=kind(golds, **options))
 
 
-def _golds(place: Workplace, file: Path) -> Callable[[Instance], Sequence[str]]:
+def _golds(place: Workplace, grader: str, file: Path | None) -> tuple[Callable[[Instance], Sequence[str]], str]:
+    """Return the right answers of instances, from a file or as question worlds have them, and a
+    hash of all.
+    """
     with place.worlds() as worlds:
-        names = [env.name for _, env in worlds]
-    if len(names) > 1:
+        opened = [env for _, env in worlds]
+        if file is None:
+            own = _own_golds(opened, grader)
+    if file is None:
+        told = {instance.key: answers for instance, answers in own.items()}
+        return lambda instance: _answers(own, instance, "its world"), fingerprint("golds", told)
+    if len(opened) > 1:
         raise ConfigError("gold answers are of one world, and the recipe has several; choose another grader")
-    found = read_gold(file, world=names[0])
+    read = {instance: gold.answers for instance, gold in read_gold(file, world=opened[0].name).items()}
+    return lambda instance: _answers(read, instance, str(file)), file_sha256(file)
 
-    def golds(instance: Instance) -> Sequence[str]:
-        if instance not in found or not found[instance].answers:
-            raise EnvironmentFault(f"{instance.key} has no answer in {file}")
-        return found[instance].answers
 
+def _own_golds(worlds: Sequence[Environment], grader: str) -> dict[Instance, Sequence[str]]:
+    golds: dict[Instance, Sequence[str]] = {}
+    for env in worlds:
+        if not isinstance(env, ReasoningWorld):
+            raise ConfigError(f"--by {grader} needs --gold: world {env.name} has no right answers of its own")
+        golds |= {one: env.problem(one).golds for split in env.splits() for one in env.instances(split)}
     return golds
+
+
+def _answers(golds: Mapping[Instance, Sequence[str]], instance: Instance, where: str) -> Sequence[str]:
+    if not golds.get(instance):
+        raise EnvironmentFault(f"{instance.key} has no answer in {where}")
+    return golds[instance]
 
 
 def _read(file: Path) -> str:
@@ -158,58 +172,12 @@ def _read(file: Path) -> str:
         raise DataFileError(f"file {file} cannot be read: {unreadable(error)}") from error
 
 
-def _progress() -> Callable[[int, int, str], None]:
-    """Return a function that shows progress on the standard error: in one line of a terminal, else
-    in a line every ten seconds.
-    """
-    last = time.monotonic()
-
-    def show(done: int, total: int, note: str) -> None:
-        nonlocal last
-        if sys.stderr.isatty():
-            click.echo(f"\r{done:,} of {total:,} {note}", err=True, nl=done == total)
-        elif time.monotonic() - last >= _EVERY_S:
-            last = time.monotonic()
-            click.echo(f"{done:,} of {total:,} {note}", err=True)
-
-    return show
-
-
 def _text(
     place: Workplace, scoring: Scoring, done: Regraded, scored: Sequence[Scored], differing: Sequence[Changed]
 ) -> str:
-    columns = (
-        Column("Iteration"),
-        Column("Episodes of", "text"),
-        Column("Number"),
-        Column("Success %"),
-        Column("New"),
-        Column("Reward"),
-        Column("New"),
-        Column("Won"),
-        Column("Lost"),
-        Column("Up"),
-        Column("Down"),
-        Column("Unreadable"),
-    )
-    rows = [
-        Row(
-            (
-                wording.NOTHING if one.iteration is None else str(one.iteration),
-                one.episodes_of,
-                wording.count(one.episodes),
-                wording.percent(one.success),
-                wording.percent(one.new_success),
-                wording.decimal(one.reward, 3),
-                wording.decimal(one.new_reward, 3),
-                *map(wording.count, (one.won, one.lost, one.up, one.down, one.unreadable)),
-            )
-        )
-        for one in scored
-    ]
     lines = [
         f"{counted(done.episodes, 'episode')} of run {place.run_id}, {done.new:,} of them scored now by {scoring.name}",
-        table_text(Table(columns, tuple(rows))),
+        table_text(scored_table(scored)),
     ]
     if differing:
         lines += ["Changed", *(_told(one) for one in differing), ""]

@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 from agentr_core.errors import ConfigError
 from agentr_core.reports.markdown import escape
 from agentr_core.store.database import Store
-from agentr_core.store.queries.listings import Column, Reference, Relation, references, relations
+from agentr_core.store.queries.schema import Column, Reference, Relation, references, relations
 from agentr_core.store.questions import examples
 from agentr_core.system import write_text
 

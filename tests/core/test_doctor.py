@@ -63,6 +63,10 @@ def test_the_rule_of_a_grader_says_whether_the_expert_wins() -> None:
 def test_as_many_instances_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     played: list[Instance] = []
     assert check(CombinationLock, instances_per_split=5, on_instance=played.append) == ()
+    told: list[tuple[int, int, str]] = []
+    check(CombinationLock, instances_per_split=2, progress=lambda *report: told.append(report))
+    names = [f"instances of split {split} played" for split in ("train", "test")]
+    assert told == [(done, 2, name) for name in names for done in range(3)]
     assert [instance.index for instance in played] == [80, 240, 400, 560, 720, 820, 860, 900, 940, 980]
     monkeypatch.setattr(contract, "ALL", 500)
     with pytest.raises(ConfigError, match="split train of combination-lock has 800 instances, too many to play all"):

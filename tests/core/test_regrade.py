@@ -6,10 +6,12 @@ import dataclasses
 import json
 import shlex
 from collections.abc import Sequence
+from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 from asked import run_id_of
 from click.testing import CliRunner
@@ -29,13 +31,17 @@ from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.protocols import ChatModel
+from agentr_core.reports.document import Paragraph, Table
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, start
 from agentr_core.stages.regrade import Scoring, by_world, regrade
+from agentr_core.stages.scorings import scoring_section
 from agentr_core.store.codec.trajectories import trajectory_rows
 from agentr_core.store.database import Store
 from agentr_core.store.queries.scorings import changed, side_by_side
+from agentr_core.system import LOOPBACK
 from agentr_core.types import Grade, Instance, Message, StopReason, Trajectory
+from agentr_core.viewer.server import app
 from flows.cli import cli
 
 pytestmark = pytest.mark.slow
@@ -201,6 +207,30 @@ def test_the_command_shows_old_and_new(place: Workplace, tmp_path: Path) -> None
     assert told["settings"].keys() == {"gold"}
 
 
+async def test_pages_and_report_show_old_and_new(place: Workplace) -> None:
+    scoring = opens()
+    await regrade(place, scoring)
+    (section,) = scoring_section(place)
+    assert (section.key, len(scoring_section(place, 0)), scoring_section(place, 1)) == ("scorings", 1, ())
+    head, table = section.blocks
+    assert head == Paragraph(f"Scored by regex, scoring {scoring.id}.")
+    assert isinstance(table, Table)
+    assert [row.cells for row in table.rows] == [
+        ("0", "rollout", "10", "30.0", "40.0", "0.300", "0.400", "1", "0", "1", "0", "0")
+    ]
+    made = app(place.store.path, index=place.root / "texts.sqlite", hosts=LOOPBACK)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(made), base_url="http://localhost:4280") as http:
+        texts = {path: (await http.get(path)).text for path in ("/scorings", f"/run/{RUN}", "/trajectory/t0")}
+        won = f"/regrades?change=won&scoring={scoring.id}&run={RUN}&iteration=0&episodes_of=rollout"
+        for path in ("/scorings", f"/run/{RUN}"):
+            assert won in unescape(texts[path])
+        assert '<td>0</td><td>1</td><td class="text good">won</td>' in texts["/trajectory/t0"]
+        (row,) = (await http.get(won.replace("?", ".json?"))).json()["rows"]
+        assert (row["trajectory_id"], row["reward"], row["new_reward"], row["change"]) == ("t0", 0.0, 1.0, "won")
+        assert (await http.get("/regrades.json?change=changed")).json()["total"] == 1
+        assert (await http.get("/regrades.json?change=same")).json()["total"] == 9
+
+
 @pytest.mark.slow
 def test_the_commands_of_the_manual_are_run(place: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (program,) = (text for language, text in BLOCKS if language == "python" and "json.load(sys.stdin)" in text)
@@ -221,7 +251,7 @@ def test_the_commands_of_the_manual_are_run(place: Workplace, tmp_path: Path, mo
     ("words", "told"),
     [
         (["--by", "regex"], "--by regex needs --pattern"),
-        (["--by", "exact"], "--by exact needs --gold"),
+        (["--by", "exact"], "--by exact needs --gold: world combination-lock has no right answers of its own"),
         (["--by", "regex", "--pattern", "("], "'(' is no regular expression"),
         (["--by", "world", "--success-from", "0.5"], "--success-from does not belong to --by world; leave it out"),
         (["--iteration", "3"], f"run {RUN} has no such episodes"),

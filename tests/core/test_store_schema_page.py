@@ -8,7 +8,7 @@ from readme import ROOT
 
 from agentr_core.errors import ConfigError
 from agentr_core.store.database import Store
-from agentr_core.store.queries.listings import Reference, references, relations
+from agentr_core.store.queries.schema import Reference, references, relations
 from agentr_core.store.tables import TABLES
 from flows.cli import cli
 from flows.commands.schema import write_schema

@@ -27,7 +27,11 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return gallery.fill(tmp_path_factory.mktemp("ws") / "store.duckdb")
+    store = gallery.fill(tmp_path_factory.mktemp("ws") / "store.duckdb")
+    ((key,),) = store.rows("select min(trajectory_id) from trajectory where source = 'episode'")
+    again = {"scoring_id": "5c01", "trajectory_id": key, "reward": 0.25, "success": False, "answer": None}
+    store.write({"scoring": [{"scoring_id": "5c01", "grader": "regex", "settings": "{}"}], "regrade": [again]})
+    return store
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
-from agentr_core.environment import Environment, Instances
+from agentr_core.environment import Environment, Fact, Instances
 from agentr_core.environments.crafting import game
 from agentr_core.environments.crafting.game import (
     INSTRUCTION,
@@ -261,6 +261,13 @@ class TextCraft(Environment):
             world, goal = self._invented(instance.split).world(instance.index)
             return world.depth(goal)
         return self.book.goals[self.origin(instance).index][1]
+
+    def facts(self, instance: Instance) -> Mapping[str, Fact]:
+        """Return how many crafts the shortest way takes: a craft may be needed several times on one
+        level of `depth`. Nothing is told of a goal out of reach.
+        """
+        shortest = plan(self.problem(instance), {})
+        return {} if shortest is None else {"crafts": sum(shortest.crafts.values())}
 
     def expert(self, instance: Instance) -> Sequence[str] | None:
         """Return the replies of the expert, thoughts and actions; None for a goal out of reach."""

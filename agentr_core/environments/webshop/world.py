@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 from jinja2.utils import htmlsafe_json_dumps
 
 from agentr_core import replies
-from agentr_core.environment import Environment
+from agentr_core.environment import Environment, Fact
 from agentr_core.environments.webshop.goals import (
     LISTED,
     Catalogue,
@@ -392,6 +392,10 @@ class WebShop(Environment):
     def depth(self, instance: Instance) -> int | None:
         """Return the number of options to be chosen."""
         return len(self.goal(instance).options)
+
+    def facts(self, instance: Instance) -> Mapping[str, Fact]:
+        """Return the category of the product that the goal was made from."""
+        return {"category": self.shop.catalogue.product(self.goal(instance).row).category}
 
     def expert(self, instance: Instance) -> Sequence[str] | None:
         """Return the replies of the expert; None for a goal whose own product cannot be found or

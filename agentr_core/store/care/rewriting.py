@@ -217,6 +217,8 @@ _OF_A_MACHINE: Mapping[str, tuple[str, ...]] = {
     # Two runs may train on the same chat, say: as within one store, it belongs to the iteration
     # that had it first, and is counted with the tokenizer of that iteration.
     "sample": ("iteration_id", "num_tokens", "num_trained_tokens"),
+    # Two versions of a world may tell other facts of an instance.
+    "instance_facts": ("facts",),
     # Of two answers of a tool to the same call, either will do.
     "answered_call": ("provider", "status", "milliseconds", "cached", "output"),
 }
@@ -390,6 +392,7 @@ def prune(store: Store, run_ids: Collection[str], *, keep: bool = True) -> Prune
         con.execute(_ADD_INSTANCES.format(named=named))
         # The origin of a variant is an instance, too.
         con.execute(_ADD_ORIGINS)
+        con.execute(_ADD_FACTS)
         needed = con.execute(_NEEDED, [list(run_ids)]).fetchall()
         return needed, [con.execute(sql).fetchall() for sql in (_UNNAMED, _GONE_FILES, _KEPT_IDS)]
 
@@ -513,7 +516,7 @@ CONDITIONS: Mapping[str, str] = MappingProxyType(
         "else scope_id in (select evaluation_id from kept_evaluation) end",
         # Any later run may reuse the answer of a tool, and a recipe may name a scoring.
         **dict.fromkeys(("answered_call", "scoring"), "true"),
-        "instance": "false",
+        **dict.fromkeys(("instance", "instance_facts"), "false"),
     }
 )
 """The condition on the rows of each table that are copied. Instances come after all rows that refer
@@ -532,6 +535,10 @@ insert into store.main.instance by name select * from old.main.instance
 where instance_id in (
     select v.origin_id from store.main.instance v anti join store.main.instance o on o.instance_id = v.origin_id
 )
+"""
+_ADD_FACTS = """
+insert into store.main.instance_facts by name
+select * from old.main.instance_facts semi join store.main.instance using (instance_id)
 """
 _NEEDED = """
 select run_id, iteration from store.main.iteration where run_id in (select unnest(?::varchar[])) order by all

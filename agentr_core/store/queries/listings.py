@@ -260,6 +260,8 @@ class Listing:
     """For filters with few values: the query that lists them."""
     always: tuple[str, ...] = ()
     """Filters that are required."""
+    sorts: Mapping[str, str] = field(default_factory=dict)
+    """What sorts by columns of `details`, which else sort nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +300,8 @@ def sortable(listing: Listing) -> frozenset[str]:
     """Return the columns by which a list can be sorted; what is looked up only for the rows of a
     page is none of them.
     """
-    return frozenset(part.split(" ")[-1].rpartition(".")[2] for part in re.split(r", (?![^()]*\))", listing.columns))
+    names = (part.split(" ")[-1].rpartition(".")[2] for part in re.split(r", (?![^()]*\))", listing.columns))
+    return frozenset([*names, *listing.sorts])
 
 
 def listing_sql(listing: Listing, wanted: Mapping[str, str], *, sort: str = "") -> str:
@@ -316,7 +319,8 @@ def _rest(listing: Listing, values: Mapping[str, str]) -> str:
 def _page(listing: Listing, values: Mapping[str, str], sort: str, part: str) -> str:
     column = sort.removeprefix("-")
     assert not column or column in sortable(listing)
-    first = f"{quoted(column)} {'desc' if sort.startswith('-') else 'asc'} nulls last, " if column else ""
+    by = listing.sorts.get(column, quoted(column))
+    first = f"{by} {'desc' if sort.startswith('-') else 'asc'} nulls last, " if column else ""
     page = f"select {listing.columns} {_rest(listing, values)} order by {first}{listing.order}{part}"
     return (
         f"with page as (select *, row_number() over () as place from ({page})) "
@@ -329,10 +333,13 @@ def choices(store: Store, listing: Listing) -> dict[str, list[str]]:
     out.
     """
     found = {
-        name: [str(value) for (value,) in store.rows(f"select distinct value from ({sql}) known(value) order by 1")]
+        name: [str(value) for (value,) in store.rows(f"select value from ({sql}) known(value) {_IN_ORDER}")]
         for name, sql in listing.choices.items()
     }
     return {name: values for name, values in found.items() if values}
+
+
+_IN_ORDER = "group by value order by try_cast(value::varchar as double), value"
 
 
 def suggestions(store: Store, listing: Listing) -> dict[str, list[tuple[str, str]]]:
@@ -501,6 +508,25 @@ DIFFERENCES = Listing(
     choices={"change": "values ('changed'), ('gained'), ('lost'), ('same')", "depth": _DEPTHS},
     always=("before", "after"),
 )
+REGRADES = Listing(
+    columns="r.trajectory_id, t.first_observation, r.instance_id, r.scoring_id, r.grader, r.run_id, r.iteration, "
+    "r.episodes_of, r.success, r.new_success, r.reward, r.new_reward, r.change, r.reply",
+    source="v_regrades r join trajectory t using (trajectory_id)",
+    order="r.iteration, r.instance_id, r.trajectory_id, r.scoring_id",
+    filters={
+        "scoring": "r.scoring_id = $value",
+        "run": "r.run_id = $value",
+        "iteration": "r.iteration = try_cast($value as integer)",
+        "instance": _INSTANCE.format("r"),
+        "episodes_of": "r.episodes_of = $value",
+        "change": "r.change = $value or ($value = 'changed' and r.change <> 'same')",
+    },
+    suggestions={"scoring": "select scoring_id, grader from scoring order by created_at desc"},
+    choices={
+        "episodes_of": "select episodes_of from v_regrades",
+        "change": "values ('changed'), ('won'), ('lost'), ('up'), ('down'), ('unreadable'), ('same')",
+    },
+)
 LISTINGS: Mapping[str, Listing] = {
     "trajectories": TRAJECTORIES,
     "trees": TREES,
@@ -509,6 +535,7 @@ LISTINGS: Mapping[str, Listing] = {
     "preferences": PREFERENCES,
     "groups": GROUPS,
     "rejections": REJECTIONS,
+    "regrades": REGRADES,
     "differences": DIFFERENCES,
 }
 """The lists by name."""
@@ -726,72 +753,4 @@ limit $3
 _EVENTS = """
 select stage, level, "class", phase, count(*), any_value(message) from event where run_id = ?
 group by all order by count(*) desc limit 20
-"""
-
-
-# The schema as the database has it: tables and views, their columns, and the references between
-# them.
-
-_REFERENCE = re.compile(
-    r"'(\w+)'(?: as child)?, '(\w+)'(?:(?!union all).)*?anti join \(?\"?(\w+)", re.IGNORECASE | re.DOTALL
-)
-
-
-class Column(NamedTuple):
-    """A column; `about` is empty if its name says everything."""
-
-    name: str
-    kind: str
-    key: bool
-    about: str
-
-
-class Relation(NamedTuple):
-    """A table, or a view, with its columns in their order."""
-
-    name: str
-    about: str
-    columns: tuple[Column, ...]
-    view: bool
-
-
-class Reference(NamedTuple):
-    """A column whose values are keys of another table."""
-
-    table: str
-    column: str
-    to: str
-
-
-def relations(store: Store) -> list[Relation]:
-    """Return tables, then views, each in the order of their names."""
-    found: dict[tuple[bool, str, str], list[Column]] = {}
-    for view, name, about, column, kind, key, what in store.rows(_COLUMNS):
-        found.setdefault((view, name, about), []).append(Column(column, kind, key, what or ""))
-    return [Relation(name, about, tuple(columns), view) for (view, name, about), columns in found.items()]
-
-
-def references(store: Store) -> list[Reference]:
-    """Return the references between tables, as view v_orphans checks them, sorted."""
-    ((view,),) = store.rows("select sql from duckdb_views() where view_name = 'v_orphans'")
-    tables = {name for (name,) in store.rows("select table_name from duckdb_tables()")}
-    found = {Reference(*match) for match in _REFERENCE.findall(view)}
-    return sorted(one for one in found if one.table in tables and one.to in tables)
-
-
-_COLUMNS = """
-with relation as (
-    select table_name as name, comment, false as view from duckdb_tables() where database_name = current_database()
-    union all
-    select view_name, comment, true from duckdb_views() where database_name = current_database() and not internal
-), keys as (
-    select table_name, unnest(constraint_column_names) as column_name
-    from duckdb_constraints() where database_name = current_database() and constraint_type = 'PRIMARY KEY'
-)
-select r.view, r.name, r.comment, c.column_name, c.data_type, k.column_name is not null, c.comment
-from relation r
-join duckdb_columns() c on c.table_name = r.name and c.database_name = current_database()
-left join keys k on k.table_name = r.name and k.column_name = c.column_name
-where c.column_name <> 'created_at' or r.view
-order by r.view, r.name, c.column_index
 """

@@ -31,6 +31,26 @@ class Scored(NamedTuple):
     unreadable: int
 
 
+class ScoringHead(NamedTuple):
+    """A scoring of episodes of a run; `settings` is JSON."""
+
+    scoring_id: str
+    grader: str
+    settings: str
+    run_id: str
+
+
+class Rescored(NamedTuple):
+    """What a scoring says of one episode; see view `v_regrades`."""
+
+    scoring_id: str
+    grader: str
+    reward: float
+    new_reward: float | None
+    change: str
+    reply: str | None
+
+
 class Changed(NamedTuple):
     """An episode whose score a scoring has changed; see view `v_regrades`."""
 
@@ -76,6 +96,24 @@ def side_by_side(store: Store, scoring_id: str, run_id: str) -> list[Scored]:
     return [Scored(*row) for row in store.rows(_SIDE_BY_SIDE, scoring_id, run_id)]
 
 
+def scorings_of(store: Store, run_id: str = "") -> dict[ScoringHead, list[Scored]]:
+    """Return the scorings of the episodes of a run, or of all runs, the earliest first, each with
+    old and new scores.
+    """
+    lines: dict[ScoringHead, list[Scored]] = {}
+    # Few workspaces have any, and pages of all of them ask.
+    for row in store.rows(_SCORINGS, run_id) if store.rows("select 1 from scoring limit 1") else ():
+        lines.setdefault(ScoringHead(*row[:4]), []).append(Scored(*row[4:]))
+    return lines
+
+
+def rescored(store: Store, trajectory_id: str) -> list[Rescored]:
+    """Return what each scoring says of a trajectory, the earliest first."""
+    if not store.rows("select 1 from scoring limit 1"):
+        return []
+    return [Rescored(*row) for row in store.rows(_RESCORED, trajectory_id)]
+
+
 def changed(store: Store, scoring_id: str, run_id: str, most: int) -> list[Changed]:
     """Return episodes of a run whose score has changed or cannot be read: those first whose success
     has, and of these the largest changes.
@@ -95,9 +133,21 @@ _ORIGINALS = """
 select trajectory_id, coalesce(copied_from, trajectory_id) from trajectory
 where trajectory_id in (select unnest(?::varchar[]))
 """
-_SIDE_BY_SIDE = """
-select iteration, episodes_of, episodes, success, new_success, reward, new_reward, won, lost, up, down, unreadable
-from v_scorings where scoring_id = ? and run_id = ? order by iteration, episodes_of
+_SCORED = (
+    "v.iteration, v.episodes_of, v.episodes, v.success, v.new_success, v.reward, v.new_reward, v.won, v.lost, v.up, "
+    "v.down, v.unreadable"
+)
+_SIDE_BY_SIDE = f"""
+select {_SCORED} from v_scorings v where scoring_id = ? and run_id = ? order by iteration, episodes_of
+"""
+_SCORINGS = f"""
+select v.scoring_id, v.grader, s.settings::varchar, v.run_id, {_SCORED}
+from v_scorings v join scoring s using (scoring_id)
+where $1 in ('', v.run_id) order by s.created_at, v.scoring_id, v.run_id, v.iteration, v.episodes_of
+"""
+_RESCORED = """
+select scoring_id, grader, reward, new_reward, change, reply from v_regrades r
+where trajectory_id = ? order by (select created_at from scoring s where s.scoring_id = r.scoring_id), scoring_id
 """
 _CHANGED = """
 select trajectory_id, instance_id, reward, new_reward, change, reply from v_regrades

@@ -5,13 +5,14 @@
 -- The goal is found as `texts.goal` finds it; a test compares the two.
 create view v_trajectories as
 select r.recipe, i.run_id, i.iteration, t.source, e.name as evaluation, c.path as model, n.environment, n.split, t.instance_id,
-    n.instance_index, n.depth, trim(regexp_replace(split_part(coalesce(
+    n.instance_index, n.depth, f.facts, trim(regexp_replace(split_part(coalesce(
         nullif(regexp_extract(t.first_observation, '(?i)\b(?:(?:goal|task|instruction|question)(?: is)?(?: to)?:|your (?:goal|task) is to\b)\s*(?:\[SEP\]\s*)?(\S[^\n]*)', 1), ''),
         regexp_extract(t.first_observation, '\S[^\n]*')), ' [SEP]', 1), '\s+', ' ', 'g')) as goal,
     t.success::integer as success, t.reward, t.stop as stop_reason, t.num_steps, t.first_observation, t.trajectory_id, t.iteration_id,
     t.evaluation_id, t.tree_id, c.checkpoint_id, t.created_at
 from trajectory t
 left join instance n using (instance_id)
+left join instance_facts f using (instance_id)
 left join evaluation e using (evaluation_id)
 left join tree g using (tree_id)
 left join iteration i on i.iteration_id = coalesce(t.iteration_id, e.iteration_id)
@@ -26,6 +27,7 @@ comment on column v_trajectories.iteration is 'The one that it was played for; o
 comment on column v_trajectories.evaluation is 'The held-out set; null of what was played to train on.';
 comment on column v_trajectories.model is 'Directory of the model that played it, or its name on a server; in group RL, of the one that the iteration begins with. Null of an expert''s.';
 comment on column v_trajectories.depth is 'Difficulty class, where the environment has one.';
+comment on column v_trajectories.facts is 'What the world tells of the instance, as in table instance_facts: `facts->>''$.task''`.';
 comment on column v_trajectories.goal is 'What is to be reached, out of first_observation: what follows the label of a goal, task, instruction or question, else the first line.';
 comment on column v_trajectories.success is '1 or 0, so that its mean is the rate; `where success` works, too.';
 comment on column v_trajectories.stop_reason is 'As trajectory.stop.';

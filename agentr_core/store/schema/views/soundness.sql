@@ -13,6 +13,7 @@ union all select 'trajectory', 'iteration_id', iteration_id from trajectory anti
 union all select 'trajectory', 'evaluation_id', evaluation_id from trajectory anti join evaluation using (evaluation_id) where evaluation_id is not null
 union all select 'trajectory', 'tree_id', tree_id from trajectory t anti join node n on n.tree_id = t.tree_id and n.node_index = t.leaf where t.tree_id is not null
 union all select 'note', 'trajectory_id', trajectory_id from note anti join trajectory using (trajectory_id)
+union all select 'instance_facts', 'instance_id', instance_id from instance_facts anti join instance using (instance_id)
 union all select 'regrade', 'trajectory_id', trajectory_id from regrade anti join trajectory using (trajectory_id)
 union all select 'regrade', 'scoring_id', scoring_id from regrade anti join scoring using (scoring_id)
 union all select 'pair', 'iteration_id', iteration_id from pair anti join iteration using (iteration_id)

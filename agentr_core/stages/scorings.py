@@ -1,0 +1,53 @@
+"""Scorings of stored episodes as parts of pages: old and new scores side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agentr_core.reports import wording
+from agentr_core.reports.document import Column, Paragraph, Row, Section, Table
+from agentr_core.runtime.place import Workplace
+from agentr_core.store.queries.scorings import Scored, scorings_of
+
+_NOTE = (
+    "Episodes that `agentr regrade` scored again, beside the scores that they were played with; all other numbers of "
+    "this page are of those. Won: lost as it was played, and won now; lost the other way round. Up and down: the "
+    "reward is higher or lower. Unreadable: the judge's reply gives no grade."
+)
+
+
+def scored_table(scored: Sequence[Scored]) -> Table:
+    """Return a row for the episodes of each kind in each iteration, with old and new scores."""
+    columns = (
+        Column("Iteration"),
+        Column("Episodes of", "text"),
+        *map(Column, ("Number", "Success %", "New", "Reward", "New", "Won", "Lost", "Up", "Down", "Unreadable")),
+    )
+    rows = [
+        Row(
+            (
+                wording.NOTHING if one.iteration is None else str(one.iteration),
+                one.episodes_of,
+                wording.count(one.episodes),
+                wording.percent(one.success),
+                wording.percent(one.new_success),
+                wording.decimal(one.reward, 3),
+                wording.decimal(one.new_reward, 3),
+                *map(wording.count, (one.won, one.lost, one.up, one.down, one.unreadable)),
+            )
+        )
+        for one in scored
+    ]
+    return Table(columns, tuple(rows))
+
+
+def scoring_section(place: Workplace, iteration: int | None = None) -> tuple[Section, ...]:
+    """Return the section on the scorings of a run's episodes, or of those of one of its iterations;
+    none where nothing was scored again.
+    """
+    blocks: list[Paragraph | Table] = []
+    for scoring, scored in scorings_of(place.store, place.run_id).items():
+        own = [one for one in scored if iteration in (None, one.iteration)]
+        if own:
+            blocks += [Paragraph(f"Scored by {scoring.grader}, scoring {scoring.scoring_id}."), scored_table(own)]
+    return (Section("scorings", "Scored again", tuple(blocks), _NOTE),) if blocks else ()

@@ -1,0 +1,89 @@
+"""What worlds tell of their instances, as columns and filters of lists."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from agentr_core.store.database import Store
+from agentr_core.store.queries.listings import LISTINGS, Listing
+
+_FEW = 40
+"""Up to so many values of a fact are listed to choose from; more are typed."""
+
+
+class Told(NamedTuple):
+    """A fact that some instance has: its name, whether all its values are numbers, and how many
+    different ones there are.
+    """
+
+    name: str
+    numeric: bool
+    values: int
+
+    @property
+    def column(self) -> str:
+        """The name of its column and its filter."""
+        return f"fact_{self.name}"
+
+    @property
+    def text(self) -> str:
+        """Its value in SQL, as text."""
+        return f"json_extract_string(facts, '$.{self.name}')"
+
+    @property
+    def value(self) -> str:
+        """Its value in SQL, by which rows are sorted."""
+        return f"try_cast({self.text} as double)" if self.numeric else self.text
+
+
+def facts_of(store: Store, instance_id: str) -> Mapping[str, Any]:
+    """Return what the world tells of an instance, by name; empty if it tells nothing."""
+    rows = store.rows("select facts::varchar from instance_facts where instance_id = ?", instance_id)
+    return dict(json.loads(rows[0][0])) if rows else {}
+
+
+def with_facts(store: Store, name: str) -> tuple[Listing, list[Told]]:
+    """Return a list with a column and a filter for each fact that some instance has, and these
+    facts.
+    """
+    listing = LISTINGS[name]
+    told = [Told(*row) for row in store.rows(_TOLD)] if name in _INSTANCE else []
+    if not told:
+        return listing, []
+    of = f"from instance_facts f where f.instance_id = {_INSTANCE[name]}"
+    values = ", ".join(f"{one.value} as {one.column}" for one in told)
+    distinct = {one.column: f"select distinct {one.text} from instance_facts where {one.text} <> ''" for one in told}
+    few = {one.column for one in told if one.values <= _FEW}
+    return replace(
+        listing,
+        details=f"{listing.details} left join (select instance_id, {values} from instance_facts) using (instance_id)",
+        filters={**listing.filters, **{one.column: f"exists ({of} and {one.text} = $value)" for one in told}},
+        choices={**listing.choices, **{column: sql for column, sql in distinct.items() if column in few}},
+        suggestions={
+            **listing.suggestions,
+            **{column: f"select v, '' from ({sql}) some(v) order by 1" for column, sql in distinct.items()},
+        },
+        sorts={one.column: f"(select {one.value} {of})" for one in told},
+    ), told
+
+
+_INSTANCE = {
+    **dict.fromkeys(("trajectories", "trees", "pairs"), "t.instance_id"),
+    "samples": "s.instance_id",
+    "preferences": "p.instance_id",
+    "groups": "g.instance_id",
+    "regrades": "r.instance_id",
+    "differences": "a.instance_id",
+}
+"""The instance of a row, by list."""
+# The names were checked when a world told them, but a store may come from anywhere.
+_TOLD = """
+with told as (select facts, unnest(json_keys(facts)) as name from instance_facts)
+select name, bool_and(json_type(facts, '$.' || name) in ('UBIGINT', 'BIGINT', 'DOUBLE')),
+    count(distinct json_extract_string(facts, '$.' || name))
+from told where regexp_full_match(name, '[a-z][a-z0-9_]{0,29}')
+group by name order by name limit 24
+"""
