@@ -20,7 +20,7 @@ import duckdb
 
 from agentr_core.store import lock
 
-_KEPT_S = 0.1
+_KEPT_S = 0.05
 """The longest time without a burst for which a file stays open."""
 _LOOK_S = 0.01
 """How often an open file is looked at: whether another process waits for it."""
