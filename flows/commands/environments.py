@@ -28,7 +28,7 @@ from agentr_core.system import token_for, write_text
 from agentr_core.texts import cause, counted, visible
 from agentr_core.types import Instance, Message
 from flows.commands.playing import instance_of, own_calls, unanswered
-from flows.progress import shown_progress
+from flows.commands.progress import shown_progress
 from tasks.wiring import gateway_token, named_environment
 
 _LOOKED_AT = 60

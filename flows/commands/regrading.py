@@ -37,7 +37,7 @@ from agentr_core.store.queries.scorings import OF_A_SCORING, Changed, Scored, ch
 from agentr_core.texts import counted, quoted, unreadable
 from agentr_core.types import Instance
 from flows import interruption
-from flows.progress import shown_progress
+from flows.commands.progress import shown_progress
 from tasks.wiring import RunRef, quiet_workplace
 from tasks.workspaces import find_run, open_store
 

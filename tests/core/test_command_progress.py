@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from flows import progress
+from flows.commands import progress
 
 
 @pytest.mark.parametrize("terminal", [True, False])
