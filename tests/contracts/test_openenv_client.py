@@ -4,21 +4,21 @@ cannot be trained on.
 
 from __future__ import annotations
 
+import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
 from asgi import running
 from openenv_server import Guessing
 from servers import free_port
-from websockets.exceptions import ConnectionClosedError
 
 from agentr_core.environments import registry
 from agentr_core.environments.contract import check
-from agentr_core.environments.openenv import connection
 from agentr_core.environments.openenv.client import OpenEnv
 from agentr_core.episodes.rollout import act
 from agentr_core.errors import (
@@ -129,13 +129,27 @@ def test_a_fault_that_stays_is_told_and_no_reward() -> None:
         client(url, patience_s=0.1).reset(game())
 
 
-def test_a_server_that_ends_while_it_is_connected_to_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    def end(*_: Any, **__: Any) -> Any:
-        raise ConnectionClosedError(None, None)
+def test_a_server_that_resets_the_handshake_is_absent() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port, over = listener.getsockname()[1], threading.Event()
 
-    monkeypatch.setattr(connection, "connect", end)
-    with pytest.raises(EnvironmentUnavailable, match=r"cannot be reached .* start the server"):
-        client("http://127.0.0.1:1", patience_s=0).reset(game())
+        def hang_up() -> None:
+            listener.settimeout(0.1)
+            while not over.is_set():
+                with suppress(TimeoutError):
+                    connection, _ = listener.accept()
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    connection.close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        try:
+            for _ in range(5):
+                with pytest.raises(EnvironmentUnavailable, match="cannot be reached"):
+                    client(f"http://127.0.0.1:{port}", patience_s=0, retries=0).reset(game())
+        finally:
+            over.set()
+            thread.join()
 
 
 def test_too_large_an_answer_is_told_once() -> None:

@@ -139,8 +139,8 @@ class Server:
             raise EnvironmentServerError(
                 f"{where} answered {status}: this is no OpenEnv server; correct the address"
             ) from error
-        except (OSError, InvalidHandshake, EOFError, ConnectionClosed) as error:
-            # Closed: the server ended between its answer to the connection and the handshake.
+        # A server that dies during the handshake closes a connection that was never open.
+        except (OSError, InvalidHandshake, ConnectionClosed, EOFError) as error:
             raise self._absent(error) from error
         return Session(where, socket, self._timeout, self._answer_mib)
 
