@@ -1,6 +1,7 @@
 """Progress of commands that are no runs."""
 
 import sys
+import time
 
 import pytest
 
@@ -12,7 +13,7 @@ def test_count_elapsed_and_left(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool
 ) -> None:
     clock = iter([0.0, 0.0, 20.0, 21.0, 40.0])
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
     show = progress.shown_progress()
     for done in (0, 5, 6, 10):

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from agentr_core import replies
-from agentr_core.environment import Fact, Repeatability
+from agentr_core.environment import Repeatability
 from agentr_core.environments.agentgym import wire
 from agentr_core.environments.agentgym.client import AgentGymWorld
 from agentr_core.environments.crafting import textcraft
@@ -63,7 +63,7 @@ class TextCraft(_LabelledWorld, world="textcraft"):
         """Return the length of the longest chain of crafts to the goal."""
         return _native().depth(_local(instance))
 
-    def facts(self, instance: Instance) -> Mapping[str, Fact]:
+    def facts(self, instance: Instance) -> Mapping[str, Any]:
         """Return how many crafts the shortest way takes."""
         return _native().facts(_local(instance))
 

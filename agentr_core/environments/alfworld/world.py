@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from agentr_core.environment import Environment, Fact, Instances
+from agentr_core.environment import Environment, Instances
 from agentr_core.errors import ConfigError, DataFileError, EnvironmentFault
 from agentr_core.fingerprint import fingerprint
 from agentr_core.system import content_sha256
@@ -401,7 +401,7 @@ class AlfWorld(Environment):
         """Return the kind of the task, numbered from 1 to 6 as the benchmark does."""
         return KINDS.index(self._find(instance).kind) + 1
 
-    def facts(self, instance: Instance) -> Mapping[str, Fact]:
+    def facts(self, instance: Instance) -> Mapping[str, Any]:
         """Return the kind of the task by its name, of which `depth` has the number."""
         return {"kind": self._find(instance).kind}
 

@@ -15,7 +15,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
-from agentr_core.environment import Environment, Fact, Instances
+from agentr_core.environment import Environment, Instances
 from agentr_core.environments.crafting import game
 from agentr_core.environments.crafting.game import (
     INSTRUCTION,
@@ -262,7 +262,7 @@ class TextCraft(Environment):
             return world.depth(goal)
         return self.book.goals[self.origin(instance).index][1]
 
-    def facts(self, instance: Instance) -> Mapping[str, Fact]:
+    def facts(self, instance: Instance) -> Mapping[str, Any]:
         """Return how many crafts the shortest way takes: a craft may be needed several times on one
         level of `depth`. Nothing is told of a goal out of reach.
         """

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agentr_core.environment import Environment, Fact, Instances
+from agentr_core.environment import Environment, Instances
 from agentr_core.environments.native import feedback, misread
 from agentr_core.environments.reasoning.grammar import (
     CALLS,
@@ -137,7 +137,7 @@ class InCalls:
         """Return a reply that gives an answer in a box."""
         return f"\\boxed{{{answer}}}"
 
-    def facts(self, instance: Instance) -> Mapping[str, Fact]:
+    def facts(self, instance: Instance) -> Mapping[str, Any]:
         """Return the source of the question and its domain."""
         problem = self.problem(instance)
         return {"source": problem.source[:100], "domain": problem.domain}

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path as FilePath
 from typing import Any, Literal, get_args
 
-from agentr_core.environment import Environment, Fact, Instances
+from agentr_core.environment import Environment, Instances
 from agentr_core.environments.agentgym.wire import SCIWORLD, check_apart, read_ids
 from agentr_core.environments.sciworld.simulator import (
     JavaSettings,
@@ -244,7 +244,7 @@ class SciWorld(Environment):
             )
         return variation
 
-    def facts(self, instance: Instance) -> Mapping[str, Fact]:
+    def facts(self, instance: Instance) -> Mapping[str, Any]:
         """Return the task, and the number of its variation."""
         task, number = self.variation(instance)
         return {"task": task, "variation": number}

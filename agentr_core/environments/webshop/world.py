@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 from jinja2.utils import htmlsafe_json_dumps
 
 from agentr_core import replies
-from agentr_core.environment import Environment, Fact
+from agentr_core.environment import Environment
 from agentr_core.environments.webshop.goals import (
     LISTED,
     Catalogue,
@@ -393,7 +393,7 @@ class WebShop(Environment):
         """Return the number of options to be chosen."""
         return len(self.goal(instance).options)
 
-    def facts(self, instance: Instance) -> Mapping[str, Fact]:
+    def facts(self, instance: Instance) -> Mapping[str, Any]:
         """Return the category of the product that the goal was made from."""
         return {"category": self.shop.catalogue.product(self.goal(instance).row).category}
 
