@@ -39,6 +39,7 @@ class Craft:
     """TRL's wrapper: made without arguments, reset with a row, its public method a tool."""
 
     url = ""
+    acts = 0
 
     def __init__(self) -> None:
         self._client = GenericEnvClient(base_url=self.url).sync()
@@ -63,6 +64,7 @@ class Craft:
         """
         if self._over:
             return "The episode is over."
+        Craft.acts += 1
         result = self._client.step({"reply": action})
         self.reward += result.reward or 0.0
         self._over = result.done
@@ -75,8 +77,24 @@ def trl(url: str, way: str, model: str, packages: str, folder: str) -> None:
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
+    from trl.chat_template_utils import qwen3_chat_template
 
     tokenizer = AutoTokenizer.from_pretrained(model)
+    if way == "factory":
+        # TRL wants a template that renders calls of tools, and knows how to read those of some.
+        tokenizer.chat_template = qwen3_chat_template
+    call = '<tool_call>\n{"name": "act", "arguments": {"action": "inventory"}}\n</tool_call>'
+
+    class Caller(GRPOTrainer):  # type: ignore[misc]
+        """Has the tiny model, which knows no such calls, begin each rollout with one."""
+
+        def _generate_single_turn(self, prompt_ids: Any, *args: Any, **keywords: Any) -> Any:
+            completions, *rest = super()._generate_single_turn(prompt_ids, *args, **keywords)
+            if not any("<tool_response>" in tokenizer.decode(ids) for ids in prompt_ids):
+                ids = tokenizer(call, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
+                completions = [ids for _ in completions]
+            return (completions, *rest)
+
     rows = [{"prompt": [{"role": "user", "content": "Craft."}], "split": "train", "index": n} for n in range(4)]
     seen: list[float] = []
 
@@ -113,7 +131,7 @@ def trl(url: str, way: str, model: str, packages: str, folder: str) -> None:
         "output_dir": folder,
         "per_device_train_batch_size": 2,
         "num_generations": 2,
-        "max_completion_length": 64,
+        "max_completion_length": 160,
         "max_steps": 2,
         "report_to": [],
         "use_cpu": True,
@@ -122,7 +140,7 @@ def trl(url: str, way: str, model: str, packages: str, folder: str) -> None:
     }
     Craft.url = url
     both = {"environment_factory": Craft} if way == "factory" else {"rollout_func": rollout}
-    trainer = GRPOTrainer(
+    trainer = (Caller if way == "factory" else GRPOTrainer)(
         AutoModelForCausalLM.from_pretrained(model),
         reward_funcs=factory_reward if way == "factory" else rollout_reward,
         args=GRPOConfig(**settings),
@@ -132,6 +150,7 @@ def trl(url: str, way: str, model: str, packages: str, folder: str) -> None:
     )
     done = trainer.train()
     print(f"TRL by {way}: {done.global_step} steps, {len(seen)} rewards {seen}, loss {done.training_loss:.4f}")  # noqa: T201
+    print(f"TRL by {way}: the tool was called {Craft.acts} times")  # noqa: T201
     assert len(seen) >= 4
 
 
