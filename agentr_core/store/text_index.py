@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,7 +125,7 @@ class TextIndex:
                 new = state.rows(_LAST_OF[kind], last, _CHUNK)
                 if new:
                     break
-            rows = state.rows(_TEXTS[kind].format(chosen=_BETWEEN), last, new[0][0]) if new else []
+            rows = state.rows(_TEXTS[kind].format(chosen=_BETWEEN, texts=_STEP), last, new[0][0]) if new else []
         for key, position, text in rows:
             digest = fingerprint(text)
             if index.execute("insert or ignore into text (digest) values (?)", (digest,)).rowcount:
@@ -143,14 +143,22 @@ def phrases(words: str) -> list[str]:
     return [phrase or word for phrase, word in found if (phrase or word).strip()]
 
 
-def text_of(store: Store, match: Match) -> str | None:
-    """Return a text that matches; None if it is no longer in the store."""
-    for place in match.places:
-        chosen = f"{_KEYS[place.kind]}_id = ?"
-        for _, position, text in store.rows(_TEXTS[place.kind].format(chosen=chosen), place.key):
-            if position == place.position and fingerprint(text) == match.digest:
-                return str(text)
-    return None
+def texts_of(store: Store, matches: Sequence[Match]) -> dict[str, str]:
+    """Return the texts that match, by hash; those that are no longer in the store are left out."""
+    texts: dict[str, str] = {}
+    # One query a kind of place: each reads a whole column. Most texts are at their first place.
+    for number in range(_PLACES):
+        places: dict[Place, set[str]] = {}
+        for match in matches:
+            if match.digest not in texts and number < len(match.places):
+                places.setdefault(match.places[number], set()).add(match.digest)
+        for kind in sorted({place.kind for place in places}):
+            keys = sorted({place.key for place in places if place.kind == kind})
+            chosen = f"{_KEYS[kind]}_id in (select unnest(?::varchar[]))"
+            for key, position, text in store.rows(_TEXTS[kind].format(chosen=chosen, texts=_STEP), keys):
+                if fingerprint(text) in places.get(Place(kind, key, position), ()):
+                    texts[fingerprint(text)] = text
+    return texts
 
 
 _TEXTS: Final = {
@@ -159,17 +167,10 @@ with chosen as (from trajectory where {chosen}), part as (
     select trajectory_id, generate_subscripts(steps, 1) - 1 as position, unnest(steps) as step from chosen
 )
 select trajectory_id, null, first_observation from chosen
-union all select trajectory_id, position, step.reply from part
-union all select trajectory_id, position, step.observation from part
-union all select trajectory_id, position, unnest([call.output for call in step.tool_calls]) from part
-union all select trajectory_id, position, unnest([said.text for said in step.answers]) from part
+union all select trajectory_id, position, unnest({texts}) from part
 """,
     "node": """
-with chosen as (from node where {chosen} and step is not null)
-select tree_id, node_index, step.reply from chosen
-union all select tree_id, node_index, step.observation from chosen
-union all select tree_id, node_index, unnest([call.output for call in step.tool_calls]) from chosen
-union all select tree_id, node_index, unnest([said.text for said in step.answers]) from chosen
+select tree_id, node_index, unnest({texts}) from node where {chosen} and node_index > 0
 """,
     "pair": """
 select pair_id, v.position, v.reply from (select pair_id, unnest(verdicts) as v from critique where {chosen})
@@ -181,7 +182,13 @@ select sample_id, position, turn.text from (
 )
 """,
 }
-"""The texts of some rows with their places, by kind of place."""
+"""The texts of some rows with their places, by kind of place; the root of a tree, number 0, has no
+step.
+"""
+_STEP: Final = (
+    "[step.reply, step.observation] || [call.output for call in step.tool_calls] "
+    "|| [said.text for said in step.answers]"
+)
 _BETWEEN: Final = "rowid > ? and rowid <= ?"
 _KEYS: Final = {"trajectory": "trajectory", "node": "tree", "pair": "pair", "sample": "sample"}
 _TABLES: Final = {**{kind: kind for kind in _KEYS}, "pair": "critique"}

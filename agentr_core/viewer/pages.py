@@ -75,7 +75,7 @@ from agentr_core.store.queries.trees import (
     validations,
     verdicts_of_pair,
 )
-from agentr_core.store.text_index import RANKED, Matches, Place, phrases, text_of
+from agentr_core.store.text_index import RANKED, Matches, Place, phrases, texts_of
 from agentr_core.texts import visible
 from agentr_core.viewer import strip
 from agentr_core.viewer.lists import list_page
@@ -237,11 +237,13 @@ class Hit:
 
 def results(store: Store, words: str, matches: Matches, *, page: int, complete: bool) -> Page:
     """Return the page of a search; `complete` says whether all texts were in the index."""
-    texts = [(text_of(store, match), match.places) for match in matches.texts]
+    texts = texts_of(store, matches.texts)
     values = {
         "words": words,
         "hits": [
-            Hit(extract(text, phrases(words)), list(map(_place, places))) for text, places in texts if text is not None
+            Hit(extract(texts[match.digest], phrases(words)), list(map(_place, match.places)))
+            for match in matches.texts
+            if match.digest in texts
         ],
         "total": matches.total,
         "many": matches.total >= RANKED,
