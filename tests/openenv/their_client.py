@@ -75,17 +75,24 @@ def trl(url: str, way: str, model: str, packages: str, folder: str) -> None:
     """Train for a step or two with TRL, in the given way; `packages` has torch and TRL."""
     sys.path.append(packages)
     from datasets import Dataset
+    from tokenizers import AddedToken
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
     from trl.chat_template_utils import qwen3_chat_template
 
     tokenizer = AutoTokenizer.from_pretrained(model)
+    policy = AutoModelForCausalLM.from_pretrained(model)
     if way == "factory":
+        # The tiny model has no underscores, and TRL looks for these marks in what was decoded.
+        marks = ("tool_call>", "tool_response>")
+        words = [*(f"<{slash}{mark}" for mark in marks for slash in ("", "/")), "<|im_start|>", "<|im_end|>"]
+        tokenizer.add_tokens([AddedToken(word, normalized=False) for word in words])
+        policy.resize_token_embeddings(len(tokenizer))
         # TRL wants a template that renders calls of tools, and knows how to read those of some.
         tokenizer.chat_template = qwen3_chat_template
     call = '<tool_call>\n{"name": "act", "arguments": {"action": "inventory"}}\n</tool_call>'
 
-    class Caller(GRPOTrainer):  # type: ignore[misc]
+    class Caller(GRPOTrainer):
         """Has the tiny model, which knows no such calls, begin each rollout with one."""
 
         def _generate_single_turn(self, prompt_ids: Any, *args: Any, **keywords: Any) -> Any:
@@ -141,7 +148,7 @@ def trl(url: str, way: str, model: str, packages: str, folder: str) -> None:
     Craft.url = url
     both = {"environment_factory": Craft} if way == "factory" else {"rollout_func": rollout}
     trainer = (Caller if way == "factory" else GRPOTrainer)(
-        AutoModelForCausalLM.from_pretrained(model),
+        policy,
         reward_funcs=factory_reward if way == "factory" else rollout_reward,
         args=GRPOConfig(**settings),
         train_dataset=Dataset.from_list(rows),
@@ -152,6 +159,7 @@ def trl(url: str, way: str, model: str, packages: str, folder: str) -> None:
     print(f"TRL by {way}: {done.global_step} steps, {len(seen)} rewards {seen}, loss {done.training_loss:.4f}")  # noqa: T201
     print(f"TRL by {way}: the tool was called {Craft.acts} times")  # noqa: T201
     assert len(seen) >= 4
+    assert Craft.acts or way == "rollout"
 
 
 if __name__ == "__main__":
