@@ -216,7 +216,7 @@ def main() -> None:
     parser.add_argument("python")
     parser.add_argument("--checkout", type=Path)
     parser.add_argument("parts", nargs="*", default=["served", "trl", "worlds", "stranger"])
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     parts = {
         "served": lambda: by_their_client(given.python),
         "trl": lambda: by_trl(given.python),
