@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 from agentr_core.environment import Environment, Repeatability, repeats
-from agentr_core.errors import EnvironmentFault, IllTypedAnswer, ReplayDiverged, ReplayDrifted
+from agentr_core.errors import ConfigError, EnvironmentFault, IllTypedAnswer, ReplayDiverged, ReplayDrifted
+from agentr_core.recipes.models import url_fault
 from agentr_core.texts import shown
 from agentr_core.types import Instance, Transition
 
@@ -46,12 +47,33 @@ class RemoteWorld(Environment):
     how it acts (`_act`), and how the server is let go of (`_give_up`, `_release`).
 
     Args:
+        url: the address of the server.
+        example: what an address looks like.
+        timeout_s: seconds that an answer may take.
+        patience_s: seconds for which an absent or full server is tried again.
         retries: how often an episode is restored for one step before the fault is raised.
+        answer_mib: the most MiB of an answer.
+
+    Raises:
+        ConfigError: there is no address, it is none, or a number is out of its range.
     """
 
     blocking = True
 
-    def __init__(self, *, retries: int) -> None:
+    def __init__(
+        self, *, url: str, example: str, timeout_s: float, patience_s: float, retries: int, answer_mib: int
+    ) -> None:
+        if not url:
+            raise ConfigError(
+                f"{self.name} needs the address of a server: set the option url, or the variable "
+                f"{self.variables['url']}; {self.start_hint()}"
+            )
+        if fault := url_fault(url, example=example):
+            raise ConfigError(f"{self.name}: option url: {fault}")
+        if timeout_s <= 0 or patience_s < 0:
+            raise ConfigError(f"{self.name}: timeout_s must be above 0, and patience_s at least 0")
+        if answer_mib < 1:
+            raise ConfigError(f"{self.name}: answer_mib must be at least 1")
         self._retries = retries
         self._instance: Instance | None = None
         self._first = ""

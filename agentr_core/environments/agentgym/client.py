@@ -27,7 +27,6 @@ from agentr_core.errors import (
     MalformedAnswer,
 )
 from agentr_core.models.connections import MIB, GarbledAnswer, LargeAnswer, LateAnswer, reading_now
-from agentr_core.recipes.models import url_fault
 from agentr_core.replies import Labels
 from agentr_core.system import RetryPolicy, wait_before_retry
 from agentr_core.types import Instance
@@ -344,19 +343,14 @@ class AgentGymWorld(RemoteWorld):
         retries: int = 2,
         answer_mib: int = 16,
     ) -> None:
-        super().__init__(retries=retries)
-        variable = self.variables["url"]
-        if not url:
-            raise ConfigError(
-                f"{self.name} needs the address of a server: set the option url, or the variable {variable}; "
-                f"{self.start_hint()}"
-            )
-        if fault := url_fault(url, example="http://127.0.0.1:36001"):
-            raise ConfigError(f"{self.name}: option url: {fault}")
-        if timeout_s <= 0 or patience_s < 0:
-            raise ConfigError(f"{self.name}: timeout_s must be above 0, and patience_s at least 0")
-        if answer_mib < 1:
-            raise ConfigError(f"{self.name}: answer_mib must be at least 1")
+        super().__init__(
+            url=url,
+            example="http://127.0.0.1:36001",
+            timeout_s=timeout_s,
+            patience_s=patience_s,
+            retries=retries,
+            answer_mib=answer_mib,
+        )
         self._server = connection(url.rstrip("/") + self.wire.prefix, float(timeout_s), float(patience_s), answer_mib)
         self._ids: dict[str, Sequence[int]] = {"train": (), "test": ()} | dict(self.published_ids())
         self._ids |= {

@@ -30,7 +30,6 @@ from agentr_core.errors import (
     IllTypedAnswer,
     MalformedAnswer,
 )
-from agentr_core.recipes.models import url_fault
 from agentr_core.replies import Labels, block_after_label, line_after_label
 from agentr_core.texts import lone_surrogate, shown
 from agentr_core.types import Instance, Transition
@@ -197,23 +196,21 @@ class OpenEnv(RemoteWorld):
         retries: int = 2,
         answer_mib: int = 16,
     ) -> None:
-        super().__init__(retries=retries)
-        if not url:
-            raise ConfigError(
-                f"{self.name} needs the address of a server: set the option url, or the variable AGENTR_OPENENV; "
-                f"{self.start_hint()}"
-            )
-        if fault := url_fault(url, example="http://127.0.0.1:8000"):
-            raise ConfigError(f"{self.name}: option url: {fault}")
+        super().__init__(
+            url=url,
+            example="http://127.0.0.1:8000",
+            timeout_s=timeout_s,
+            patience_s=patience_s,
+            retries=retries,
+            answer_mib=answer_mib,
+        )
         if not success:
             raise ConfigError(
                 f"{self.name} needs the option success, since OpenEnv has none: `reward >= 1`, or the path of a field "
                 "that is true or false, such as metadata.won"
             )
-        if timeout_s <= 0 or patience_s < 0 or answer_mib < 1 or step_limit < 1:
-            raise ConfigError(
-                f"{self.name}: timeout_s must be above 0, patience_s at least 0, answer_mib and step_limit at least 1"
-            )
+        if step_limit < 1:
+            raise ConfigError(f"{self.name}: step_limit must be at least 1")
         if not reward_low < reward_high:
             raise ConfigError(f"{self.name}: reward_low {reward_low:g} is not below reward_high {reward_high:g}")
         self._server = server_at(url.rstrip("/"), float(timeout_s), float(patience_s), answer_mib)
