@@ -414,6 +414,12 @@ class Environment(ABC):
     def relay(self, generation: Generation) -> None:
         """Take note of how the reply of the next step was drawn."""
 
+    def listener(self) -> Callable[[str], None] | None:
+        """Return what takes the text of the next reply while it is written, from any thread and
+        without delay; None if nobody reads it before it is whole.
+        """
+        return None
+
     def refuse(self, why: str) -> None:
         """Take note of why the last request of an agent outside gets no reply; the episode ends
         with that.

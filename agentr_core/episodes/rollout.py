@@ -761,6 +761,7 @@ async def _reply(
 
     `least` is how many exchanges were left out for the previous reply.
     """
+    request = replace(request, on_text=env.listener())
     try:
         replies, dropped = await draw_within(bounds.sampling(sample), request, timer, bounds.fits, least=least)
     except (PromptTooLong, DataFault) as error:

@@ -8,9 +8,9 @@ import atexit
 import math
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from functools import cache, lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, get_args
 
@@ -40,6 +40,7 @@ _MOST_WITHOUT_ROOM = 10
 """Calls in a row that leave no room for a reply before an episode ends by that: agents that know
 what to do sum their history up after one or a few.
 """
+_PROGRESS_TIMEOUT = 5.0
 _SECONDS_WITHOUT_ROOM = 60.0
 """Seconds that an agent has, after such a call, for the next one."""
 
@@ -96,6 +97,49 @@ class _Presence:
 def _presence(url: str, token: str, process: int) -> _Presence:
     """Return the presence of a process; a process that was forked from it has its own."""
     return _Presence(url, token)
+
+
+class _Texts:
+    """The texts of replies that are being written, on their way to a gateway: the latest of each
+    episode, as soon as the ones before are there. What is lost is no harm, since the whole replies
+    follow.
+    """
+
+    def __init__(self, url: str, token: str) -> None:
+        self._where = f"{url}/run/progress"
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._client = httpx.Client(headers=headers, timeout=_PROGRESS_TIMEOUT)
+        self._texts: dict[str, str] = {}
+        self._change, self._sending = threading.Lock(), threading.Lock()
+        self._news = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def tell(self, episode: str, text: str) -> None:
+        """Have the text of an episode's reply sent."""
+        with self._change:
+            self._texts[episode] = text
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._send, name="texts", daemon=True)
+                self._thread.start()
+        self._news.set()
+
+    def drop(self, episode: str) -> None:
+        """Send no text of an episode from now on, until there is another."""
+        with self._sending, self._change:
+            self._texts.pop(episode, None)
+
+    def _send(self) -> None:
+        while self._news.wait():
+            self._news.clear()
+            with self._sending, suppress(httpx.HTTPError):
+                with self._change:
+                    texts, self._texts = self._texts, {}
+                self._client.post(self._where, json={"texts": texts})
+
+
+@cache
+def _texts(url: str, token: str, process: int) -> _Texts:
+    return _Texts(url, token)
 
 
 # An agent cannot choose its instance: groups and held-out sets need to know which one is played
@@ -173,6 +217,7 @@ class Gateway(Environment):
         self._generation_info: dict[str, Any] = {}
         self._refused = ""
         self._num_without_room = 0
+        self._is_streamed = False
 
     @staticmethod
     def files_of(options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -239,6 +284,8 @@ class Gateway(Environment):
             raise EnvironmentFault("gateway: a step before the reset, or after the end")
         generation_info, self._generation_info = self._generation_info, {}
         self._num_without_room = 0
+        if self._is_streamed:
+            _texts(self._url, self._token, os.getpid()).drop(self._episode)
         ids = self._conversations.add(self._prompt, action)
         event = self._next({"text": action, "ids": ids, **generation_info})
         # A reply that comes back has arrived, whatever became of the connection.
@@ -278,6 +325,12 @@ class Gateway(Environment):
             "completion_tokens": generation.completion_tokens,
         }
 
+    def listener(self) -> Callable[[str], None] | None:
+        """Return what sends the agent the text of the next reply as it is written; None if it waits
+        for the whole; see `Environment`.
+        """
+        return partial(_texts(self._url, self._token, os.getpid()).tell, self._episode) if self._is_streamed else None
+
     def refuse(self, why: str) -> None:
         """Record why there is no reply, to tell the agent; see `Environment`."""
         self._refused = why
@@ -307,6 +360,7 @@ class Gateway(Environment):
 
     def _called(self, event: Mapping[str, Any]) -> str:
         """Return what a call adds to the conversations before it, as an observation."""
+        self._is_streamed = bool(event.get("stream"))
         self._prompt, observation = self._conversations.place(_turns(event))
         return observation
 
