@@ -17,6 +17,7 @@ Examples that are turns stand before the first observation.
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -420,11 +421,12 @@ def is_grown(messages: Sequence[Message]) -> bool:
 #     </tool_call>
 #
 # Models of the Qwen and Hermes families write this; a server of OpenAI's protocol reports the same
-# in fields of its own, which `models.openai.wire` translates. A reply has at most one call.
+# in fields of its own, which `models.openai.wire` translates. A reply may have several calls.
 
 
 OPENS: Final = "<tool_call>"
 CLOSES: Final = "</tool_call>"
+_OPENING: Final = re.compile(rf"{OPENS}\s*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -470,33 +472,50 @@ def definitions(tools: Sequence[Tool]) -> str:
     return json.dumps([tool.definition for tool in tools], ensure_ascii=False)
 
 
-def read_call(reply: str) -> NativeCall | Misread | None:
-    """Return the call in a reply, or None if it has none; what a thought considers is no call.
-    Never raises.
+def read_calls(reply: str) -> tuple[NativeCall, ...] | Misread | None:
+    """Return the calls in a reply in their order, or None if it has none; what a thought considers
+    is no call. All have the same `beside`: what the reply says outside of all calls.
+
+    One call that cannot be read makes the reply a `Misread`, which says which one of several. Never
+    raises.
     """
     plain = outside_thoughts(reply)
-    before, opening, rest = plain.partition(OPENS)
-    if not opening:
+    calls: list[tuple[str, Mapping[str, Any]]] = []
+    beside, position = "", 0
+    while opening := _OPENING.search(plain, position):
+        # Code may print the marks, and small models break lines in it without escaping them.
+        end = plain.find(CLOSES, json_end(plain, opening.end()))
+        call = _call_in(plain[opening.end() : end]) if end >= 0 else Misread(f"it does not end with {CLOSES}")
+        if isinstance(call, Misread):
+            is_one_of_several = calls or OPENS in plain[opening.end() :]
+            return Misread(f"{call.why} (call {len(calls) + 1}; none was made)") if is_one_of_several else call
+        calls.append(call)
+        beside += reply[position : opening.start()]
+        position = end + len(CLOSES)
+    if not calls:
         return Misread("a call ends that was not opened") if CLOSES in plain else None
-    # Code may print the marks, and small models break lines in it without escaping them.
-    end = rest.find(CLOSES, json_end(rest, len(rest) - len(rest.lstrip())))
-    if end < 0:
-        return Misread(f"it does not end with {CLOSES}")
-    inside, after = rest[:end], rest[end + len(CLOSES) :]
+    text = (beside + reply[position:]).strip()
+    return tuple(NativeCall(name, arguments, text) for name, arguments in calls)
+
+
+def _call_in(inside: str) -> tuple[str, Mapping[str, Any]] | Misread:
+    """Return the name and the arguments of a call, from what is between its marks."""
     try:
         call = json.loads(inside, strict=False)
     except (ValueError, RecursionError):
-        several = OPENS in inside or OPENS in after
-        return Misread("there are several calls, and a reply may have one" if several else "it is not valid JSON")
-    if OPENS in after:
-        return Misread("there are several calls, and a reply may have one")
+        return Misread("it is not valid JSON")
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return Misread('it is no JSON object with "name" and "arguments"')
     arguments = call.get("arguments")
-    if not isinstance(arguments, dict):
-        return Misread('its "arguments" are no JSON object')
-    text = reply[: len(before)] + reply[len(reply) - len(after) :]
-    return NativeCall(call["name"], arguments, text.strip())
+    return (call["name"], arguments) if isinstance(arguments, dict) else Misread('its "arguments" are no JSON object')
+
+
+def read_call(reply: str) -> NativeCall | Misread | None:
+    """Return the call in a reply that may have one, as `read_calls` reads it."""
+    calls = read_calls(reply)
+    if not isinstance(calls, Misread) and calls is not None:
+        return calls[0] if len(calls) == 1 else Misread("there are several calls, and a reply may have one")
+    return calls
 
 
 def text_arguments(call: NativeCall, tools: Sequence[Tool]) -> dict[str, str] | Misread:
