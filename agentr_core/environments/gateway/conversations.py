@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
@@ -76,22 +76,16 @@ def read_turns(text: str, prompts: Sequence[Prompt] = ()) -> Prompt:
     """Return the prompt to which an observation leads, given those of the replies before it, the
     last of which it answers. An empty text adds nothing.
     """
-    added, head = _read(text)
-    if head is None:
-        return (*prompts[-1], len(prompts) - 1, *added) if prompts else added
-    if not (shared := head.get("turns", 0)):
-        return added
-    after: int = head["after"]
-    return (*prompts[after], after)[:shared] + added
-
-
-def _read(text: str) -> tuple[Prompt, Mapping[str, Any] | None]:
-    """Return the turns in the text of an observation, and its head if it has one."""
+    before: Prompt = (*prompts[-1], len(prompts) - 1) if prompts else ()
     if not text.startswith(_LIST):
-        return ((Message(role="user", text=text),) if text else ()), None
+        return (*before, Message(role="user", text=text)) if text else before
     records: list[dict[str, Any]] = json.loads(text)
-    head = records.pop(0) if records[0]["role"] == _HEAD else None
-    return tuple(r["step"] if "step" in r else Message(role=r["role"], text=r["content"]) for r in records), head
+    if records[0]["role"] == _HEAD:
+        head = records.pop(0)
+        shared = head.get("turns", 0)
+        before = (*prompts[head["after"]], head["after"])[:shared] if shared else ()
+    added = (turn["step"] if "step" in turn else Message(role=turn["role"], text=turn["content"]) for turn in records)
+    return (*before, *added)
 
 
 def prompts_of(first_observation: str, steps: Sequence[Step]) -> list[Prompt]:
