@@ -299,7 +299,16 @@ class OutsideTurns:
         go on from it, it is trained in the first and stands in the other without loss.
         """
         prompts = prompts_of(first_observation, steps)
-        chains = _chains(prompts[:-1])
+        # The steps of each conversation: their prompts each go on from the reply before, with all
+        # that was read before that.
+        chains: list[list[int]] = []
+        for step, prompt in enumerate(prompts[:-1]):
+            replies = [position for position, turn in enumerate(prompt) if isinstance(turn, int)]
+            before = prompt[replies[-1]] if replies else None
+            chain = next((c for c in chains if c[-1] == before and prompt[: replies[-1]] == prompts[c[-1]]), [])
+            if not chain:
+                chains.append(chain)
+            chain.append(step)
         parts = []
         for chain, side in zip(chains, _are_side(chains, prompts), strict=True):
             train = [step in chain and (not side or self.side_calls == "train") for step in range(len(steps))]
@@ -309,22 +318,6 @@ class OutsideTurns:
 
 def _messages(prompt: Prompt, steps: Sequence[Step], train: Sequence[bool]) -> tuple[Message, ...]:
     return tuple(reply_turn(steps[turn], train[turn]) if isinstance(turn, int) else turn for turn in prompt)
-
-
-def _chains(prompts: Sequence[Prompt]) -> list[list[int]]:
-    """Return the steps of each conversation: those whose prompts each go on from the reply before,
-    with all that was read before that.
-    """
-    chains: list[list[int]] = []
-    for step, prompt in enumerate(prompts):
-        before = max((position for position, turn in enumerate(prompt) if isinstance(turn, int)), default=None)
-        for chain in reversed(chains):
-            if before is not None and chain[-1] == prompt[before] and prompt[:before] == prompts[chain[-1]]:
-                chain.append(step)
-                break
-        else:
-            chains.append([step])
-    return chains
 
 
 def _are_side(chains: Sequence[Sequence[int]], prompts: Sequence[Prompt]) -> list[bool]:
