@@ -180,9 +180,11 @@ def test_titles_and_summaries_are_left_out_unless_the_recipe_takes_them() -> Non
     plain.call(SYSTEM, TASK, first, ON)
     assert [part[0] for part in plain.parts()] == ["Play.", "side"]
     single = Agent()
-    single.call(TASK)
-    single.call(ON)
-    assert [part[0] for part in single.parts()] == ["Build a bed.", "Go on."]
+    for number in range(4):
+        single.call(CallTurn("user", f"Notes: {number}"))
+    assert [part[0] for part in single.parts()] == [f"Notes: {number}" for number in range(4)]
+    single.call(CallTurn("user", "Notes: 3"), assistant("reply 3"), ON)
+    assert "side" not in [part[0] for part in single.parts()]
 
 
 def test_results_stand_in_the_order_of_their_calls() -> None:

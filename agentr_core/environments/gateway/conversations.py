@@ -273,7 +273,7 @@ class OutsideTurns:
 
     `side_calls` says whether conversations beside the agent's task are trained, too: those that
     were offered no tools where others were, and those of a single reply that begin otherwise than
-    the longest.
+    the longest, unless these are half of the episode.
     """
 
     side_calls: SideCalls = "leave"
@@ -327,7 +327,7 @@ def _are_side(chains: Sequence[Sequence[int]], prompts: Sequence[Prompt]) -> lis
     firsts = [opening[has_tools : has_tools + 1] for opening, has_tools in zip(openings, tools, strict=True)]
     rivals = [number for number, has_tools in enumerate(tools) if has_tools or not any(tools)]
     longest = max(rivals, key=lambda number: len(chains[number]), default=0)
-    return [
-        number not in rivals or (len(chain) == 1 < len(chains[longest]) and firsts[number] != firsts[longest])
-        for number, chain in enumerate(chains)
-    ]
+    odd = [number for number in rivals if len(chains[number]) == 1 and firsts[number] != firsts[longest]]
+    # An agent may also have a conversation for each reply, and go on with one of them now and then.
+    few = 2 * len(odd) < sum(len(chains[number]) for number in rivals)
+    return [number not in rivals or (few and number in odd) for number in range(len(chains))]
