@@ -20,6 +20,7 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -625,13 +626,15 @@ def read_results(observation: str, num_calls: int) -> tuple[str, ...] | None:
     """Return the results in the observation after a reply with a number of calls; None if there
     were no calls, or what was said is not a result for each, as where a world takes one call only.
     """
-    if num_calls == 1:
-        return (observation,)
-    if not num_calls or not observation.startswith(_RESULTS):
-        return None
-    try:
-        turns = json.loads(observation)
-        results = tuple(str(turn["content"]) for turn in turns)
-    except (ValueError, RecursionError, TypeError, KeyError):
-        return None
+    results = (observation,) if num_calls == 1 else results_in(observation)
     return results if len(results) == num_calls else None
+
+
+def results_in(observation: str) -> tuple[str, ...]:
+    """Return the results that an observation holds: it alone, unless it has the form of several."""
+    if observation.startswith(_RESULTS):
+        with suppress(ValueError, RecursionError, TypeError, KeyError):
+            turns = json.loads(observation)
+            if all(turn["role"] == "tool" and isinstance(turn["content"], str) for turn in turns):
+                return tuple(turn["content"] for turn in turns)
+    return (observation,)
