@@ -20,6 +20,7 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -135,8 +136,8 @@ class Turns(ABC):
         """Return the turns before the first reply."""
 
     @abstractmethod
-    def result(self, step: Step) -> Message:
-        """Return the turn that answers the reply of a step."""
+    def results(self, step: Step) -> tuple[Message, ...]:
+        """Return the turns that answer the reply of a step, at least one."""
 
     def prompt(self, env: Environment, first_observation: str, steps: Sequence[Step]) -> tuple[Message, ...]:
         """Return the conversation up to the last observation; it never ends with a reply."""
@@ -148,8 +149,10 @@ class Turns(ABC):
         """Return the conversation up to the last reply. The last observation is left out: without a
         reply it would lengthen a sample and teach nothing.
         """
-        turns = self._turns(env, first_observation, steps, train)
-        return turns[:-1] if steps else turns
+        if not steps:
+            return self.opening(env, first_observation)
+        before = self._turns(env, first_observation, steps[:-1], train[:-1])
+        return (*before, reply_turn(steps[-1], train[-1]))
 
     def sampling(self, sampling: Sampling) -> Sampling:
         """Return the settings as they are: a reply ends with its turn."""
@@ -161,7 +164,7 @@ class Turns(ABC):
         later = (
             turn
             for step, flag in zip(steps, train, strict=True)
-            for turn in (reply_turn(step, flag), self.result(step))
+            for turn in (reply_turn(step, flag), *self.results(step))
         )
         return (*self.opening(env, first_observation), *later)
 
@@ -184,9 +187,9 @@ class AlternatingTurns(Turns):
             Message(role="user", text=first_observation),
         )
 
-    def result(self, step: Step) -> Message:
+    def results(self, step: Step) -> tuple[Message, ...]:
         """Return the observation as a user's turn."""
-        return Message(role="user", text=step.observation)
+        return (Message(role="user", text=step.observation),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,7 +354,7 @@ def reply_turn(step: Step, train: bool) -> Message:
 # Windows over a conversation of alternating turns.
 #
 # A history that outgrows the context may be read through a window, as the authors do: the oldest
-# exchanges, each an observation and the reply to it, are left out.
+# exchanges, each an observation, which may be several turns, and the reply to it, are left out.
 #
 #     instruction, "Ok.", first observation, first reply | turn        | turn        | observation
 #     always kept                                          dropped = 1   dropped = 2   always kept
@@ -368,15 +371,25 @@ def windowed(messages: tuple[Message, ...], dropped: int) -> tuple[Message, ...]
     """Return a conversation without its `dropped` oldest exchanges, of which a prompt has at most
     `droppable`.
     """
-    head = opening_length(messages) + 1
-    return messages[:head] + messages[head + 2 * dropped :]
+    if not dropped:
+        return messages
+    first, *later = reply_positions(messages)
+    return messages[: first + 1] + messages[later[dropped - 1] + 1 :]
 
 
 def droppable(messages: tuple[Message, ...]) -> int:
     """Return how many exchanges of a prompt may be left out: all but its last observation; none if
     a turn was grown by continuation.
     """
-    return 0 if is_grown(messages) else max(0, (len(messages) - opening_length(messages) - 2) // 2)
+    return 0 if is_grown(messages) else max(0, len(reply_positions(messages[:-1])) - 1)
+
+
+def reply_positions(messages: Sequence[Message]) -> list[int]:
+    """Return where the replies of a conversation stand whose turns alternate; several turns may
+    answer one.
+    """
+    start = opening_length(messages)
+    return [start + number for number, message in enumerate(messages[start:]) if message.role == "assistant"]
 
 
 def fewest_dropped(messages: tuple[Message, ...], fits: Fits, *, least: int = 0) -> int:
@@ -547,8 +560,8 @@ def calling(tool: Tool, *texts: str, beside: str = "") -> str:
 # tools  | instruction | first observation | call      | result | no call   | answer  | ...
 #
 # A turn of role `tools` comes first; its text is the JSON list of their definitions. A chat
-# template is given that list as `tools`, and so is a server. The result of a call is a turn of role
-# `tool`; the observation after a reply without a readable call is a user turn.
+# template is given that list as `tools`, and so is a server. The result of each call is a turn of
+# role `tool`; the observation after a reply without a readable call is a user turn.
 
 
 # A call stays the text that was sampled, so that its tokens are trained as they were; only the
@@ -577,7 +590,44 @@ class NativeTurns(Turns):
             Message(role="user", text=first_observation),
         )
 
-    def result(self, step: Step) -> Message:
-        """Return the result of a call, or what was said where none could be read."""
-        called = isinstance(read_call(step.reply), NativeCall)
-        return Message(role="tool" if called else "user", text=step.observation)
+    def results(self, step: Step) -> tuple[Message, ...]:
+        """Return the results of the calls in a reply, in their order, or what was said where none
+        could be read.
+        """
+        calls = read_calls(step.reply)
+        num_calls = 0 if calls is None or isinstance(calls, Misread) else len(calls)
+        results = read_results(step.observation, num_calls)
+        if results is None:
+            return (Message(role="user", text=step.observation),)
+        return tuple(Message(role="tool", text=text) for text in results)
+
+
+# The results of several calls are one observation, which is a text: a JSON list of turns.
+_RESULTS: Final = '[{"role": "tool"'
+
+
+def format_results(results: Sequence[str]) -> str:
+    """Return the results of the calls in a reply as an observation: a single one as it is, several
+    as JSON.
+    """
+    if len(results) == 1:
+        return results[0]
+    return json.dumps([{"role": "tool", "content": text} for text in results], ensure_ascii=False)
+
+
+def read_results(observation: str, num_calls: int) -> tuple[str, ...] | None:
+    """Return the results in the observation after a reply with a number of calls; None if there
+    were no calls, or what was said is not a result for each, as where a world takes one call only.
+    """
+    results = (observation,) if num_calls == 1 else results_in(observation)
+    return results if len(results) == num_calls else None
+
+
+def results_in(observation: str) -> tuple[str, ...]:
+    """Return the results that an observation holds: it alone, unless it has the form of several."""
+    if observation.startswith(_RESULTS):
+        with suppress(ValueError, RecursionError, TypeError, KeyError):
+            turns = json.loads(observation)
+            if all(turn["role"] == "tool" and isinstance(turn["content"], str) for turn in turns):
+                return tuple(turn["content"] for turn in turns)
+    return (observation,)
