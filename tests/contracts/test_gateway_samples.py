@@ -47,7 +47,7 @@ async def test_each_recorded_reply_is_what_the_model_replies_to_its_prompt(url: 
         ((again,),) = await model.generate([request])
         assert (again.token_ids, again.text) == (step.token_ids, step.reply)
     # What is trained of a conversation are these tokens, and each once.
-    trained = []
+    trained: list[int] = []
     for part in conversations(env, found):
         rendered = model.renderer.render_sample(part.messages)
         labels = [label for label in rendered.labels if label != -100]
