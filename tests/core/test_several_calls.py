@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from toolboxes import Bench
 from toy import Line, Policy, instance
 
+from agentr_core.environments import registry
 from agentr_core.environments.native import ACT, OVER, actions_in, is_misread, join_actions, misread, native
 from agentr_core.environments.reasoning.problems import Problem
 from agentr_core.environments.reasoning.world import TOOLS, ReasoningWorld, Rules
@@ -37,9 +41,12 @@ from agentr_core.methods.et_agent.evaluate import cost, well_formed
 from agentr_core.samples.dataset import drops, split
 from agentr_core.samples.identity import IGNORED
 from agentr_core.samples.rendering import Renderer
-from agentr_core.system import data_path
+from agentr_core.store.codec.trajectories import load_trajectories, trajectory_rows
+from agentr_core.store.database import Store
+from agentr_core.system import LOOPBACK, data_path
 from agentr_core.types import (
     Answer,
+    Instance,
     Message,
     Question,
     Request,
@@ -51,7 +58,9 @@ from agentr_core.types import (
     ToolCall,
     Trajectory,
     Transition,
+    Verdict,
 )
+from agentr_core.viewer.server import app
 
 HOSTILE = st.lists(
     st.sampled_from((OPENS, CLOSES, "<think>", "</think>", "\n", '"', "{", "}", "\\"))
@@ -70,6 +79,7 @@ def written(calls: Sequence[tuple[str, Mapping[str, object]]], beside: str) -> s
     return beside
 
 
+@pytest.mark.slow
 @given(CALLS, st.sampled_from(("", "I look.", f"<think>{LOOK} or {OPENS}?</think>\nYes.", f"Or {CLOSES}?</think>Yes.")))
 def test_calls_are_read_as_they_were_written(calls: list[tuple[str, dict[str, str]]], beside: str) -> None:
     assert read_calls(written(calls, beside)) == tuple(NativeCall(*call, beside) for call in calls)
@@ -184,6 +194,38 @@ def test_an_episode_with_several_calls_is_replayed() -> None:
         restore(NativeLine(), instance(2), [other, steps[1]])
 
 
+@pytest.mark.slow
+def test_a_world_with_verdicts_judges_a_step_by_its_worst_call() -> None:
+    env = registry.make("textcraft", {}, transcript="native")
+    plain = registry.make("textcraft", {})
+    try:
+        first = next(each for each in env.instances("train") if len(env.expert(each) or ()) > 2)
+        actions = [plain.parse(reply) for reply in plain.expert(first)]
+        assert set(env.oracle(first, [join_actions(actions[:2]), *actions[2:]])) == {Verdict.GOOD}
+        assert env.oracle(first, [join_actions([actions[0], "get 1 nothing"]), *actions[1:]])[0] == Verdict.BAD
+    finally:
+        env.close()
+        plain.close()
+
+
+class Resuming(Line):
+    """A line that goes on from recorded steps without taking them."""
+
+    def resume(self, instance: Instance, steps: Sequence[Step]) -> str:
+        first = self.reset(instance)
+        assert all(step.observation.startswith("You are at ") for step in steps)
+        self._place = sum({"right": 1, "left": -1}.get(step.action, 0) for step in steps)
+        return first
+
+
+def test_a_world_that_goes_on_from_recorded_steps_is_told_each_call() -> None:
+    kind = native(Resuming)
+    _, outcomes = play(kind(), instance(2), [RIGHT + RIGHT + LEFT, RIGHT])
+    restore(env := kind(), instance(2), [outcome.step for outcome in outcomes])
+    assert env.steps == 0
+    assert act(env, RIGHT + RIGHT).step.success
+
+
 def test_a_step_that_was_stored_as_misread_stays_a_users_turn() -> None:
     """Until several calls were read, the reply with two was told so, in words."""
     told = "The call could not be read: there are several calls, and a reply may have one."
@@ -254,6 +296,7 @@ STEPS = tuple(
 TOLD = [*("assistant", "tool", "tool"), *("assistant", "user"), *("assistant", "tool"), "assistant", *("tool",) * 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", ["qwen3", "qwen2.5"])
 def test_each_prompt_is_a_prefix_of_the_sample_and_results_carry_no_loss(
     template: str, make_tiny_tokenizer: Callable[..., Any]
@@ -280,6 +323,7 @@ def test_each_prompt_is_a_prefix_of_the_sample_and_results_carry_no_loss(
     assert text.count("<|im_start|>user") == 5, "results of one reply are one turn"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", ["qwen3", "qwen2.5"])
 def test_results_are_rendered_as_the_published_template_renders_them(
     template: str, make_tiny_tokenizer: Callable[..., Any]
@@ -372,3 +416,18 @@ def test_calls_beyond_the_limits_use_up_spare_replies() -> None:
     found = "Ostra\nOstra lies on the Red River."
     assert read_results(outcome.step.observation, 4) == (found, none_left, none_left, OVER)
     assert outcome.stop == StopReason.FAILURE
+
+
+@pytest.mark.slow
+async def test_the_page_of_an_episode_shows_each_result(tmp_path: Path) -> None:
+    first, outcomes = play(NativeLine(), instance(1), [RIGHT + LEFT, RIGHT])
+    played = Trajectory.ended(instance(1), first, [outcome.step for outcome in outcomes], StopReason.STEP_LIMIT)
+    store = Store(tmp_path / "store.duckdb")
+    store.write(trajectory_rows("t" * 20, played, source="rollout"))
+    assert load_trajectories(store, ["t" * 20])["t" * 20] == played
+    viewer = app(store.path, index=tmp_path / "texts.sqlite", hosts=LOOPBACK)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(viewer), base_url="http://localhost:4280") as pages:
+        page = (await pages.get(f"/trajectory/{'t' * 20}")).text
+    shown = re.findall(r'<pre class="observation" dir="auto">(.*?)</pre>', page)
+    assert [text for text in shown if text.startswith("You are")] == ["You are at 1.", "You are at 0.", "You are at 1."]
+    assert "[{" not in page
