@@ -228,19 +228,17 @@ class _Resumed:
     """A mixin for worlds that go on from recorded steps; see `Environment.resume`."""
 
     def resume(self, instance: Instance, steps: Sequence[Step]) -> str:
-        first: str = super().resume(instance, [each for step in steps for each in _apart(step)])  # type: ignore[misc]
+        # A step of several calls is one for each; what is known of all together is the last one's.
+        apart: list[Step] = []
+        for step in steps:
+            actions = actions_in(step.action)
+            results = read_results(step.observation, len(actions)) or [step.observation] * len(actions)
+            for action, result in zip(actions, results, strict=True):
+                apart.append(replace(step, action=action, observation=result, reward=0.0, tool_calls=()))
+            apart[-1] = replace(apart[-1], reward=step.reward, tool_calls=step.tool_calls)
+        first: str = super().resume(instance, apart)  # type: ignore[misc]
         self._last_reward = steps[-1].reward if steps else 0.0
         return first
-
-
-def _apart(step: Step) -> list[Step]:
-    """Return a step of several calls as one for each; what is known of all together is the last
-    one's.
-    """
-    actions = actions_in(step.action)
-    results = read_results(step.observation, len(actions)) or [step.observation] * len(actions)
-    parts = [replace(step, action=each, observation=result) for each, result in zip(actions, results, strict=True)]
-    return [*(replace(part, reward=0.0, tool_calls=()) for part in parts[:-1]), parts[-1]]
 
 
 class _Judged:

@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from agentr_core.environment import Dividing, Environment, Transcript
+from agentr_core.environment import Dividing, Environment, Part, Transcript
 from agentr_core.errors import ConfigError
 from agentr_core.texts import json_end, lone_surrogate, outside_thoughts
 from agentr_core.types import Message, Request, Sampling, Span, Step, Trajectory, grown_turn
@@ -268,9 +268,11 @@ def transcript(
 
 
 def whole_episode(env: Environment, trajectory: Trajectory) -> tuple[Message, ...]:
-    """Return the conversation of an episode with all its replies trained."""
-    steps = trajectory.steps
-    return transcript(env, trajectory.first_observation, steps, train=[True] * len(steps))
+    """Return the conversation of an episode with all its replies trained; of several, the last that
+    is about its task.
+    """
+    parts = conversations(env, trajectory)
+    return next((part.messages for part in reversed(parts) if not part.side), parts[-1].messages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,24 +286,15 @@ class Until:
 
 
 # What a small model writes after its first action is invented, and keeping it would train it.
-class Part(NamedTuple):
-    """The steps from `start` up to, not including, `end` of an episode, and their conversation."""
-
-    start: int
-    end: int
-    messages: tuple[Message, ...]
-
-
 def conversations(env: Environment, trajectory: Trajectory) -> tuple[Part, ...]:
-    """Return the conversations of an episode, one after the other, with all their replies trained:
-    one, unless the world's transcript divides it.
+    """Return the conversations of an episode in the order of their first replies, with each reply
+    trained in one of them: one of all steps, unless the world's transcript divides the episode.
     """
     kind, steps = transcript_of(env), trajectory.steps
-    starts = kind.begins(steps) if isinstance(kind, Dividing) else (0,)
-    return tuple(
-        Part(start, end, kind.sample(env, trajectory.first_observation, steps[:end], [True] * end))
-        for start, end in zip(starts, (*starts[1:], len(steps)), strict=True)
-    )
+    if isinstance(kind, Dividing):
+        return kind.parts(trajectory.first_observation, steps)
+    messages = kind.sample(env, trajectory.first_observation, steps, [True] * len(steps))
+    return (Part(tuple(range(len(steps))), messages),)
 
 
 def ask_next(
