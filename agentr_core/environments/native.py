@@ -107,25 +107,25 @@ def _subclass(kind: type[Environment], before: tuple[type[Any], ...]) -> type[An
 class _Several:
     """A mixin that makes the calls of a reply one after the other, until the episode is over."""
 
-    _waiting: Sequence[str] = ()
-    _made: tuple[Transition, ...] = ()
+    _calls_left: Sequence[str] = ()
+    _calls_made: tuple[Transition, ...] = ()
 
     def step(self, action: str) -> Transition:
         """Return the transition of all calls: their results, and the reward of the last one that
         was made.
         """
-        first, *self._waiting = actions_in(action)
-        self._made = ()
-        return self._go_on(super().step(first))  # type: ignore[misc]
+        first, *self._calls_left = actions_in(action)
+        self._calls_made = ()
+        return self._make_calls(super().step(first))  # type: ignore[misc]
 
-    def _go_on(self, transition: Transition) -> Transition:
+    def _make_calls(self, transition: Transition) -> Transition:
         """Return where the step leads after the transition of one of its calls."""
         while transition.info.get("question") is None:
-            self._made = (*self._made, transition)
+            self._calls_made = (*self._calls_made, transition)
             over = transition.terminated or transition.truncated or transition.reward < 0
-            if over or not self._waiting:
-                return _joined(self._made, len(self._waiting))
-            first, *self._waiting = self._waiting
+            if over or not self._calls_left:
+                return _joined(self._calls_made, len(self._calls_left))
+            first, *self._calls_left = self._calls_left
             transition = super().step(first)  # type: ignore[misc]
         return transition
 
@@ -152,7 +152,7 @@ class _AnsweringSeveral(_Several):
     """A mixin for worlds whose steps ask models; see `Environment.answer`."""
 
     def answer(self, reply: str) -> Transition:
-        return self._go_on(super().answer(reply))  # type: ignore[misc]
+        return self._make_calls(super().answer(reply))  # type: ignore[misc]
 
 
 class _Acting:
@@ -175,9 +175,9 @@ class _Acting:
         calls = read_calls(reply)
         if calls is None or isinstance(calls, Misread):
             return "" if calls is None else misread(calls)
-        return join_actions([self._action(call) for call in calls])
+        return join_actions([self._action_of(call) for call in calls])
 
-    def _action(self, call: NativeCall) -> str:
+    def _action_of(self, call: NativeCall) -> str:
         texts = text_arguments(call, (ACT,))
         if isinstance(texts, Misread):
             return misread(texts)

@@ -114,9 +114,9 @@ class Calls:
         calls = read_calls(reply)
         if calls is None or isinstance(calls, Misread):
             return "" if calls is None else misread(calls)
-        return join_actions([self._call(call) for call in calls])
+        return join_actions([self._as_json(call) for call in calls])
 
-    def _call(self, call: NativeCall) -> str:
+    def _as_json(self, call: NativeCall) -> str:
         if call.name not in (names := [tool.name for tool in self._server.tools]):
             return misread(Misread(f"there is no such tool; there are {', '.join(names)}"))
         text = json.dumps({"tool_name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False)

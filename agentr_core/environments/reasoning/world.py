@@ -136,9 +136,9 @@ class InCalls:
             action = f"<answer>\\boxed{{{box}}}</answer>"
             read = call_in(action)
             return action if read and read.name == "answer" else misread(Misread("an answer cannot hold a call"))
-        return join_actions([self._call(call) for call in calls])
+        return join_actions([self._in_tags(call) for call in calls])
 
-    def _call(self, call: NativeCall) -> str:
+    def _in_tags(self, call: NativeCall) -> str:
         """Return a call in tags, or the action of `misread`."""
         texts = text_arguments(call, tuple(TOOLS.values()))
         if isinstance(texts, Misread):
