@@ -29,11 +29,11 @@ _READ_SECONDS: Final = 10.0
 """An oversized body is read so far before it is refused: a client that is still sending when the
 connection closes does not read why.
 """
-Refusal = Callable[[int, str], Response]
-"""Makes the answer to a refused request from a status and a sentence."""
+Refusal = Callable[[Scope, int, str], Response]
+"""Makes the answer to a refused request from its scope, a status and a sentence."""
 
 
-def detail(status: int, reason: str) -> Response:
+def detail(scope: Scope, status: int, reason: str) -> Response:
     """Return the answer to a refused request in the form of our servers for environments."""
     return JSONResponse({"detail": reason}, status)
 
@@ -120,27 +120,38 @@ class Guard:
         return None
 
     async def _refuse(self, status: int, reason: str, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = self._refusal(status, reason)
+        answer = self._refusal(scope, status, reason)
         answer.headers["Connection"] = "close"
         await answer(scope, receive, send)
 
 
 class Locked:
-    """An application that admits only requests with a token: as that of `Authorization: Bearer`,
-    or in the address as `?token=`.
+    """An application that admits only requests with a token: as their `api_key`, or in the address
+    as `?token=`.
 
     Args:
         why: what a client without the token is told.
         cookie: the name of a cookie for browsers, which is set when a page is opened with the token
             in its address, and admits from then on.
+        admits: says of a request with another key whether it is admitted, too.
     """
 
-    def __init__(self, app: ASGIApp, token: str, *, why: str, refusal: Refusal, cookie: str = "") -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        token: str,
+        *,
+        why: str,
+        refusal: Refusal,
+        cookie: str = "",
+        admits: Callable[[Scope, str], bool] = lambda scope, key: False,
+    ) -> None:
         self._app = app
         self._token = token
         self._why = why
         self._refusal = refusal
         self._cookie = cookie
+        self._admits = admits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, with 401 if it has no token."""
@@ -149,8 +160,7 @@ class Locked:
             return
         query = parse_qsl(scope["query_string"].decode("latin-1"))
         in_query = any(name == "token" and self._fits(value) for name, value in query)
-        scheme, _, token = _header(scope, b"authorization").partition(" ")
-        bearer = token.strip() if scheme.lower() == "bearer" else ""
+        key = api_key(scope)
         if in_query and self._cookie:
             # The answer sets the cookie and leads to the page, without the token.
             rest = urlencode([(name, value) for name, value in query if name != "token"])
@@ -159,13 +169,26 @@ class Locked:
             entered = RedirectResponse(f"{path}?{rest}" if rest else path, 303)
             entered.set_cookie(self._cookie, self._token, httponly=True, samesite="lax", path="/")
             await entered(scope, receive, send)
-        elif in_query or self._fits(bearer) or (self._cookie and self._fits(_cookie(scope, self._cookie))):
+        elif (
+            in_query
+            or self._fits(key)
+            or (self._cookie and self._fits(_cookie(scope, self._cookie)))
+            or self._admits(scope, key)
+        ):
             await self._app(scope, receive, send)
         else:
-            await self._refusal(401, self._why)(scope, receive, send)
+            await self._refusal(scope, 401, self._why)(scope, receive, send)
 
     def _fits(self, value: str) -> bool:
         return secrets.compare_digest(value.encode(), self._token.encode())
+
+
+def api_key(scope: Scope) -> str:
+    """Return the key that a client of a model sends: that of `Authorization: Bearer`, or else
+    `x-api-key`; empty without any.
+    """
+    scheme, _, key = _header(scope, b"authorization").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else _header(scope, b"x-api-key")
 
 
 def _header(scope: Scope, name: bytes) -> str:

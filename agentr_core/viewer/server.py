@@ -149,7 +149,7 @@ def app(
             shown,
             token,
             why="open the address that `agentr view` printed; it has the token",
-            refusal=lambda status, why: PlainTextResponse(f"{why}\n", status),
+            refusal=lambda scope, status, why: PlainTextResponse(f"{why}\n", status),
             cookie="agentr_view",
         )
     return Sealed(Guard(shown, hosts, linked=True, posts=notes))

@@ -21,7 +21,7 @@ from toy_paths import ToyTree, critique
 
 from agentr_core.environments import registry
 from agentr_core.environments.contract import check
-from agentr_core.environments.gateway.broker import ChatCall, completion
+from agentr_core.environments.gateway.dialects.base import read_answer
 from agentr_core.environments.native import ACT, NO_CALL, is_misread, native
 from agentr_core.environments.reasoning.problems import Move, Problem
 from agentr_core.environments.reasoning.world import ReasoningWorld, Rules
@@ -352,11 +352,8 @@ def test_the_thought_stands_beside_its_call() -> None:
 
 @pytest.mark.parametrize("reply", [f"<think>Perhaps {SEARCHING}?</think>\nIt is 5.", f"<think>Perhaps {SEARCHING}"])
 def test_the_gateway_tells_no_call_that_a_thought_considers(reply: str) -> None:
-    tools = [{"type": "function", "function": {"name": "search"}}]
-    asked = ChatCall.model_validate({"model": "policy", "messages": [{"role": "user", "content": "q"}], "tools": tools})
-    (choice,) = completion(asked, {"text": reply, "finish_reason": "stop", "id": "1", "created": 0})["choices"]
-    assert choice["message"] == {"role": "assistant", "content": reply}
-    assert choice["finish_reason"] == "stop"
+    answer = read_answer({"text": reply, "finish_reason": "stop"}, "1", offers_tools=True)
+    assert (answer.text, answer.calls, answer.finish) == (reply, (), "stop")
 
 
 def test_replies_that_cannot_be_read_use_up_spare_ones() -> None:

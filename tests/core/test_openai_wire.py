@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentr_core.environments.gateway.broker import ChatCall
+from agentr_core.environments.gateway.dialects.chat import ChatRequest
 from agentr_core.errors import ConfigError, MalformedReply, ModelFault, Transient
 from agentr_core.models.openai.chat import Endpoint, fault_of
 from agentr_core.models.openai.wire import bodies, read_completion, read_models
@@ -268,8 +268,8 @@ def test_a_call_that_is_said_to_be_there_must_be() -> None:
 
 def test_an_agent_may_send_its_arguments_as_an_object() -> None:
     call = {"function": {"name": "act", "arguments": {"a": 1}}}
-    asked = ChatCall.model_validate({"model": "m", "messages": [{"role": "assistant", "tool_calls": [call]}]})
-    assert '"arguments": {"a": 1}' in asked.turns()[0]["text"]
+    asked = ChatRequest.model_validate({"model": "m", "messages": [{"role": "assistant", "tool_calls": [call]}]})
+    assert '"arguments": {"a": 1}' in next(asked.history())["text"]
 
 
 def unset(*path: str | int) -> Callable[[dict[str, Any]], None]:

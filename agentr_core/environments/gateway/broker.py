@@ -12,207 +12,17 @@ happens on one event loop.
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from http import HTTPStatus
-from typing import Annotated, Any, Final, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from agentr_core.environments.gateway.dialects.base import Refused, Turn
 
-from agentr_core.episodes.transcript import NativeCall, read_call
-from agentr_core.models.openai.wire import ToldCall, argument_text, reply_text
-
-# The requests of agents to the gateway, and its answers: chat completions in OpenAI's protocol.
-
-MODEL: Final = "policy"
-"""The name by which agents ask for the model."""
-
-
-_CODES: Final = {401: "invalid_api_key", 404: "not_found", 405: "method_not_allowed", 413: "request_too_large"}
-
-
-class Refused(Exception):
-    """A request that is answered with an error: one sentence, a status, a code, and perhaps the
-    field at fault.
-    """
-
-    def __init__(self, status: int, message: str, code: str = "", param: str | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        kind = "server_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
-        code = code or _CODES.get(status, kind)
-        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
-class _Part(BaseModel):
-    type: Literal["text"]
-    text: str
-
-
-class _Function(BaseModel):
-    name: str
-    arguments: str | dict[str, Any] | None = None
-
-
-class _Call(BaseModel):
-    function: _Function
-
-
-class _Turn(BaseModel):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[_Part] | None = None
-    tool_calls: list[_Call] | None = None
-
-    def as_dict(self) -> dict[str, str]:
-        """Return the turn as role and text."""
-        text = self.content or ""
-        if not isinstance(text, str):
-            text = "".join(part.text for part in text)
-        calls = [ToldCall(call.function.name, argument_text(call.function.arguments)) for call in self.tool_calls or ()]
-        role = "system" if self.role == "developer" else self.role
-        return {"role": role, "text": reply_text(text, calls) if calls else text}
-
-
-class _FunctionName(BaseModel):
-    name: Annotated[str, Field(min_length=1)]
-
-
-class _Tool(BaseModel):
-    type: Literal["function"]
-    function: _FunctionName
-
-
-_TOOLS: Final = TypeAdapter(list[_Tool])
-
-
-class _StreamOptions(BaseModel):
-    include_usage: bool = False
-
-
-class ChatCall(BaseModel):
-    """A chat completion that an agent asks for. The recipe decides how it is drawn, so the agent's
-    temperature, limits and stop strings have no effect.
-    """
-
-    model: str
-    messages: Annotated[list[_Turn], Field(min_length=1)]
-    tools: list[dict[str, Any]] | None = None
-    n: Literal[1] | None = None
-    stream: bool | None = None
-    stream_options: _StreamOptions | None = None
-
-    def turns(self) -> list[dict[str, str]]:
-        """Return the turns as roles and texts; the tools that are offered come first."""
-        offered = [{"role": "tools", "text": json.dumps(self.tools, ensure_ascii=False)}] if self.tools else []
-        return [*offered, *(turn.as_dict() for turn in self.messages)]
-
-
-class Rewarded(BaseModel):
-    """An agent's report at the end of an episode. Without `success`, a reward of 1 is a success.
-
-    The text "1" and `true` are no rewards.
-    """
-
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
-
-    reward: Annotated[float, Field(ge=0, le=1)]
-    success: bool | None = None
-
-
-class Failed(BaseModel):
-    """A report that an agent gave its episode up for a fault of its own, which is not a reward of
-    0.
-    """
-
-    reason: str = "it gave no reason"
-
-
-_KINDS: Final = ("str", "list[_Part]", "dict[str,any]")
-"""Names of kinds of content among the fields of an error."""
-
-
-def check_tools(tools: list[dict[str, Any]]) -> None:
-    """Raise `Refused` for tools that have no names, which no model's template can show."""
-    try:
-        _TOOLS.validate_python(tools)
-        json.dumps(tools, allow_nan=False)
-    except ValidationError as error:
-        raise refusal_of(error, within=("tools",)) from error
-    except ValueError as error:
-        raise Refused(400, f"tools: {error}", "invalid_request", "tools") from error
-
-
-def refusal_of(error: ValidationError, *, within: tuple[str, ...] = ()) -> Refused:
-    """Return the answer to a body with an error: a sentence that does not quote the body. `within`
-    is the field that has the error, if not the body as a whole was read.
-    """
-    faults = error.errors(include_url=False, include_input=False, include_context=False)
-    # Where a field may be of several kinds, the one that the body comes nearest to.
-    nearest = max(faults, key=lambda fault: len(fault["loc"])) if faults[0]["loc"][-1:] == ("str",) else faults[0]
-    where = ".".join(str(part) for part in (*within, *nearest["loc"]) if part not in _KINDS)
-    is_unsupported = where.startswith("messages.") or where == "n"
-    reason = f"{where or 'the body'}: {nearest['msg']}" + (
-        "; the gateway takes text, and one reply at a time" if is_unsupported else ""
-    )
-    return Refused(400, reason, "invalid_request", where or None)
-
-
-def completion(call: ChatCall, reply: Mapping[str, Any], *, name: str = "", created: int = 0) -> dict[str, Any]:
-    """Return the answer to a call; the reply has a text and, if a model generated it, a finish
-    reason and token counts. Ids are made of its name.
-    """
-    message, finish = _message(call, reply, name)
-    choice = {"index": 0, "message": message, "finish_reason": finish, "logprobs": None}
-    return {**_head("chat.completion", name, created), "choices": [choice], "usage": _usage(reply)}
-
-
-def chunks(call: ChatCall, reply: Mapping[str, Any], *, name: str, created: int) -> Iterator[str]:
-    """Yield the answer to a call as events of a stream. The reply is in one piece, since it was
-    checked and counted as a whole.
-    """
-    message, finish = _message(call, reply, name)
-    for number, tool_call in enumerate(message.get("tool_calls", ())):
-        tool_call["index"] = number
-    head = _head("chat.completion.chunk", name, created)
-    events: list[dict[str, Any]] = [
-        {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
-        for delta, reason in ((message, None), ({}, finish))
-    ]
-    if call.stream_options and call.stream_options.include_usage:
-        events.append({**head, "choices": [], "usage": _usage(reply)})
-    for content in events:
-        yield f"data: {json.dumps(content, ensure_ascii=False)}\n\n"
-    yield "data: [DONE]\n\n"
-
-
-def model() -> dict[str, Any]:
-    """Return the one model."""
-    return {"id": MODEL, "object": "model", "created": 0, "owned_by": "agentr"}
-
-
-def _message(call: ChatCall, reply: Mapping[str, Any], name: str) -> tuple[dict[str, Any], str]:
-    native_call = read_call(reply["text"]) if call.tools else None
-    if not isinstance(native_call, NativeCall):
-        return {"role": "assistant", "content": reply["text"]}, reply.get("finish_reason") or "stop"
-    function = {"name": native_call.name, "arguments": json.dumps(dict(native_call.arguments), ensure_ascii=False)}
-    tool_call = {"id": f"call{name[:8]}", "type": "function", "function": function}
-    return {"role": "assistant", "content": native_call.beside or None, "tool_calls": [tool_call]}, "tool_calls"
-
-
-def _usage(reply: Mapping[str, Any]) -> dict[str, int] | None:
-    if "prompt_tokens" not in reply:
-        return None
-    prompt, completion = reply["prompt_tokens"], reply["completion_tokens"]
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-
-
-def _head(kind: str, name: str, created: int) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{name}", "object": kind, "created": created, "model": MODEL}
-
+# The episodes that are offered or under way.
 
 _REMEMBERED = 10_000
 """The number of ended episodes whose reason for ending is remembered."""
@@ -224,23 +34,62 @@ offered.
 _REPLY_SECONDS = 900.0
 """Seconds that a run has for a reply."""
 
-Turns = Sequence[Mapping[str, str]]
-
 
 @dataclass(slots=True, eq=False)
 class Call:
     """One call of an agent, which several requests may make: clients repeat what was not answered.
 
-    Its reply has one name and one time, however often it is sent. `clients` is how many requests
-    wait for it or are being sent it, `num_delivered` how many have it.
+    Its reply has one name and one time, however often it is sent. `partial` is the text of the
+    reply so far, where the run tells it. `clients` is how many requests wait for it or are being
+    sent it, `num_delivered` how many have it.
     """
 
-    turns: Turns
-    reply: asyncio.Future[Mapping[str, Any]]
+    turns: Sequence[Turn]
+    reply: asyncio.Future[Mapping[str, Any]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    partial: str = ""
     name: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
     clients: int = 0
     num_delivered: int = 0
+    _change: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether there will be no reply."""
+        return self.reply.done() and self.reply.exception() is not None
+
+    async def change(self, size: int, seconds: float) -> bool:
+        """Return whether the reply is there, or more of its text than `size` characters, within
+        some seconds; as soon as it is.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not self.reply.done() and len(self.partial) <= size:
+                    await self._change.wait()
+        return self.reply.done() or len(self.partial) > size
+
+    def grow(self, text: str) -> None:
+        """Take the text of the reply so far."""
+        self.partial = text
+        self._wake()
+
+    def answer(self, reply: Mapping[str, Any]) -> None:
+        """Take the reply."""
+        self.reply.set_result(reply)
+        self._wake()
+
+    def refuse(self, refusal: Refused) -> None:
+        """Take a refusal in place of the reply, if it is not there."""
+        if not self.reply.done():
+            self.reply.set_exception(refusal)
+            # Perhaps no client is left to fetch it.
+            self.reply.exception()
+            self._wake()
+
+    def _wake(self) -> None:
+        # Whoever waits holds the event of before; those that come wait for the next change.
+        self._change.set()
+        self._change = asyncio.Event()
 
 
 @dataclass(slots=True)
@@ -249,7 +98,8 @@ class Episode:
 
     `call` is the last call that the run was told of, and `queue` the later ones. `last_request`
     is when the agent was last heard from, or the run last replied to it; `last_poll` is when the
-    run last asked for the agent's next event.
+    run last asked for the agent's next event. `session` is the id that its harness sends of its
+    own.
     """
 
     id: str
@@ -258,6 +108,7 @@ class Episode:
     last_request: float
     last_poll: float
     taken: bool = False
+    session: str = ""
     events: asyncio.Queue[dict[str, Any]] = field(default_factory=asyncio.Queue)
     call: Call | None = None
     queue: list[Call] = field(default_factory=list)
@@ -310,7 +161,8 @@ class Broker:
         if run and run not in self._runs:
             return None
         now = time.monotonic()
-        episode = Episode(id=secrets.token_hex(8), run=run, offer=offer, last_request=now, last_poll=now)
+        # The id alone lets an agent in.
+        episode = Episode(id=secrets.token_hex(16), run=run, offer=offer, last_request=now, last_poll=now)
         self._episodes[episode.id] = episode
         self._offers.append(episode)
         self._offered.set()
@@ -320,9 +172,10 @@ class Broker:
         """Give the agent of an episode a reply, and return its next event: `call`, `reward` or
         `lost`; or `none` after `wait` seconds, with the seconds for which it has been silent.
 
-        A reply with `refused` is a sentence that says why there is none. `call` and `reward` say in
-        `delivered` whether the agent has the reply to its last call. An episode that was ended here
-        is `lost`, with the reason. Raises `KeyError` for an unknown episode.
+        A reply with `refused` is a sentence that says why there is none; `code` is that of the
+        refusal, and `prompt_tokens` and `context` may say what does not fit into what. `call` and
+        `reward` say in `delivered` whether the agent has the reply to its last call. An episode
+        that was ended here is `lost`, with the reason. Raises `KeyError` for an unknown episode.
         """
         if key not in self._episodes and key in self._over:
             return {"event": "lost", "why": self._over[key].reason}
@@ -334,9 +187,10 @@ class Broker:
             if episode.call is not None and not episode.call.reply.done():
                 episode.last_request = time.monotonic()
                 if (reason := reply.get("refused")) is not None:
-                    _refuse(episode.call, Refused(400, reason, "invalid_request"))
+                    code, sizes = reply.get("code", "invalid_request"), ("prompt_tokens", "context")
+                    episode.call.refuse(Refused(400, reason, code, **{size: reply.get(size) for size in sizes}))
                 else:
-                    episode.call.reply.set_result(reply)
+                    episode.call.answer(reply)
                 self._advance(episode)
         try:
             async with asyncio.timeout(wait):
@@ -348,6 +202,13 @@ class Broker:
         if key in self._over and episode.events.empty():
             self._episodes.pop(key, None)
         return event
+
+    def progress(self, texts: Mapping[str, str]) -> None:
+        """Take the texts so far of replies that are being sampled, by episode."""
+        for key, text in texts.items():
+            episode = self._episodes.get(key)
+            if episode is not None and episode.call is not None and not episode.call.reply.done():
+                episode.call.grow(text)
 
     def close(self, key: str, reason: str, code: str) -> None:
         """End an episode on behalf of the run; an agent that waits, or comes back, is told why."""
@@ -378,7 +239,7 @@ class Broker:
             self._offers.append(episode)
             self._offered.set()
 
-    def ask(self, key: str, turns: Turns, *, again: bool = False) -> Call:
+    def ask(self, key: str, turns: Sequence[Turn], *, again: bool = False) -> Call:
         """Return an agent's call, for one client more: a new one, or one of the same turns whose
         reply nobody has yet. It ends with `settle`. `again` says that its client knows of no reply
         to its last call, whatever is known here: there may be a proxy between.
@@ -393,11 +254,24 @@ class Broker:
         )
         call = next((call for call in open_calls if call.turns == turns), None)
         if call is None:
-            call = Call(turns, asyncio.get_running_loop().create_future())
+            call = Call(turns)
             episode.queue.append(call)
         call.clients += 1
         self._advance(episode)
         return call
+
+    def estimate(self, key: str, turns: Sequence[Turn]) -> int:
+        """Return about how many tokens a prompt has. Raises `Refused`.
+
+        Only the run has the tokenizer of the policy, so its count of the last prompt is scaled by
+        the number of characters; before any, a token is taken for four characters.
+        """
+        call = self.episode(key).call
+        characters, tokens = 4, 1
+        is_answered = call is not None and call.reply.done() and not call.is_refused
+        if call is not None and is_answered and (count := call.reply.result().get("prompt_tokens")):
+            characters, tokens = max(1, _characters(call.turns)), count
+        return -(-_characters(turns) * tokens // characters)
 
     def settle(self, key: str, call: Call, *, delivered: bool) -> None:
         """Note that a client of a call has its reply, or left without it."""
@@ -439,6 +313,10 @@ class Broker:
         episode = self._touch(self.episode(key))
         episode.events.put_nowait({"event": "lost", "why": f"the agent gave it up: {reason}"})
         self._end(episode, Ending("it was given up"), "episode_over", event_pending=True)
+
+    def knows(self, key: str) -> bool:
+        """Return whether there is, or was, an episode of this id."""
+        return key in self._episodes or key in self._over
 
     def episode(self, key: str) -> Episode:
         """Return an episode that is under way. Raises `Refused`."""
@@ -494,12 +372,9 @@ class Broker:
             episode.reply_timer.cancel()
         refusal = Refused(400, f"episode {episode.id} is over: {ending.reason}", code)
         for call in (*([episode.call] if episode.call else ()), *episode.queue):
-            _refuse(call, refusal)
+            call.refuse(refusal)
         episode.queue = []
 
 
-def _refuse(call: Call, refusal: Refused) -> None:
-    if not call.reply.done():
-        call.reply.set_exception(refusal)
-        # Perhaps no client is left to fetch it.
-        call.reply.exception()
+def _characters(turns: Sequence[Turn]) -> int:
+    return sum(len(turn["text"]) for turn in turns)

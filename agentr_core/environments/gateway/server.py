@@ -1,18 +1,19 @@
-"""The gateway as an application: OpenAI's protocol for agents, and four paths for runs.
+"""The gateway as an application: three dialects for agents, and five paths for runs.
 
-An agent asks `POST /episodes` for an episode and receives `base_url`, instance and task. Its calls
-to that address, in OpenAI's protocol, are answered by the policy of the run that offered the
-episode. The episode ends with `POST /episodes/ID/reward`.
+An agent asks `POST /episodes` for an episode and receives its addresses, instance and task. Its
+calls there, in OpenAI's or Anthropic's protocols, are answered by the policy of the run that
+offered the episode. The episode ends with `POST /episodes/ID/reward`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import logging
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -20,23 +21,40 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from agentr_core.environments.gateway.broker import (
+from agentr_core.environments.gateway.broker import Broker, Call, Episode
+from agentr_core.environments.gateway.dialects.base import (
     MODEL,
-    Broker,
-    Call,
-    ChatCall,
-    Episode,
-    Failed,
+    AgentRequest,
+    Answer,
     Refused,
-    Rewarded,
-    check_tools,
-    chunks,
-    completion,
-    model,
+    openai_error,
+    read_answer,
     refusal_of,
 )
-from agentr_core.http_server import LOST, STOPPING, Guard, Locked
-from agentr_core.texts import cause
+from agentr_core.environments.gateway.dialects.chat import ChatRequest
+from agentr_core.environments.gateway.dialects.messages import MessagesRequest
+from agentr_core.environments.gateway.dialects.responses import ResponsesRequest
+from agentr_core.http_server import LOST, STOPPING, Guard, Locked, api_key
+from agentr_core.texts import cause, visible
+
+_DIALECTS: Final[Mapping[str, type[AgentRequest]]] = {
+    "/chat/completions": ChatRequest,
+    "/responses": ResponsesRequest,
+    "/messages": MessagesRequest,
+    # A base address that ends with /v1 is right for other clients, and a frequent mistake here.
+    "/v1/messages": MessagesRequest,
+}
+"""The dialects by the ends of their paths."""
+_HEAD_SECONDS = 1.0
+"""Seconds for which the head of a stream waits for the first text: a refusal that comes before the
+head has a status, which harnesses know better than an error in a stream.
+"""
+_PING_SECONDS = 5.0
+"""Seconds of silence after which a stream gives a sign of life."""
+_SESSIONS: Final = ("x-claude-code-session-id", "session-id", "x-session-id")
+"""Headers in which harnesses send ids of their own."""
+
+_log = logging.getLogger(__name__)
 
 M = TypeVar("M", bound=BaseModel)
 Seconds = Annotated[float, Field(ge=0, le=60)]
@@ -68,6 +86,32 @@ class Close(BaseModel):
     code: str = "episode_over"
 
 
+class Progress(BaseModel):
+    """The texts so far of replies that are being sampled, by episode."""
+
+    texts: dict[str, str]
+
+
+class Rewarded(BaseModel):
+    """An agent's report at the end of an episode. Without `success`, a reward of 1 is a success.
+
+    The text "1" and `true` are no rewards.
+    """
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    reward: Annotated[float, Field(ge=0, le=1)]
+    success: bool | None = None
+
+
+class Failed(BaseModel):
+    """A report that an agent gave its episode up for a fault of its own, which is not a reward of
+    0.
+    """
+
+    reason: str = "it gave no reason"
+
+
 class Take(BaseModel):
     """An agent's request for an episode, and how long it waits."""
 
@@ -78,41 +122,46 @@ class Observed(Response):
     """An answer that says what became of it.
 
     Args:
-        wait: returns the answer; cancelled when the client leaves.
-        settle: is called once, with whether the answer was sent to a client that was still there.
+        answer: sends the answer, and returns whether it is whole; cancelled when the client leaves.
+        settle: is called once, with whether a whole answer was sent to a client that was still
+            there.
         lose: is called if it turns out later that the client did not read it.
     """
 
     def __init__(
         self,
-        wait: Callable[[], Awaitable[Response]],
+        answer: Callable[[Scope, Receive, Send], Awaitable[bool]],
         settle: Callable[[bool], Any],
         lose: Callable[[], Any] = lambda: None,
     ) -> None:
         super().__init__()
-        self._wait = wait
+        self._answer = answer
         self._settle = settle
         self._lose = lose
         self._sent = False
         self._lost = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the answer when it is there. Raises what `wait` raises."""
+        """Send the answer when it is there. Raises what `answer` raises."""
         scope[LOST] = self._lose_it
         leaving = asyncio.ensure_future(_disconnected(receive))
-        waiting = asyncio.ensure_future(self._wait())
-        scope[STOPPING] = waiting.cancel
+        answering = asyncio.ensure_future(self._deliver(leaving, scope, receive, send))
+        scope[STOPPING] = answering.cancel
         try:
-            await asyncio.wait((leaving, waiting), return_when=asyncio.FIRST_COMPLETED)
-            if waiting.cancelled():
-                raise Refused(503, "the gateway was stopped, and its episodes with it")
-            if not (leaving.done() or self._lost):
-                await waiting.result()(scope, receive, send)
-                self._sent = not (leaving.done() or self._lost)
+            await asyncio.wait((leaving, answering), return_when=asyncio.FIRST_COMPLETED)
+            if answering.cancelled():
+                raise _stopped()
+            if answering.done():
+                answering.result()
         finally:
             leaving.cancel()
-            waiting.cancel()
+            answering.cancel()
             self._settle(self._sent)
+
+    async def _deliver(self, leaving: asyncio.Future[None], scope: Scope, receive: Receive, send: Send) -> None:
+        whole = await self._answer(scope, receive, send)
+        # At the end of the answer, the server says that the client left.
+        self._sent = whole and not (leaving.done() or self._lost)
 
     def _lose_it(self) -> None:
         self._lost = True
@@ -149,8 +198,8 @@ async def _disconnected(receive: Receive) -> None:
 
 
 def app(token: str | None = None) -> ASGIApp:
-    """Return the ASGI application. It admits every request, or, with a token, those that have
-    it.
+    """Return the ASGI application. It admits every request, or, with a token, those that have it as
+    their key, and those about an episode that have the episode's id.
     """
     broker = Broker()
     handlers = {HTTPException: _unserved, Refused: _refused, Exception: _broken}
@@ -158,61 +207,137 @@ def app(token: str | None = None) -> ASGIApp:
     application = Guard(application, refusal=_refusal)
     if token is None:
         return application
-    reason = "this gateway answers only requests with its token: give it as the API key, in Authorization: Bearer"
-    return Locked(application, token, why=reason, refusal=_refusal)
+
+    def admits(scope: Scope, key: str) -> bool:
+        path: str = scope["path"]
+        return broker.knows(key) and path.startswith((f"/episodes/{key}/", "/v1/"))
+
+    reason = (
+        "this gateway answers only requests with its token, or, about an episode, the id of that: give it as the API "
+        "key, in Authorization: Bearer or x-api-key"
+    )
+    return Locked(application, token, why=reason, refusal=_refusal, admits=admits)
 
 
 def _for_agents(broker: Broker) -> list[Route]:
-    async def chat(request: Request) -> Response:
-        key = request.path_params["key"]
-        body = await _read(request, ChatCall)
-        # What the policy cannot answer is refused here; handed on, it would cost the episode.
-        _check_model(body.model)
-        check_tools(body.tools or [])
-        if body.messages[-1].role == "assistant":
-            reason = "messages: the last turn is the assistant's; end with one of the user, a tool or the system"
-            raise Refused(400, reason, "invalid_request", "messages")
-        again = request.headers.get("x-stainless-retry-count", "0") != "0"
-        call = broker.ask(key, body.turns(), again=again)
-        return Observed(
-            lambda: _reply(body, call), lambda sent: broker.settle(key, call, delivered=sent), lambda: broker.lose(call)
-        )
-
     async def reward(request: Request) -> Response:
-        key = request.path_params["key"]
+        key = _episode(request)
         body = await _read(request, Rewarded)
         success = body.reward >= 1 if body.success is None else body.success
         broker.reward(key, body.reward, success)
 
-        async def wait() -> Response:
-            return JSONResponse({"reward": body.reward, "success": success})
+        async def answer(scope: Scope, receive: Receive, send: Send) -> bool:
+            await JSONResponse({"reward": body.reward, "success": success})(scope, receive, send)
+            return True
 
         def settle(sent: bool) -> None:
             broker.rewarded(key, delivered=sent)
 
-        return Observed(wait, settle, lambda: settle(False))
+        return Observed(answer, settle, lambda: settle(False))
 
     async def failed(request: Request) -> Response:
-        broker.failed(request.path_params["key"], (await _read(request, Failed)).reason)
+        broker.failed(_episode(request), (await _read(request, Failed)).reason)
         return JSONResponse({})
 
     async def list_models(request: Request) -> Response:
-        broker.episode(request.path_params["key"])
-        return JSONResponse({"object": "list", "data": [model()]})
+        broker.episode(_episode(request))
+        page = {"has_more": False, "first_id": MODEL, "last_id": MODEL}
+        return JSONResponse({"object": "list", "data": [_model(MODEL)], **page})
 
     async def describe_model(request: Request) -> Response:
-        broker.episode(request.path_params["key"])
-        _check_model(request.path_params["model"])
-        return JSONResponse(model())
+        broker.episode(_episode(request))
+        return JSONResponse(_model(request.path_params["model"]))
 
+    # An episode is that of the address or, at the address that all share, that of the key.
+    bases = ("/episodes/{key}/v1", "/v1")
     return [
         _post("/episodes", _taking(broker)),
-        _post("/episodes/{key}/v1/chat/completions", chat),
-        Route("/episodes/{key}/v1/models", list_models),
-        Route("/episodes/{key}/v1/models/{model}", describe_model),
         _post("/episodes/{key}/reward", reward),
         _post("/episodes/{key}/failed", failed),
+        *(_post(f"{base}{path}", _asking(broker, dialect)) for base in bases for path, dialect in _DIALECTS.items()),
+        *(_post(f"{base}/messages/count_tokens", _counting(broker)) for base in bases),
+        *(Route(f"{base}/models", list_models) for base in bases),
+        *(Route(f"{base}/models/{{model:path}}", describe_model) for base in bases),
     ]
+
+
+def _asking(broker: Broker, dialect: type[AgentRequest]) -> Callable[[Request], Awaitable[Response]]:
+    async def ask(request: Request) -> Response:
+        key = _episode(request)
+        body = await _read(request, dialect)
+        again = request.headers.get("x-stainless-retry-count", "0") != "0"
+        call = broker.ask(key, body.turns(), again=again)
+        _note_session(broker.episode(key), request)
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> bool:
+            if body.stream:
+                await call.change(0, _HEAD_SECONDS)
+                if not call.is_refused:
+                    return await _stream(call, body, scope, send)
+            # Another client may wait for the same reply.
+            reply = await asyncio.shield(call.reply)
+            content = body.answer(_answer_of(reply, call, body), call.name, call.created)
+            await JSONResponse(content)(scope, receive, send)
+            return True
+
+        return Observed(answer, lambda sent: broker.settle(key, call, delivered=sent), lambda: broker.lose(call))
+
+    return ask
+
+
+def _counting(broker: Broker) -> Callable[[Request], Awaitable[Response]]:
+    async def count(request: Request) -> Response:
+        turns = (await _read(request, MessagesRequest)).turns()
+        return JSONResponse({"input_tokens": broker.estimate(_episode(request), turns)})
+
+    return count
+
+
+def _answer_of(reply: Mapping[str, Any], call: Call, body: AgentRequest) -> Answer:
+    return read_answer(reply, call.name, offers_tools=bool(body.functions))
+
+
+async def _stream(call: Call, body: AgentRequest, scope: Scope, send: Send) -> bool:
+    """Send a reply as it is sampled, and return whether it was whole."""
+    scope[STOPPING] = lambda: call.refuse(_stopped())
+    events = body.events(call.name, call.created)
+
+    async def write(text: str, more: bool = True) -> None:
+        await send({"type": "http.response.body", "body": text.encode(), "more_body": more})
+
+    headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
+    await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": headers})
+    await write(events.head())
+    size = 0
+    while not call.reply.done():
+        is_changed = await call.change(size, _PING_SECONDS)
+        size = len(call.partial)
+        if text := events.more(call.partial) if is_changed else events.ping():
+            await write(text)
+    try:
+        await write(events.end(_answer_of(call.reply.result(), call, body)), more=False)
+    except Refused as refusal:
+        await write(events.fault(refusal), more=False)
+        return False
+    return True
+
+
+def _note_session(episode: Episode, request: Request) -> None:
+    """Log the id that a harness sends of its own, once an episode."""
+    if not episode.session and (session := next(filter(None, map(request.headers.get, _SESSIONS)), "")):
+        episode.session = visible(session)[:80]
+        _log.info("episode %s is session %s of its harness", episode.id, episode.session)
+
+
+def _episode(request: Request) -> str:
+    """Return the id of the episode that a request is about: that in its path, or else its key."""
+    return str(request.path_params.get("key") or api_key(request.scope))
+
+
+def _model(name: str) -> dict[str, Any]:
+    """Return a model with the fields of OpenAI's protocol and those of Anthropic's."""
+    openai = {"id": name, "object": "model", "created": 0, "owned_by": "agentr"}
+    return {**openai, "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
 
 
 def _taking(broker: Broker) -> Callable[[Request], Awaitable[Response]]:
@@ -221,37 +346,24 @@ def _taking(broker: Broker) -> Callable[[Request], Awaitable[Response]]:
         base = str(request.base_url).rstrip("/")
         episodes: list[Episode] = []
 
-        async def wait() -> Response:
+        async def answer(scope: Scope, receive: Receive, send: Send) -> bool:
             if (episode := await broker.take(body.wait)) is None:
-                return Response(status_code=204)
+                await Response(status_code=204)(scope, receive, send)
+                return True
             episodes.append(episode)
-            offer = {
-                "episode": episode.id,
-                "base_url": f"{base}/episodes/{episode.id}/v1",
-                "model": MODEL,
-                **episode.offer,
-            }
-            return JSONResponse(offer)
+            where = f"{base}/episodes/{episode.id}"
+            addresses = {"base_url": f"{where}/v1", "anthropic_url": where, "key": episode.id}
+            content = {"episode": episode.id, **addresses, "model": MODEL, **episode.offer}
+            await JSONResponse(content)(scope, receive, send)
+            return True
 
         def lose() -> None:
             for episode in episodes:
                 broker.offer_again(episode)
 
-        return Observed(wait, lambda sent: None if sent else lose(), lose)
+        return Observed(answer, lambda sent: None if sent else lose(), lose)
 
     return take
-
-
-async def _reply(body: ChatCall, call: Call) -> Response:
-    """Return the answer to a call. A stream comes in one piece, so that it is delivered as a whole
-    or not at all.
-    """
-    # Another client may wait for the same reply.
-    reply = await asyncio.shield(call.reply)
-    if body.stream:
-        events = chunks(body, reply, name=call.name, created=call.created)
-        return Response("".join(events), media_type="text/event-stream")
-    return JSONResponse(completion(body, reply, name=call.name, created=call.created))
 
 
 def _for_runs(broker: Broker) -> list[Route]:
@@ -275,6 +387,10 @@ def _for_runs(broker: Broker) -> list[Route]:
             message = f"episode {body.episode[:40]} is gone: the gateway was started anew"
             raise Refused(503, message, "episode_not_found") from None
 
+    async def progress(request: Request) -> Response:
+        broker.progress((await _read(request, Progress)).texts)
+        return JSONResponse({})
+
     async def close_episode(request: Request) -> Response:
         body = await _read(request, Close)
         broker.close(body.episode, body.why, body.code)
@@ -285,13 +401,9 @@ def _for_runs(broker: Broker) -> list[Route]:
         _post("/run/arrive", arrive),
         _post("/run/open", open_episode),
         _post("/run/next", next_event),
+        _post("/run/progress", progress),
         _post("/run/close", close_episode),
     ]
-
-
-def _check_model(name: str) -> None:
-    if name != MODEL:
-        raise Refused(404, f"there is no model {name[:60]!r} here; ask for {MODEL!r}", "model_not_found", "model")
 
 
 async def _read(request: Request, kind: type[M]) -> M:
@@ -305,26 +417,36 @@ def _post(path: str, act: Callable[[Request], Awaitable[Response]]) -> Route:
     return Route(path, act, methods=["POST"])
 
 
-def _refusal(status: int, why: str) -> Response:
-    return JSONResponse(Refused(status, why).body, status)
+def _stopped() -> Refused:
+    return Refused(HTTPStatus.SERVICE_UNAVAILABLE, "the gateway was stopped, and its episodes with it")
+
+
+def _answer_to(scope: Scope, refused: Refused) -> Response:
+    """Return a refusal in the dialect of its path; in OpenAI's form where that has none."""
+    for end, dialect in _DIALECTS.items():
+        if scope["path"].removesuffix("/count_tokens").endswith(end):
+            return JSONResponse(dialect.error(refused), dialect.status(refused))
+    return JSONResponse(openai_error(refused), refused.status)
+
+
+def _refusal(scope: Scope, status: int, why: str) -> Response:
+    return _answer_to(scope, Refused(status, why))
 
 
 def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refused)
-    return JSONResponse(error.body, error.status)
+    return _answer_to(request.scope, error)
 
 
 def _unserved(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    paths = "POST /episodes, and below the base_url of an episode /chat/completions and /models"
-    answer = _refusal(
-        error.status_code, f"{request.method} {request.url.path[:80]} is not served here; agents have {paths}"
-    )
+    paths = f"POST /episodes, and below the base_url of an episode {', '.join(_DIALECTS)} and /models"
+    why = f"{request.method} {request.url.path[:80]} is not served here; agents have {paths}"
+    answer = _refusal(request.scope, error.status_code, why)
     answer.headers.update(error.headers or {})
     return answer
 
 
 def _broken(request: Request, error: Exception) -> Response:
-    return _refusal(
-        HTTPStatus.INTERNAL_SERVER_ERROR, f"the gateway has a fault of its own: {cause(error)}; see its log"
-    )
+    why = f"the gateway has a fault of its own: {cause(error)}; see its log"
+    return _refusal(request.scope, HTTPStatus.INTERNAL_SERVER_ERROR, why)

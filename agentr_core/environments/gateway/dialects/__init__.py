@@ -1,0 +1,1 @@
+"""The protocols in which agents speak to the gateway. Pure: the server sends and receives."""

@@ -1,0 +1,246 @@
+"""OpenAI's Responses: `POST /responses`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from http import HTTPStatus
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
+
+from agentr_core.environments.gateway.dialects.base import (
+    AgentRequest,
+    Answer,
+    Events,
+    Function,
+    Refused,
+    Text,
+    ToolCall,
+    Turn,
+    assistant_turn,
+    event,
+    openai_error,
+    turn,
+)
+from agentr_core.models.openai.wire import argument_text
+
+
+class _Message(BaseModel):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text = ""
+
+
+class _Call(BaseModel):
+    call_id: str
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class _Output(BaseModel):
+    call_id: str
+    output: Text
+
+
+class _Reasoning(BaseModel):
+    type: Literal["reasoning"]
+
+
+def _kind_of(item: Any) -> Any:
+    # A message may leave its type out.
+    return (item.get("type") or "message") if isinstance(item, Mapping) else None
+
+
+_Item = Annotated[
+    Annotated[_Message, Tag("message")]
+    | Annotated[_Call, Tag("function_call")]
+    | Annotated[_Output, Tag("function_call_output")]
+    | Annotated[_Reasoning, Tag("reasoning")],
+    Discriminator(
+        _kind_of,
+        custom_error_type="item",
+        custom_error_message="the gateway takes messages, function calls, their outputs and reasoning",
+    ),
+]
+
+
+def _items(content: Any) -> Any:
+    return [{"role": "user", "content": content}] if isinstance(content, str) else content
+
+
+def _functions(tools: Any) -> Any:
+    """Return the functions among the tools: what else there is, such as `web_search`, is a service
+    of OpenAI's, or one of several in a `namespace`, which a call of ours could not name.
+    """
+    if not isinstance(tools, list):
+        return tools or []
+    return [
+        {name: value for name, value in tool.items() if name != "type"}
+        for tool in tools
+        if isinstance(tool, Mapping) and tool.get("type") == "function"
+    ]
+
+
+class ResponsesRequest(AgentRequest):
+    """A response that an agent asks for."""
+
+    input: Annotated[list[_Item], BeforeValidator(_items)]
+    instructions: str | None = None
+    tools: Annotated[list[Function], BeforeValidator(_functions)] = Field(default_factory=list)
+    previous_response_id: Any = None
+    conversation: Any = None
+    prompt: Any = None
+
+    # At 401 to 422, codex goes on for a while.
+    status_when_over: ClassVar[int] = HTTPStatus.BAD_REQUEST
+
+    @property
+    def functions(self) -> Sequence[Function]:
+        """The functions that the agent offers."""
+        return self.tools
+
+    def history(self) -> Iterator[Turn]:
+        """Yield the items as turns: a message of the assistant and the calls after it are one.
+        Raises `Refused` for a conversation of which a part should be stored here.
+        """
+        for field in ("previous_response_id", "conversation", "prompt"):
+            if getattr(self, field) is not None:
+                reason = f"{field}: nothing is stored here; send the whole conversation as input"
+                raise Refused(HTTPStatus.BAD_REQUEST, reason, "invalid_request", field)
+        if self.instructions:
+            yield turn("system", self.instructions)
+        text: str | None = None
+        calls: list[ToolCall] = []
+        for item in (*self.input, None):
+            if isinstance(item, _Call):
+                calls.append(ToolCall(item.call_id, item.name, argument_text(item.arguments)))
+                continue
+            if isinstance(item, _Reasoning):
+                continue
+            if calls or text is not None:
+                yield assistant_turn(text or "", calls)
+                text, calls = None, []
+            if isinstance(item, _Output):
+                yield turn("tool", item.output, [item.call_id])
+            elif item is not None and item.role == "assistant":
+                text = item.content
+            elif item is not None:
+                yield turn("system" if item.role == "developer" else item.role, item.content)
+
+    def answer(self, answer: Answer, name: str, created: int) -> dict[str, Any]:
+        """Return a whole response."""
+        return _completed(self._frame(name, created), answer, name)
+
+    def events(self, name: str, created: int) -> Events:
+        """Return the events of a response."""
+        return _ResponseEvents(self._frame(name, created), name, offers_tools=bool(self.tools))
+
+    @staticmethod
+    def error(refused: Refused) -> dict[str, Any]:
+        """Return the body of a refusal."""
+        return openai_error(refused)
+
+    def _frame(self, name: str, created: int) -> dict[str, Any]:
+        state: dict[str, Any] = {
+            "status": "in_progress",
+            "error": None,
+            "incomplete_details": None,
+            "model": self.model,
+            "output": [],
+        }
+        tools = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
+        return {"id": f"resp_{name}", "object": "response", "created_at": created, **state, **tools, "usage": None}
+
+
+class _ResponseEvents(Events):
+    def __init__(self, frame: dict[str, Any], name: str, *, offers_tools: bool) -> None:
+        super().__init__(offers_tools=offers_tools)
+        self._frame = frame
+        self._name = name
+        self._number = 0
+        self._has_message = False
+
+    def head(self) -> str:
+        return self._event("response.created", response=self._frame)
+
+    def ping(self) -> str:
+        # Codex counts events, and no comments.
+        return self._event("response.in_progress", response=self._frame)
+
+    def fault(self, refused: Refused) -> str:
+        # Codex stops at these two codes, and tries again at all others.
+        is_final = refused.status < HTTPStatus.INTERNAL_SERVER_ERROR and refused.code != "context_length_exceeded"
+        error = {"code": "invalid_prompt" if is_final else refused.code, "message": refused.openai_message}
+        return self._event("response.failed", response={**self._frame, "status": "failed", "error": error})
+
+    def _piece(self, text: str) -> str:
+        return self._message_head() + self._part_event("output_text.delta", delta=text, logprobs=[])
+
+    def _end(self, answer: Answer) -> str:
+        response = _completed(self._frame, answer, self._name)
+        items = (self._item(index, item) for index, item in enumerate(response["output"]))
+        return "".join((*items, self._event("response.completed", response=response)))
+
+    def _message_head(self) -> str:
+        if self._has_message:
+            return ""
+        self._has_message = True
+        item = {**_message(self._name, ""), "status": "in_progress", "content": []}
+        added = self._event("response.output_item.added", output_index=0, item=item)
+        return added + self._part_event("content_part.added", part=_part(""))
+
+    def _item(self, index: int, item: dict[str, Any]) -> str:
+        """Return the events up to the end of an item: codex reads nothing but the last of them."""
+        if item["type"] == "message":
+            (part,) = item["content"]
+            parts = [
+                self._message_head(),
+                self._part_event("output_text.done", text=part["text"], logprobs=[]),
+                self._part_event("content_part.done", part=part),
+            ]
+        else:
+            where, arguments = {"item_id": item["id"], "output_index": index}, item["arguments"]
+            begun = {**item, "status": "in_progress", "arguments": ""}
+            parts = [
+                self._event("response.output_item.added", output_index=index, item=begun),
+                self._event("response.function_call_arguments.delta", **where, delta=arguments),
+                self._event("response.function_call_arguments.done", **where, name=item["name"], arguments=arguments),
+            ]
+        return "".join((*parts, self._event("response.output_item.done", output_index=index, item=item)))
+
+    def _part_event(self, kind: str, **fields: Any) -> str:
+        return self._event(f"response.{kind}", item_id=f"msg_{self._name}", output_index=0, content_index=0, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> str:
+        self._number += 1
+        return event({"type": kind, "sequence_number": self._number - 1, **fields}, kind)
+
+
+def _completed(frame: Mapping[str, Any], answer: Answer, name: str) -> dict[str, Any]:
+    # One that reached its limit is complete, too: at `incomplete`, codex, openai-agents and the
+    # official client end with an error, and it is the recipe that sets the limit.
+    output = [] if answer.calls and not answer.text else [_message(name, answer.text)]
+    for number, call in enumerate(answer.calls):
+        function = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
+        output.append({"type": "function_call", "id": f"fc_{name}_{number}", **function, "status": "completed"})
+    return {**frame, "status": "completed", "output": output, "usage": _usage(answer)}
+
+
+def _message(name: str, text: str) -> dict[str, Any]:
+    message = {"type": "message", "id": f"msg_{name}", "role": "assistant", "status": "completed"}
+    return {**message, "content": [_part(text)]}
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": []}
+
+
+def _usage(answer: Answer) -> dict[str, Any] | None:
+    if answer.prompt_tokens is None or answer.completion_tokens is None:
+        return None
+    return {
+        "input_tokens": answer.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": answer.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": answer.prompt_tokens + answer.completion_tokens,
+    }
