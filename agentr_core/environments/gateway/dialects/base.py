@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Final, NamedTuple, NotRequired, Typ
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ValidationError
 
-from agentr_core.episodes.transcript import OPENS, NativeCall, read_call
+from agentr_core.episodes.transcript import OPENS, Misread, NativeCall, read_calls
 from agentr_core.models.openai.wire import ToldCall, argument_text, reply_text
 from agentr_core.texts import lone_surrogate
 
@@ -178,8 +178,9 @@ def read_answer(reply: Mapping[str, Any], name: str, *, offers_tools: bool) -> A
 
 
 def _calls(text: str) -> tuple[NativeCall, ...]:
-    call = read_call(text)
-    calls = (call,) if isinstance(call, NativeCall) else ()
+    calls = read_calls(text)
+    if calls is None or isinstance(calls, Misread):
+        return ()
     try:
         arguments = json.dumps([call.arguments for call in calls], ensure_ascii=False, allow_nan=False)
     except ValueError:
