@@ -602,7 +602,9 @@ class NativeTurns(Turns):
         return tuple(Message(role="tool", text=text) for text in results)
 
 
-# The results of several calls are one observation, which is a text: a JSON list of turns.
+# A step is a reply and one observation, in the store as in a replay, so the results of several
+# calls are one text: a JSON list of turns. A single result is not wrapped, so that steps of before,
+# and worlds that know nothing of several calls, are read as they were.
 _RESULTS: Final = '[{"role": "tool"'
 
 

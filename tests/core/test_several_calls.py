@@ -200,7 +200,7 @@ def test_a_world_with_verdicts_judges_a_step_by_its_worst_call() -> None:
     plain = registry.make("textcraft", {})
     try:
         first = next(each for each in env.instances("train") if len(env.expert(each) or ()) > 2)
-        actions = [plain.parse(reply) for reply in plain.expert(first)]
+        actions = [plain.parse(reply) for reply in plain.expert(first) or ()]
         assert set(env.oracle(first, [join_actions(actions[:2]), *actions[2:]])) == {Verdict.GOOD}
         assert env.oracle(first, [join_actions([actions[0], "get 1 nothing"]), *actions[1:]])[0] == Verdict.BAD
     finally:
