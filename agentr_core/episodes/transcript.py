@@ -633,3 +633,25 @@ def results_in(observation: str) -> tuple[str, ...]:
             if all(turn["role"] == "tool" and isinstance(turn["content"], str) for turn in turns):
                 return tuple(turn["content"] for turn in turns)
     return (observation,)
+
+
+def readable_turns(observation: str) -> tuple[str, ...]:
+    """Return an observation for a person, turn by turn: it alone unless it has the form of several.
+    What an outside agent sent other than results of calls has its role before it.
+    """
+    if not observation.startswith('[{"role": '):
+        return (observation,)
+    texts = []
+    with suppress(ValueError, RecursionError, TypeError, KeyError):
+        for turn in json.loads(observation):
+            if turn["role"] == "anew":
+                shared = (
+                    f" with the first {turn['turns']} turns of that of reply {turn['after']}" if "turns" in turn else ""
+                )
+                texts.append(f"Another conversation{shared}.")
+            elif "step" in turn:
+                texts.append(f"assistant: reply {turn['step']}, as it was sampled")
+            else:
+                texts.append(turn["content"] if turn["role"] == "tool" else f"{turn['role']}: {turn['content']}")
+        return tuple(texts)
+    return (observation,)

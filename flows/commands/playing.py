@@ -13,7 +13,7 @@ from typing import Any
 from agentr_core.environment import Environment, own_fault
 from agentr_core.environments.native import actions_in
 from agentr_core.episodes.rollout import EpisodeTimer, Reply, episode, graded, no_helper
-from agentr_core.episodes.transcript import Misread, read_calls, results_in
+from agentr_core.episodes.transcript import Misread, read_calls, readable_turns
 from agentr_core.episodes.units import phase_of
 from agentr_core.errors import AgentrError, ConfigError, EnvironmentUnavailable, MissingPart
 from agentr_core.models.samplers import sampler_of
@@ -188,7 +188,7 @@ def _step(steps: Sequence[Step], width: int) -> Iterator[str]:
         yield from _field("action", action, width, most=_REPLY)
     for call in step.tool_calls:
         yield from _field("tool", f"{call.tool} {call.key}: {call.status}", width, most=2)
-    for result in results_in(step.observation):
+    for result in readable_turns(step.observation):
         yield from _field("observation", result, width, most=_OBSERVATION)
     yield from _field("reward", f"{step.reward:g}", width)
 

@@ -19,7 +19,7 @@ from agentr_core.environments.gateway.conversations import (
     call_ids,
     prompts_of,
 )
-from agentr_core.episodes.transcript import call_text
+from agentr_core.episodes.transcript import call_text, readable_turns
 from agentr_core.types import Message, Step
 
 SYSTEM = CallTurn("system", "Play.")
@@ -105,6 +105,24 @@ def test_an_id_of_another_episode_names_nothing() -> None:
     assert sent.ids != (foreign,)
     agent.call(TOOLS, TASK, assistant("Something.", foreign), CallTurn("tool", "A wall.", (foreign,)))
     assert agent.prompts[1][2] == Message(role="assistant", text="Something.")
+
+
+def test_a_person_reads_each_turn_apart() -> None:
+    agent = Agent()
+    sent = agent.call(TOOLS, TASK, reply=LOOK)
+    result = CallTurn("tool", "A door.", sent.ids)
+    agent.call(TOOLS, TASK, sent, result)
+    agent.call(TOOLS, SYSTEM, TASK, sent, result)
+    first, second, _ = (readable_turns(step.observation) for step in agent.steps)
+    assert first == ("A door.",)
+    assert second[:1] + second[3:] == (
+        "Another conversation with the first 1 turns of that of reply 1.",
+        "assistant: reply 0, as it was sampled",
+        "A door.",
+    )
+    assert readable_turns("Got 1 oak log") == ("Got 1 oak log",)
+    for broken in ('[{"role": ', '[{"role": 1}]', '[{"role": "user"}, 3]'):
+        assert readable_turns(broken) == (broken,)
 
 
 def test_two_threads_in_turn_are_two_conversations() -> None:

@@ -309,7 +309,9 @@ class Gateway(Environment):
         if self._num_without_room > _MOST_WITHOUT_ROOM:
             self.release(str(fault))
             raise Undelivered(str(fault), nothing, StopReason.CONTEXT_LIMIT)
-        refusal |= {"code": "context_length_exceeded", "prompt_tokens": fault.tokens, "context": fault.context_length}
+        refusal["code"] = "context_length_exceeded"
+        if fault.context_length:
+            refusal |= {"prompt_tokens": fault.tokens, "context": fault.context_length}
         try:
             event = self._next(refusal, patience=min(self._patience, _SECONDS_WITHOUT_ROOM))
         except (EnvironmentTimeout, EnvironmentUnavailable) as gone:
