@@ -4,6 +4,7 @@ is a step.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -19,9 +20,10 @@ import pytest
 from asgi import running
 from outside import HELLO, Agent, asked, played, said, sent
 
-from agentr_core.environments.gateway.server import app
+from agentr_core.environments.gateway.server import Observed, app
 from agentr_core.episodes.transcript import conversations
 from agentr_core.errors import EnvironmentUnavailable
+from agentr_core.http_server import LOST
 from agentr_core.types import StopReason
 
 LEFT = asked("You did not answer in time.")
@@ -106,6 +108,33 @@ async def test_the_same_call_after_a_lost_reply_is_the_same_call(url: str, drop:
     assert (first.choices[0].message.content, second.choices[0].message.content) == ("draw 0", "draw 1")
     assert first.id != second.id
     assert [step.reply for step in found.steps] == ["draw 0", "draw 1"]
+
+
+async def test_an_answer_that_is_lost_before_it_is_settled_is_lost_once() -> None:
+    """It was counted as lost twice, so that a second client of the call had not got it either."""
+    notes: list[Any] = []
+
+    async def answer(scope: Any, receive: Any, send: Any) -> bool:
+        asyncio.get_running_loop().call_soon(scope[LOST])
+        return True
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        notes.append(message)
+
+    scope: dict[str, Any] = {}
+    await Observed(answer, notes.append, lambda: notes.append("lost"))(scope, receive, send)
+    assert notes == [False]
+    notes.clear()
+
+    async def whole(scope: Any, receive: Any, send: Any) -> bool:
+        return True
+
+    await Observed(whole, notes.append, lambda: notes.append("lost"))(scope, receive, send)
+    scope[LOST]()
+    assert notes == [True, "lost"]
 
 
 @pytest.mark.parametrize("drop", WAYS)

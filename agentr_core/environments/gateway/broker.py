@@ -47,6 +47,7 @@ class Call:
     turns: Sequence[Turn]
     reply: asyncio.Future[Mapping[str, Any]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     partial: str = ""
+    is_streamed: bool = False
     name: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
     clients: int = 0
@@ -239,10 +240,14 @@ class Broker:
             self._offers.append(episode)
             self._offered.set()
 
-    def ask(self, key: str, turns: Sequence[Turn], *, again: bool = False) -> Call:
+    def ask(self, key: str, turns: Sequence[Turn], *, again: bool = False, stream: bool = False) -> Call:
         """Return an agent's call, for one client more: a new one, or one of the same turns whose
-        reply nobody has yet. It ends with `settle`. `again` says that its client knows of no reply
-        to its last call, whatever is known here: there may be a proxy between.
+        reply nobody has yet. It ends with `settle`.
+
+        Args:
+            again: its client knows of no reply to its last call, whatever is known here: there may
+                be a proxy between.
+            stream: its client reads the reply as it is sampled.
 
         Calls of one episode are answered one by one. The reply is `Refused` when the episode ends
         first. Raises `Refused` when it is over.
@@ -257,6 +262,7 @@ class Broker:
             call = Call(turns)
             episode.queue.append(call)
         call.clients += 1
+        call.is_streamed |= stream
         self._advance(episode)
         return call
 
@@ -349,7 +355,8 @@ class Broker:
         if not episode.queue or (episode.call is not None and (not episode.call.reply.done() or episode.call.clients)):
             return
         call = episode.queue.pop(0)
-        episode.events.put_nowait({"event": "call", "turns": list(call.turns), "delivered": episode.delivered})
+        told = {"turns": list(call.turns), "stream": call.is_streamed, "delivered": episode.delivered}
+        episode.events.put_nowait({"event": "call", **told})
         episode.call = call
         episode.reply_timer = asyncio.get_running_loop().call_later(
             _REPLY_SECONDS, self._give_up, episode, _REPLY_SECONDS

@@ -140,6 +140,7 @@ class Observed(Response):
         self._lose = lose
         self._sent = False
         self._lost = False
+        self._is_settled = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the answer when it is there. Raises what `answer` raises."""
@@ -156,6 +157,7 @@ class Observed(Response):
         finally:
             leaving.cancel()
             answering.cancel()
+            self._is_settled = True
             self._settle(self._sent)
 
     async def _deliver(self, leaving: asyncio.Future[None], scope: Scope, receive: Receive, send: Send) -> None:
@@ -167,7 +169,9 @@ class Observed(Response):
         self._lost = True
         if self._sent:
             self._sent = False
-            self._lose()
+            # Until it is settled, nobody was told that it was delivered.
+            if self._is_settled:
+                self._lose()
 
 
 class Presence(Response):
@@ -266,7 +270,7 @@ def _asking(broker: Broker, dialect: type[AgentRequest]) -> Callable[[Request], 
         key = _episode(request)
         body = await _read(request, dialect)
         again = request.headers.get("x-stainless-retry-count", "0") != "0"
-        call = broker.ask(key, body.turns(), again=again)
+        call = broker.ask(key, body.turns(), again=again, stream=bool(body.stream))
         _note_session(broker.episode(key), request)
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> bool:
