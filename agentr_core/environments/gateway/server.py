@@ -196,6 +196,9 @@ def _for_agents(broker: Broker) -> list[Route]:
         broker.failed(request.path_params["key"], (await _read(request, Failed)).reason)
         return JSONResponse({})
 
+    async def describe(request: Request) -> Response:
+        return JSONResponse(broker.state(request.path_params["key"]))
+
     async def list_models(request: Request) -> Response:
         broker.episode(request.path_params["key"])
         return JSONResponse({"object": "list", "data": [model()]})
@@ -207,6 +210,7 @@ def _for_agents(broker: Broker) -> list[Route]:
 
     return [
         _post("/episodes", _taking(broker)),
+        Route("/episodes/{key}", describe),
         _post("/episodes/{key}/v1/chat/completions", chat),
         Route("/episodes/{key}/v1/models", list_models),
         Route("/episodes/{key}/v1/models/{model}", describe_model),
