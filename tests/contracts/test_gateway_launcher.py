@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
+import re
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import small_agent
 from asgi import running
@@ -312,3 +316,32 @@ def test_lines_that_say_no_reward(line: str) -> None:
         read_reward(line)
     with pytest.raises(ValueError, match="a success that is not"):
         read_reward('{"reward": 1, "success": 1}')
+
+
+@pytest.mark.slow
+async def test_with_half_of_the_copies_killed_each_episode_ends_whole_or_as_a_failure(url: str) -> None:
+    chance, met, killed = random.Random(5), set[int](), list[int]()
+
+    async def kill() -> None:
+        while True:
+            await asyncio.sleep(0.01)
+            for process in psutil.Process().children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    # Of a copy, its guard and the agent itself.
+                    if process.pid not in met and small_agent.__file__ in process.cmdline():
+                        met.add(process.pid)
+                        if chance.random() < 0.3:
+                            await asyncio.sleep(chance.random() * 0.2)
+                            process.kill()
+                            killed.append(process.pid)
+
+    killer = asyncio.ensure_future(kill())
+    words = ("ask", "sleep:0.05", "ask", "sleep:0.05", "ask", "reward:1")
+    done = await work(url, *words, episodes=12, copies=4, options={"patience_s": 60.0})
+    killer.cancel()
+    whole = [each for each in done.episodes if isinstance(each, Trajectory)]
+    assert [(len(each.steps), each.reward) for each in whole] == [(3, 1.0)] * len(whole)
+    assert 0 < len(whole) < 12
+    assert killed
+    for reason in done.reasons:
+        assert re.search(r"the agent gave it up: (was )?ended (by SIG(KILL|TERM)|with status)", reason), reason
