@@ -6,7 +6,9 @@ import asyncio
 import errno
 import secrets
 import socket
-from collections.abc import Callable, Collection
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from http.cookies import CookieError, SimpleCookie
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -275,6 +277,9 @@ class Watched(H11Protocol):
             on_lost()
 
 
+_LEAVE_SECONDS: Final = 5
+
+
 def serve(app: ASGIApp, *, host: str, port: int, listening: Callable[[str], Any], sockets: bool = False) -> None:
     """Serve an application until interrupted.
 
@@ -286,6 +291,33 @@ def serve(app: ASGIApp, *, host: str, port: int, listening: Callable[[str], Any]
 
     Raises `ConfigError` if it cannot listen on the address.
     """
+    with _listener(host, port) as listener:
+        listening(_address(host, listener))
+        config = configured(app, sockets=sockets, log_level="warning", timeout_graceful_shutdown=_LEAVE_SECONDS)
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+@contextmanager
+def serving(app: ASGIApp, *, host: str, port: int) -> Iterator[str]:
+    """Serve an application in a thread for the length of the block; yield its address.
+
+    Args:
+        port: 0 means any free port.
+
+    Raises `ConfigError` if it cannot listen on the address.
+    """
+    with _listener(host, port) as listener:
+        server = uvicorn.Server(configured(app, log_level="warning", timeout_graceful_shutdown=_LEAVE_SECONDS))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, name="server")
+        thread.start()
+        try:
+            yield _address(host, listener)
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def _listener(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=2048)
@@ -296,10 +328,11 @@ def serve(app: ASGIApp, *, host: str, port: int, listening: Callable[[str], Any]
         # Python appends the address, which the sentence has already.
         reason = str(error.strerror if isinstance(error, OSError) else error).partition(" (while attempting")[0]
         raise ConfigError(f"cannot listen on {host}:{port} ({reason}); choose another --host or --port") from error
-    with listener:
-        listening(f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}")
-        config = configured(app, sockets=sockets, log_level="warning", timeout_graceful_shutdown=5)
-        uvicorn.Server(config).run(sockets=[listener])
+    return listener
+
+
+def _address(host: str, listener: socket.socket) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
 
 
 def address_elsewhere(where: str) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import Literal
@@ -11,6 +13,7 @@ from typing import Literal
 import click
 
 from agentr_core.texts import counted
+from flows.cli import interrupted
 from flows.cli.options import CountOrAll, NamedPath, finite, refuse_given, standard_input, web_address
 
 _OF_A_MODEL = ("server", "temperature", "seed", "max_steps", "max_new_tokens", "context_length")
@@ -221,18 +224,118 @@ def env_serve(
     )
 
 
-@click.command()
-@click.option(
+_host = click.option(
     "--host", default="127.0.0.1", show_default=True, help="Beyond this machine, agents and runs need a token."
 )
-@click.option("--port", type=click.IntRange(0, 65535), default=8170, show_default=True, help="0 means a free one.")
-def gateway(host: str, port: int) -> None:
+_port = click.option(
+    "--port", type=click.IntRange(0, 65535), default=8170, show_default=True, help="0 means a free one."
+)
+
+
+@click.group(invoke_without_command=True)
+@_host
+@_port
+@click.pass_context
+def gateway(context: click.Context, host: str, port: int) -> None:
     """Let agents in their own processes play the episodes of runs.
 
     Serves until interrupted. An agent takes an episode with POST /episodes, uses the base_url from
     the reply as OpenAI's, and ends with POST /episodes/ID/reward. Runs reach it as environment
     `gateway`. A token is that in AGENTR_GATEWAY_TOKEN, or a new one, which is printed.
     """
-    from flows.commands.environments import serve_gateway
+    if context.invoked_subcommand is None:
+        from flows.commands.environments import serve_gateway
 
-    serve_gateway(host=host, port=port, say=click.echo)
+        serve_gateway(host=host, port=port, say=click.echo)
+        return
+    # What is said before `run` counts for it.
+    context.default_map = {"run": {"host": host, "port": port}}
+
+
+_seconds = click.FloatRange(min=0, min_open=True)
+
+
+# What follows the first word of COMMAND is its own, also without `--` before it.
+@gateway.command("run", context_settings={"allow_interspersed_args": False})
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.option("--copies", type=click.IntRange(1, 1000), help="How many run at once.  [default: one for each processor]")
+@click.option(
+    "--reward",
+    type=click.Choice(["report", "line", "exit"]),
+    default="report",
+    show_default=True,
+    help="Posted by the agent, the last line that COMMAND prints, or 1 for exit status 0 and 0 for others.",
+)
+@click.option("--score", metavar="COMMAND", help="A command that runs after it, whose last line is the reward.")
+@click.option("--time-limit", type=_seconds, callback=finite, metavar="SECONDS", help="Ends copies that take longer.")
+@click.option(
+    "--directory",
+    type=NamedPath(exists=True, file_okay=False, resolve_path=True, path_type=Path),
+    help="Where all copies work.  [default: a temporary folder for each]",
+)
+@click.option(
+    "--logs", type=NamedPath(file_okay=False, path_type=Path), metavar="FOLDER", help="Keeps what each copy prints."
+)
+@click.option(
+    "--idle", type=_seconds, callback=finite, metavar="SECONDS", help="Ends the launcher after so long without episode."
+)
+@click.option("--url", metavar="URL", callback=web_address, help="A gateway that runs already, perhaps elsewhere.")
+@_host
+@_port
+def gateway_run(
+    command: tuple[str, ...],
+    copies: int | None,
+    reward: Literal["report", "line", "exit"],
+    score: str | None,
+    time_limit: float | None,
+    directory: Path | None,
+    logs: Path | None,
+    idle: float | None,
+    url: str | None,
+    host: str,
+    port: int,
+) -> None:
+    """Start copies of COMMAND that play episodes, each its own.
+
+    Serves a gateway, too, unless --url names one. A copy finds address, key and model in
+    OPENAI_BASE_URL, OPENAI_API_KEY and OPENAI_MODEL, or ANTHROPIC_..., and its episode in
+    AGENTR_TASK, AGENTR_SPLIT, AGENTR_INDEX and AGENTR_EPISODE_URL, to which it posts its reward;
+    {task}, {base_url} and other names in COMMAND are replaced. A copy that ends without a reward
+    has failed, and its episode is offered again.
+
+    \b
+    agentr gateway run --copies 8 -- python my_agent.py
+    """
+    from flows.commands.environments import run_agents
+
+    if score is not None:
+        refuse_given("says who tells the reward, and --score names another; leave one of them out", "reward")
+    if url:
+        refuse_given(
+            "is that of a gateway to serve, and --url names one that runs; leave one of them out", "host", "port"
+        )
+    try:
+        score_words = shlex.split(score or "")
+    except ValueError as error:
+        raise click.BadParameter(f"{error}; quote it as for a shell", param_hint="--score") from error
+    if score is not None and not score_words:
+        raise click.BadParameter("it has no words", param_hint="--score")
+    ended_by = run_agents(
+        command,
+        copies=copies,
+        reward=reward,
+        score=score_words,
+        directory=directory,
+        logs=logs,
+        time_limit=time_limit,
+        idle=idle,
+        url=url,
+        host=host,
+        port=port,
+        say=click.echo,
+    )
+    if ended_by is signal.SIGINT:
+        raise KeyboardInterrupt
+    if ended_by is signal.SIGTERM:
+        click.echo(interrupted(), err=True)
+        sys.exit(128 + ended_by)

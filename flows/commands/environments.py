@@ -4,15 +4,17 @@ writing examples of its expert, serving one.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import os
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from agentr_core.environment import Environment, Repeatability
 from agentr_core.environments import registry
@@ -24,12 +26,15 @@ from agentr_core.episodes.transcript import whole_episode
 from agentr_core.errors import AgentrError, ConfigError, DataFileError, EnvironmentUnavailable, MissingPart, UserError
 from agentr_core.recipes.parsing import read_yaml, unfit_values
 from agentr_core.stages.demonstrate import expert_trajectory
-from agentr_core.system import token_for, write_text
+from agentr_core.system import processors, token_for, write_text
 from agentr_core.texts import cause, counted, visible
 from agentr_core.types import Instance, Message
 from flows.commands.playing import instance_of, own_calls, unanswered
 from flows.commands.progress import shown_progress
 from tasks.wiring import gateway_token, named_environment
+
+if TYPE_CHECKING:
+    from agentr_core.environments.gateway.launcher import Launcher
 
 _LOOKED_AT = 60
 """The most instances whose expert episodes are played to choose examples from."""
@@ -263,15 +268,94 @@ def serve_gateway(*, host: str, port: int, say: Callable[[str], Any]) -> None:
     from agentr_core import http_server
     from agentr_core.environments.gateway.server import app
 
+    token, describe = _gateway_key(host)
+    http_server.serve(app(token), host=host, port=port, listening=lambda where: say(describe(where)))
+
+
+def run_agents(
+    command: Sequence[str],
+    *,
+    copies: int | None,
+    reward: Literal["report", "line", "exit"],
+    score: Sequence[str],
+    directory: Path | None,
+    logs: Path | None,
+    time_limit: float | None,
+    idle: float | None,
+    url: str | None,
+    host: str,
+    port: int,
+    say: Callable[[str], Any],
+) -> signal.Signals | None:
+    """Start copies of a command that play the episodes of the gateway at `url`, or, without one, of
+    a gateway that is served here; see `Launch` for the settings. Return the signal that ended them,
+    or None if there were no more episodes.
+
+    Raises `ConfigError` for a command that cannot be started, or ends at once again and again, and
+    for an address that cannot be listened on, `EnvironmentServerError` for one without a gateway,
+    and `DiskError` for a log that cannot be written.
+    """
+    from agentr_core import http_server
+    from agentr_core.environments.gateway.launcher import Launch, Launcher
+    from agentr_core.environments.gateway.server import app
+
+    launch = Launch(
+        command=tuple(command),
+        copies=copies or processors(),
+        reward=reward,
+        score=tuple(score),
+        directory=directory,
+        logs=None if logs is None else logs.absolute(),
+        time_limit=time_limit,
+        idle=idle,
+    )
+    if url:
+        return asyncio.run(_until_signal(Launcher(launch, url=url, token=gateway_token(), say=say)))
+    token, describe = _gateway_key(host)
+    # A command that cannot be started is told before a run finds the gateway.
+    Launcher(launch, url="", token="", say=say)
+    with http_server.serving(app(token), host=host, port=port) as where:
+        say(describe(where))
+        here = where.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+        return asyncio.run(_until_signal(Launcher(launch, url=here, token=token or "", say=say)))
+
+
+async def _until_signal(launcher: Launcher) -> signal.Signals | None:
+    """Run a launcher; an interrupt ends it in order, and a second one at once."""
+    loop = asyncio.get_running_loop()
+    running = asyncio.ensure_future(launcher.run())
+    numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
+    received = list[signal.Signals]()
+
+    def end(number: signal.Signals) -> None:
+        received.append(number)
+        for other in numbers:
+            loop.remove_signal_handler(other)
+            signal.signal(other, signal.SIG_DFL)
+        running.cancel()
+
+    for number in numbers:
+        loop.add_signal_handler(number, end, number)
+    try:
+        await running
+    except asyncio.CancelledError:
+        if not received:
+            raise
+    return received[0] if received else None
+
+
+def _gateway_key(host: str) -> tuple[str | None, Callable[[str], str]]:
+    """Return the token of a gateway on a host, if it asks for one, and a function that returns what
+    users are told of its address.
+    """
     fixed = gateway_token()
     token = fixed or token_for(host)
     secret = f" AGENTR_GATEWAY_TOKEN={token}" if token and not fixed else ""
     key = ", with the token as API key" if token else ""
-
-    def listens(where: str) -> None:
-        say(f"agents take episodes at {where}/episodes{key}; runs need AGENTR_GATEWAY={where}{secret}")
-
-    http_server.serve(app(token), host=host, port=port, listening=listens)
+    return (
+        token,
+        lambda where: f"agents take episodes at {where}/episodes{key}; runs need AGENTR_GATEWAY={where}{secret}",
+    )
 
 
 def _diagnose(name: str, options: Mapping[str, Any], count: int | None, gold: Path | None) -> dict[str, Any]:

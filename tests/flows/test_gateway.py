@@ -8,21 +8,24 @@ import json
 import re
 import shlex
 import signal
+import socket
 import sys
 import threading
+import time
 from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from subprocess import Popen
 
 import pytest
+import small_agent
 from click.testing import CliRunner
 from outside import world
 from readme import ROOT, command
 from servers import free_port
 from wheel import kill_group, launched, started, wait_for
 
-from agentr_core.errors import EnvironmentServerError
+from agentr_core.errors import EnvironmentFault, EnvironmentServerError, UserError
 from agentr_core.store.database import Store
 from flows.cli import cli
 
@@ -145,3 +148,75 @@ def test_beyond_this_machine_agents_and_runs_need_the_token(process_env: dict[st
         _, errors = gateway.communicate(timeout=60)
         env.close()
     assert (gateway.returncode, errors) == (130, "\ninterrupted\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_a_launcher_that_ends_ends_its_copies(
+    tmp_path: Path, process_env: dict[str, str], number: signal.Signals, status: int
+) -> None:
+    agent = [sys.executable, small_agent.__file__, "ask", f"child:{tmp_path / 'pid'}", "sleep:600"]
+    words = ("gateway", "run", "--port", "0", "--copies", "1", "--", *agent)
+    with started(*words, env=process_env) as copies:
+        assert copies.stdout is not None
+        url = re.findall(r"AGENTR_GATEWAY=(\S+)", copies.stdout.readline())[0]
+        env = world(url)
+        assert env.reset(env.instances("train")[0]).startswith("Question 0")
+        with ThreadPoolExecutor(1) as other:
+            # Its reply has the agent go on.
+            lost = other.submit(env.step, "A reply.")
+            wait_for(copies, (tmp_path / "pid").exists)
+            wait_for(copies, lambda: bool((tmp_path / "pid").read_text()))
+            copies.send_signal(number)
+            out, errors = copies.communicate(timeout=60)
+            with pytest.raises(EnvironmentFault, match="the launcher was ended" if status > 0 else None):
+                lost.result()
+        env.close()
+    assert copies.returncode == status
+    if status > 0:
+        assert (out, errors.strip()) == ("0 at work; 0 episodes over\n", "interrupted")
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_a_launcher_whose_input_is_closed_plays_all_the_same(process_env: dict[str, str]) -> None:
+    agent = (sys.executable, small_agent.__file__, "ask", "exit:0")
+    command = [sys.executable, "-m", "flows.cli", "gateway", "run", "--port", "0", "--reward", "exit", "--", *agent]
+    with launched(["sh", "-c", f"exec {shlex.join(command)} <&-"], env=process_env) as copies:
+        assert copies.stdout is not None
+        env = world(re.findall(r"AGENTR_GATEWAY=(\S+)", copies.stdout.readline())[0])
+        env.reset(env.instances("train")[0])
+        assert env.step("A reply.").reward == 1
+        copies.send_signal(signal.SIGINT)
+        _, errors = copies.communicate(timeout=60)
+        env.close()
+    assert (copies.returncode, errors.strip()) == (130, "interrupted")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["no-such-agent"], "there is no program 'no-such-agent'; name one that can be run"),
+        (["python", "{url}"], "{url} is no placeholder of a command; there are task, task_file, "),
+        (["--score", "no-such-grader", "python"], "there is no program 'no-such-grader'"),
+        (["--score", "'", "python"], "No closing quotation; quote it as for a shell"),
+        (["--score", " ", "python"], "it has no words"),
+        (["--score", "x", "--reward", "line", "python"], "--reward says who tells the reward, and --score names"),
+        (["--url", "http://127.0.0.1:1", "--port", "3", "python"], "--port is that of a gateway to serve, and --url"),
+        (["--url", "here", "python"], "'here' is no address of the web"),
+        (["--copies", "0", "python"], "0 is not in the range"),
+        (["--port", "{taken}", "python"], "cannot listen on 127.0.0.1:{taken} (Address already in use); choose"),
+        ([], "Missing argument 'COMMAND...'"),
+    ],
+)
+def test_a_launcher_that_cannot_begin_says_why(words: list[str], sentence: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        taken = str(door.getsockname()[1])
+        words, sentence = [word.replace("{taken}", taken) for word in words], sentence.replace("{taken}", taken)
+        ran = CliRunner().invoke(cli, ["gateway", "run", *words])
+    message = str(ran.exception) if isinstance(ran.exception, UserError) else ran.output
+    assert sentence in message
+    assert isinstance(ran.exception, UserError) or ran.exit_code == 2

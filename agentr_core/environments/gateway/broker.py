@@ -324,6 +324,16 @@ class Broker:
         """Return whether there is, or was, an episode of this id."""
         return key in self._episodes or key in self._over
 
+    def state(self, key: str) -> dict[str, Any]:
+        """Return what is known of an episode: whether its agent has `asked` the policy; once it is
+        over, why (`over`), and the `reward` that was reported, if one was. Raises `Refused`.
+        """
+        if (ending := self._over.get(key)) is not None:
+            reward, _ = ending.reward or (None, None)
+            return {"episode": key, "over": ending.reason, "reward": reward}
+        episode = self.episode(key)
+        return {"episode": key, "asked": episode.call is not None or bool(episode.queue)}
+
     def episode(self, key: str) -> Episode:
         """Return an episode that is under way. Raises `Refused`."""
         if (episode := self._episodes.get(key)) is None or key in self._over:

@@ -243,6 +243,9 @@ def _for_agents(broker: Broker) -> list[Route]:
         broker.failed(_episode(request), (await _read(request, Failed)).reason)
         return JSONResponse({})
 
+    async def describe(request: Request) -> Response:
+        return JSONResponse(broker.state(_episode(request)))
+
     async def list_models(request: Request) -> Response:
         broker.episode(_episode(request))
         page = {"has_more": False, "first_id": MODEL, "last_id": MODEL}
@@ -256,6 +259,7 @@ def _for_agents(broker: Broker) -> list[Route]:
     bases = ("/episodes/{key}/v1", "/v1")
     return [
         _post("/episodes", _taking(broker)),
+        Route("/episodes/{key}", describe),
         _post("/episodes/{key}/reward", reward),
         _post("/episodes/{key}/failed", failed),
         *(_post(f"{base}{path}", _asking(broker, dialect)) for base in bases for path, dialect in _DIALECTS.items()),

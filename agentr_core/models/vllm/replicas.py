@@ -23,6 +23,7 @@ from pathlib import Path
 from threading import Lock
 from typing import IO, Literal, Protocol
 
+from agentr_core import guard
 from agentr_core.errors import AgentrError, ConfigError, ModelDirectoryError, ModelFault, ModelServerError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.models.checkpoint_dir import (
@@ -34,7 +35,6 @@ from agentr_core.models.checkpoint_dir import (
     read_json,
     weights_sha256,
 )
-from agentr_core.models.vllm import guard
 from agentr_core.models.vllm.server import agentr_serve, agentr_weights
 from agentr_core.recipes.models import Dtype, ModelConfig, VllmConfig
 from agentr_core.recipes.training import VLLM_LORA_RANKS

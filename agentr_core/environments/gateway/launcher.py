@@ -1,0 +1,646 @@
+"""Copies of a command that play the episodes of a gateway, one process an episode.
+
+Each copy finds address, key and model in the variables that agents read, or in words of its command
+that had placeholders. What it ends with becomes the episode's reward, or its failure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol, TypedDict
+from urllib.parse import urlsplit
+
+import httpx
+
+from agentr_core import guard
+from agentr_core.errors import AgentrError, ConfigError, EnvironmentServerError
+from agentr_core.system import LOOPBACK, Scratch, in_thread, writing
+from agentr_core.texts import quoted, visible
+
+Reward = Literal["report", "line", "exit"]
+PLACEHOLDERS: Final = (
+    *("task", "task_file", "base_url", "anthropic_url", "key", "model"),
+    *("split", "index", "episode", "episode_url", "folder"),
+)
+"""The names that braces in a command may have; `task.FIELD` stands for a field of the task."""
+
+_TAKE_SECONDS = 20.0
+_TIMEOUT = 60.0
+_PATIENCE = 30.0
+"""Seconds for which a gateway is waited for that cannot be reached."""
+_PAUSE = 1.0
+_POLL_SECONDS = 2.0
+"""Seconds between two looks at whether a copy's episode is over."""
+_LEAVE_SECONDS = 10.0
+"""Seconds that a copy has to end by itself once its episode is over."""
+_LINE_SECONDS = 10.0
+_MOST_FRUITLESS = 10
+_MOST_BYTES = 2**20
+"""The most that is kept of what a copy prints."""
+_MOST_IN_A_WORD = 2**17 - 256
+"""The most bytes of a text in an argument or a variable, with its name; Linux has this limit."""
+_QUOTED = 200
+
+# `${name}` is the shell's, and braces around anything but a name are the command's own.
+_PLACEHOLDER = re.compile(
+    r"\{\{(?P<literal>[a-z_]+(?:\.[\w-]+)?)\}\}|(?<!\$)\{(?P<name>[a-z_]+)(?:\.(?P<part>[\w-]+))?\}"
+)
+_SWITCHES: Final = {
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "MSWEA_CONFIGURED": "true",
+    "MSWEA_COST_TRACKING": "ignore_errors",
+    "OPENAI_AGENTS_DISABLE_TRACING": "1",
+    "OPENCODE_DISABLE_MODELS_FETCH": "1",
+    "PI_OFFLINE": "1",
+}
+"""Variables by which harnesses ask nothing of the network but the model, nor of a user."""
+_HOMES: Final = ("CLAUDE_CONFIG_DIR", "CODEX_HOME", "MSWEA_GLOBAL_CONFIG_DIR")
+"""Variables that name a folder in which a harness keeps its state."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What is started, and what becomes of it.
+
+    Args:
+        command: the words of the command, with placeholders.
+        copies: how many run at once.
+        reward: who says the reward: the agent, which posts it (`report`), the last line that the
+            command prints (`line`), or its exit status (`exit`).
+        score: the words of a command that runs after it, whose last line is the reward.
+        directory: where all copies work; by default, each has a temporary folder of its own.
+        logs: the folder that keeps what each copy prints.
+        time_limit: the most seconds of a copy.
+        idle: the seconds without an episode after which the launcher ends.
+    """
+
+    command: tuple[str, ...]
+    copies: int
+    reward: Reward = "report"
+    score: tuple[str, ...] = ()
+    directory: Path | None = None
+    logs: Path | None = None
+    time_limit: float | None = None
+    idle: float | None = None
+
+
+class Offer(TypedDict):
+    """An episode as the gateway offers it, as far as it is read here."""
+
+    episode: str
+    base_url: str
+    model: str
+    split: str
+    index: int
+    task: dict[str, Any] | None
+
+
+class _Failed(Exception):
+    """A copy that gave its episode no reward, and why."""
+
+
+class _Away(_Failed):
+    """The gateway cannot be reached."""
+
+
+class _Idle(Exception):
+    """No episode was offered for as long as the launcher waits."""
+
+
+def checked(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the words of a command, with absolute paths for those that name a file here, since
+    copies work elsewhere.
+
+    Raises `ConfigError` if there is no such program, or an unknown placeholder.
+    """
+    for match in (match for word in words for match in _PLACEHOLDER.finditer(word)):
+        name, part = match["name"], match["part"]
+        if name is not None and (name not in PLACEHOLDERS or (part is not None and name != "task")):
+            raise ConfigError(
+                f"{match[0]} is no placeholder of a command; there are {', '.join(PLACEHOLDERS)} and task.FIELD; for "
+                f"braces as they are, write {{{match[0]}}}"
+            )
+    program = _absolute(words[0]) if "/" in words[0] else words[0]
+    if not _PLACEHOLDER.search(program) and shutil.which(program) is None:
+        raise ConfigError(f"there is no program {quoted(program, _QUOTED)}; name one that can be run")
+    return (program, *map(_absolute, words[1:]))
+
+
+def _absolute(word: str) -> str:
+    path = Path(word)
+    # A folder may have the name of a split, or of anything.
+    names_a_path = path.is_file() or ("/" in word and path.exists())
+    return str(path.absolute()) if len(word) < 1000 and names_a_path else word
+
+
+def read_reward(line: str) -> dict[str, Any]:
+    """Return the reward that a line says, as the gateway takes it: a number from 0 to 1, or a JSON
+    object with `reward` and perhaps `success`. Raises `ValueError` with what is wrong.
+    """
+    told: Any
+    try:
+        told = float(line)
+    except ValueError:
+        try:
+            told = json.loads(line)
+        except (ValueError, RecursionError):
+            told = None
+    body = told if isinstance(told, dict) else {"reward": told}
+    reward, success = body.get("reward"), body.get("success")
+    if isinstance(reward, bool) or not isinstance(reward, int | float) or not 0 <= reward <= 1:
+        raise ValueError('is no number from 0 to 1, and no JSON such as {"reward": 0.5}')
+    if not isinstance(success, bool | None):
+        raise ValueError("has a success that is not true or false")
+    return {"reward": float(reward)} | ({} if success is None else {"success": success})
+
+
+class _Output(Protocol):
+    def write(self, data: bytes) -> None: ...
+
+
+class _Tail:
+    """The last bytes of a stream."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    def write(self, data: bytes) -> None:
+        self._bytes += data
+        if len(self._bytes) > 2 * _MOST_BYTES:
+            del self._bytes[:-_MOST_BYTES]
+
+    def clear(self) -> None:
+        self._bytes.clear()
+
+    def text(self) -> str:
+        return self._bytes[-_MOST_BYTES:].decode("utf-8", "replace")
+
+    def last_line(self) -> str:
+        """Return the last line that is not blank, or the empty string."""
+        return next((line.strip() for line in reversed(self.text().splitlines()) if line.strip()), "")
+
+
+class _Log:
+    """A file with the last of what a copy printed, half a MiB or more if it printed so much."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with writing(path):
+            self._file = path.open("w+b", buffering=0)
+
+    def write(self, data: bytes) -> None:
+        with writing(self.path):
+            self._file.write(data)
+            if self._file.tell() > _MOST_BYTES:
+                self._file.seek(-_MOST_BYTES // 2, os.SEEK_END)
+                rest = self._file.read()
+                self._file.seek(0)
+                self._file.truncate()
+                self._file.write(b"[what came before is left out]\n" + rest)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Copy:
+    """An episode, and the process that plays it. `url` is the address of the episode, `private` the
+    folder that is removed with the copy, and `values` has what placeholders stand for.
+    """
+
+    offer: Offer
+    url: str
+    private: Path
+    values: Mapping[str, str]
+    variables: Mapping[str, str]
+    log: _Log | None
+    output: _Tail = field(default_factory=_Tail)
+    errors: _Tail = field(default_factory=_Tail)
+
+    @property
+    def instance(self) -> str:
+        return f"{self.offer['split']}/{self.offer['index']}"
+
+    def fill(self, words: Sequence[str]) -> list[str]:
+        """Return a command with what its placeholders stand for. Raises `_Failed` for a task that
+        is too long for an argument, and `ConfigError` if the task has no such field.
+        """
+        filled = [_PLACEHOLDER.sub(self._value, word) for word in words]
+        if not all(map(_fits, filled)):
+            raise _Failed("its task is too long for an argument, or cannot be one; use {task_file} in its place")
+        return filled
+
+    def _value(self, match: re.Match[str]) -> str:
+        if match["literal"] is not None:
+            return f"{{{match['literal']}}}"
+        if match["part"] is None:
+            return self.values[match["name"]]
+        task = self.offer["task"] or {}
+        if match["part"] not in task:
+            fields = ", ".join(task) or "none"
+            raise ConfigError(f"the task of {self.instance} has no field {match['part']!r}; it has {fields}")
+        return _text(task[match["part"]])
+
+    def ended(self, status: int) -> str:
+        """Return how the process ended, with the last line that it printed as an error."""
+        number = -status if status < 0 else status - 128
+        how = f"ended with status {status}"
+        with suppress(ValueError):
+            how = f"was ended by {signal.Signals(number).name}"
+        line = self.errors.last_line() or self.output.last_line()
+        return f"{how}: {visible(line)[:_QUOTED]}" if line else how
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _fits(text: str) -> bool:
+    try:
+        return len(content := os.fsencode(text)) <= _MOST_IN_A_WORD and b"\0" not in content
+    except UnicodeEncodeError:
+        return False
+
+
+def copy_values(offer: Offer, *, token: str, private: Path) -> dict[str, str]:
+    """Return what placeholders stand for, by their names; the copy's folder has its task's file."""
+    folder, task = private / "work", offer["task"]
+    file = "" if task is None else str(folder / ("task.txt" if isinstance(task, str) else "task.json"))
+    url = offer["base_url"].removesuffix("/v1")
+    told: dict[str, Any] = {"anthropic_url": url, "key": token or offer["episode"], **offer}
+    names = ("base_url", "anthropic_url", "key", "model", "split", "index", "episode")
+    return {name: str(told[name]) for name in names} | {
+        "task": "" if task is None else _text(task),
+        "task_file": file,
+        "episode_url": url,
+        "folder": str(folder),
+    }
+
+
+def copy_variables(
+    values: Mapping[str, str], outer: Mapping[str, str], *, home: Path, directory: Path
+) -> dict[str, str]:
+    """Return the variables of a copy, by what placeholders stand for. A task that is too long for a
+    variable is in its file only.
+
+    Args:
+        outer: the variables of this process; switches and folders of harnesses that are set there
+            stay as they are.
+        home: a folder for the state of harnesses.
+    """
+    openai = {name: values["base_url"] for name in ("OPENAI_BASE_URL", "OPENAI_API_BASE")}
+    keys = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
+    own = {
+        **openai,
+        "ANTHROPIC_BASE_URL": values["anthropic_url"],
+        **dict.fromkeys(keys, values["key"]),
+        **dict.fromkeys(("OPENAI_MODEL", "ANTHROPIC_MODEL"), values["model"]),
+        **{
+            f"AGENTR_{name.upper()}": values[name] for name in ("episode", "episode_url", "split", "index", "task_file")
+        },
+        "AGENTR_FOLDER": values["folder"],
+        # Some harnesses work in the folder that this names.
+        "PWD": str(directory),
+    }
+    if _fits(values["task"]):
+        own["AGENTR_TASK"] = values["task"]
+    host = urlsplit(values["base_url"]).hostname
+    if host in LOOPBACK:
+        # Else clients would ask a proxy for this machine.
+        others = outer.get("no_proxy") or outer.get("NO_PROXY") or ""
+        own |= dict.fromkeys(("NO_PROXY", "no_proxy"), ",".join(filter(None, (others, host))))
+    defaults = _SWITCHES | {name: str(home) for name in _HOMES}
+    # A task of an outer launcher must not be taken for this one's.
+    outer = {name: value for name, value in outer.items() if name != "AGENTR_TASK"}
+    return {**defaults, **outer, **own}
+
+
+class Launcher:
+    """Copies of a command at a gateway."""
+
+    def __init__(self, launch: Launch, *, url: str, token: str, say: Callable[[str], Any]) -> None:
+        """Check the commands; nothing is started yet.
+
+        Args:
+            url: the address of the gateway.
+            token: what it asks for; empty if it asks for none.
+            say: is called with each line for the user.
+
+        Raises `ConfigError` for a program that is not there and for an unknown placeholder.
+        """
+        self._command = checked(launch.command)
+        self._score = checked(launch.score) if launch.score else ()
+        self._launch = launch
+        self._url = url.rstrip("/")
+        self._token = token
+        self._say = say
+        self._counts = {"rewarded": 0, "closed by their run": 0, "failed": 0}
+        self._at_work = 0
+        self._fruitless = 0
+        self._last_work = 0.0
+        self._away = False
+
+    async def run(self) -> None:
+        """Play episodes until cancelled, or until none was offered for `idle` seconds. Copies at
+        work are then ended, and their episodes reported as failed.
+
+        Raises `EnvironmentServerError` if the address has no gateway, or it wants another token,
+        `ConfigError` if ten copies in a row ended before they asked the policy anything, and
+        `DiskError` if a log cannot be written.
+        """
+        if self._launch.logs is not None:
+            with writing(self._launch.logs):
+                self._launch.logs.mkdir(parents=True, exist_ok=True)
+        self._http = httpx.AsyncClient(
+            base_url=self._url,
+            headers={"Authorization": f"Bearer {self._token}"} if self._token else {},
+            timeout=_TIMEOUT,
+            limits=httpx.Limits(max_connections=None),
+            trust_env=urlsplit(self._url).hostname not in LOOPBACK,
+        )
+        async with self._http:
+            await self._reach()
+            scratch, self._last_work = Scratch("copies"), time.monotonic()
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for _ in range(self._launch.copies):
+                        group.create_task(self._play_on(Path(scratch.path)))
+                    group.create_task(self._watch())
+            except BaseExceptionGroup as faults:
+                # The first fault ends all.
+                if not isinstance(faults.exceptions[0], _Idle):
+                    raise faults.exceptions[0] from None
+            finally:
+                self._say(self.summary())
+                scratch.close()
+
+    async def _reach(self) -> None:
+        try:
+            async with asyncio.timeout(_PATIENCE + _PAUSE):
+                answer = await self._request("GET", "/", say=False)
+        except (_Away, TimeoutError) as fault:
+            reason = str(fault) or f"{self._url} gives no answer"
+            raise EnvironmentServerError(f"{reason}; `agentr gateway` starts one") from None
+        if answer.status_code != httpx.codes.OK or "gateway" not in answer.text:
+            raise self._no_gateway("/", answer)
+
+    async def _watch(self) -> None:
+        """Say now and then how far the work is, and end it when there is none."""
+        idle, summary, last_line = self._launch.idle, self.summary(), time.monotonic()
+        while True:
+            await asyncio.sleep(min(_PAUSE, idle or _PAUSE))
+            now = time.monotonic()
+            if now - last_line >= _LINE_SECONDS and summary != self.summary():
+                summary, last_line = self.summary(), now
+                self._say(f"{time.strftime('%H:%M:%S')}  {summary}")
+            if idle is not None and not self._at_work and now - self._last_work >= idle:
+                raise _Idle
+
+    def summary(self) -> str:
+        """Return how many copies are at work, and what became of the episodes that are over."""
+        counts = ", ".join(f"{count:,} {how}" for how, count in self._counts.items() if count)
+        total = sum(self._counts.values())
+        return f"{self._at_work} at work; {total:,} episodes over{': ' if counts else ''}{counts}"
+
+    async def _play_on(self, folder: Path) -> None:
+        while True:
+            offer = await self._take()
+            self._at_work += 1
+            private = folder / offer["episode"]
+            try:
+                await self._play(offer, private)
+            finally:
+                self._at_work -= 1
+                self._last_work = time.monotonic()
+                await in_thread(partial(shutil.rmtree, private, ignore_errors=True))
+
+    async def _take(self) -> Offer:
+        while True:
+            answer = await self._request("POST", "/episodes", {"wait": _TAKE_SECONDS}, patience=float("inf"))
+            if answer.status_code == httpx.codes.OK:
+                offer: Offer = answer.json()
+                return offer
+            if answer.status_code != httpx.codes.NO_CONTENT:
+                raise self._no_gateway("/episodes", answer)
+
+    async def _play(self, offer: Offer, private: Path) -> None:
+        copy = self._prepare(offer, private)
+        try:
+            reward = await self._outcome(copy)
+            if reward is not None:
+                answer = await self._request("POST", f"{copy.url}/reward", reward)
+                if answer.status_code not in (httpx.codes.OK, httpx.codes.GONE):
+                    raise _Failed(f"the gateway refused its reward: {answer.text[:_QUOTED]}")
+            state = await self._state(copy)
+            if "over" not in state:
+                raise _Failed(f"{copy.ended(0)}, and no reward was reported")
+            self._count(state)
+        except _Failed as failure:
+            await self._fail(copy, failure)
+        except BaseException as error:
+            why = "the launcher was ended" if isinstance(error, asyncio.CancelledError) else "the launcher broke"
+            with suppress(httpx.HTTPError):
+                await self._http.post(f"{copy.url}/failed", json={"reason": why}, timeout=_PAUSE)
+            raise
+        finally:
+            if copy.log is not None:
+                copy.log.close()
+
+    def _prepare(self, offer: Offer, private: Path) -> _Copy:
+        home, folder = private / "home", private / "work"
+        values = copy_values(offer, token=self._token, private=private)
+        with writing(private):
+            home.mkdir(parents=True)
+            folder.mkdir()
+            if values["task_file"]:
+                Path(values["task_file"]).write_text(values["task"], encoding="utf-8", errors="surrogatepass")
+        log = None
+        if self._launch.logs is not None:
+            split = re.sub(r"[^\w-]", "_", offer["split"])
+            log = _Log(self._launch.logs / f"{split}-{offer['index']}-{offer['episode']}.log")
+        variables = copy_variables(values, os.environ, home=home, directory=self._launch.directory or folder)
+        url = values["episode_url"]
+        return _Copy(offer=offer, url=url, private=private, values=values, variables=variables, log=log)
+
+    async def _outcome(self, copy: _Copy) -> dict[str, Any] | None:
+        """Carry out a copy and return its reward; None if it reports that itself, or its episode
+        was over before it ended. Raises `_Failed`.
+        """
+        status, over = await self._execute(copy, self._command, copy.variables)
+        if over:
+            return None
+        launch = self._launch
+        if launch.reward == "exit" and not launch.score:
+            # A program that was killed, or could not be started, gave no answer.
+            if status < 0 or status == guard.NOT_STARTED or status - 128 in range(1, signal.NSIG):
+                raise _Failed(copy.ended(status))
+            return {"reward": float(status == 0)}
+        if launch.reward == "report" and not launch.score:
+            if status and "over" not in await self._state(copy):
+                raise _Failed(f"{copy.ended(status)}, and no reward was reported")
+            return None
+        if status:
+            raise _Failed(copy.ended(status))
+        if launch.score:
+            output = copy.private / "output.txt"
+            output.write_text(copy.output.text(), encoding="utf-8")
+            copy.output.clear()
+            status, over = await self._execute(copy, self._score, {**copy.variables, "AGENTR_OUTPUT": str(output)})
+            if over:
+                return None
+            if status:
+                raise _Failed(f"the score command {copy.ended(status)}")
+        line = copy.output.last_line()
+        try:
+            return read_reward(line)
+        except ValueError as error:
+            whose = "the score command printed" if launch.score else "it printed"
+            raise _Failed(f"the last line that {whose}, {quoted(line, _QUOTED)}, {error}") from None
+
+    async def _execute(self, copy: _Copy, words: Sequence[str], variables: Mapping[str, str]) -> tuple[int, bool]:
+        """Run a command to its end and return its status, and whether it was ended since its
+        episode was over. Raises `_Failed` if it takes too long.
+        """
+        command = [sys.executable, "-I", "-S", guard.__file__, *copy.fill(words)]
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            # Its end tells the guard that we are gone.
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            cwd=self._launch.directory or copy.values["folder"],
+            env=variables,
+            # An interrupt at the terminal is for this process.
+            start_new_session=True,
+        )
+        logs = (copy.log,) if copy.log is not None else ()
+        assert process.stdout is not None
+        assert process.stderr is not None
+        streams = (process.stdout, copy.output), (process.stderr, copy.errors)
+        read = asyncio.gather(*(_read(stream, tail, *logs) for stream, tail in streams))
+        exited = asyncio.ensure_future(process.wait())
+        over = asyncio.ensure_future(self._until_over(copy))
+        # A copy whose output can no longer be written would wait for ever.
+        read.add_done_callback(lambda done: over.cancel() if not done.cancelled() and done.exception() else None)
+        try:
+            await asyncio.wait((exited, over), timeout=self._launch.time_limit, return_when=asyncio.FIRST_COMPLETED)
+            is_over = over.done() and not exited.done()
+            if is_over:
+                await asyncio.wait((exited,), timeout=_LEAVE_SECONDS)
+            elif not exited.done():
+                raise _Failed(f"it took more than {self._launch.time_limit:g} s")
+        finally:
+            over.cancel()
+            await _end(process, exited)
+            # Nobody else holds the other ends of the pipes, unless the guard was killed.
+            await asyncio.wait((read,), timeout=_PAUSE)
+            read.cancel()
+        if read.done() and not read.cancelled():
+            read.result()
+        return (exited.result() if exited.done() else -signal.SIGKILL), is_over
+
+    async def _until_over(self, copy: _Copy) -> None:
+        while True:
+            await asyncio.sleep(_POLL_SECONDS)
+            with suppress(_Away):
+                if "over" in await self._state(copy):
+                    return
+
+    async def _state(self, copy: _Copy) -> dict[str, Any]:
+        """Return what the gateway knows of an episode, with `over` if that is over, or unknown."""
+        answer = await self._request("GET", copy.url)
+        state: dict[str, Any] = answer.json() if answer.status_code == httpx.codes.OK else {"over": "it is unknown"}
+        return state
+
+    async def _fail(self, copy: _Copy, failure: _Failed) -> None:
+        """Report a failure, if the episode is not over, and raise `ConfigError` if it was the tenth
+        in a row of copies that had not asked the policy anything.
+        """
+        asked = True
+        if not isinstance(failure, _Away):
+            with suppress(_Away):
+                state = await self._state(copy)
+                if "over" in state:
+                    self._count(state)
+                    return
+                asked = state["asked"]
+                await self._request("POST", f"{copy.url}/failed", {"reason": str(failure)})
+        self._counts["failed"] += 1
+        self._say(f"{copy.instance} failed: {failure}")
+        if copy.log is not None:
+            self._say(f"  {copy.log.path}")
+        self._fruitless = 0 if asked else self._fruitless + 1
+        if self._fruitless >= _MOST_FRUITLESS:
+            raise ConfigError(
+                f"{_MOST_FRUITLESS} copies in a row ended before they asked the policy anything; the last one: "
+                f"{failure}"
+            )
+
+    def _count(self, state: Mapping[str, Any]) -> None:
+        self._fruitless = 0
+        self._counts["closed by their run" if state.get("reward") is None else "rewarded"] += 1
+
+    async def _request(
+        self, method: str, where: str, body: Any = None, *, patience: float | None = None, say: bool = True
+    ) -> httpx.Response:
+        """Return the gateway's answer. One that cannot be reached is waited for; raises `_Away`."""
+        deadline = time.monotonic() + (_PATIENCE if patience is None else patience)
+        while True:
+            try:
+                answer = await self._http.request(method, where, json=body)
+                reason = f"it answered {answer.status_code}"
+                if answer.status_code < httpx.codes.INTERNAL_SERVER_ERROR:
+                    if self._away:
+                        self._say(f"the gateway at {self._url} is back")
+                    self._away = False
+                    return answer
+            except httpx.RequestError as error:
+                reason = str(error) or type(error).__name__
+            message = f"the gateway at {self._url} cannot be reached ({reason})"
+            if time.monotonic() >= deadline:
+                raise _Away(message)
+            if say and not self._away:
+                self._away = True
+                self._say(f"{message}; it is waited for")
+            await asyncio.sleep(_PAUSE)
+
+    def _no_gateway(self, path: str, answer: httpx.Response) -> AgentrError:
+        return EnvironmentServerError(
+            f"{self._url}{path} answered {answer.status_code} ({answer.text[:_QUOTED]}): this is not a gateway of "
+            "agentr of this version, or it wants another token; correct the address, or set AGENTR_GATEWAY_TOKEN"
+        )
+
+
+async def _read(stream: asyncio.StreamReader, *outputs: _Output) -> None:
+    """Read a stream to its end, however much comes: a process whose output nobody reads stops."""
+    while data := await stream.read(2**16):
+        for output in outputs:
+            output.write(data)
+
+
+async def _end(process: asyncio.subprocess.Process, exited: asyncio.Future[int]) -> None:
+    """Have the guard end its program, if it has not ended."""
+    if exited.done():
+        return
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        await asyncio.wait((exited,), timeout=guard.GRACE + 5)
+    finally:
+        if not exited.done():
+            with suppress(ProcessLookupError):
+                process.kill()
+            await asyncio.wait((exited,), timeout=_PAUSE)
