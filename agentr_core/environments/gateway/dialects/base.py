@@ -204,7 +204,8 @@ def sendable(text: str, *, offers_tools: bool) -> str:
 def event(data: Mapping[str, Any], name: str = "") -> str:
     """Return an event of a stream, with or without a name."""
     line = f"event: {name}\n" if name else ""
-    return f"{line}data: {json.dumps(data, ensure_ascii=False)}\n\n"
+    # In ASCII: some clients take U+2028 and its like for the end of a line.
+    return f"{line}data: {json.dumps(data)}\n\n"
 
 
 class Events(ABC):
