@@ -19,10 +19,10 @@ if __name__ == "__main__":
         ModelResponse(parts=[TextPart("Ok.")]),
     ]
     observation = world.reset(world.instances(os.environ["AGENTR_SPLIT"])[int(os.environ["AGENTR_INDEX"])])
-    for _turn in range(20):
+    for _ in range(20):
         answer = agent.run_sync(observation, message_history=history)
         history = answer.all_messages()
-        observation, reward, over, _, _ = world.step(world.parse(answer.output))
+        observation, reward, over, *_ = world.step(world.parse(answer.output))
         if over:
             break
     headers = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"}

@@ -235,8 +235,8 @@ def langchain_responses(agent: Agent) -> str:
 def langchain_messages(agent: Agent) -> str:
     from langchain_anthropic import ChatAnthropic
 
-    key: Any = "none"
-    return langchain(ChatAnthropic(model="policy", base_url=agent.told["anthropic_url"], api_key=key, max_tokens=99))
+    settings: dict[str, Any] = {"model": "policy", "api_key": "none", "max_tokens": 99}
+    return langchain(ChatAnthropic(base_url=agent.told["anthropic_url"], **settings))
 
 
 HARNESSES = [
@@ -255,6 +255,6 @@ async def test_two_calls_at_once_are_answered_and_trained_in_one_conversation(so
     with running(app()) as url:
         found, text, env = await played(url, play, reply=reply, context=100_000)
     assert (text, found.reward) == (ANSWER, 1.0)
-    ((_, conversation),) = conversations(env, found)
+    ((_, conversation, _),) = conversations(env, found)
     assert [message.role for message in conversation] == ["tools", "user", "assistant", "tool", "tool", "assistant"]
     assert [message.text for message in conversation if message.train] == [CALLS, ANSWER]

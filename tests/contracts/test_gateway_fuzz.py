@@ -142,8 +142,8 @@ async def replying(http: httpx.AsyncClient, episode: str) -> None:
             number += 1
             text = REPLIES[number % len(REPLIES)]
             await http.post("/run/progress", json={"texts": {episode: text[: number % 20]}})
-            reply = {"text": text, "finish_reason": ("stop", "length")[number % 2]}
-            reply |= {"prompt_tokens": 5, "completion_tokens": 2}
+            counts = {"prompt_tokens": 5, "completion_tokens": 2}
+            reply = {"text": text, "finish_reason": ("stop", "length")[number % 2], **counts}
 
 
 async def test_each_request_gets_an_answer_or_an_error_of_its_dialect() -> None:
