@@ -22,7 +22,7 @@ if __name__ == "__main__":
     for _ in range(20):
         answer = agent.run_sync(observation, message_history=history)
         history = answer.all_messages()
-        observation, reward, over, *_ = world.step(world.parse(answer.output))
+        observation, reward, over, _truncated, _info = world.step(world.parse(answer.output))
         if over:
             break
     headers = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"}
