@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from enum import StrEnum
 from functools import wraps
 from itertools import takewhile
-from typing import Any, ClassVar, NoReturn, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, NoReturn, Protocol, runtime_checkable
 
 from agentr_core.errors import (
     AgentrError,
@@ -38,6 +38,7 @@ from agentr_core.types import (
     Question,
     Sampling,
     Step,
+    StopReason,
     ToolCall,
     Trajectory,
     Transition,
@@ -106,14 +107,28 @@ class Transcript(Protocol):
         ...
 
 
+class Part(NamedTuple):
+    """A conversation of an episode: the positions of the steps whose replies are its own, and its
+    turns, in which other replies may stand untrained.
+
+    A `side` conversation is not about the agent's task, such as one that finds a title.
+    """
+
+    positions: tuple[int, ...]
+    messages: tuple[Message, ...]
+    side: bool = False
+
+
 @runtime_checkable
 class Dividing(Protocol):
     """An optional ability of a transcript: several conversations in one episode, of which `prompt`
-    and `sample` give the last.
+    and `sample` give that of the last reply.
     """
 
-    def begins(self, steps: Sequence[Step]) -> tuple[int, ...]:
-        """Return the positions of the steps at which conversations begin, 0 first."""
+    def parts(self, first_observation: str, steps: Sequence[Step]) -> tuple[Part, ...]:
+        """Return the conversations in the order of their first replies. Each step is a position of
+        one of them, where its reply is trained, unless that is left out on purpose.
+        """
         ...
 
 
@@ -130,12 +145,14 @@ _FACT_CHARS = 200
 class Undelivered(EnvironmentUnavailable):
     """A reply did not reach the agent outside that had asked for it, so it was no step.
 
-    `instead` is where the step before it led to, given what the agent did next.
+    `instead` is where the step before it led to, given what the agent did next. `stop` is why the
+    episode is over if the agent can do nothing more in it.
     """
 
-    def __init__(self, message: str, instead: Transition) -> None:
-        super().__init__(message, instead)
+    def __init__(self, message: str, instead: Transition, stop: StopReason | None = None) -> None:
+        super().__init__(message, instead, stop)
         self.instead = instead
+        self.stop = stop
 
     def __str__(self) -> str:
         return str(self.args[0])
@@ -397,16 +414,22 @@ class Environment(ABC):
     def relay(self, generation: Generation) -> None:
         """Take note of how the reply of the next step was drawn."""
 
+    def listener(self) -> Callable[[str], None] | None:
+        """Return what takes the text of the next reply while it is written, from any thread and
+        without delay; None if nobody reads it before it is whole.
+        """
+        return None
+
     def refuse(self, why: str) -> None:
         """Take note of why the last request of an agent outside gets no reply; the episode ends
         with that.
         """
 
-    def decline(self, why: str) -> NoReturn:
+    def decline(self, fault: AgentrError) -> NoReturn:
         """Tell an agent outside why its request gets no reply, though the episode goes on. Raises
         `Undelivered` with what the agent does next, as a step does whose reply did not reach it.
         """
-        raise EnvironmentFault(f"{self.name} is played by no agent outside, so a request cannot be declined: {why}")
+        raise EnvironmentFault(f"{self.name} is played by no agent outside, so a request cannot be declined: {fault}")
 
     def release(self, why: str = "") -> None:
         """Let go of the episode: an agent outside that still plays it is told that it is over, and

@@ -169,14 +169,22 @@ class RequestTooLong(ModelFault):
 
 
 class PromptTooLong(ModelFault):
-    """A conversation leaves no room for a reply, by the token count of the model or its server."""
+    """A conversation leaves no room for a reply, by the token count of the model or its server.
+
+    `tokens` and `context_length` are 0 where only the server knows them.
+    """
+
+    tokens = 0
+    context_length = 0
 
     @classmethod
     def counted(cls, tokens: int, context_length: int, model: str) -> Self:
         """Return the error for a prompt whose tokens were counted before it was sent."""
-        return cls(
+        error = cls(
             f"a prompt of {tokens} tokens leaves no room for a reply in the context of {context_length} of {model}"
         )
+        error.tokens, error.context_length = tokens, context_length
+        return error
 
 
 class DataFault(AgentrError):

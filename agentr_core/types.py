@@ -4,7 +4,7 @@ episodes, search trees and verdicts on their paths, samples and preferences.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple
@@ -145,6 +145,10 @@ class Request:
     n: int = 1
     session: str = ""
     helper: bool = later(False)
+    on_text: Callable[[str], None] | None = field(default=None, compare=False, repr=False)
+    """Is given the text of the only reply so far, without what may be the beginning of a stop
+    string, in a thread of the model's and as often as it likes; not every model calls it.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

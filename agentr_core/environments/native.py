@@ -1,19 +1,32 @@
 """Worlds in which a model acts by native tool calls: any world, with one tool for its actions.
 
 The model writes a call; the world gets the action in it, as read by the world's own parser. A reply
-that cannot be read is answered in words, and the world does not see it.
+that cannot be read is answered in words, and the world does not see it. The calls of a reply with
+several are made one after the other, each with a result of its own.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from agentr_core.environment import Environment
-from agentr_core.episodes.transcript import Misread, NativeCall, NativeTurns, Tool, calling, read_call, text_arguments
+from agentr_core.episodes.transcript import (
+    Misread,
+    NativeCall,
+    NativeTurns,
+    Tool,
+    calling,
+    format_results,
+    read_calls,
+    read_results,
+    text_arguments,
+)
 from agentr_core.replies import LABEL
-from agentr_core.types import Instance, Step, Transition
+from agentr_core.types import Instance, Step, Transition, Verdict
 
 ACT = Tool(name="act", description="Do one thing in the world.", arguments=(("action", "The action."),))
 NOTE = (
@@ -23,6 +36,30 @@ NOTE = (
 MISREAD = "misread call: "
 """The start of the action that stands for a call that cannot be read; the reason follows."""
 NO_CALL = "There was no call of a tool in your reply. Call one."
+OVER = "This call was not made: the episode was over before it."
+_SEVERAL = "calls: "
+"""The start of an action that is several; a JSON list of them follows."""
+
+
+def join_actions(actions: Sequence[str]) -> str:
+    """Return the actions of the calls in a reply as one action: a single one as it is. What
+    `actions_in` reads of it are the same actions, whatever they are.
+    """
+    if len(actions) == 1 and not actions[0].startswith(_SEVERAL):
+        return actions[0]
+    return _SEVERAL + json.dumps(list(actions), ensure_ascii=False)
+
+
+def actions_in(action: str) -> list[str]:
+    """Return the actions that `join_actions` joined: a list of one for any other text."""
+    if not action.startswith(_SEVERAL):
+        return [action]
+    try:
+        actions = json.loads(action.removeprefix(_SEVERAL))
+    except (ValueError, RecursionError):
+        return [action]
+    is_list = isinstance(actions, list) and bool(actions) and all(isinstance(each, str) for each in actions)
+    return actions if is_list else [action]
 
 
 def misread(call: Misread) -> str:
@@ -31,8 +68,8 @@ def misread(call: Misread) -> str:
 
 
 def is_misread(action: str) -> bool:
-    """Return whether an action stands for a call that could not be read."""
-    return action.startswith(MISREAD)
+    """Return whether an action stands for a call that could not be read, or one of several does."""
+    return any(each.startswith(MISREAD) for each in actions_in(action))
 
 
 def feedback(action: str) -> str:
@@ -43,21 +80,79 @@ def feedback(action: str) -> str:
 def native(kind: type[Environment]) -> type[Any]:
     """Return a subclass of a world's class that acts by native tool calls. A world with its own
     tools names a mixin for it in its attribute `native`; any other world gets the tool `act`.
+
+    A mixin joins the actions of several calls with `join_actions`; its `step` and `answer` are
+    given one at a time.
     """
     mixin: type[Any] | None = getattr(kind, "native", None)
     mixins: tuple[type[Any], ...]
     if mixin:
         mixins = (mixin,)
     else:
-        further = ((Environment.answer, _Answering), (Environment.resume, _Resumed))
+        further = (
+            (Environment.answer, _Answering),
+            (Environment.resume, _Resumed),
+            (Environment.oracle, _Judged),
+        )
         mixins = (*(mixin for method, mixin in further if kind.has(method)), _Acting)
-    return _subclass(kind, mixins)
+    return _subclass(kind, (_AnsweringSeveral if kind.has(Environment.answer) else _Several, *mixins))
 
 
 # Worlds of one run are of one class.
 @lru_cache(maxsize=64)
 def _subclass(kind: type[Environment], before: tuple[type[Any], ...]) -> type[Any]:
     return type(f"Native{kind.__name__}", (*before, kind), {"__doc__": kind.__doc__, "can_snapshot": kind.can_snapshot})
+
+
+class _Several:
+    """A mixin that makes the calls of a reply one after the other, until the episode is over."""
+
+    _calls_left: Sequence[str] = ()
+    _calls_made: tuple[Transition, ...] = ()
+
+    def step(self, action: str) -> Transition:
+        """Return the transition of all calls: their results, and the reward of the last one that
+        was made.
+        """
+        first, *self._calls_left = actions_in(action)
+        self._calls_made = ()
+        return self._make_calls(super().step(first))  # type: ignore[misc]
+
+    def _make_calls(self, transition: Transition) -> Transition:
+        """Return where the step leads after the transition of one of its calls."""
+        while transition.info.get("question") is None:
+            self._calls_made = (*self._calls_made, transition)
+            over = transition.terminated or transition.truncated or transition.reward < 0
+            if over or not self._calls_left:
+                return _joined(self._calls_made, len(self._calls_left))
+            first, *self._calls_left = self._calls_left
+            transition = super().step(first)  # type: ignore[misc]
+        return transition
+
+
+def _joined(made: Sequence[Transition], num_late: int) -> Transition:
+    """Return the transitions of calls as one; `num_late` more were not made, as the episode was
+    over.
+    """
+    if len(made) + num_late == 1:
+        return made[0]
+    infos = [transition.info for transition in made]
+    info = dict(infos[-1])
+    if valid := [each["valid"] for each in infos if each.get("valid") is not None]:
+        info["valid"] = all(valid)
+    if any(each.get("matched") is not None for each in infos):
+        info["matched"] = join_actions([each.get("matched") or "" for each in infos])
+    if tool_calls := [call for each in infos for call in each.get("tool_calls", ())]:
+        info["tool_calls"] = tuple(tool_calls)
+    observation = format_results([*(transition.observation for transition in made), *[OVER] * num_late])
+    return made[-1]._replace(observation=observation, info=info)
+
+
+class _AnsweringSeveral(_Several):
+    """A mixin for worlds whose steps ask models; see `Environment.answer`."""
+
+    def answer(self, reply: str) -> Transition:
+        return self._make_calls(super().answer(reply))  # type: ignore[misc]
 
 
 class _Acting:
@@ -74,13 +169,18 @@ class _Acting:
         return first
 
     def parse(self, reply: str) -> str:
-        """Return the action in the call of a reply; an empty string if it has none, and the action
-        of `misread` for a call that cannot be read.
+        """Return the action in the call of a reply, joined if there are several; an empty string if
+        it has none, and the action of `misread` for a call that cannot be read.
         """
-        call = read_call(reply)
-        texts = text_arguments(call, (ACT,)) if isinstance(call, NativeCall) else call
-        if texts is None or isinstance(texts, Misread):
-            return "" if texts is None else misread(texts)
+        calls = read_calls(reply)
+        if calls is None or isinstance(calls, Misread):
+            return "" if calls is None else misread(calls)
+        return join_actions([self._action_of(call) for call in calls])
+
+    def _action_of(self, call: NativeCall) -> str:
+        texts = text_arguments(call, (ACT,))
+        if isinstance(texts, Misread):
+            return misread(texts)
         words = texts["action"]
         read = super().parse  # type: ignore[misc]
         # Some worlds mark an action by other means than a label.
@@ -128,6 +228,27 @@ class _Resumed:
     """A mixin for worlds that go on from recorded steps; see `Environment.resume`."""
 
     def resume(self, instance: Instance, steps: Sequence[Step]) -> str:
-        first: str = super().resume(instance, steps)  # type: ignore[misc]
+        # A step of several calls is one for each; what is known of all together is the last one's.
+        apart: list[Step] = []
+        for step in steps:
+            actions = actions_in(step.action)
+            results = read_results(step.observation, len(actions)) or [step.observation] * len(actions)
+            for action, result in zip(actions, results, strict=True):
+                apart.append(replace(step, action=action, observation=result, reward=0.0, tool_calls=()))
+            apart[-1] = replace(apart[-1], reward=step.reward, tool_calls=step.tool_calls)
+        first: str = super().resume(instance, apart)  # type: ignore[misc]
         self._last_reward = steps[-1].reward if steps else 0.0
         return first
+
+
+class _Judged:
+    """A mixin for worlds with true verdicts; see `Environment.oracle`."""
+
+    def oracle(self, instance: Instance, actions: Sequence[str]) -> Sequence[Verdict]:
+        """Return the verdicts on the actions: several together are as good as the worst of them."""
+        parts = [actions_in(action) for action in actions]
+        verdicts = iter(super().oracle(instance, [each for part in parts for each in part]))  # type: ignore[misc]
+        return [max((next(verdicts) for _ in part), key=_BADNESS.index) for part in parts]
+
+
+_BADNESS = (Verdict.GOOD, Verdict.UNCERTAIN, Verdict.BAD)

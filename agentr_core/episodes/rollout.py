@@ -649,6 +649,8 @@ class _Progress:
         left that could lead there, or too many were lost.
         """
         self.undelivered += 1
+        if error.stop is not None:
+            return error.stop
         is_over = error.instead.terminated
         if self.undelivered > _MOST_UNDELIVERED or (not self.replies and (self.prefix or is_over)):
             raise error
@@ -759,15 +761,16 @@ async def _reply(
 
     `least` is how many exchanges were left out for the previous reply.
     """
+    request = replace(request, on_text=env.listener())
     try:
         replies, dropped = await draw_within(bounds.sampling(sample), request, timer, bounds.fits, least=least)
-    except PromptTooLong as error:
-        raise _CutOff(StopReason.CONTEXT_LIMIT, str(error)) from None
-    except DataFault as error:
-        if not env.has(Environment.relay):
-            raise
+    except (PromptTooLong, DataFault) as error:
         # The conversation is the agent's own: it is told, and may go on with another.
-        await call(env, timer, partial(env.decline, str(error)))
+        if env.has(Environment.relay):
+            await call(env, timer, partial(env.decline, error))
+        if isinstance(error, PromptTooLong):
+            raise _CutOff(StopReason.CONTEXT_LIMIT, str(error)) from None
+        raise
     led_to = await step_with(env, timer, replies[0], bounds.helping(helper), seed=request.seed, session=request.session)
     return Reply(seed=request.seed, generation=replies[0], outcome=read_through(led_to, dropped))
 

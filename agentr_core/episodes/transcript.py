@@ -17,12 +17,14 @@ Examples that are turns stand before the first observation.
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from agentr_core.environment import Dividing, Environment, Transcript
+from agentr_core.environment import Dividing, Environment, Part, Transcript
 from agentr_core.errors import ConfigError
 from agentr_core.texts import json_end, lone_surrogate, outside_thoughts
 from agentr_core.types import Message, Request, Sampling, Span, Step, Trajectory, grown_turn
@@ -134,8 +136,8 @@ class Turns(ABC):
         """Return the turns before the first reply."""
 
     @abstractmethod
-    def result(self, step: Step) -> Message:
-        """Return the turn that answers the reply of a step."""
+    def results(self, step: Step) -> tuple[Message, ...]:
+        """Return the turns that answer the reply of a step, at least one."""
 
     def prompt(self, env: Environment, first_observation: str, steps: Sequence[Step]) -> tuple[Message, ...]:
         """Return the conversation up to the last observation; it never ends with a reply."""
@@ -147,8 +149,10 @@ class Turns(ABC):
         """Return the conversation up to the last reply. The last observation is left out: without a
         reply it would lengthen a sample and teach nothing.
         """
-        turns = self._turns(env, first_observation, steps, train)
-        return turns[:-1] if steps else turns
+        if not steps:
+            return self.opening(env, first_observation)
+        before = self._turns(env, first_observation, steps[:-1], train[:-1])
+        return (*before, reply_turn(steps[-1], train[-1]))
 
     def sampling(self, sampling: Sampling) -> Sampling:
         """Return the settings as they are: a reply ends with its turn."""
@@ -160,7 +164,7 @@ class Turns(ABC):
         later = (
             turn
             for step, flag in zip(steps, train, strict=True)
-            for turn in (reply_turn(step, flag), self.result(step))
+            for turn in (reply_turn(step, flag), *self.results(step))
         )
         return (*self.opening(env, first_observation), *later)
 
@@ -183,9 +187,9 @@ class AlternatingTurns(Turns):
             Message(role="user", text=first_observation),
         )
 
-    def result(self, step: Step) -> Message:
+    def results(self, step: Step) -> tuple[Message, ...]:
         """Return the observation as a user's turn."""
-        return Message(role="user", text=step.observation)
+        return (Message(role="user", text=step.observation),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,9 +268,11 @@ def transcript(
 
 
 def whole_episode(env: Environment, trajectory: Trajectory) -> tuple[Message, ...]:
-    """Return the conversation of an episode with all its replies trained."""
-    steps = trajectory.steps
-    return transcript(env, trajectory.first_observation, steps, train=[True] * len(steps))
+    """Return the conversation of an episode with all its replies trained; of several, the last that
+    is about its task.
+    """
+    parts = conversations(env, trajectory)
+    return next((part.messages for part in reversed(parts) if not part.side), parts[-1].messages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,24 +286,15 @@ class Until:
 
 
 # What a small model writes after its first action is invented, and keeping it would train it.
-class Part(NamedTuple):
-    """The steps from `start` up to, not including, `end` of an episode, and their conversation."""
-
-    start: int
-    end: int
-    messages: tuple[Message, ...]
-
-
 def conversations(env: Environment, trajectory: Trajectory) -> tuple[Part, ...]:
-    """Return the conversations of an episode, one after the other, with all their replies trained:
-    one, unless the world's transcript divides it.
+    """Return the conversations of an episode in the order of their first replies, with each reply
+    trained in one of them: one of all steps, unless the world's transcript divides the episode.
     """
     kind, steps = transcript_of(env), trajectory.steps
-    starts = kind.begins(steps) if isinstance(kind, Dividing) else (0,)
-    return tuple(
-        Part(start, end, kind.sample(env, trajectory.first_observation, steps[:end], [True] * end))
-        for start, end in zip(starts, (*starts[1:], len(steps)), strict=True)
-    )
+    if isinstance(kind, Dividing):
+        return kind.parts(trajectory.first_observation, steps)
+    messages = kind.sample(env, trajectory.first_observation, steps, [True] * len(steps))
+    return (Part(tuple(range(len(steps))), messages),)
 
 
 def ask_next(
@@ -357,7 +354,7 @@ def reply_turn(step: Step, train: bool) -> Message:
 # Windows over a conversation of alternating turns.
 #
 # A history that outgrows the context may be read through a window, as the authors do: the oldest
-# exchanges, each an observation and the reply to it, are left out.
+# exchanges, each an observation, which may be several turns, and the reply to it, are left out.
 #
 #     instruction, "Ok.", first observation, first reply | turn        | turn        | observation
 #     always kept                                          dropped = 1   dropped = 2   always kept
@@ -374,15 +371,25 @@ def windowed(messages: tuple[Message, ...], dropped: int) -> tuple[Message, ...]
     """Return a conversation without its `dropped` oldest exchanges, of which a prompt has at most
     `droppable`.
     """
-    head = opening_length(messages) + 1
-    return messages[:head] + messages[head + 2 * dropped :]
+    if not dropped:
+        return messages
+    first, *later = reply_positions(messages)
+    return messages[: first + 1] + messages[later[dropped - 1] + 1 :]
 
 
 def droppable(messages: tuple[Message, ...]) -> int:
     """Return how many exchanges of a prompt may be left out: all but its last observation; none if
     a turn was grown by continuation.
     """
-    return 0 if is_grown(messages) else max(0, (len(messages) - opening_length(messages) - 2) // 2)
+    return 0 if is_grown(messages) else max(0, len(reply_positions(messages[:-1])) - 1)
+
+
+def reply_positions(messages: Sequence[Message]) -> list[int]:
+    """Return where the replies of a conversation stand whose turns alternate; several turns may
+    answer one.
+    """
+    start = opening_length(messages)
+    return [start + number for number, message in enumerate(messages[start:]) if message.role == "assistant"]
 
 
 def fewest_dropped(messages: tuple[Message, ...], fits: Fits, *, least: int = 0) -> int:
@@ -420,11 +427,12 @@ def is_grown(messages: Sequence[Message]) -> bool:
 #     </tool_call>
 #
 # Models of the Qwen and Hermes families write this; a server of OpenAI's protocol reports the same
-# in fields of its own, which `models.openai.wire` translates. A reply has at most one call.
+# in fields of its own, which `models.openai.wire` translates. A reply may have several calls.
 
 
 OPENS: Final = "<tool_call>"
 CLOSES: Final = "</tool_call>"
+_OPENING: Final = re.compile(rf"{OPENS}\s*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -470,33 +478,50 @@ def definitions(tools: Sequence[Tool]) -> str:
     return json.dumps([tool.definition for tool in tools], ensure_ascii=False)
 
 
-def read_call(reply: str) -> NativeCall | Misread | None:
-    """Return the call in a reply, or None if it has none; what a thought considers is no call.
-    Never raises.
+def read_calls(reply: str) -> tuple[NativeCall, ...] | Misread | None:
+    """Return the calls in a reply in their order, or None if it has none; what a thought considers
+    is no call. All have the same `beside`: what the reply says outside of all calls.
+
+    One call that cannot be read makes the reply a `Misread`, which says which one of several. Never
+    raises.
     """
     plain = outside_thoughts(reply)
-    before, opening, rest = plain.partition(OPENS)
-    if not opening:
+    calls: list[tuple[str, Mapping[str, Any]]] = []
+    beside, position = "", 0
+    while opening := _OPENING.search(plain, position):
+        # Code may print the marks, and small models break lines in it without escaping them.
+        end = plain.find(CLOSES, json_end(plain, opening.end()))
+        call = _call_in(plain[opening.end() : end]) if end >= 0 else Misread(f"it does not end with {CLOSES}")
+        if isinstance(call, Misread):
+            is_one_of_several = calls or OPENS in plain[opening.end() :]
+            return Misread(f"{call.why} (call {len(calls) + 1}; none was made)") if is_one_of_several else call
+        calls.append(call)
+        beside += reply[position : opening.start()]
+        position = end + len(CLOSES)
+    if not calls:
         return Misread("a call ends that was not opened") if CLOSES in plain else None
-    # Code may print the marks, and small models break lines in it without escaping them.
-    end = rest.find(CLOSES, json_end(rest, len(rest) - len(rest.lstrip())))
-    if end < 0:
-        return Misread(f"it does not end with {CLOSES}")
-    inside, after = rest[:end], rest[end + len(CLOSES) :]
+    text = (beside + reply[position:]).strip()
+    return tuple(NativeCall(name, arguments, text) for name, arguments in calls)
+
+
+def _call_in(inside: str) -> tuple[str, Mapping[str, Any]] | Misread:
+    """Return the name and the arguments of a call, from what is between its marks."""
     try:
         call = json.loads(inside, strict=False)
     except (ValueError, RecursionError):
-        several = OPENS in inside or OPENS in after
-        return Misread("there are several calls, and a reply may have one" if several else "it is not valid JSON")
-    if OPENS in after:
-        return Misread("there are several calls, and a reply may have one")
+        return Misread("it is not valid JSON")
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return Misread('it is no JSON object with "name" and "arguments"')
     arguments = call.get("arguments")
-    if not isinstance(arguments, dict):
-        return Misread('its "arguments" are no JSON object')
-    text = reply[: len(before)] + reply[len(reply) - len(after) :]
-    return NativeCall(call["name"], arguments, text.strip())
+    return (call["name"], arguments) if isinstance(arguments, dict) else Misread('its "arguments" are no JSON object')
+
+
+def read_call(reply: str) -> NativeCall | Misread | None:
+    """Return the call in a reply that may have one, as `read_calls` reads it."""
+    calls = read_calls(reply)
+    if not isinstance(calls, Misread) and calls is not None:
+        return calls[0] if len(calls) == 1 else Misread("there are several calls, and a reply may have one")
+    return calls
 
 
 def text_arguments(call: NativeCall, tools: Sequence[Tool]) -> dict[str, str] | Misread:
@@ -535,8 +560,8 @@ def calling(tool: Tool, *texts: str, beside: str = "") -> str:
 # tools  | instruction | first observation | call      | result | no call   | answer  | ...
 #
 # A turn of role `tools` comes first; its text is the JSON list of their definitions. A chat
-# template is given that list as `tools`, and so is a server. The result of a call is a turn of role
-# `tool`; the observation after a reply without a readable call is a user turn.
+# template is given that list as `tools`, and so is a server. The result of each call is a turn of
+# role `tool`; the observation after a reply without a readable call is a user turn.
 
 
 # A call stays the text that was sampled, so that its tokens are trained as they were; only the
@@ -565,7 +590,66 @@ class NativeTurns(Turns):
             Message(role="user", text=first_observation),
         )
 
-    def result(self, step: Step) -> Message:
-        """Return the result of a call, or what was said where none could be read."""
-        called = isinstance(read_call(step.reply), NativeCall)
-        return Message(role="tool" if called else "user", text=step.observation)
+    def results(self, step: Step) -> tuple[Message, ...]:
+        """Return the results of the calls in a reply, in their order, or what was said where none
+        could be read.
+        """
+        calls = read_calls(step.reply)
+        num_calls = 0 if calls is None or isinstance(calls, Misread) else len(calls)
+        results = read_results(step.observation, num_calls)
+        if results is None:
+            return (Message(role="user", text=step.observation),)
+        return tuple(Message(role="tool", text=text) for text in results)
+
+
+# The results of several calls are one observation, which is a text: a JSON list of turns.
+_RESULTS: Final = '[{"role": "tool"'
+
+
+def format_results(results: Sequence[str]) -> str:
+    """Return the results of the calls in a reply as an observation: a single one as it is, several
+    as JSON.
+    """
+    if len(results) == 1:
+        return results[0]
+    return json.dumps([{"role": "tool", "content": text} for text in results], ensure_ascii=False)
+
+
+def read_results(observation: str, num_calls: int) -> tuple[str, ...] | None:
+    """Return the results in the observation after a reply with a number of calls; None if there
+    were no calls, or what was said is not a result for each, as where a world takes one call only.
+    """
+    results = (observation,) if num_calls == 1 else results_in(observation)
+    return results if len(results) == num_calls else None
+
+
+def results_in(observation: str) -> tuple[str, ...]:
+    """Return the results that an observation holds: it alone, unless it has the form of several."""
+    if observation.startswith(_RESULTS):
+        with suppress(ValueError, RecursionError, TypeError, KeyError):
+            turns = json.loads(observation)
+            if all(turn["role"] == "tool" and isinstance(turn["content"], str) for turn in turns):
+                return tuple(turn["content"] for turn in turns)
+    return (observation,)
+
+
+def readable_turns(observation: str) -> tuple[str, ...]:
+    """Return an observation for a person, turn by turn: it alone unless it has the form of several.
+    What an outside agent sent other than results of calls has its role before it.
+    """
+    if not observation.startswith('[{"role": '):
+        return (observation,)
+    texts = []
+    with suppress(ValueError, RecursionError, TypeError, KeyError):
+        for turn in json.loads(observation):
+            if turn["role"] == "anew":
+                shared = (
+                    f" with the first {turn['turns']} turns of that of reply {turn['after']}" if "turns" in turn else ""
+                )
+                texts.append(f"Another conversation{shared}.")
+            elif "step" in turn:
+                texts.append(f"assistant: reply {turn['step']}, as it was sampled")
+            else:
+                texts.append(turn["content"] if turn["role"] == "tool" else f"{turn['role']}: {turn['content']}")
+        return tuple(texts)
+    return (observation,)

@@ -57,6 +57,9 @@ class ScriptedModel:
                 text = cut_at_stop(self._reply(request.messages, request.seed, number), request.sampling)
                 words = list(_WORD.finditer(text))
                 clipped = len(words) > limit
+                if request.on_text is not None:
+                    for word in words[:limit]:
+                        request.on_text(text[: word.end()])
                 reply = Generation(
                     text=text[: words[limit].start()] if clipped else text,
                     token_ids=(),

@@ -27,22 +27,30 @@ class Remaining:
     def left(self, elapsed: float, measured: float, done: int, total: int) -> tuple[float | None, float | None]:
         """Return the seconds that are left of the stage and of the run, None where not known.
 
-        Without an earlier measurement, what is left of the stage follows from the part of it that
-        is done.
+        A stage that is behind an earlier measurement is taken to stay so, and the stages after it,
+        too: the more of it is done, the more its own pace counts. One that is ahead is not, since
+        units that are short are done first. Without an earlier measurement, what is left follows
+        from the pace alone.
 
         Args:
             elapsed: seconds since the stage began or went on in this process.
             measured: seconds until the last of its units was done.
             done, total: units of the stage that were done since then, and that there are to do.
         """
+        share = done / total if 0 < done <= total else 0.0
+        # While a unit is at work, its time passes; it is no sign that all of them are slower.
+        waited = elapsed - measured
         stage: float | None = None
+        slower = 1.0
         if self.stage is not None:
-            stage = max(_LEAST_LEFT * self.stage, self.stage - self.spent - elapsed)
-        elif 0 < done <= total:
-            # While a unit is at work, its time passes; it is no sign that all of them are slower.
-            ahead = measured * (total - done) / done
-            stage = max(_LEAST_LEFT * ahead, ahead - (elapsed - measured))
-        return stage, None if stage is None or self.after is None else stage + self.after
+            whole = max(0.0, self.stage - self.spent)
+            by_pace = (1 - share) * whole + measured if share else whole
+            stage = max(_LEAST_LEFT * self.stage, whole - elapsed, (1 - share) * by_pace - waited if share else 0.0)
+            slower = max(1.0, by_pace / whole) if whole else 1.0
+        elif share:
+            ahead = measured / share * (1 - share)
+            stage = max(_LEAST_LEFT * ahead, ahead - waited)
+        return stage, None if stage is None or self.after is None else stage + slower * self.after
 
 
 def remaining(place: Workplace, stage: str, iteration: int) -> Remaining:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise, takewhile
 from typing import Generic, Literal, NamedTuple, TypeVar
 
-from agentr_core.episodes.transcript import Fits, fewest_dropped, is_grown, opening_length, windowed
+from agentr_core.episodes.transcript import Fits, fewest_dropped, is_grown, reply_positions, windowed
 from agentr_core.errors import DataFault
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.recipes.data import DataConfig, Use
@@ -228,7 +228,7 @@ def drops(messages: tuple[Message, ...], fits: Fits) -> tuple[int, ...]:
     if is_grown(messages):
         return ()
     dropped: list[int] = []
-    for reply in range(opening_length(messages), len(messages), 2):
+    for reply in reply_positions(messages):
         dropped.append(fewest_dropped(messages[:reply], fits, least=dropped[-1] if dropped else 0))
     return tuple(dropped)
 
@@ -252,14 +252,14 @@ def split(
         detail = f"from step {first} on it was read without its oldest turns; data.windowed is reject"
         return Rejection(stage=stage, subject=subject, reason="windowed", detail=detail)
     borders = [position for position, number in enumerate(dropped) if position == 0 or dropped[position - 1] != number]
-    opening = opening_length(sample.messages)
+    replies = reply_positions(sample.messages)
     stretches: list[Sample] = []
     for start, end in zip(borders, [*borders[1:], len(dropped)], strict=True):
         # What was read and said from reply `start` up to, not including, reply `end`; it ends with
         # a reply.
-        first = opening + 2 * start
+        first = replies[start]
         before = tuple(replace(message, train=False) for message in sample.messages[:first])
-        messages = windowed(before + sample.messages[first : opening + 2 * end - 1], dropped[start])
+        messages = windowed(before + sample.messages[first : replies[end - 1] + 1], dropped[start])
         if any(message.train for message in messages):
             extra = {**sample.provenance.extra, "stretch": len(stretches), "dropped": dropped[start]}
             provenance = replace(sample.provenance, extra=extra)

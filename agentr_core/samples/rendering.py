@@ -655,7 +655,8 @@ class Renderer:
         if missing := [tool["function"]["name"] for tool in tools if f'"{tool["function"]["name"]}"' not in text]:
             raise DataFault(
                 f"the chat template does not tell the model of its tools ({missing[0]}); put one that takes tools into "
-                "its chat_template.jinja, such as data/chat_templates/qwen3.jinja, or leave transcript: native out"
+                "its chat_template.jinja, as data/chat_templates/qwen3.jinja and qwen2.5.jinja do, or offer none "
+                "(leave transcript: native out)"
             )
         return text
 

@@ -325,13 +325,15 @@ def whole_samples(
     conversation of it and stretch of that, or a rejection of a conversation.
     """
     for part in (parts := conversations(env, trajectory)):
-        extra = {"trajectory": key} | ({"conversation": part.start} if len(parts) > 1 else {})
+        if part.side and not any(message.train for message in part.messages):
+            continue
+        extra = {"trajectory": key} | ({"conversation": part.positions[0]} if len(parts) > 1 else {})
         whole = Sample(
             kind=SampleKind.GOOD,
             messages=part.messages,
             instance=trajectory.instance,
             provenance=Provenance(good_reward=trajectory.reward, extra=extra),
         )
-        dropped = [step.dropped for step in trajectory.steps[part.start : part.end]]
+        dropped = [trajectory.steps[position].dropped for position in part.positions]
         read = split(whole, dropped, windowed, stage=stage, subject=key)
         yield from [read] if isinstance(read, Rejection) else read

@@ -22,6 +22,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from agentr_core.episodes.transcript import readable_turns
 from agentr_core.errors import StoreBusy, UserError
 from agentr_core.http_server import Guard, Locked
 from agentr_core.reports import document
@@ -339,7 +340,9 @@ def templates() -> Environment:
     shown = environment("agentr_core.viewer")
     # As in reports: markup made by `plots` from numbers.
     shown.filters.update(inline_svg=lambda figure: Markup(figure.svg))
-    shown.filters.update(number=number, fact=_fact, goal=goal, turns=pages.token_turns, token=pages.token_text)
+    shown.filters.update(
+        number=number, fact=_fact, goal=goal, results=readable_turns, turns=pages.token_turns, token=pages.token_text
+    )
     shown.globals.update(page_of=document.page_of, listing=document.listing, group_page=document.group)
     shown.globals.update(stage_page=document.stage_page)
     # Only some pages change while they are shown.

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from agentr_core.episodes.transcript import readable_turns
 from agentr_core.errors import ConfigError
 from agentr_core.store.codec.trajectories import load_trajectories
 from agentr_core.store.database import Store
@@ -58,7 +59,8 @@ def _text_of(store: Store, key: str) -> str:
     turns = [("first observation", told.first_observation)]
     for number, step in enumerate(told.steps):
         turns += [(f"reply {number}", step.reply), (f"observation {number}", step.observation)]
-    return "".join(f"\n[{name}]\n{visible(text)}\n" for name, text in turns if text)
+    read = ((name, "\n".join(readable_turns(text))) for name, text in turns if text)
+    return "".join(f"\n[{name}]\n{visible(text)}\n" for name, text in read)
 
 
 def line_of(one: Ancestor, *, hidden: Collection[str] = ()) -> str:

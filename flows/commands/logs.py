@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from agentr_core.environment import Dividing, Environment
@@ -29,6 +30,7 @@ from agentr_core.store.queries.logs import (
     evaluations_beginning,
     reasons_lost,
 )
+from agentr_core.store.queries.scorings import load_regrades, scorings_of
 from agentr_core.system import DISTRIBUTION, new_folder
 from agentr_core.texts import counted
 from agentr_core.types import Message, StopReason, Trajectory
@@ -38,7 +40,8 @@ from tasks.workspaces import open_store
 _SCORES = ("success", "reward")
 _READ_WITH = (
     "`inspect view --log-dir FOLDER` shows them, `inspect_ai.log.read_eval_log(FILE)` reads one. A sample is an "
-    "episode, an epoch its number among those of its instance; `success` and `reward` are its scores."
+    "episode, an epoch its number among those of its instance; `success` and `reward` are its scores, and those named "
+    "after a scoring are what `agentr regrade` said of it."
 )
 
 
@@ -95,6 +98,9 @@ def _evaluation(place: Workplace, head: EvaluationHead) -> LoggedEvaluation:
     drawn = config.sets.get(head.name, config)
     sampling = drawn.sampling(temperature=drawn.temperature, max_new_tokens=config.max_new_tokens)
     measures = load_measures(place.store, head.evaluation_id)
+    episodes = _episodes(place, head)
+    again = sorted({name for one in episodes for name in one.scores} - set(_SCORES))
+    means = {name: [one.scores[name] for one in episodes if name in one.scores] for name in again}
     max_steps = config.revision_test.max_steps if head.name == REVISION else config.max_steps
     limits = {
         StopReason.STEP_LIMIT: max_steps,
@@ -109,8 +115,11 @@ def _evaluation(place: Workplace, head: EvaluationHead) -> LoggedEvaluation:
         model=head.model,
         started=head.started,
         ended=head.ended or head.started,
-        episodes=_episodes(place, head),
-        measures={name: _measured(measures[name]) for name in _SCORES if name in measures},
+        episodes=episodes,
+        measures={
+            **{name: _measured(measures[name]) for name in _SCORES if name in measures},
+            **{name: (fmean(values), None, None, len(values)) for name, values in means.items()},
+        },
         sampling={
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
@@ -136,11 +145,17 @@ def _episodes(place: Workplace, head: EvaluationHead) -> list[LoggedEpisode]:
     facts = episode_facts(place.store, head.evaluation_id)
     why = reasons_lost(place.store, head.evaluation_id)
     counts = place.recipe.evaluation.disaster_counts
+    stored = load_episodes(place.store, head.evaluation_id)
     with place.worlds() as worlds:
-        played = [
-            _episode(worlds.of(one.instance), one, facts[one.trajectory_id], counts)
-            for one in load_episodes(place.store, head.evaluation_id)
-        ]
+        played = [_episode(worlds.of(one.instance), one, facts[one.trajectory_id], counts) for one in stored]
+    for scoring in scorings_of(place.store, place.run_id):
+        name = f"{scoring.grader}-{scoring.scoring_id[:8]}"
+        regrades = load_regrades(place.store, scoring.scoring_id, [one.trajectory_id for one in stored])
+        for number, one in enumerate(stored):
+            grade = regrades.get(one.trajectory_id)
+            if grade is not None and grade.reward is not None and grade.success is not None:
+                again = {f"{name}-success": float(grade.success), f"{name}-reward": grade.reward}
+                played[number] = replace(played[number], scores={**played[number].scores, **again})
     zero = dict.fromkeys(_SCORES, 0.0) if place.recipe.errors.count_as == "zero" else {}
     lost = [
         LoggedEpisode(

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentr_core.environment import Environment, own_fault
+from agentr_core.environments.native import actions_in
 from agentr_core.episodes.rollout import EpisodeTimer, Reply, episode, graded, no_helper
+from agentr_core.episodes.transcript import Misread, read_calls, readable_turns
 from agentr_core.episodes.units import phase_of
 from agentr_core.errors import AgentrError, ConfigError, EnvironmentUnavailable, MissingPart
 from agentr_core.models.samplers import sampler_of
@@ -181,17 +183,23 @@ def _step(steps: Sequence[Step], width: int) -> Iterator[str]:
         yield from _field("thought", thought, width, most=_REPLY)
     refused = " (refused)" if step.valid is False else ""
     cut = " (cut at its token limit)" if step.finish_reason == "length" else ""
-    yield from _field("action", f"{step.action or 'none'}{refused}{cut}", width, most=_REPLY)
+    *before, last = actions_in(step.action)
+    for action in (*before, f"{last or 'none'}{refused}{cut}"):
+        yield from _field("action", action, width, most=_REPLY)
     for call in step.tool_calls:
         yield from _field("tool", f"{call.tool} {call.key}: {call.status}", width, most=2)
-    yield from _field("observation", step.observation, width, most=_OBSERVATION)
+    for result in readable_turns(step.observation):
+        yield from _field("observation", result, width, most=_OBSERVATION)
     yield from _field("reward", f"{step.reward:g}", width)
 
 
 def _thought(step: Step) -> str:
-    """Return what a reply says before its action, without labels; all of it where the action is not
-    found in it as it was taken.
+    """Return what a reply says before its action, without labels, or beside its calls; all of it
+    where the action is not found in it as it was taken.
     """
+    calls = read_calls(step.reply)
+    if calls is not None and not isinstance(calls, Misread):
+        return calls[0].beside
     before, action, _ = step.reply.rpartition(step.action) if step.action else (step.reply, "", "")
     return _LABELS.sub("", before if action else step.reply).strip()
 

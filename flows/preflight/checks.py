@@ -8,14 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agentr_core.environment import Environment, checked_text
+from agentr_core.environments.native import ACT
 from agentr_core.episodes.rollout import require_state
-from agentr_core.episodes.transcript import Opening, instruction_of, transcript_of
-from agentr_core.errors import ConfigError, DataFault, SandboxError, StoreError
+from agentr_core.episodes.transcript import Opening, definitions, instruction_of, transcript_of
+from agentr_core.errors import ConfigError, DataFault, ModelDirectoryError, SandboxError, StoreError
 from agentr_core.methods.table import plans_of
+from agentr_core.recipes.models import ModelConfig
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.instances import check_separate, held_out_instances, training_instances
 from agentr_core.runtime.start import example_ids, opening_of
-from agentr_core.types import Instance, Sampling
+from agentr_core.types import Instance, Message, Sampling
 from flows.preflight.requirements import (
     Faults,
     check_prompt,
@@ -111,11 +113,27 @@ def _check_environment(recipe: Recipe, faults: Faults, *, trains: bool, asks: bo
             for stage in dict.fromkeys(stage for plan in plans_of(recipe) for stage in plan.stages):
                 stage.check(recipe, env, instances)
         if prompts:
-            check_prompt(recipe.model, transcript_of(env).prompt(env, "?", ()))
+            first = transcript_of(env).prompt(env, "?", ())
+            check_prompt(recipe.model, first)
+            if env.has(Environment.relay):
+                _check_tools(env, recipe.model, first, faults)
             if silent := silent_stops(recipe, env):
                 raise ConfigError("; ".join(silent))
     finally:
         env.close()
+
+
+def _check_tools(env: Environment, model: ModelConfig, first: tuple[Message, ...], faults: Faults) -> None:
+    """Note that the agents outside that play in a world may offer no tools, if the chat template of
+    the model cannot tell of any: which tools they have is seen only when they play.
+    """
+    try:
+        check_prompt(model, (Message(role="tools", text=definitions([ACT])), *first))
+    except ModelDirectoryError as error:
+        faults.notes.append(f"{env.name}: agents that offer tools are refused: {error.__cause__ or error}")
+    except ConfigError:
+        # A small context, which the definitions of tools may fill.
+        pass
 
 
 def _check_sandbox(env: Environment, faults: Faults) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 import choosing
 import collecting
 import conversing
+import gateway
 import memory
 import prefill
 import python_calls
@@ -71,6 +72,11 @@ def _choosing(options: argparse.Namespace, _: Path, clock: Clock) -> list[Measur
     return choosing.measure(small=options.quick, clock=clock)
 
 
+def _gateway(options: argparse.Namespace, _: Path, clock: Clock) -> list[Measure]:
+    agents, calls, rounds, streams = (2, 2, 1, 2) if options.quick else (64, 10, 5, 50)
+    return gateway.measure(agents=agents, calls=calls, rounds=rounds, streams=streams)
+
+
 def _prefill(options: argparse.Namespace, folder: Path, clock: Clock) -> list[Measure]:
     return prefill.measure(folder, n=4 if options.quick else 16, words=60 if options.quick else 800, clock=clock)
 
@@ -106,6 +112,7 @@ BENCHMARKS: dict[str, Callable[[argparse.Namespace, Path, Clock], list[Measure]]
     "conversing": _conversing,
     "store": _store,
     "memory": _memory,
+    "gateway": _gateway,
     "python_calls": _python_calls,
     "retrieval": _retrieval,
     "viewer": _viewer,

@@ -32,6 +32,8 @@ GOALS: dict[str, str | None] = {
     "shared_prefill_ratio_grouped": "> 1",
     "conversation_cache_ratio": "> 1",
     "conversation_cached_share": None,
+    "gateway_call": "<= 5",
+    "gateway_first_token": "<= 20",
     "store_ingest": ">= 20000",
     "lineage_query": "< 1",
     "tree_load": "< 2",

@@ -168,6 +168,22 @@ async def test_reply_depends_on_seed_and_number_alone(model: ChatModel) -> None:
     assert len({g.text for g in alone}) > 1
 
 
+async def test_a_reply_that_is_watched_is_the_same_and_its_texts_are_its_beginnings(model: ChatModel) -> None:
+    texts: dict[int, list[str]] = {seed: [] for seed in range(1, 8)}
+    asked = [request(8, seed=seed, temperature=HOT, stop=("not",)) for seed in range(8)]
+    watched = [replace(one, on_text=texts[one.seed].append) if one.seed in texts else one for one in asked]
+    assert all(one in asked for one in watched)
+    replies = await answer(model, *watched)
+    assert replies == await answer(model, *asked)
+    for seed, told in texts.items():
+        (reply,) = replies[seed]
+        assert told == sorted(told, key=len)
+        assert all(reply.text.startswith(text) for text in told)
+    early = [0 < len(text) < len(replies[seed][0].text) for seed, told in texts.items() for text in told]
+    # A server's replies come as a whole.
+    assert any(early) == (type(model).__name__ != "OpenAIModel")
+
+
 async def test_reply_length_is_limited(model: ChatModel) -> None:
     for group in await answer(model, *(request(4, seed=seed, n=4, max_new_tokens=5) for seed in range(4))):
         for g in group:

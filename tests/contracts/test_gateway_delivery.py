@@ -123,7 +123,7 @@ async def test_another_call_after_a_lost_reply_takes_its_place(url: str, drop: D
     found, replies, env = await played(url, play, reply=draws)
     assert replies == ["draw 0", "draw 2", "draw 3"]
     assert [step.reply for step in found.steps] == replies
-    ((_, _, messages),) = conversations(env, found)
+    ((_, messages, _),) = conversations(env, found)
     texts = ["Hello.", "draw 0", "On.", LEFT["content"], "draw 2", "And on.", "draw 3"]
     assert [message.text for message in messages] == texts
 

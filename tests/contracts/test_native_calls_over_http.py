@@ -18,8 +18,9 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from toy import Line, instance
 
-from agentr_core.environments.native import ACT, native
+from agentr_core.environments.native import ACT, OVER, native
 from agentr_core.episodes.rollout import episode
+from agentr_core.episodes.transcript import calling, read_results
 from agentr_core.errors import ModelFault
 from agentr_core.models.openai.chat import Endpoint, OpenAIModel
 from agentr_core.models.openai.wire import wire_messages
@@ -53,12 +54,14 @@ def answering(*choices: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, An
         body = await http.json()
         bodies.append(body)
         open_ids: list[str] = []
+        ids = [call["id"] for message in body["messages"] for call in message.get("tool_calls", ())]
+        assert len(set(ids)) == len(ids)
         for message in body["messages"]:
             if message["role"] == "tool":
-                assert [message["tool_call_id"]] == open_ids
+                assert message["tool_call_id"] == open_ids.pop(0)
             else:
                 assert not open_ids, "a call without its result"
-            open_ids = [call["id"] for call in message.get("tool_calls", ())]
+                open_ids = [call["id"] for call in message.get("tool_calls", ())]
         usage = {"prompt_tokens": 7, "completion_tokens": 5}
         return JSONResponse({"choices": [{"index": 0, **left.pop(0)}], "usage": usage})
 
@@ -82,9 +85,10 @@ async def test_an_episode_is_played_by_calls() -> None:
         calls('{"action": "right"}', content="I go."),
         says("I rest."),
         calls("right"),
-        calls('{"action": "left"}', '{"action": "right"}'),
+        calls('{"action": "left"}', '{"action": "right"}', content="Back and forth."),
+        calls('{"action": "right"}', "right"),
         calls('{"action": "right"}'),
-        calls('{"action": "right"}'),
+        calls('{"action": "right"}', '{"action": "right"}'),
     )
     with answering(*choices) as (url, bodies):
         async with connected(url) as model:
@@ -94,17 +98,23 @@ async def test_an_episode_is_played_by_calls() -> None:
 
             played = await episode(instance(1), NativeLine(), ask, max_steps=9, sampling=Sampling(), seed=0)
     assert played.success
-    assert [one.valid for one in played.steps] == [True, False, False, False, True, True]
+    assert [one.valid for one in played.steps] == [True, False, False, True, False, True, True]
     assert "not valid JSON" in played.steps[2].observation
-    assert "several calls" in played.steps[3].observation
+    assert read_results(played.steps[3].observation, 2) == ("You are at 0.", "You are at 1.")
+    assert "(call 2; none was made)" in played.steps[4].observation
+    assert read_results(played.steps[6].observation, 2) == ("You are at 3.", OVER)
     assert (
         played.steps[0].reply == 'I go.\n<tool_call>\n{"name": "act", "arguments": {"action": "right"}}\n</tool_call>'
     )
     for body in bodies:
         assert body["tools"] == [ACT.definition]
-        assert body["parallel_tool_calls"] is False
+        assert body["parallel_tool_calls"] is True
     roles = [message["role"] for message in bodies[-1]["messages"]]
-    assert roles == ["system", "user", "assistant", "tool", *("assistant", "user") * 3, "assistant", "tool"]
+    turns = ["assistant", "tool", *("assistant", "user") * 2, "assistant", "tool", "tool", "assistant", "user"]
+    assert roles == ["system", "user", *turns, "assistant", "tool"]
+    several = bodies[-1]["messages"][8]
+    assert several["content"] == "Back and forth."
+    assert [json.loads(call["function"]["arguments"])["action"] for call in several["tool_calls"]] == ["left", "right"]
     first = bodies[-1]["messages"][2]
     assert (first["content"], len(first["tool_calls"])) == ("I go.", 1)
     assert json.loads(first["tool_calls"][0]["function"]["arguments"]) == {"action": "right"}
@@ -138,3 +148,20 @@ def test_what_a_window_parted_is_told_as_text() -> None:
         ("user", "What?"),
     ]
     assert not any("tool_calls" in one for one in told)
+
+
+@pytest.mark.parametrize(
+    ("results", "told"),
+    [
+        (["a"], [("assistant", False), ("user", False)]),
+        (["a", "b"], [("assistant", True), ("tool", False), ("tool", False)]),
+        (["a", "b", "c"], [("assistant", True), ("tool", False), ("tool", False), ("user", False)]),
+    ],
+)
+def test_calls_with_fewer_results_are_told_as_text(results: list[str], told: list[tuple[str, bool]]) -> None:
+    """An agent outside may answer one of two calls, and nobody knows which."""
+    reply = calling(ACT, "left") + calling(ACT, "right")
+    turns = [Message(role="assistant", text=reply), *(Message(role="tool", text=text) for text in results)]
+    sent = wire_messages([Message(role="user", text="Go."), *turns])[1:]
+    assert [(one["role"], "tool_calls" in one) for one in sent] == told
+    assert [one["content"] for one in sent[1:]] == results

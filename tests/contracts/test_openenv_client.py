@@ -19,8 +19,10 @@ from servers import free_port
 
 from agentr_core.environments import registry
 from agentr_core.environments.contract import check
+from agentr_core.environments.native import OVER
 from agentr_core.environments.openenv.client import OpenEnv
-from agentr_core.episodes.rollout import act
+from agentr_core.episodes.rollout import act, restore
+from agentr_core.episodes.transcript import read_results
 from agentr_core.errors import (
     ConfigError,
     EnvironmentFault,
@@ -360,6 +362,27 @@ def test_tools_are_native_calls() -> None:
         env = registry.make("openenv", options | {"url": url}, transcript="native")
         env.reset(game())
         assert act(env, call("act", '{"guess": "7"}')).step.success
+
+
+def test_the_calls_of_a_reply_are_sent_one_after_the_other() -> None:
+    with served(tools=True) as (guessing, url):
+        options = {"url": url, "train": "0-8", "test": "9", "success": "reward >= 1"}
+        env = registry.make("openenv", options, transcript="native")
+        env.reset(game())
+        low, right = call("guess", '{"number": 3}'), call("guess", '{"number": 7}')
+        step = act(env, low + call("ask", "{}") + right + low).step
+        results = read_results(step.observation, 4) or ()
+        assert "there is no such tool; there are guess" in results[1]
+        assert results[2:] == ("Right.", OVER)
+        assert (step.valid, step.reward, step.success, step.terminated) == (False, 1.0, True, True)
+        told = [message["data"] for seen in guessing.seen for message in seen if message["type"] == "step"]
+        sent = [message["arguments"] for message in told if message["type"] == "call_tool"]
+        assert sent == [{"number": 3}, {"number": 7}]
+        env.reset(game())
+        first = act(env, low + low).step
+        again = registry.make("openenv", options, transcript="native")
+        restore(again, game(), [first])
+        assert act(again, right).step.success
 
 
 def call(name: str, arguments: str) -> str:

@@ -20,11 +20,13 @@ from toy import Line
 
 from agentr_core.environment import Environment, Instances
 from agentr_core.environments import registry
+from agentr_core.environments.graders import Pattern
 from agentr_core.errors import ConfigError, DiskError
 from agentr_core.exchange.inspect_log import log_of, notes, write_log
 from agentr_core.recipes.environments import TEST
 from agentr_core.runtime.place import Workplace
 from agentr_core.stages.evaluate import counted_episodes, evaluation_id, measure, measure_rows
+from agentr_core.stages.regrade import Scoring, regrade
 from agentr_core.store.codec.ledger import evaluation_rows, rejection_rows
 from agentr_core.store.codec.trajectories import episode_rows, instance_row
 from agentr_core.store.tables import merge
@@ -169,6 +171,20 @@ def test_the_evaluations_of_a_run_are_written_with_their_scores(tmp_path: Path) 
     (tmp_path / "file").touch()
     with pytest.raises(DiskError, match="cannot be written"):
         export_logs(tmp_path, RUN, tmp_path / "file" / "out")
+
+
+@pytest.mark.usefixtures("toy")
+async def test_what_a_scoring_says_of_an_episode_is_a_score_beside_the_others(tmp_path: Path) -> None:
+    place = finished(tmp_path)
+    scoring = Scoring(name="regex", settings={}, grader=Pattern("there", where="observation"))
+    await regrade(place, scoring, iteration=1)
+    export_logs(tmp_path, RUN, tmp_path / "out")
+    before, now = logs(tmp_path / "out")
+    name = f"regex-{scoring.id[:8]}"
+    assert [score["name"] for score in before["results"]["scores"]] == ["success", "reward"]
+    means = {score["name"]: score["metrics"]["mean"]["value"] for score in now["results"]["scores"]}
+    assert means == {"success": 0.45, "reward": 0.45, f"{name}-reward": 1.0, f"{name}-success": 1.0}
+    assert {sample["scores"][f"{name}-reward"]["value"] for sample in now["samples"]} == {1.0}
 
 
 @pytest.mark.usefixtures("toy")

@@ -34,7 +34,7 @@ from agentr_core.episodes.transcript import (
     NativeTurns,
     calling,
     droppable,
-    read_call,
+    read_calls,
     transcript,
     transcript_of,
     whole_episode,
@@ -251,7 +251,7 @@ async def test_a_model_reads_its_tools_and_is_trained_on_what_it_sampled(
         ('{"name": "act"}', None),
         (f"{OPENS}{{", "does not end"),
         ("right</tool_call>", "was not opened"),
-        (RIGHT + RIGHT, "several calls"),
+        (RIGHT + OPENS, "does not end with </tool_call> (call 2; none was made)"),
         (f"{OPENS}right</tool_call>", "not valid JSON"),
         (f"{OPENS}{'[' * 100_000}</tool_call>", "not valid JSON"),
         (f"{OPENS}{'1' * 10_000}</tool_call>", "not valid JSON"),
@@ -347,7 +347,7 @@ def test_answers_and_calls_become_the_actions_of_the_world(reply: str, action: s
 
 def test_the_thought_stands_beside_its_call() -> None:
     reply = f"<think>\nPerhaps {SEARCHING}?\n</think>\nYes.\n{SEARCHING}\n"
-    assert read_call(reply) == ("search", {"query": "x"}, f"<think>\nPerhaps {SEARCHING}?\n</think>\nYes.")
+    assert read_calls(reply) == (("search", {"query": "x"}, f"<think>\nPerhaps {SEARCHING}?\n</think>\nYes."),)
 
 
 @pytest.mark.parametrize("reply", [f"<think>Perhaps {SEARCHING}?</think>\nIt is 5.", f"<think>Perhaps {SEARCHING}"])
@@ -380,7 +380,7 @@ def test_experts_of_shipped_worlds_solve_them_by_calls(name: str) -> None:
         solved = [(first, replies) for first in env.instances("train")[:30] if (replies := env.expert(first))]
         assert solved
         for first, replies in solved[:3]:
-            assert all(isinstance(read_call(reply), NativeCall) for reply in replies)
+            assert all(isinstance(call, NativeCall) for reply in replies for call in read_calls(reply) or [None])
             assert play(env, first, replies)[1][-1].step.success
     finally:
         env.close()
@@ -473,7 +473,7 @@ def test_a_turn_of_revision_is_a_call(renderer: Renderer, mode: Any) -> None:
     assert isinstance(made, Sample), made
     check_flags(made)
     turn = next(message for message in made.messages if message.train)
-    call = read_call(turn.text)
+    (call,) = read_calls(turn.text) or [None]
     assert isinstance(call, NativeCall)
     assert (call.arguments, bool(call.beside)) == ({"action": "look"}, True)
     assert [message.role for message in made.messages[3:]] == ["assistant", "tool"] * 4 + ["assistant"]

@@ -74,9 +74,15 @@ def test_shorter_and_unfinished_runs_and_those_of_other_recipes_tell_nothing(tmp
     ("expected", "elapsed", "measured", "done", "total", "left"),
     [
         (Remaining(stage=100, after=50), 30.0, 0.0, 0, 0, (70.0, 120.0)),
-        (Remaining(stage=100, spent=60, after=50), 30.0, 30.0, 3, 10, (10.0, 60.0)),
-        # A stage that is over its time has a little left until it ends.
-        (Remaining(stage=100, after=50), 200.0, 200.0, 3, 10, (2.0, 52.0)),
+        # A stage that is behind stays so, and what comes after it, the more so the more is done.
+        (Remaining(stage=100, after=50), 60.0, 60.0, 5, 10, (0.5 * 110, 0.5 * 110 + 50 * 1.1)),
+        (Remaining(stage=100, after=50), 120.0, 120.0, 5, 10, (0.5 * 170, 0.5 * 170 + 50 * 1.7)),
+        (Remaining(stage=100, after=50), 130.0, 120.0, 5, 10, (0.5 * 170 - 10, 0.5 * 170 - 10 + 50 * 1.7)),
+        (Remaining(stage=100, spent=60, after=50), 30.0, 30.0, 5, 10, (0.5 * 50, 0.5 * 50 + 50 * 1.25)),
+        # One that is ahead may have done what is short.
+        (Remaining(stage=100, after=50), 20.0, 20.0, 5, 10, (80.0, 130.0)),
+        # One that is over its time without a unit done has a little left until it ends.
+        (Remaining(stage=100, after=50), 200.0, 0.0, 0, 10, (2.0, 52.0)),
         (Remaining(after=50), 30.0, 30.0, 3, 9, (60.0, 110.0)),
         # Ten seconds into the fourth unit.
         (Remaining(after=50), 40.0, 30.0, 3, 9, (50.0, 100.0)),
@@ -88,4 +94,6 @@ def test_shorter_and_unfinished_runs_and_those_of_other_recipes_tell_nothing(tmp
 def test_what_is_left_follows_from_time_or_from_what_is_done(
     expected: Remaining, elapsed: float, measured: float, done: int, total: int, left: tuple[float | None, float | None]
 ) -> None:
-    assert expected.left(elapsed, measured, done, total) == left
+    assert expected.left(elapsed, measured, done, total) == tuple(
+        side if side is None else pytest.approx(side) for side in left
+    )

@@ -24,7 +24,7 @@ from agentr_core.methods.faults import parse
 from agentr_core.models.local import worker
 from agentr_core.models.local import workers as module
 from agentr_core.models.local.transformers import TransformersModel
-from agentr_core.models.local.workers import Loading, Workers, Working, load_local
+from agentr_core.models.local.workers import Batch, Loading, Workers, Working, load_local
 from agentr_core.models.samplers import WorkerBatchers, sampler_of
 from agentr_core.recipes.models import ModelConfig
 from agentr_core.runtime.equipment import Equipment
@@ -206,7 +206,8 @@ async def test_a_worker_shows_that_it_computes_and_nothing_else(monkeypatch: pyt
     monkeypatch.setattr(worker, "_SIGN_S", 0.001)
     sent: list[object] = []
     model, connection = Counting(5), SimpleNamespace(send=sent.append)
-    await worker._answer(model, (ask(0),), connection)  # type: ignore[arg-type]
+    batch = Batch(requests=(ask(0),), streamed=frozenset())
+    await worker._answer(model, batch, connection)  # type: ignore[arg-type]
     assert 0 < len(sent) <= model.going
     written = [sign.written for sign in sent if isinstance(sign, Working)]
     assert written == sorted(written)

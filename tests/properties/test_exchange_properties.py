@@ -48,13 +48,18 @@ def turn(role: str, text: str, *, train: bool = False) -> Message:
 
 @st.composite
 def replies(draw: st.DrawFn, results: Sequence[str], *, first: bool | None = None) -> list[Message]:
-    """Draw replies with flags, the last one trained, and results of these roles between them."""
+    """Draw replies with flags, the last one trained, and results of these roles between them, of
+    which a tool's may be several.
+    """
     flags = [*draw(st.lists(st.booleans(), max_size=3)), True]
     if first is not None:
         flags[0] = first if len(flags) > 1 else True
     said = [turn("assistant", draw(texts), train=flag) for flag in flags]
-    between = [turn(draw(st.sampled_from(results)), draw(texts)) for _ in flags[1:]]
-    return [message for both in zip(said, between, strict=False) for message in both] + said[len(between) :]
+    between = []
+    for _ in flags[1:]:
+        role = draw(st.sampled_from(results))
+        between.append([turn(role, draw(texts)) for _ in range(draw(st.integers(1, 3)) if role == "tool" else 1)])
+    return [message for reply, told in zip(said, between, strict=False) for message in (reply, *told)] + said[-1:]
 
 
 @st.composite

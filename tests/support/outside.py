@@ -14,9 +14,11 @@ from openai import OpenAI
 from agentr_core.environments.gateway.world import Gateway
 from agentr_core.episodes.rollout import SharedEnvironments, episode
 from agentr_core.models.scripted import ScriptedModel
+from agentr_core.protocols import ChatModel
 from agentr_core.types import Generation, Instance, Message, Request, Sampling, Trajectory
 
 HELLO: dict[str, Any] = {"role": "user", "content": "Hello."}
+GREEDY = Sampling()
 Play = Callable[["Agent"], Any]
 T = TypeVar("T")
 
@@ -66,10 +68,20 @@ def sent(url: str, play: Callable[[Agent], T], token: str = "none") -> T:
 
 
 async def played(
-    url: str, play: Play, *, reply: Any = count, context: int = 1000, max_steps: int = 9, **options: Any
+    url: str,
+    play: Play,
+    *,
+    reply: Any = count,
+    context: int = 1000,
+    model: ChatModel | None = None,
+    max_steps: int = 9,
+    sampling: Sampling = GREEDY,
+    **options: Any,
 ) -> tuple[Trajectory, Any, Gateway]:
-    """Return an episode, what its agent returned, and its environment."""
-    model = ScriptedModel(reply, context_length=context)
+    """Return an episode, what its agent returned, and its environment. Without a model, its replies
+    are scripted.
+    """
+    model = model or ScriptedModel(reply, context_length=context)
 
     async def sample(request: Request) -> list[Generation]:
         (replies,) = await model.generate([request])
@@ -85,5 +97,5 @@ async def played(
     with ThreadPoolExecutor(1) as outside:
         agent = asyncio.get_running_loop().run_in_executor(outside, sent, url, play, options.get("token", "none"))
         async with SharedEnvironments(make).lend(instance) as env:
-            found = await episode(instance, env, sample, max_steps=max_steps, sampling=Sampling(), seed=1)
+            found = await episode(instance, env, sample, max_steps=max_steps, sampling=sampling, seed=1)
         return found, await agent, made[0]

@@ -33,7 +33,7 @@ def main() -> None:
                 continue
             _stall("ask")
             echo = Generation(text="echo", token_ids=(1,), finish_reason="stop", prompt_tokens=1, completion_tokens=1)
-            replies = [[echo] * request.n for request in message]
+            replies = [[echo] * request.n for request in message.requests]
             connection.send(Replies(replies=replies, cached_share=0.0, written=0))
 
 

@@ -5,34 +5,44 @@ that it reports is the reward.
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from functools import cache, lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from functools import cache, lru_cache, partial
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, get_args
 
 import httpx
 
 from agentr_core.environment import Environment, Instances, Repeatability, Undelivered
 from agentr_core.environments.agentgym.client import connection
-from agentr_core.environments.gateway.broker import OutsideTurns, continues, observed, turn_of
+from agentr_core.environments.gateway.conversations import CallTurn, Conversations, OutsideTurns, Prompt, SideCalls
 from agentr_core.errors import (
+    AgentrError,
     ConfigError,
     EnvironmentFault,
     EnvironmentServerError,
     EnvironmentTimeout,
     EnvironmentUnavailable,
+    PromptTooLong,
 )
 from agentr_core.fingerprint import canonical
 from agentr_core.recipes.models import url_fault
 from agentr_core.samples.chat_file import records
-from agentr_core.types import Generation, Instance, Message, Transition
+from agentr_core.types import Generation, Instance, StopReason, Transition
 
 _POLL = 5.0
 _TRIES = 3
 _TIMEOUT = 300.0
+_MOST_WITHOUT_ROOM = 10
+"""Calls in a row that leave no room for a reply before an episode ends by that: agents that know
+what to do sum their history up after one or a few.
+"""
+_PROGRESS_TIMEOUT = 5.0
+_SECONDS_WITHOUT_ROOM = 60.0
+"""Seconds that an agent has, after such a call, for the next one."""
 
 
 class _Presence:
@@ -89,6 +99,49 @@ def _presence(url: str, token: str, process: int) -> _Presence:
     return _Presence(url, token)
 
 
+class _Texts:
+    """The texts of replies that are being written, on their way to a gateway: the latest of each
+    episode, as soon as the ones before are there. What is lost is no harm, since the whole replies
+    follow.
+    """
+
+    def __init__(self, url: str, token: str) -> None:
+        self._where = f"{url}/run/progress"
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._client = httpx.Client(headers=headers, timeout=_PROGRESS_TIMEOUT)
+        self._texts: dict[str, str] = {}
+        self._change, self._sending = threading.Lock(), threading.Lock()
+        self._news = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def tell(self, episode: str, text: str) -> None:
+        """Have the text of an episode's reply sent."""
+        with self._change:
+            self._texts[episode] = text
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._send, name="texts", daemon=True)
+                self._thread.start()
+        self._news.set()
+
+    def drop(self, episode: str) -> None:
+        """Send no text of an episode from now on, until there is another."""
+        with self._sending, self._change:
+            self._texts.pop(episode, None)
+
+    def _send(self) -> None:
+        while self._news.wait():
+            self._news.clear()
+            with self._sending, suppress(httpx.HTTPError):
+                with self._change:
+                    texts, self._texts = self._texts, {}
+                self._client.post(self._where, json={"texts": texts})
+
+
+@cache
+def _texts(url: str, token: str, process: int) -> _Texts:
+    return _Texts(url, token)
+
+
 # An agent cannot choose its instance: groups and held-out sets need to know which one is played
 # before the episode begins. As a world, it has the plans, seeds, retries and lineage of all others.
 class Gateway(Environment):
@@ -110,6 +163,9 @@ class Gateway(Environment):
             AGENTR_GATEWAY_TOKEN, since a recipe is stored.
         repeatability: how exactly an agent repeats itself when it is given the same replies: exact,
             unordered or never. Search replays episodes, and compares them accordingly.
+        side_calls: what becomes of calls beside the agent's task, such as those for titles and
+            summaries: leave keeps them out of training, train gives them the episode's reward, too.
+            See `OutsideTurns`.
     """
 
     name = "gateway"
@@ -127,6 +183,7 @@ class Gateway(Environment):
         splits: Mapping[str, int | str] | None = None,
         patience_s: float = 600.0,
         repeatability: str = "exact",
+        side_calls: SideCalls = "leave",
         token: str = "",
     ) -> None:
         if not url:
@@ -143,6 +200,9 @@ class Gateway(Environment):
         if repeatability not in tuple(Repeatability):
             raise ConfigError(f"gateway: repeatability must be {', '.join(Repeatability)}, not {repeatability!r}")
         self.repeatability = Repeatability(repeatability)
+        if side_calls not in get_args(SideCalls):
+            raise ConfigError(f"gateway: side_calls must be {' or '.join(get_args(SideCalls))}, not {side_calls!r}")
+        self.transcript = OutsideTurns(side_calls)
         self._tasks = {split: _tasks(split, value) for split, value in splits.items()}
         self._url, self._token = url.rstrip("/"), token
         kind = "a gateway of agentr"
@@ -151,11 +211,13 @@ class Gateway(Environment):
         self._episode = ""
         self._over = True
         self._closed = False
-        # The agent's last call, and what it continues.
-        self._history: tuple[Message, ...] = ()
-        self._before: tuple[Message, ...] = ()
+        self._conversations = Conversations()
+        # What the next reply answers.
+        self._prompt: Prompt = ()
         self._generation_info: dict[str, Any] = {}
-        self._refused: tuple[str, str] | None = None
+        self._refused = ""
+        self._num_without_room = 0
+        self._is_streamed = False
 
     @staticmethod
     def files_of(options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -211,7 +273,7 @@ class Gateway(Environment):
             raise EnvironmentUnavailable(
                 f"{instance.key}: the agent reported a reward before it asked the policy anything"
             )
-        self._before = ()
+        self._conversations, self._num_without_room = Conversations(), 0
         return self._called(event)
 
     def step(self, action: str) -> Transition:
@@ -221,21 +283,41 @@ class Gateway(Environment):
         if self._over:
             raise EnvironmentFault("gateway: a step before the reset, or after the end")
         generation_info, self._generation_info = self._generation_info, {}
-        event = self._next({"text": action, **generation_info})
-        history = (*self._history, Message(role="assistant", text=action))
-        # A reply from which the next call goes on has arrived, whatever became of the connection.
-        if not event["delivered"] and not (
-            event["event"] == "call" and continues(history, [turn_of(turn) for turn in event["turns"]])
-        ):
+        self._num_without_room = 0
+        if self._is_streamed:
+            _texts(self._url, self._token, os.getpid()).drop(self._episode)
+        ids = self._conversations.add(self._prompt, action)
+        event = self._next({"text": action, "ids": ids, **generation_info})
+        # A reply that comes back has arrived, whatever became of the connection.
+        if not event["delivered"] and not (event["event"] == "call" and self._conversations.has_last(_turns(event))):
+            self._conversations.drop_last()
             self._without_reply(event, "a reply was not delivered")
-        self._before = history
         return self._following(event)
 
-    def decline(self, why: str) -> NoReturn:
+    def decline(self, fault: AgentrError) -> NoReturn:
         """Tell the agent why its call gets no reply, and raise `Undelivered` with what it does
         next; see `Environment`.
+
+        One whose history has no room for a reply may go on with a shorter one. If it does not, the
+        episode is over.
         """
-        self._without_reply(self._next({"refused": why}), f"a call was refused ({why})")
+        refusal: dict[str, Any] = {"refused": str(fault), "code": "invalid_request"}
+        if not isinstance(fault, PromptTooLong):
+            self._without_reply(self._next(refusal), f"a call was refused ({fault})")
+        self._num_without_room += 1
+        nothing = Transition("", 0.0, False, True, {"success": False})
+        if self._num_without_room > _MOST_WITHOUT_ROOM:
+            self.release(str(fault))
+            raise Undelivered(str(fault), nothing, StopReason.CONTEXT_LIMIT)
+        refusal["code"] = "context_length_exceeded"
+        if fault.context_length:
+            refusal |= {"prompt_tokens": fault.tokens, "context": fault.context_length}
+        try:
+            event = self._next(refusal, patience=min(self._patience, _SECONDS_WITHOUT_ROOM))
+        except (EnvironmentTimeout, EnvironmentUnavailable) as gone:
+            self.release(str(fault))
+            raise Undelivered(str(fault), nothing, StopReason.CONTEXT_LIMIT) from gone
+        self._without_reply(event, f"a call was refused ({fault})")
 
     def relay(self, generation: Generation) -> None:
         """Record how the next reply was drawn, to tell the agent; see `Environment`."""
@@ -245,17 +327,23 @@ class Gateway(Environment):
             "completion_tokens": generation.completion_tokens,
         }
 
+    def listener(self) -> Callable[[str], None] | None:
+        """Return what sends the agent the text of the next reply as it is written; None if it waits
+        for the whole; see `Environment`.
+        """
+        return partial(_texts(self._url, self._token, os.getpid()).tell, self._episode) if self._is_streamed else None
+
     def refuse(self, why: str) -> None:
         """Record why there is no reply, to tell the agent; see `Environment`."""
-        self._refused = why, "context_length_exceeded"
+        self._refused = why
 
     def release(self, why: str = "it has had all its steps, or its run was ended") -> None:
         """End the episode, if there is one, and tell the agent why; see `Environment`."""
         episode, self._episode = self._episode, ""
-        why, code = self._refused or (why, "episode_over")
-        self._refused, self._generation_info, self._over = None, {}, True
+        why, self._refused = self._refused or why, ""
+        self._generation_info, self._over = {}, True
         if episode:
-            self._server.close("/run/close", {"episode": episode, "why": why, "code": code})
+            self._server.close("/run/close", {"episode": episode, "why": why})
 
     def parse(self, reply: str) -> str:
         """Return the reply itself: the agent reads it."""
@@ -273,9 +361,10 @@ class Gateway(Environment):
         return tasks[instance.index]
 
     def _called(self, event: Mapping[str, Any]) -> str:
-        """Return what a call adds to the conversation before it, as an observation."""
-        self._history = tuple(turn_of(turn) for turn in event["turns"])
-        return observed(self._before, self._history)
+        """Return what a call adds to the conversations before it, as an observation."""
+        self._is_streamed = bool(event.get("stream"))
+        self._prompt, observation = self._conversations.place(_turns(event))
+        return observation
 
     def _following(self, event: Mapping[str, Any]) -> Transition:
         """Return the transition of a step after which the agent did what an event says."""
@@ -288,13 +377,13 @@ class Gateway(Environment):
         message = f"episode {self._episode}: {reason}, and the agent went on without a reply"
         raise Undelivered(message, self._following(event))
 
-    def _next(self, reply: dict[str, Any] | None) -> dict[str, Any]:
+    def _next(self, reply: dict[str, Any] | None, *, patience: float = math.inf) -> dict[str, Any]:
         """Return the agent's next event. Raises `EnvironmentTimeout` when it is silent for too
         long, `EnvironmentUnavailable` when it is lost.
         """
-        episode = self._episode
+        episode, patience = self._episode, min(patience, self._patience)
         while not self._closed:
-            body = {"episode": episode, "reply": reply, "wait": min(_POLL, self._patience)}
+            body = {"episode": episode, "reply": reply, "wait": min(_POLL, patience)}
             event: dict[str, Any] = self._server.post("/run/next", body)
             reply = None
             if event["event"] in ("call", "reward"):
@@ -302,12 +391,16 @@ class Gateway(Environment):
             if event["event"] == "lost":
                 self._over = True
                 raise EnvironmentUnavailable(f"episode {episode} was lost: {event['why']}")
-            if event["silent"] > self._patience:
+            if event["silent"] > patience:
                 subject = f"the agent of episode {episode}" if event["taken"] else "every agent"
                 raise EnvironmentTimeout(
                     f"{subject} was silent for {event['silent']:.0f} s; see whether it lives, or raise patience_s"
                 )
         raise EnvironmentFault("gateway: this environment is closed")
+
+
+def _turns(event: Mapping[str, Any]) -> list[CallTurn]:
+    return [CallTurn.read(turn) for turn in event["turns"]]
 
 
 # Hundreds of environments are made for one recipe.

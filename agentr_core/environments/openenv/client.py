@@ -17,10 +17,10 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from agentr_core.environment import Instances, Repeatability, checked_number
 from agentr_core.environments.agentgym.wire import check_apart, names_file, read_ids
-from agentr_core.environments.native import feedback, is_misread, misread
+from agentr_core.environments.native import feedback, is_misread, join_actions, misread
 from agentr_core.environments.openenv.connection import Server, Session, properties, server_at
 from agentr_core.environments.remote import RemoteWorld, Turn
-from agentr_core.episodes.transcript import Misread, NativeTurns, read_call
+from agentr_core.episodes.transcript import Misread, NativeCall, NativeTurns, read_calls
 from agentr_core.errors import (
     ConfigError,
     EnvironmentFault,
@@ -108,12 +108,15 @@ class Calls:
         return NativeTurns(tools=self._server.tools)
 
     def parse(self, reply: str) -> str:
-        """Return the call of a reply as JSON; an empty string if there is none, and the action of
-        `misread` for a call that cannot be read.
+        """Return the call of a reply as JSON, joined if there are several; an empty string if there
+        is none, and the action of `misread` for a call that cannot be read.
         """
-        call = read_call(reply)
-        if call is None or isinstance(call, Misread):
-            return "" if call is None else misread(call)
+        calls = read_calls(reply)
+        if calls is None or isinstance(calls, Misread):
+            return "" if calls is None else misread(calls)
+        return join_actions([self._as_json(call) for call in calls])
+
+    def _as_json(self, call: NativeCall) -> str:
         if call.name not in (names := [tool.name for tool in self._server.tools]):
             return misread(Misread(f"there is no such tool; there are {', '.join(names)}"))
         text = json.dumps({"tool_name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False)

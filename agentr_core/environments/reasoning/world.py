@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from agentr_core.environment import Environment, Instances
-from agentr_core.environments.native import feedback, misread
+from agentr_core.environments.native import actions_in, feedback, join_actions, misread
 from agentr_core.environments.reasoning.grammar import (
     CALLS,
     PYTHON,
@@ -38,7 +39,17 @@ from agentr_core.environments.reasoning.problems import (
 )
 from agentr_core.environments.reasoning.scoring import Domain
 from agentr_core.environments.reasoning.toolbox import OpenTools, Searched, SourceSearch, ToolSettings, open_tools
-from agentr_core.episodes.transcript import Continuation, Misread, NativeTurns, Tool, calling, read_call, text_arguments
+from agentr_core.episodes.transcript import (
+    Continuation,
+    Misread,
+    NativeCall,
+    NativeTurns,
+    Tool,
+    calling,
+    read_calls,
+    read_results,
+    text_arguments,
+)
 from agentr_core.errors import ConfigError, EnvironmentFault
 from agentr_core.protocols import AnswerStore, Toolbox
 from agentr_core.system import data_path
@@ -112,18 +123,23 @@ class InCalls:
 
     def parse(self, reply: str) -> str:
         """Return the call of a reply, or the box of its answer, in tags; an empty string if it has
-        neither, and the action of `misread` for a call that cannot be read.
+        neither, and the action of `misread` for a call that cannot be read. Several calls are
+        joined.
         """
-        call = read_call(reply)
-        if isinstance(call, Misread):
-            return misread(call)
-        if call is None:
+        calls = read_calls(reply)
+        if isinstance(calls, Misread):
+            return misread(calls)
+        if calls is None:
             box = boxed(outside_thoughts(reply))
             if box is None:
                 return ""
             action = f"<answer>\\boxed{{{box}}}</answer>"
             read = call_in(action)
             return action if read and read.name == "answer" else misread(Misread("an answer cannot hold a call"))
+        return join_actions([self._in_tags(call) for call in calls])
+
+    def _in_tags(self, call: NativeCall) -> str:
+        """Return a call in tags, or the action of `misread`."""
         texts = text_arguments(call, tuple(TOOLS.values()))
         if isinstance(texts, Misread):
             return misread(texts)
@@ -320,11 +336,18 @@ class ReasoningWorld(Environment):
         the question. A step without a recorded validity was written into the turn and never taken.
         """
         question = self.reset(instance)
+        texts: list[str] = []
         for step in steps:
-            if step.valid is not None:
-                self._count(call_in(step.action), executed=bool(step.tool_calls))
-        texts = tuple(step.reply + step.observation for step in steps)
-        self._state = replace(self._current, resumed=bool(steps), texts=texts)
+            actions = actions_in(step.action)
+            results = read_results(step.observation, len(actions)) or (step.observation,)
+            # The first call of several is heard with its reply.
+            texts += map(operator.add, (step.reply, *actions[1:]), results)
+            executed = [call.tool for call in step.tool_calls]
+            for call in map(call_in, actions if step.valid is not None else ()):
+                made = call is not None and executed[:1] == [call.name]
+                self._count(call, executed=made)
+                del executed[:made]
+        self._state = replace(self._current, resumed=bool(steps), texts=tuple(texts))
         return question
 
     def recall(self, instance: Instance, text: str, reward: float | None = None) -> Trajectory:

@@ -435,19 +435,23 @@ def _quoted(text: str, most: int) -> str:
 
 
 def _numbered(sample: Sample) -> Iterator[tuple[int, Role, Message | Span]]:
-    """Yield the turns of a sample with their numbers; the spans of a grown turn are numbered like
-    turns after an opening.
+    """Yield the turns of a sample with their numbers. After an opening a reply has one number, and
+    what answers it the next one, be it several turns; the spans of a grown turn are numbered alike.
     """
     # A system turn before the instruction, and examples, push the first turns to negative numbers.
     grown = any(message.spans for message in sample.messages)
     examples = sum(message.example for message in sample.messages)
     before = examples if grown else opening_length(sample.messages) - OPENING
+    replies = 0
     for number, message in enumerate(sample.messages, start=-before):
         if message.spans:
             for place, span in enumerate(message.spans):
                 yield OPENING + place, "user" if place % 2 else "assistant", span
-        else:
+        elif number < OPENING:
             yield number, message.role, message
+        else:
+            replies += message.role == "assistant"
+            yield OPENING + 2 * replies - (1 if message.role != "assistant" else 2), message.role, message
 
 
 def _part(number: int, position: int, split: int, cut: int) -> TurnPart:

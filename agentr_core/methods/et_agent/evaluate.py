@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from agentr_core.environment import Environment
-from agentr_core.environments.native import is_misread
+from agentr_core.environments.native import actions_in, is_misread
 from agentr_core.environments.reasoning.grammar import (
     CALLS,
     Answers,
@@ -88,8 +88,13 @@ def weighed_cost(
 def _called(trajectory: Trajectory, refused: bool) -> list[str]:
     """Return the tool of each call."""
     tools = [call.tool for call in tool_calls(trajectory)]
-    written = (call_in(step.action) for step in trajectory.steps if refused and step.valid is False)
-    return tools + [call.name for call in written if call is not None and call.name in CALLS]
+    for step in trajectory.steps if refused else ():
+        if step.valid is False:
+            # Of several calls some may have been made.
+            written = Counter(call.name for call in map(call_in, actions_in(step.action)) if call is not None)
+            unmade = written - Counter(call.tool for call in step.tool_calls)
+            tools += [name for name in unmade.elements() if name in CALLS]
+    return tools
 
 
 def well_formed(trajectory: Trajectory, counts: Counts) -> bool:

@@ -554,13 +554,14 @@ class _Training:
         for trajectory, worth in zip(group.episodes.values(), self._worth(group), strict=True):
             parts = [
                 policy_row(
-                    messages,
-                    trajectory.steps[start:end],
+                    part.messages,
+                    [trajectory.steps[position] for position in part.positions],
                     self.renderer,
-                    worth[start:end],
-                    num_given=max(0, group.prefix - start),
+                    [worth[position] for position in part.positions],
+                    num_given=sum(position < group.prefix for position in part.positions),
                 )
-                for start, end, messages in (conversations(env, trajectory) if trajectory.steps else ())
+                for part in (conversations(env, trajectory) if trajectory.steps else ())
+                if any(message.train or message.spans for message in part.messages)
             ]
             tokens = sum(len(part.positions) for part in parts)
             yield from (part._replace(episode_tokens=tokens) for part in parts if part.positions)

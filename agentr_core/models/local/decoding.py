@@ -72,6 +72,7 @@ class Reply:
     tokens: list[int] = field(default_factory=list)
     token_logprobs: list[float] = field(default_factory=list)
     ended: bool = False
+    on_tokens: Callable[[Sequence[int]], None] | None = None
 
     @property
     def finished(self) -> bool:
@@ -215,6 +216,8 @@ class Grid:
         for reply, token in zip(self.live, tokens, strict=True):
             reply.tokens.append(token)
             reply.ended = ended(reply.tokens, reply.stops, reply.until)
+            if reply.on_tokens is not None:
+                reply.on_tokens(reply.tokens)
         if logprobs:
             for reply, logprob in zip(self.live, logprobs, strict=True):
                 reply.token_logprobs.append(logprob)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import lru_cache
@@ -14,13 +15,15 @@ from typing import TYPE_CHECKING
 from agentr_core.errors import DataFault, ModelFault, PromptTooLong
 from agentr_core.fingerprint import fingerprint
 from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory, weights_sha256
-from agentr_core.models.local.waves import MAX_WIDTH, StopWatch, cut_at_stop, ids_within, plan
+from agentr_core.models.local.waves import MAX_WIDTH, StopWatch, cut_at_stop, ids_within, plan, safe_text
 from agentr_core.types import Generation, Request, Sampling
 
 if TYPE_CHECKING:
     from agentr_core.models.local.decoding import Decoder, LoadedModel, Reply
 
 _CACHED_PROMPTS = 4096
+_TEXT_S = 0.01
+"""Seconds between two texts of a reply that is watched: each time it is decoded as a whole."""
 
 
 class TransformersModel:
@@ -232,10 +235,28 @@ class TransformersModel:
                     top_k=sampling.top_k,
                     min_p=sampling.min_p,
                     repetition_penalty=sampling.repetition_penalty,
+                    on_tokens=None if request.on_text is None else self._listening(request.on_text, sampling, tokens),
                 )
                 for number in range(request.n)
             ]
         return list(prompts), replies
+
+    def _listening(
+        self, on_text: Callable[[str], None], sampling: Sampling, prompt: Sequence[int]
+    ) -> Callable[[Sequence[int]], None]:
+        """Return a function of the tokens of a reply so far that passes on their text now and
+        then.
+        """
+        due = 0.0
+
+        def pass_on(tokens: Sequence[int]) -> None:
+            nonlocal due
+            if (now := time.monotonic()) >= due:
+                due = now + _TEXT_S
+                spoken = tokens[:-1] if tokens[-1] in self._end_ids else tokens
+                on_text(safe_text(self.renderer.text(spoken, prompt), sampling))
+
+        return pass_on
 
     def _generation(self, reply: Reply, sampling: Sampling, prompts: Sequence[tuple[int, ...]]) -> Generation:
         spoken = reply.tokens[:-1] if reply.tokens[-1] in self._end_ids else reply.tokens

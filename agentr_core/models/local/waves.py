@@ -30,6 +30,15 @@ def cut_at_stop(text: str, sampling: Sampling) -> str:
     return text if match is None else text[: match.end()]
 
 
+def safe_text(text: str, sampling: Sampling) -> str:
+    """Return the text of an unfinished reply without what its next tokens may change: a character
+    that is not whole, and a beginning of a stop string.
+    """
+    text = cut_at_stop(text, sampling).rstrip("\N{REPLACEMENT CHARACTER}")
+    pending = (size for stop in sampling.stop for size in range(1, len(stop)) if text.endswith(stop[:size]))
+    return text[: len(text) - max(pending, default=0)]
+
+
 def ids_within(ids: Sequence[int], text: str, text_of: Callable[[Sequence[int]], str]) -> tuple[int, ...]:
     """Return the fewest first ids whose text, as `text_of` gives it, has all of a text that they
     begin with.

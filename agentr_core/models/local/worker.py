@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
 import traceback
+from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.connection import Connection
 
 from agentr_core.errors import AgentrError, ModelFault
 from agentr_core.models.local.transformers import TransformersModel
-from agentr_core.models.local.workers import Loaded, Loading, Reload, Replies, Working
+from agentr_core.models.local.workers import Batch, Loaded, Loading, Reload, Replies, Text, Working
 from agentr_core.system import end_with_parent, importing, keep_freed_memory
-from agentr_core.types import Request
 
 _SIGN_S = 0.25
 """Seconds between two signs of work, at least."""
@@ -49,7 +51,7 @@ async def serve(connection: Connection) -> int:
     connection.send(Loaded(name=model.name, fingerprint=model.fingerprint, context_length=model.context_length))
     while True:
         try:
-            message: tuple[Request, ...] | Reload = connection.recv()
+            message: Batch | Reload = connection.recv()
         except EOFError:
             return 0
         try:
@@ -62,20 +64,32 @@ async def serve(connection: Connection) -> int:
             connection.send(ModelFault(f"model {model.name} failed with {type(error).__name__}: {error}"))
 
 
-async def _answer(
-    model: TransformersModel, message: tuple[Request, ...] | Reload, connection: Connection
-) -> Replies | None:
+async def _answer(model: TransformersModel, message: Batch | Reload, connection: Connection) -> Replies | None:
     if isinstance(message, Reload):
         await model.reload(message.weights)
         return None
-    asked = asyncio.ensure_future(model.generate(message))
+    # The decoding thread sends texts, this one signs of work.
+    sending = threading.Lock()
+
+    def send(sign: Text | Working) -> None:
+        with sending:
+            connection.send(sign)
+
+    def listener(number: int) -> Callable[[str], None]:
+        return lambda text: send(Text(number, text))
+
+    requests = [
+        replace(request, on_text=listener(number)) if number in message.streamed else request
+        for number, request in enumerate(message.requests)
+    ]
+    asked = asyncio.ensure_future(model.generate(requests))
     seen = model.passes()
     while not asked.done():
         await asyncio.wait({asked}, timeout=_SIGN_S)
         # No sign without a further forward pass: computing may hang while this thread goes on.
         if not asked.done() and model.passes() > seen:
             seen = model.passes()
-            connection.send(Working(model.written()))
+            send(Working(model.written()))
     return Replies(replies=asked.result(), cached_share=model.cached_share(), written=model.written())
 
 

@@ -15,13 +15,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from datetime import datetime
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from agentr_core.errors import AgentrError, ModelFault, ModelUnavailable
 from agentr_core.models.batching import all_or_none, replica_of
@@ -73,6 +73,23 @@ class Reload:
     """An order to take over the weights of a file; the worker answers None."""
 
     weights: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """An order for replies. Of the requests with the numbers in `streamed`, the text so far is
+    told.
+    """
+
+    requests: tuple[Request, ...]
+    streamed: frozenset[int]
+
+
+class Text(NamedTuple):
+    """The text so far of the reply to the request with a number."""
+
+    number: int
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,8 +313,13 @@ class Worker:
             self._load()
 
     def _ask(self, requests: tuple[Request, ...]) -> list[list[Generation]]:
+        listeners = [request.on_text for request in requests]
+        batch = Batch(
+            requests=tuple(replace(request, on_text=None) for request in requests),
+            streamed=frozenset(number for number, listener in enumerate(listeners) if listener is not None),
+        )
         try:
-            answer: Replies = self._exchange(requests)
+            answer: Replies = self._exchange(batch, listeners)
         except (EOFError, OSError) as error:
             how = self._end_of_process(error)
             self._replace(how, error)
@@ -317,15 +339,19 @@ class Worker:
             raise ModelFault(self._given_up) from error
         self._start()
 
-    def _exchange(self, message: Any) -> Any:
-        """Return the process's answer. Raises the error that it sent, BlockingIOError if it is
-        silent for too long, or EOFError or another OSError if it is gone.
+    def _exchange(self, message: Any, listeners: Sequence[Callable[[str], None] | None] = ()) -> Any:
+        """Return the process's answer; texts that it tells before go to the listeners. Raises the
+        error that it sent, BlockingIOError if it is silent for too long, or EOFError or another
+        OSError if it is gone.
         """
         if self._given_up:
             raise ModelFault(self._given_up)
         self._connection.send(message)
-        while isinstance(answer := self._connection.recv(), Working):
-            self._written = answer.written
+        while isinstance(answer := self._connection.recv(), Working | Text):
+            if isinstance(answer, Working):
+                self._written = answer.written
+            elif (listener := listeners[answer.number]) is not None:
+                listener(answer.text)
         if isinstance(answer, AgentrError):
             raise answer
         return answer

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, takewhile
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from agentr_core.episodes.transcript import NativeCall, call_text, read_call
+from agentr_core.episodes.transcript import Misread, call_text, read_calls
 from agentr_core.errors import ConfigError, MalformedReply, ModelFault
 from agentr_core.fingerprint import derive_seed
 from agentr_core.models.local.waves import cut_at_stop
@@ -34,11 +34,12 @@ class ToldCall(NamedTuple):
 
 def offered(messages: Sequence[Message]) -> dict[str, Any]:
     """Return the fields of a request that offer the tools of a conversation; none if it has no
-    tools.
+    tools. A reply may call several times: a server that cuts all but the first call out of it would
+    tell a text that is not that of its tokens.
     """
     if not messages or messages[0].role != "tools":
         return {}
-    return {"tools": json.loads(messages[0].text), "parallel_tool_calls": False}
+    return {"tools": json.loads(messages[0].text), "parallel_tool_calls": True}
 
 
 def argument_text(arguments: str | Mapping[str, Any] | None) -> str:
@@ -51,24 +52,34 @@ def argument_text(arguments: str | Mapping[str, Any] | None) -> str:
 
 
 def wire_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return the messages of a request. A call that cannot be read, or whose result a window left
-    out, is sent as plain text; so is a result without its call.
+    """Return the messages of a request. Calls that cannot be read, or whose results are fewer than
+    they are, as where a window left some out, are sent as plain text; so are results without their
+    calls.
     """
     turns = [message for message in messages if message.role != "tools"]
     result: list[dict[str, Any]] = []
+    open_ids: list[str] = []
     for index, message in enumerate(turns):
-        has_result = index + 1 < len(turns) and turns[index + 1].role == "tool"
-        call = read_call(message.text) if message.role == "assistant" and has_result else None
-        if isinstance(call, NativeCall):
-            # Some servers require nine letters and digits.
-            name = f"call{index:05}"
-            function = {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)}
-            tool_call = {"id": name, "type": "function", "function": function}
-            result.append({"role": "assistant", "content": call.beside, "tool_calls": [tool_call]})
-        elif message.role == "tool" and "tool_calls" in result[-1]:
-            result.append({"role": "tool", "tool_call_id": f"call{index - 1:05}", "content": message.text})
-        else:
+        if message.role == "tool" and open_ids:
+            result.append({"role": "tool", "tool_call_id": open_ids.pop(0), "content": message.text})
+            continue
+        num_results = sum(1 for _ in takewhile(lambda turn: turn.role == "tool", turns[index + 1 :]))
+        calls = read_calls(message.text) if message.role == "assistant" and num_results else None
+        if calls is None or isinstance(calls, Misread) or len(calls) > num_results:
             result.append({"role": "user" if message.role == "tool" else message.role, "content": message.text})
+            continue
+        # Some servers require nine letters and digits. A turn with a result follows each call, so
+        # no other has these numbers.
+        open_ids = [f"call{index + number:05}" for number in range(len(calls))]
+        tool_calls = [
+            {
+                "id": name,
+                "type": "function",
+                "function": {"name": call.name, "arguments": argument_text(call.arguments)},
+            }
+            for name, call in zip(open_ids, calls, strict=True)
+        ]
+        result.append({"role": "assistant", "content": calls[0].beside, "tool_calls": tool_calls})
     return result
 
 
