@@ -10,7 +10,8 @@ from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, Text
 
 from agentr_core.environments.crafting.textcraft import TextCraft
 
-if __name__ == "__main__":
+
+def main() -> None:
     world, reward, over = TextCraft(), 0.0, False
     # Address and key are those of OPENAI_BASE_URL and OPENAI_API_KEY.
     agent = Agent(f"openai-chat:{os.environ['OPENAI_MODEL']}")
@@ -28,3 +29,7 @@ if __name__ == "__main__":
     headers = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"}
     where = f"{os.environ['AGENTR_EPISODE_URL']}/reward"
     httpx.post(where, headers=headers, json={"reward": reward}, trust_env=False).raise_for_status()
+
+
+if __name__ == "__main__":
+    main()
