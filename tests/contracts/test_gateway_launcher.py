@@ -264,6 +264,9 @@ async def test_a_gateway_that_goes_away_is_waited_for(monkeypatch: pytest.Monkey
         copies = Launcher(settings, url=url, token="", say=lines.append)
         task = asyncio.ensure_future(copies.run())
         assert (await offered(url)).reward == 1
+        # The gateway that comes back knows nothing of it.
+        while not copies.summary().startswith("0 at work"):
+            await asyncio.sleep(0.01)
     while not lines:
         await asyncio.sleep(0.01)
     with running(app(), port=int(url.rpartition(":")[2])):
