@@ -41,7 +41,14 @@ def main(command: list[str]) -> int:
     _in_background(_end_with_input, child.pid)
     status = child.wait()
     _signal(child.pid, signal.SIGKILL)
-    _kill_orphans()
+    # What is left of the program, generation after generation.
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    with suppress(FileNotFoundError, ChildProcessError):
+        while orphans := children.read_text().split():
+            for orphan in orphans:
+                with suppress(ProcessLookupError):
+                    os.kill(int(orphan), signal.SIGKILL)
+            os.waitpid(-1, 0)
     return status if status >= 0 else 128 - status
 
 
@@ -62,17 +69,6 @@ def _end(group: int) -> None:
 def _signal(group: int, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         os.killpg(group, number)
-
-
-def _kill_orphans() -> None:
-    """Kill what is left of the program, generation after generation."""
-    children = Path(f"/proc/self/task/{os.getpid()}/children")
-    with suppress(FileNotFoundError, ChildProcessError):
-        while orphans := children.read_text().split():
-            for orphan in orphans:
-                with suppress(ProcessLookupError):
-                    os.kill(int(orphan), signal.SIGKILL)
-            os.waitpid(-1, 0)
 
 
 def _in_background(function, *arguments) -> None:  # type: ignore[no-untyped-def]

@@ -650,10 +650,6 @@ def _first(*reasons: Callable[[TrainingSet], str]) -> Callable[[TrainingSet], st
     return lambda training_set: next(filter(None, (reason(training_set) for reason in reasons)), "")
 
 
-def _cut_in_pairs(training_set: TrainingSet) -> str:
-    return cut_replies(training_set) if training_set.pairs else ""
-
-
 FORMATS: Mapping[str, Format] = MappingProxyType(
     {
         "parquet": Format(
@@ -661,7 +657,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
             read_with="`datasets.load_dataset(FOLDER)` reads it; `train` of a turn, and `labels`, say what carries "
             "loss.",
             # The labels of a sample end where its reply was cut.
-            notes=(_cut_in_pairs,),
+            notes=(lambda training_set: cut_replies(training_set) if training_set.pairs else "",),
         ),
         "trl": Format(
             write=write_trl,

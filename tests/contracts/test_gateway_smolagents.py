@@ -44,8 +44,8 @@ async def test_an_agent_of_smolagents_is_trained_on_what_it_sent() -> None:
     with running(app()) as url:
         found, said, env = await played(url, solve, reply=answer, context=100_000)
     assert (said, found.reward, found.success) == ("It weighs 3 kg.", 1.0, True)
-    first, second = conversations(env, found)
-    assert [message.role for message in first.messages] == ["tools", "system", "user", "assistant"]
-    # It writes its calls as text into its history, so that its second call is a conversation anew.
-    assert "Calling tools:" in second.messages[3].text
-    assert [message.text for message in second.messages if message.train] == [found.steps[1].reply]
+    # It writes its calls as text into its history, where the id of a call tells which reply it was.
+    ((_, messages, _),) = conversations(env, found)
+    assert [message.role for message in messages] == ["tools", "system", "user", "assistant", "user", "assistant"]
+    assert [message.text for message in messages if message.train] == [step.reply for step in found.steps]
+    assert "Observation:" in messages[4].text

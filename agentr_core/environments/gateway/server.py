@@ -255,6 +255,10 @@ def _for_agents(broker: Broker) -> list[Route]:
         broker.episode(_episode(request))
         return JSONResponse(_model(request.path_params["model"]))
 
+    async def count(request: Request) -> Response:
+        turns = (await _read(request, MessagesRequest)).turns()
+        return JSONResponse({"input_tokens": broker.estimate(_episode(request), turns)})
+
     # An episode is that of the address or, at the address that all share, that of the key.
     bases = ("/episodes/{key}/v1", "/v1")
     return [
@@ -263,7 +267,7 @@ def _for_agents(broker: Broker) -> list[Route]:
         _post("/episodes/{key}/reward", reward),
         _post("/episodes/{key}/failed", failed),
         *(_post(f"{base}{path}", _asking(broker, dialect)) for base in bases for path, dialect in _DIALECTS.items()),
-        *(_post(f"{base}/messages/count_tokens", _counting(broker)) for base in bases),
+        *(_post(f"{base}/messages/count_tokens", count) for base in bases),
         *(Route(f"{base}/models", list_models) for base in bases),
         *(Route(f"{base}/models/{{model:path}}", describe_model) for base in bases),
     ]
@@ -275,7 +279,11 @@ def _asking(broker: Broker, dialect: type[AgentRequest]) -> Callable[[Request], 
         body = await _read(request, dialect)
         again = request.headers.get("x-stainless-retry-count", "0") != "0"
         call = broker.ask(key, body.turns(), again=again, stream=bool(body.stream))
-        _note_session(broker.episode(key), request)
+        # Harnesses send ids of their own, by which their logs are found.
+        episode = broker.episode(key)
+        if not episode.session and (session := next(filter(None, map(request.headers.get, _SESSIONS)), "")):
+            episode.session = visible(session)[:80]
+            _log.info("episode %s is session %s of its harness", episode.id, episode.session)
 
         async def answer(scope: Scope, receive: Receive, send: Send) -> bool:
             if body.stream:
@@ -291,14 +299,6 @@ def _asking(broker: Broker, dialect: type[AgentRequest]) -> Callable[[Request], 
         return Observed(answer, lambda sent: broker.settle(key, call, delivered=sent), lambda: broker.lose(call))
 
     return ask
-
-
-def _counting(broker: Broker) -> Callable[[Request], Awaitable[Response]]:
-    async def count(request: Request) -> Response:
-        turns = (await _read(request, MessagesRequest)).turns()
-        return JSONResponse({"input_tokens": broker.estimate(_episode(request), turns)})
-
-    return count
 
 
 def _answer_of(reply: Mapping[str, Any], call: Call, body: AgentRequest) -> Answer:
@@ -328,13 +328,6 @@ async def _stream(call: Call, body: AgentRequest, scope: Scope, send: Send) -> b
         await write(events.fault(refusal), more=False)
         return False
     return True
-
-
-def _note_session(episode: Episode, request: Request) -> None:
-    """Log the id that a harness sends of its own, once an episode."""
-    if not episode.session and (session := next(filter(None, map(request.headers.get, _SESSIONS)), "")):
-        episode.session = visible(session)[:80]
-        _log.info("episode %s is session %s of its harness", episode.id, episode.session)
 
 
 def _episode(request: Request) -> str:

@@ -602,11 +602,8 @@ def _option_text(name: str, value: str) -> str:
 
 
 def _similar(first: str, second: str) -> bool:
-    return round(fuzz.token_set_ratio(first, second, processor=_compared)) > _MIN_SIMILARITY
-
-
-def _compared(text: str) -> str:
-    return utils.default_process(text.translate(_DROPPED))
+    first, second = (utils.default_process(text.translate(_DROPPED)) for text in (first, second))
+    return round(fuzz.token_set_ratio(first, second)) > _MIN_SIMILARITY
 
 
 # The default, since the published tagger is 500 MB. In the published tests' examples the shares
