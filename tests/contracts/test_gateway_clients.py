@@ -255,6 +255,6 @@ async def test_two_calls_at_once_are_answered_and_trained_in_one_conversation(so
     with running(app()) as url:
         found, text, env = await played(url, play, reply=reply, context=100_000)
     assert (text, found.reward) == (ANSWER, 1.0)
-    ((_, conversation, _),) = conversations(env, found)
-    assert [message.role for message in conversation] == ["tools", "user", "assistant", "tool", "tool", "assistant"]
-    assert [message.text for message in conversation if message.train] == [CALLS, ANSWER]
+    (part,) = conversations(env, found)
+    assert [message.role for message in part.messages] == ["tools", "user", "assistant", "tool", "tool", "assistant"]
+    assert [message.text for message in part.messages if message.train] == [CALLS, ANSWER]
