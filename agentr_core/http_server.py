@@ -242,12 +242,47 @@ STOPPING: Final = "agentr.stopping"
 """The same for a function that is called if the server is stopped before the answer is complete."""
 
 
+class _Together:
+    """A transport that sends what is written in one turn of the event loop as one.
+
+    Clients of streams stop reading at the last event. With the end of the answer apart from it,
+    they would close the connection before that comes, which looks like an answer that was lost.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._pieces: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        """Have data sent once this turn of the event loop is over."""
+        if not self._pieces:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._pieces.append(data)
+
+    def close(self) -> None:
+        """Close the connection after what was written."""
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        pieces, self._pieces = self._pieces, []
+        if pieces:
+            self._transport.write(b"".join(pieces))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
 class Watched(H11Protocol):
     """A connection that says which answers were lost, and when the server is stopped.
 
     ASGI tells of a client that left before its answer was complete. An answer is also lost if the
     client closes its end without reading it. The client's system then resets the connection.
     """
+
+    def connection_made(self, transport: Any) -> None:
+        """Take the connection."""
+        super().connection_made(_Together(transport))  # type: ignore[arg-type]
 
     def eof_received(self) -> None:
         """Note that the client sends nothing more; the connection is closed with that."""
