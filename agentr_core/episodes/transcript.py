@@ -516,14 +516,6 @@ def _call_in(inside: str) -> tuple[str, Mapping[str, Any]] | Misread:
     return (call["name"], arguments) if isinstance(arguments, dict) else Misread('its "arguments" are no JSON object')
 
 
-def read_call(reply: str) -> NativeCall | Misread | None:
-    """Return the call in a reply that may have one, as `read_calls` reads it."""
-    calls = read_calls(reply)
-    if not isinstance(calls, Misread) and calls is not None:
-        return calls[0] if len(calls) == 1 else Misread("there are several calls, and a reply may have one")
-    return calls
-
-
 def text_arguments(call: NativeCall, tools: Sequence[Tool]) -> dict[str, str] | Misread:
     """Return the arguments of a call of one of the given tools; a `Misread` if there is no such
     tool, or its arguments are others.
