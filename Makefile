@@ -17,7 +17,7 @@ export DO_NOT_TRACK := 1
 # Hundreds of processes import these packages: each would compile them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install manual run test tests test-all test-vllm test-alfworld test-deepspeed test-verl test-inspect test-openenv test-real test-real-tokenizers test-ray test-kills bench gpu-bench quick lint types contracts golden lock wheel clean
+.PHONY: install manual run test tests test-all test-vllm test-alfworld test-deepspeed test-verl test-inspect test-openenv test-agents test-real test-real-tokenizers test-ray test-kills bench gpu-bench quick lint types contracts golden lock wheel clean
 
 install: $(STAMP)
 
@@ -71,6 +71,13 @@ test-openenv: $(STAMP)
 	.venv-openenv/bin/python -m pip install --quiet --disable-pip-version-check openenv==0.10.0 korrel==0.1.3 \
 		reasoning-gym==0.1.25 textarena==0.7.4
 	PYTHONPATH=$(CURDIR) $(BIN)/python tests/openenv/both_ways.py .venv-openenv/bin/python
+
+# Codex, Claude Code and mini-swe-agent as they are, on a gateway with written replies, without an account; needs npm.
+test-agents: $(STAMP)
+	test -x .venv-agents/bin/python || $(PYTHON) -m venv .venv-agents
+	.venv-agents/bin/python -m pip install --quiet --disable-pip-version-check claude-agent-sdk==0.2.189 mini-swe-agent==2.4.6
+	npm install --silent --prefix .venv-agents @openai/codex@0.171.0
+	PYTHONPATH=$(CURDIR) $(BIN)/python tests/agents/harnesses.py .venv-agents/bin/python .venv-agents/node_modules
 
 # A real model of 135 million parameters, which the program's own command fetches (93 MB) and imports into runs/models, or
 # the one in the folder that AGENTR_SMOLLM2 names: about five minutes.

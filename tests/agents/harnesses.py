@@ -1,0 +1,125 @@
+"""Harnesses of others, unchanged, on episodes of a gateway: `harnesses.py PYTHON NODE_MODULES`, the
+Python and the folder of packages that `make test-agents` makes.
+
+Each is started by `agentr gateway run` with a task for its shell, and answered by replies that are
+written here. Prints what of them is stored, and fails unless it is one conversation in which both
+replies are trained.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from agentr_core.environments.gateway.conversations import OutsideTurns
+from agentr_core.environments.gateway.world import Gateway
+from agentr_core.episodes.rollout import SharedEnvironments, episode
+from agentr_core.episodes.transcript import call_text, readable_turns
+from agentr_core.models.scripted import ScriptedModel
+from agentr_core.texts import counted
+from agentr_core.types import Generation, Instance, Message, Request, Sampling, Trajectory
+
+INSTANCE = Instance(environment="gateway", split="train", index=0)
+TASK = {"prompt": "Run `echo hello` in the shell and say what it prints."}
+SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+CODEX = (
+    'model_providers.g={name="g",base_url="{base_url}",env_key="OPENAI_API_KEY",wire_api="responses"}',
+    'model_provider="g"',
+    'model="policy"',
+)
+
+
+class Harness(NamedTuple):
+    """A harness: its command, and the shell that it offers as a tool with one argument. One that
+    wants its last words in the shell is given `submit`.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    tool: str
+    argument: str
+    submit: bool = False
+
+
+def harnesses(python: Path, modules: Path) -> list[Harness]:
+    """Return the harnesses that are tried."""
+    (claude,) = python.parent.parent.glob("lib/python*/site-packages/claude_agent_sdk/_bundled/claude")
+    settings = [word for value in CODEX for word in ("-c", value)]
+    codex = (str(modules / ".bin" / "codex"), "exec", "--ephemeral", "--skip-git-repo-check", *settings)
+    few = ("--allowedTools", "Bash", "--tools", "Bash", "--system-prompt", "You are an agent.", "--setting-sources", "")
+    mini = (str(python.parent / "mini"), "-m", "openai/policy", "-y", "--exit-immediately", "-o", "out.json", "-t")
+    return [
+        Harness("codex (Responses)", (*codex, "{task.prompt}"), "exec_command", "cmd"),
+        Harness("Claude Code (Messages)", (str(claude), "-p", "{task.prompt}", *few), "Bash", "command"),
+        Harness("mini-swe-agent (chat)", (*mini, "{task.prompt}"), "bash", "command", submit=True),
+    ]
+
+
+def reply_of(harness: Harness) -> Callable[[tuple[Message, ...], int, int], str]:
+    """Return the replies: a call of the shell, and what follows on its result."""
+
+    def reply(messages: tuple[Message, ...], seed: int, number: int) -> str:
+        if messages[-1].role != "tool":
+            call = {harness.argument: "echo hello"}
+            return call_text(harness.tool, json.dumps(call), beside="I run it.")
+        return call_text(harness.tool, json.dumps({harness.argument: SUBMIT})) if harness.submit else "It says hello."
+
+    return reply
+
+
+async def played(url: str, harness: Harness, tasks: Path) -> Trajectory:
+    """Return the episode that a harness plays."""
+    model = ScriptedModel(reply_of(harness), context_length=1_000_000)
+
+    async def sample(request: Request) -> list[Generation]:
+        (replies,) = await model.generate([request])
+        return replies
+
+    shared = SharedEnvironments(lambda _: Gateway(url=url, splits={"train": str(tasks), "test": 1}, patience_s=120))
+    async with shared.lend(INSTANCE) as env:
+        return await episode(INSTANCE, env, sample, max_steps=12, sampling=Sampling(), seed=1)
+
+
+def tried(harness: Harness, folder: Path) -> bool:
+    """Print what is stored of the episode of a harness, and return whether nothing was lost."""
+    tasks = folder / "tasks.jsonl"
+    tasks.write_text(json.dumps(TASK) + "\n", encoding="utf-8")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    launch = [sys.executable, "-c", "from flows.cli import main; main()", "gateway", "run", "--port", str(port)]
+    options = ["--copies", "1", "--reward", "exit", "--time-limit", "120", "--logs", str(folder / "logs")]
+    with subprocess.Popen([*launch, *options, "--", *harness.command], stdout=subprocess.PIPE, text=True) as gateway:
+        try:
+            assert gateway.stdout is not None
+            gateway.stdout.readline()
+            found = asyncio.run(played(f"http://127.0.0.1:{port}", harness, tasks))
+        finally:
+            gateway.terminate()
+    parts = OutsideTurns().parts(found.first_observation, found.steps)
+    whole = len(parts) == 1 and parts[0].positions == (0, 1) and found.success
+    said = f"{counted(len(found.steps), 'step')}, {counted(len(parts), 'conversation')}, reward {found.reward:g}"
+    sys.stdout.write(f"{harness.name}: {said}\n")
+    for step in found.steps[:-1]:
+        sys.stdout.write("".join(f"  {turn.strip()[-60:]!r}\n" for turn in readable_turns(step.observation)))
+    return whole
+
+
+def main(python: Path, modules: Path) -> int:
+    """Try each harness; return 1 if one lost something."""
+    lost = []
+    for harness in harnesses(python.absolute(), modules.absolute()):
+        with tempfile.TemporaryDirectory() as folder:
+            lost += [] if tried(harness, Path(folder)) else [harness.name]
+    sys.stdout.write(f"lost something: {', '.join(lost)}\n" if lost else "nothing was lost\n")
+    return bool(lost)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))
