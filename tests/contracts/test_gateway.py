@@ -13,11 +13,12 @@ import pytest
 from asgi import running
 from outside import HELLO, Agent, asked, played, said, sent, world
 
+from agentr_core.environment import Undelivered
 from agentr_core.environments.gateway import broker
 from agentr_core.environments.gateway.server import app
 from agentr_core.episodes.rollout import restore
 from agentr_core.episodes.transcript import conversations
-from agentr_core.errors import ConfigError, EnvironmentTimeout, EnvironmentUnavailable
+from agentr_core.errors import ConfigError, EnvironmentTimeout, EnvironmentUnavailable, PromptTooLong
 from agentr_core.types import Instance, Message, Step, StopReason
 
 TOOLS: list[Any] = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
@@ -189,6 +190,25 @@ async def test_an_agent_that_gives_up_or_dies_is_a_fault_that_may_heal(url: str)
         await played(url, lambda agent: agent.says(HELLO), patience_s=3)
     with pytest.raises(EnvironmentTimeout, match="every agent was silent"):
         world(url, patience_s=0.1).reset(Instance(environment="gateway", split="test", index=0))
+
+
+def test_an_episode_without_room_is_played_anew_if_the_gateway_went_away(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(reply: Any, **_: Any) -> Any:
+        raise EnvironmentUnavailable("the gateway cannot be reached")
+
+    env = world(url)
+    monkeypatch.setattr(env, "_next", gone)
+    env._over = False
+    with pytest.raises(EnvironmentUnavailable) as fault:
+        env.decline(PromptTooLong.counted(9, 8, "m"))
+    assert not isinstance(fault.value, Undelivered)
+    # Its agent gave up.
+    env._over = True
+    with pytest.raises(Undelivered) as ended:
+        env.decline(PromptTooLong.counted(9, 8, "m"))
+    assert ended.value.stop is StopReason.CONTEXT_LIMIT
 
 
 def test_a_run_is_told_why_the_gateway_ended_its_episode(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

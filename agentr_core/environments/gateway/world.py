@@ -131,7 +131,8 @@ class _Texts:
     def _send(self) -> None:
         while self._news.wait():
             self._news.clear()
-            with self._sending, suppress(httpx.HTTPError):
+            # A text with half a surrogate pair is no JSON.
+            with self._sending, suppress(httpx.HTTPError, UnicodeError):
                 with self._change:
                     texts, self._texts = self._texts, {}
                 self._client.post(self._where, json={"texts": texts})
@@ -314,7 +315,10 @@ class Gateway(Environment):
             refusal |= {"prompt_tokens": fault.tokens, "context": fault.context_length}
         try:
             event = self._next(refusal, patience=min(self._patience, _SECONDS_WITHOUT_ROOM))
-        except (EnvironmentTimeout, EnvironmentUnavailable) as gone:
+        except EnvironmentUnavailable as gone:
+            if not (self._over or isinstance(gone, EnvironmentTimeout)):
+                # The gateway is gone, and the agent might have gone on.
+                raise
             self.release(str(fault))
             raise Undelivered(str(fault), nothing, StopReason.CONTEXT_LIMIT) from gone
         self._without_reply(event, f"a call was refused ({fault})")
