@@ -147,7 +147,9 @@ def test_each_client_has_a_place_and_no_more_than_there_are() -> None:
 class Slow(Line):
     """Takes a while for each step, in a thread of its own."""
 
-    blocking = True
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocking = True
 
     def step(self, action: str) -> Transition:
         time.sleep(1)
