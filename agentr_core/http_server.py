@@ -259,6 +259,11 @@ class _Together:
             asyncio.get_running_loop().call_soon(self._flush)
         self._pieces.append(data)
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether there is something to send."""
+        return bool(self._pieces)
+
     def close(self) -> None:
         """Close the connection after what was written."""
         self._flush()
@@ -282,11 +287,14 @@ class Watched(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         """Take the connection."""
-        super().connection_made(_Together(transport))  # type: ignore[arg-type]
+        self._together = _Together(transport)
+        super().connection_made(self._together)  # type: ignore[arg-type]
 
     def eof_received(self) -> None:
         """Note that the client sends nothing more; the connection is closed with that."""
-        if self.cycle is not None and (not self.cycle.response_complete or self._is_reset()):
+        if self.cycle is not None and (
+            not self.cycle.response_complete or self._together.is_pending or self._is_reset()
+        ):
             self._lose()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Annotated, Any, Final, TypeVar
@@ -316,12 +317,15 @@ async def _stream(call: Call, body: AgentRequest, scope: Scope, send: Send) -> b
     headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
     await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": headers})
     await write(events.head())
-    size = 0
+    size, last = 0, time.monotonic()
     while not call.reply.done():
-        is_changed = await call.change(size, _PING_SECONDS)
+        await call.change(size, _PING_SECONDS)
         size = len(call.partial)
-        if text := events.more(call.partial) if is_changed else events.ping():
+        # What is sampled may be held back for long.
+        is_silent = time.monotonic() - last >= _PING_SECONDS
+        if text := events.more(call.partial) or (events.ping() if is_silent else ""):
             await write(text)
+            last = time.monotonic()
     try:
         await write(events.end(_answer_of(call.reply.result(), call, body)), more=False)
     except Refused as refusal:
