@@ -118,6 +118,11 @@ class Part(NamedTuple):
     messages: tuple[Message, ...]
     side: bool = False
 
+    @property
+    def is_left_out(self) -> bool:
+        """Whether it is a side conversation that is not trained."""
+        return self.side and not any(message.train for message in self.messages)
+
 
 @runtime_checkable
 class Dividing(Protocol):

@@ -504,6 +504,12 @@ def read_calls(reply: str) -> tuple[NativeCall, ...] | Misread | None:
     return tuple(NativeCall(name, arguments, text) for name, arguments in calls)
 
 
+def calls_in(reply: str) -> tuple[NativeCall, ...]:
+    """Return the calls in a reply; none where one of them cannot be read."""
+    calls = read_calls(reply)
+    return () if calls is None or isinstance(calls, Misread) else calls
+
+
 def _call_in(inside: str) -> tuple[str, Mapping[str, Any]] | Misread:
     """Return the name and the arguments of a call, from what is between its marks."""
     try:
@@ -586,9 +592,7 @@ class NativeTurns(Turns):
         """Return the results of the calls in a reply, in their order, or what was said where none
         could be read.
         """
-        calls = read_calls(step.reply)
-        num_calls = 0 if calls is None or isinstance(calls, Misread) else len(calls)
-        results = read_results(step.observation, num_calls)
+        results = read_results(step.observation, len(calls_in(step.reply)))
         if results is None:
             return (Message(role="user", text=step.observation),)
         return tuple(Message(role="tool", text=text) for text in results)
@@ -597,7 +601,14 @@ class NativeTurns(Turns):
 # A step is a reply and one observation, in the store as in a replay, so the results of several
 # calls are one text: a JSON list of turns. A single result is not wrapped, so that steps of before,
 # and worlds that know nothing of several calls, are read as they were.
-_RESULTS: Final = '[{"role": "tool"'
+#
+# The turns that an outside agent sends have the same form, in which a conversation that does not go
+# on from the last reply begins with a head.
+TURNS: Final = '[{"role": '
+"""How an observation begins that is a list of turns."""
+ANEW: Final = "anew"
+"""The role of a head."""
+_RESULTS: Final = TURNS + '"tool"'
 
 
 def format_results(results: Sequence[str]) -> str:
@@ -631,12 +642,12 @@ def readable_turns(observation: str) -> tuple[str, ...]:
     """Return an observation for a person, turn by turn: it alone unless it has the form of several.
     What an outside agent sent other than results of calls has its role before it.
     """
-    if not observation.startswith('[{"role": '):
+    if not observation.startswith(TURNS):
         return (observation,)
     texts = []
     with suppress(ValueError, RecursionError, TypeError, KeyError):
         for turn in json.loads(observation):
-            if turn["role"] == "anew":
+            if turn["role"] == ANEW:
                 shared = (
                     f" with the first {turn['turns']} turns of that of reply {turn['after']}" if "turns" in turn else ""
                 )

@@ -325,7 +325,7 @@ def whole_samples(
     conversation of it and stretch of that, or a rejection of a conversation.
     """
     for part in (parts := conversations(env, trajectory)):
-        if part.side and not any(message.train for message in part.messages):
+        if part.is_left_out:
             continue
         extra = {"trajectory": key} | ({"conversation": part.positions[0]} if len(parts) > 1 else {})
         whole = Sample(

@@ -13,7 +13,7 @@ from typing import Any
 from agentr_core.environment import Environment, own_fault
 from agentr_core.environments.native import actions_in
 from agentr_core.episodes.rollout import EpisodeTimer, Reply, episode, graded, no_helper
-from agentr_core.episodes.transcript import Misread, read_calls, readable_turns
+from agentr_core.episodes.transcript import calls_in, readable_turns
 from agentr_core.episodes.units import phase_of
 from agentr_core.errors import AgentrError, ConfigError, EnvironmentUnavailable, MissingPart
 from agentr_core.models.samplers import sampler_of
@@ -197,8 +197,7 @@ def _thought(step: Step) -> str:
     """Return what a reply says before its action, without labels, or beside its calls; all of it
     where the action is not found in it as it was taken.
     """
-    calls = read_calls(step.reply)
-    if calls is not None and not isinstance(calls, Misread):
+    if calls := calls_in(step.reply):
         return calls[0].beside
     before, action, _ = step.reply.rpartition(step.action) if step.action else (step.reply, "", "")
     return _LABELS.sub("", before if action else step.reply).strip()

@@ -59,15 +59,14 @@ class Call:
         """Whether there will be no reply."""
         return self.reply.done() and self.reply.exception() is not None
 
-    async def change(self, size: int, seconds: float) -> bool:
-        """Return whether the reply is there, or more of its text than `size` characters, within
-        some seconds; as soon as it is.
+    async def change(self, size: int, seconds: float) -> None:
+        """Return as soon as the reply is there, or more of its text than `size` characters, and
+        after some seconds at the latest.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 while not self.reply.done() and len(self.partial) <= size:
                     await self._change.wait()
-        return self.reply.done() or len(self.partial) > size
 
     def grow(self, text: str) -> None:
         """Take the text of the reply so far."""

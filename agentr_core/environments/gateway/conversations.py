@@ -22,10 +22,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from agentr_core.environment import Environment, Part
-from agentr_core.episodes.transcript import Misread, read_calls, reply_turn
+from agentr_core.episodes.transcript import ANEW, TURNS, calls_in, reply_turn
 from agentr_core.errors import IllTypedAnswer
 from agentr_core.texts import outside_thoughts
 from agentr_core.types import Message, Role, Sampling, Step
@@ -35,9 +35,6 @@ Turn: TypeAlias = Message | int
 Prompt: TypeAlias = tuple[Turn, ...]
 SideCalls: TypeAlias = Literal["leave", "train"]
 
-_LIST: Final = '[{"role": '
-_HEAD: Final = "anew"
-"""The role of the first record of a conversation that does not go on from the last reply."""
 _CALL_ID = re.compile(r"call_\d+_\d+_[0-9a-f]{8}")
 _SPACE = re.compile(r"\s+")
 
@@ -58,9 +55,9 @@ def format_turns(turns: Sequence[Turn], *, after: int | None = None, shared: int
     """
     if after is None and len(turns) == 1 and isinstance(turns[0], Message) and turns[0].role == "user":
         plain = turns[0].text
-        if plain and not plain.startswith(_LIST):
+        if plain and not plain.startswith(TURNS):
             return plain
-    head: dict[str, Any] = {"role": _HEAD}
+    head: dict[str, Any] = {"role": ANEW}
     if shared:
         head |= {"after": after, "turns": shared}
     if respelled:
@@ -77,10 +74,10 @@ def read_turns(text: str, prompts: Sequence[Prompt] = ()) -> Prompt:
     last of which it answers. An empty text adds nothing.
     """
     before: Prompt = (*prompts[-1], len(prompts) - 1) if prompts else ()
-    if not text.startswith(_LIST):
+    if not text.startswith(TURNS):
         return (*before, Message(role="user", text=text)) if text else before
     records: list[dict[str, Any]] = json.loads(text)
-    if records[0]["role"] == _HEAD:
+    if records[0]["role"] == ANEW:
         head = records.pop(0)
         shared = head.get("turns", 0)
         before = (*prompts[head["after"]], head["after"])[:shared] if shared else ()
@@ -231,11 +228,8 @@ def call_ids(step: int, reply: str) -> tuple[str, ...]:
     agent which is given the same replies again sends the same texts; an id of another episode names
     nothing.
     """
-    calls = read_calls(reply)
-    if calls is None or isinstance(calls, Misread):
-        return ()
     digest = hashlib.sha256(reply.encode()).hexdigest()[:8]
-    return tuple(f"call_{step}_{number}_{digest}" for number in range(len(calls)))
+    return tuple(f"call_{step}_{number}_{digest}" for number in range(len(calls_in(reply))))
 
 
 def _ordered(call: Sequence[CallTurn]) -> list[CallTurn]:
@@ -257,8 +251,7 @@ def _normal(reply: str) -> str:
     """Return what of a reply its agent may not change: its calls, and its text without thoughts and
     white space.
     """
-    calls = read_calls(reply)
-    if calls is None or isinstance(calls, Misread):
+    if not (calls := calls_in(reply)):
         return _SPACE.sub("", outside_thoughts(reply))
     beside = _SPACE.sub("", outside_thoughts(calls[0].beside))
     return json.dumps([beside, *([call.name, dict(call.arguments)] for call in calls)], sort_keys=True)

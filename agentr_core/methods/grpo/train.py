@@ -561,7 +561,7 @@ class _Training:
                     num_given=sum(position < group.prefix for position in part.positions),
                 )
                 for part in (conversations(env, trajectory) if trajectory.steps else ())
-                if any(message.train or message.spans for message in part.messages)
+                if not part.is_left_out
             ]
             tokens = sum(len(part.positions) for part in parts)
             yield from (part._replace(episode_tokens=tokens) for part in parts if part.positions)

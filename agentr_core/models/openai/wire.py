@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from agentr_core.episodes.transcript import Misread, call_text, read_calls
+from agentr_core.episodes.transcript import call_text, calls_in
 from agentr_core.errors import ConfigError, MalformedReply, ModelFault
 from agentr_core.fingerprint import derive_seed
 from agentr_core.models.local.waves import cut_at_stop
@@ -64,8 +64,8 @@ def wire_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
             result.append({"role": "tool", "tool_call_id": open_ids.pop(0), "content": message.text})
             continue
         num_results = sum(1 for _ in takewhile(lambda turn: turn.role == "tool", turns[index + 1 :]))
-        calls = read_calls(message.text) if message.role == "assistant" and num_results else None
-        if calls is None or isinstance(calls, Misread) or len(calls) > num_results:
+        calls = calls_in(message.text) if message.role == "assistant" and num_results else ()
+        if not 0 < len(calls) <= num_results:
             result.append({"role": "user" if message.role == "tool" else message.role, "content": message.text})
             continue
         # Some servers require nine letters and digits. A turn with a result follows each call, so

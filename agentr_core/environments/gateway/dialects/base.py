@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Final, NamedTuple, NotRequired, Typ
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ValidationError
 
-from agentr_core.episodes.transcript import OPENS, Misread, read_calls
+from agentr_core.episodes.transcript import OPENS, calls_in
 from agentr_core.models.openai.wire import ToldCall, argument_text, reply_text
 from agentr_core.texts import lone_surrogate
 
@@ -168,16 +168,15 @@ def read_answer(reply: Mapping[str, Any], name: str, *, offers_tools: bool) -> A
     A call is one only if tools are offered and its arguments can be told as JSON; else it stays
     text. The run names calls in `ids`; without them their ids are made of the call's `name`.
     """
-    calls = read_calls(reply["text"]) if offers_tools else None
-    if calls is not None and not isinstance(calls, Misread):
-        try:
-            arguments = json.dumps([call.arguments for call in calls], ensure_ascii=False, allow_nan=False)
-        except ValueError:
-            calls = None
-        else:
-            calls = calls if lone_surrogate(arguments) is None else None
+    calls = calls_in(reply["text"]) if offers_tools else ()
+    try:
+        arguments = json.dumps([call.arguments for call in calls], ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        calls = ()
+    else:
+        calls = calls if lone_surrogate(arguments) is None else ()
     counts = reply.get("prompt_tokens"), reply.get("completion_tokens")
-    if calls is None or isinstance(calls, Misread):
+    if not calls:
         return Answer(reply["text"], (), reply.get("finish_reason") or "stop", *counts)
     ids = reply.get("ids") or [f"call{name[:8]}{number}" for number in range(len(calls))]
     tool_calls = (ToolCall(key, call.name, argument_text(call.arguments)) for key, call in zip(ids, calls, strict=True))
