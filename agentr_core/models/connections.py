@@ -11,7 +11,7 @@ from __future__ import annotations
 import resource
 import time
 import zlib
-from collections.abc import Callable, Coroutine, MutableMapping
+from collections.abc import AsyncIterator, Callable, Coroutine, MutableMapping
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -63,6 +63,9 @@ class LateAnswer(Exception):
     """An answer began in time, but was not whole in time."""
 
 
+EVENTS: Final = "text/event-stream"
+
+
 class Content:
     """The content of an answer while it arrives: unpacked, and no larger than allowed.
 
@@ -84,6 +87,10 @@ class Content:
 
     def add(self, part: bytes) -> None:
         """Take the next part in. Raises `LargeAnswer` and `GarbledAnswer`."""
+        self._parts.append(self.unpacked(part))
+
+    def unpacked(self, part: bytes) -> bytes:
+        """Return the content of the next part, and keep none of it. Raises as `add`."""
         try:
             # One byte more than may come tells that more comes.
             data = part if self._unpack is None else self._unpack.decompress(part, self._remaining + 1)
@@ -92,7 +99,7 @@ class Content:
         self._remaining -= len(data)
         if self._remaining < 0:
             raise LargeAnswer(f"it has more than {self._max_bytes / MIB:g} MiB")
-        self._parts.append(data)
+        return data
 
     def whole(self) -> bytes:
         """Return the content. Raises `GarbledAnswer` if its end is missing."""
@@ -103,11 +110,22 @@ class Content:
 
 def reading(max_bytes: int) -> dict[str, list[Callable[[Any], Coroutine[Any, Any, None]]]]:
     """Return the `event_hooks` of an asynchronous client that read each answer whole, of at most
-    `max_bytes` bytes; a request then raises as `Content`.
+    `max_bytes` bytes; a request then raises as `Content`. The answer to a request that accepts
+    `EVENTS` is read as it arrives, and reading it raises so.
     """
 
     async def read(response: Any) -> None:
         content, stream = Content(response.headers, max_bytes), response.stream
+        if response.is_success and response.request.headers["accept"] == EVENTS:
+
+            async def parts() -> AsyncIterator[bytes]:
+                async for part in stream:
+                    yield content.unpacked(part)
+
+            response.stream = type(response)(response.status_code, content=parts()).stream
+            # A stream made of an iterator does not close what it reads.
+            response.stream.aclose = stream.aclose
+            return
         async for part in stream:
             content.add(part)
         await stream.aclose()

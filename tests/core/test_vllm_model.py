@@ -29,7 +29,9 @@ class Server:
     """Answers each request with the ids in `say`; a status other than 200 is answered with an
     error.
 
-    While `hangs` it says nothing. `cut` is the part of an answer that it sends before it closes the
+    A stream has an event a token, and begins with an empty one, as vLLM's does; at `pause_at`
+    tokens it waits until it may go on, and a `stream_fault` then takes the place of the rest. While
+    `hangs` it says nothing. `cut` is the part of an answer that it sends before it closes the
     connection, and `announced` whether it said how long the whole is.
     """
 
@@ -39,7 +41,9 @@ class Server:
         self.hangs = False
         self.cut = 1.0
         self.announced = True
-        self.closing = threading.Event()
+        self.pause_at = -1
+        self.stream_fault = False
+        self.going_on, self.closing = threading.Event(), threading.Event()
         self.bodies: list[dict[str, Any]] = []
         outer = self
 
@@ -49,6 +53,9 @@ class Server:
                 outer.bodies.append(asked)
                 if outer.hangs:
                     outer.closing.wait()
+                    return
+                if asked.get("stream") and outer.status == 200:
+                    self.stream(asked)
                     return
                 reply = {"text": "-", "finish_reason": "stop", "token_ids": outer.say, "logprobs": None}
                 content = json.dumps(
@@ -62,6 +69,27 @@ class Server:
                 self.end_headers()
                 self.wfile.write(content[: int(outer.cut * len(content))])
 
+            def stream(self, asked: dict[str, Any]) -> None:
+                self.send_response(200)
+                self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+                self.end_headers()
+                last = len(outer.say) - 1
+                self.event({"choices": [{"index": 0, "text": "", "token_ids": None, "finish_reason": None}]})
+                for place, token in enumerate(outer.say[: round(outer.cut * (last + 1))]):
+                    if place == outer.pause_at:
+                        assert outer.going_on.wait(60)
+                        if outer.stream_fault:
+                            self.event({"error": {"message": "the engine is dead", "code": 500}})
+                            return
+                    logprobs = {"token_logprobs": [-place / 8]} if "logprobs" in asked else None
+                    ended = "stop" if place == last else None
+                    piece = {"index": 0, "text": "-", "token_ids": [token], "logprobs": logprobs}
+                    self.event({"choices": [{**piece, "finish_reason": ended}]})
+                self.wfile.write(b"data: [DONE]\n\n")
+
+            def event(self, value: dict[str, Any]) -> None:
+                self.wfile.write(b"data: %b\n\n" % json.dumps(value).encode())
+
             def log_message(self, format: str, *args: Any) -> None:
                 pass
 
@@ -71,6 +99,7 @@ class Server:
 
     def close(self) -> None:
         self.closing.set()
+        self.going_on.set()
         self.http.shutdown()
         self.http.server_close()
 
@@ -243,6 +272,78 @@ async def test_nor_is_one_that_ends_too_early_by_its_own_account(
     with pytest.raises(MalformedReply, match="malformed") as raised:
         await model.generate([asked()])
     assert isinstance(raised.value, Transient)
+
+
+async def test_a_reply_is_heard_as_it_is_sampled(model: VllmModel, servers: list[Server]) -> None:
+    for server in servers:
+        server.pause_at = len(server.say) - 2
+    texts = list[str]()
+
+    def hear(text: str) -> None:
+        texts.append(text)
+        if text.strip():
+            for server in servers:
+                server.going_on.set()
+
+    sampling = Sampling(max_new_tokens=600, stop=(" END",), logprobs=True)
+    ((heard,),) = await model.generate([asked(n=1, sampling=sampling, on_text=hear)])
+    whole = "craft table"
+    assert heard.text == whole
+    assert heard.token_ids == tuple(servers[0].say)
+    assert heard.logprobs == tuple(-place / 8 for place in range(len(servers[0].say)))
+    assert texts
+    assert all(whole.startswith(text) for text in texts), "nothing that is taken back"
+    for server in servers:
+        server.pause_at = -1
+    ((plain,),) = await model.generate([asked(n=1)])
+    assert (plain.text, plain.token_ids) == (heard.text, heard.token_ids)
+
+
+async def test_several_replies_are_not_streamed(model: VllmModel, servers: list[Server]) -> None:
+    await model.generate([asked(n=2, on_text=lambda text: None)])
+    (body,) = servers[0].bodies + servers[1].bodies
+    assert "stream" not in body
+
+
+@pytest.mark.parametrize("part", [0.0, 0.5])
+async def test_a_stream_that_is_cut_is_no_reply(model: VllmModel, servers: list[Server], part: float) -> None:
+    for server in servers:
+        server.cut = part
+    with pytest.raises(MalformedReply, match="is not whole") as raised:
+        await model.generate([asked(n=1, on_text=lambda text: None)])
+    assert isinstance(raised.value, Transient)
+
+
+async def test_a_replica_may_break_off_within_a_stream(model: VllmModel, servers: list[Server], fleet: Given) -> None:
+    for server in servers:
+        server.pause_at, server.stream_fault = 1, True
+        server.going_on.set()
+    with pytest.raises(ModelUnavailable, match="broke off: the engine is dead"):
+        await model.generate([asked(n=1, on_text=lambda text: None)])
+    assert len(fleet.suspects) == 1
+
+
+async def test_a_stream_is_bounded_too(
+    tiny_model_dir: Path, servers: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentr_core.models.vllm.model.MIB", 1000)
+    model = VllmModel(launch(tiny_model_dir, answer_mib=1), Given(servers[0].address))
+    servers[0].say = servers[0].say * 40
+    try:
+        with pytest.raises(ModelFault, match=r"gives too large an answer: .* raise model\.vllm\.answer_mib"):
+            await model.generate([asked(n=1, on_text=lambda text: None)])
+    finally:
+        await model.close()
+
+
+async def test_a_stream_of_no_json_is_malformed(tiny_model_dir: Path) -> None:
+    async with crowd(1, b"data: {\n\n") as server:
+        model = VllmModel(launch(tiny_model_dir), Given(server.url))
+        try:
+            with pytest.raises(MalformedReply, match="an event that is no JSON"):
+                await model.generate([asked(n=1, on_text=lambda text: None)])
+        finally:
+            await model.close()
 
 
 def test_files_for_connections() -> None:

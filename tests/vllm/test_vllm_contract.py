@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,17 @@ async def test_sampled_logprobs_are_the_models_own(model: VllmModel) -> None:
     ((hot,),) = await model.generate([asked("craft 4 oak planks", temperature=0.001, top_p=0.5)])
     assert hot.token_ids == cold.token_ids
     assert hot.logprobs == pytest.approx(cold.logprobs, abs=1e-3), "neither temperature nor top-p changes them"
+
+
+async def test_a_reply_that_is_heard_is_the_same(model: VllmModel) -> None:
+    request = asked("craft 4 oak planks", temperature=1.0)
+    texts = list[str]()
+    ((heard,),) = await model.generate([replace(request, on_text=texts.append)])
+    ((plain,),) = await model.generate([request])
+    assert (heard.text, heard.token_ids, heard.finish_reason) == (plain.text, plain.token_ids, plain.finish_reason)
+    assert heard.logprobs == pytest.approx(plain.logprobs, abs=1e-3)
+    assert len(texts) > 1
+    assert all(plain.text.startswith(text) for text in texts)
 
 
 async def test_long_prompts_with_seeds_in_one_batch(model: VllmModel) -> None:

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentr_core.errors import DataFault, ModelFault, PromptTooLong
 from agentr_core.fingerprint import fingerprint
 from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory, weights_sha256
-from agentr_core.models.local.waves import MAX_WIDTH, StopWatch, cut_at_stop, ids_within, plan, safe_text
+from agentr_core.models.local.waves import MAX_WIDTH, StopWatch, cut_at_stop, ids_within, listening, plan
 from agentr_core.types import Generation, Request, Sampling
 
 if TYPE_CHECKING:
     from agentr_core.models.local.decoding import Decoder, LoadedModel, Reply
 
 _CACHED_PROMPTS = 4096
-_TEXT_S = 0.01
-"""Seconds between two texts of a reply that is watched: each time it is decoded as a whole."""
 
 
 class TransformersModel:
@@ -235,37 +232,20 @@ class TransformersModel:
                     top_k=sampling.top_k,
                     min_p=sampling.min_p,
                     repetition_penalty=sampling.repetition_penalty,
-                    on_tokens=None if request.on_text is None else self._listening(request.on_text, sampling, tokens),
+                    on_tokens=request.on_text
+                    and listening(request.on_text, sampling, partial(self._visible_text, tokens)),
                 )
                 for number in range(request.n)
             ]
         return list(prompts), replies
 
-    def _listening(
-        self, on_text: Callable[[str], None], sampling: Sampling, prompt: Sequence[int]
-    ) -> Callable[[Sequence[int]], None]:
-        """Return a function of the tokens of a reply so far that passes on their text now and
-        then.
-        """
-        due = 0.0
-
-        def pass_on(tokens: Sequence[int]) -> None:
-            nonlocal due
-            if (now := time.monotonic()) >= due:
-                due = now + _TEXT_S
-                spoken = tokens[:-1] if tokens[-1] in self._end_ids else tokens
-                on_text(safe_text(self.renderer.text(spoken, prompt), sampling))
-
-        return pass_on
-
     def _generation(self, reply: Reply, sampling: Sampling, prompts: Sequence[tuple[int, ...]]) -> Generation:
-        spoken = reply.tokens[:-1] if reply.tokens[-1] in self._end_ids else reply.tokens
         prompt = prompts[reply.prompt]
-        whole = self.renderer.text(spoken, prompt)
+        whole = self._visible_text(prompt, reply.tokens)
         text, ids = cut_at_stop(whole, sampling), tuple(reply.tokens)
         cut = bool(sampling.until) and text != whole
         if cut:
-            ids = ids_within(spoken, text, lambda first: self.renderer.text(first, prompt))
+            ids = ids_within(ids, text, partial(self._visible_text, prompt))
         return Generation(
             text=text,
             token_ids=ids,
@@ -276,6 +256,10 @@ class TransformersModel:
             tokenizer=self.renderer.fingerprint,
             thinks=self.renderer.opens_thought(prompt),
         )
+
+    def _visible_text(self, prompt: Sequence[int], reply: Sequence[int]) -> str:
+        """Return the text of a reply after its prompt, without the token that ends its turn."""
+        return self.renderer.text(reply[:-1] if reply and reply[-1] in self._end_ids else reply, prompt)
 
     def _ended(self, tokens: Sequence[int], stops: tuple[str, ...], until: str) -> bool:
         watched = bool(stops or until)

@@ -9,11 +9,15 @@ give a row the same bits for every multiple of 16.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agentr_core.texts import outside_thoughts
 from agentr_core.types import Sampling
+
+_TEXT_S = 0.01
+"""Seconds between two texts of a reply that is watched: each time it is decoded as a whole."""
 
 # Where a reply is cut, and a cheap test of whether a new token can have brought it there.
 
@@ -37,6 +41,21 @@ def safe_text(text: str, sampling: Sampling) -> str:
     text = cut_at_stop(text, sampling).rstrip("\N{REPLACEMENT CHARACTER}")
     pending = (size for stop in sampling.stop for size in range(1, len(stop)) if text.endswith(stop[:size]))
     return text[: len(text) - max(pending, default=0)]
+
+
+def listening(
+    on_text: Callable[[str], None], sampling: Sampling, text_of: Callable[[Sequence[int]], str]
+) -> Callable[[Sequence[int]], None]:
+    """Return a function of the tokens of a reply so far that passes their text on now and then."""
+    due = 0.0
+
+    def pass_on(tokens: Sequence[int]) -> None:
+        nonlocal due
+        if (now := time.monotonic()) >= due:
+            due = now + _TEXT_S
+            on_text(safe_text(text_of(tokens), sampling))
+
+    return pass_on
 
 
 def ids_within(ids: Sequence[int], text: str, text_of: Callable[[Sequence[int]], str]) -> tuple[int, ...]:

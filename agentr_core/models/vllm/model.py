@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Sequence
+import json
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,8 +18,8 @@ from agentr_core.errors import ConfigError, MalformedReply, ModelFault, ModelUna
 from agentr_core.fingerprint import derive_seed
 from agentr_core.models.batching import all_or_none, replica_of
 from agentr_core.models.checkpoint_dir import end_ids, read_json, weight_files
-from agentr_core.models.connections import MIB, LargeAnswer, allow_connections, limits, reading
-from agentr_core.models.local.waves import cut_at_stop, ids_within
+from agentr_core.models.connections import EVENTS, MIB, LargeAnswer, allow_connections, limits, reading
+from agentr_core.models.local.waves import cut_at_stop, ids_within, listening
 from agentr_core.models.vllm.replicas import Fleet, Launch
 from agentr_core.models.vllm.server.agentr_weights import OTHER_WEIGHTS, PATH, VERSION
 from agentr_core.protocols import HIGHEST_LOGPROB, MOST_TOKENS
@@ -92,6 +94,18 @@ class _Completion(_Strict):
     choices: list[Choice]
 
 
+class _Piece(_Strict):
+    """What an event of a stream adds to its only reply."""
+
+    finish_reason: str | None = None
+    token_ids: list[Annotated[int, Field(ge=0, le=MOST_TOKENS)]] | None = None
+    logprobs: _Logprobs | None = None
+
+
+class _Event(_Strict):
+    choices: list[_Piece]
+
+
 class _Weights(_Strict):
     version: str
 
@@ -141,10 +155,7 @@ def read_choices(payload: bytes, request: Request) -> list[Choice]:
     try:
         completion = _Completion.model_validate_json(payload)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "body"
-        excerpt = payload[:_EXCERPT_BYTES].decode("utf-8", "replace")
-        raise MalformedReply(f"vLLM's answer is malformed ({where}: {first['msg']}): {excerpt!r}") from None
+        raise _malformed(error, payload) from None
     choices = sorted(completion.choices, key=lambda choice: choice.index)
     if [choice.index for choice in choices] != list(range(request.n)):
         raise MalformedReply(f"vLLM gave {len(choices)} replies where {request.n} were asked for")
@@ -158,6 +169,38 @@ def read_choices(payload: bytes, request: Request) -> list[Choice]:
         if request.sampling.logprobs and num_logprobs != len(choice.token_ids):
             raise MalformedReply(f"vLLM gave {num_logprobs} log-probabilities for {len(choice.token_ids)} tokens")
     return choices
+
+
+@dataclass(slots=True)
+class StreamedReply:
+    """The only reply of a request while it arrives in events."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str = ""
+
+    def add(self, event: object) -> None:
+        """Take in what an event has. Raises `MalformedReply`."""
+        try:
+            pieces = _Event.model_validate(event).choices
+        except ValidationError as error:
+            raise _malformed(error, json.dumps(event).encode()) from None
+        for piece in pieces:
+            self.token_ids += piece.token_ids or ()
+            self.logprobs += piece.logprobs.token_logprobs if piece.logprobs else ()
+            self.finish_reason = piece.finish_reason or self.finish_reason
+
+    def response(self) -> bytes:
+        """Return the body that the server would have answered without a stream."""
+        reply = {"index": 0, "finish_reason": self.finish_reason, "token_ids": self.token_ids}
+        return json.dumps({"choices": [{**reply, "logprobs": {"token_logprobs": self.logprobs}}]}).encode()
+
+
+def _malformed(error: ValidationError, payload: bytes) -> MalformedReply:
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"])) or "body"
+    excerpt = payload[:_EXCERPT_BYTES].decode("utf-8", "replace")
+    return MalformedReply(f"vLLM's answer is malformed ({where}: {first['msg']}): {excerpt!r}")
 
 
 def read_version(payload: bytes) -> str:
@@ -335,13 +378,16 @@ class VllmModel:
             stop_ids=self._end_ids,
             seeds=self._launch.settings.seeds,
         )
-        from openai import APIConnectionError, APIStatusError
+        from openai import APIConnectionError, APIError, APIStatusError
 
-        options: Any = {"headers": {VERSION: self._version}} if self._launch.key else {}
+        url = f"{address}/v1/completions"
+        headers = {VERSION: self._version} if self._launch.key else {}
         try:
-            payload = await self._client.post(
-                f"{address}/v1/completions", cast_to=bytes, body=request_body, options=options
-            )
+            if request.on_text is None or request.n > 1:
+                payload = await self._client.post(url, cast_to=bytes, body=request_body, options={"headers": headers})
+            else:
+                watch = listening(request.on_text, request.sampling, partial(self._visible_text, prompt))
+                payload = await self._streamed(url, request_body, headers, watch)
         except LargeAnswer as error:
             raise ModelFault(
                 f"the vLLM replica at {address} gives too large an answer: {error}; raise model.vllm.answer_mib"
@@ -359,7 +405,38 @@ class VllmModel:
                 self._addresses = ()
                 raise ModelUnavailable(message) from error
             raise ModelFault(message) from error
+        except APIError as error:
+            # A fault after a stream began comes as an event.
+            self._fleet.suspect(address)
+            self._addresses = ()
+            raise ModelUnavailable(f"the vLLM replica at {address} broke off: {error.message[:500]}") from error
         return [self._generation(choice, request, prompt) for choice in read_choices(payload, request)]
+
+    async def _streamed(
+        self, url: str, body: dict[str, Any], headers: dict[str, str], on_tokens: Callable[[Sequence[int]], None]
+    ) -> bytes:
+        """Return the answer to a request that is told of its reply's tokens as they come. Raises
+        `MalformedReply`, and what the client does.
+        """
+        from openai import AsyncStream
+
+        reply = StreamedReply()
+        async with await self._client.post(
+            url,
+            cast_to=object,
+            body={**body, "stream": True},
+            options={"headers": {**headers, "Accept": EVENTS}},
+            stream=True,
+            stream_cls=AsyncStream[object],
+        ) as events:
+            try:
+                async for event in events:
+                    reply.add(event)
+                    if reply.token_ids:
+                        on_tokens(reply.token_ids)
+            except json.JSONDecodeError as error:
+                raise MalformedReply(f"vLLM's stream has an event that is no JSON ({error})") from None
+        return reply.response()
 
     def _check_open(self) -> None:
         if self._closed:
@@ -395,14 +472,17 @@ class VllmModel:
         except APIStatusError as error:
             raise ModelFault(f"the vLLM replica at {address} does not sleep: {error.message[:500]}") from error
 
+    def _visible_text(self, prompt: Sequence[int], reply: Sequence[int]) -> str:
+        """Return the text of a reply after its prompt, without the token that ends its turn."""
+        return self.renderer.text(reply[:-1] if reply and reply[-1] in self._end_ids else reply, prompt)
+
     def _generation(self, choice: Choice, request: Request, prompt: tuple[int, ...]) -> Generation:
         ids = choice.token_ids
-        visible_ids = ids[:-1] if ids[-1] in self._end_ids else ids
-        full_text = self.renderer.text(visible_ids, prompt)
+        full_text = self._visible_text(prompt, ids)
         text, token_ids = cut_at_stop(full_text, request.sampling), tuple(ids)
         is_cut = bool(request.sampling.until) and text != full_text
         if is_cut:
-            token_ids = ids_within(visible_ids, text, lambda first: self.renderer.text(first, prompt))
+            token_ids = ids_within(ids, text, partial(self._visible_text, prompt))
         logprobs = choice.logprobs.token_logprobs if request.sampling.logprobs and choice.logprobs else None
         return Generation(
             text=text,
