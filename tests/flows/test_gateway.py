@@ -30,7 +30,7 @@ from agentr_core.store.database import Store
 from flows.cli import cli
 
 ROLLOUTS = "trajectory where source = 'rollout'"
-DROPPING = str(Path(__file__).parents[1] / "support" / "dropping.py")
+DROPPING, MORTAL = (str(Path(__file__).parents[1] / "support" / name) for name in ("dropping.py", "mortal_agent.py"))
 
 
 @pytest.mark.slow
@@ -45,33 +45,13 @@ def test_an_outside_agent_is_trained_on_what_it_won_though_one_dies(
     address = f"http://127.0.0.1:{port}"
     _, script, _, _ = shlex.split(command("python deployments/agents/textcraft.py"))
     _, _, recipe = shlex.split(command("agentr run deployments/recipes/gateway-textcraft-tiny.yaml"))
-    changes = (
-        f"workspace={tmp_path / 'runs'}",
-        f"environment.options.url={address}",
-        "environment.options.patience_s=8",
-        "instances.train_limit=4",
-        "instances.test_limit=2",
-        "eto.explore.samples=2",
-        "eto.explore.temperature=0.2",
-        # What is won is won in two steps.
-        "eto.explore.max_steps=6",
-        "evaluation.max_steps=2",
-        "training.max_tokens=100",
-        # Each further process imports torch anew, and here there is little for it to do.
-        "training.launch=null",
-        "model.workers=1",
-        "data.general.share=0",
-        "errors.budget=0.5",
-    )
+    changes = small(tmp_path / "runs", address)
     store = Store(tmp_path / "runs" / "store.duckdb")
 
-    def number(of: str) -> int:
-        return int(store.query(f"select count(*) n from {of}")["n"][0])
-
     def explored() -> bool:
-        return store.path.exists() and number(ROLLOUTS) > 1
+        return store.path.exists() and number(store, ROLLOUTS) > 1
 
-    words = ("run", recipe, *(word for change in changes for word in ("-o", change)))
+    words = ("run", recipe, *changes)
     logs = [tmp_path / "dies.jsonl", tmp_path / "lives.jsonl"]
     dying, living = ([sys.executable, DROPPING, script, address, "3", str(log), "5"] for log in logs)
     over = threading.Event()
@@ -97,25 +77,83 @@ def test_an_outside_agent_is_trained_on_what_it_won_though_one_dies(
 
     events = store.query("select distinct class, level from event").values.tolist()
     assert ["EnvironmentTimeout", "warning"] in events
-    assert number(ROLLOUTS) == 8
-    sampled = "step s join generation g on g.owner_id = s.trajectory_id and g.position = s.position"
-    assert number(f"{sampled} where len(g.token_ids) > 0") == number("step")
-    assert 0 < number(f"{ROLLOUTS} and success") == number("sample where kind = 'good'")
-    assert store.query("select status from run")["status"].tolist() == ["finished"]
-    assert store.query("select * from v_orphans").empty
+    assert number(store, ROLLOUTS) == 8
+    check_trained(store)
     check_delivered(store, logs)
 
 
-def check_delivered(store: Store, logs: list[Path]) -> None:
-    """Check that each trajectory has the replies that one agent got in one episode, in their order,
-    and that a sample trains no other reply.
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+def test_of_a_launchers_copies_those_that_die_are_failures_and_never_trained(
+    tmp_path: Path, served_env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "WARNING")
+    port, log, store = free_port(), tmp_path / "lives.jsonl", Store(tmp_path / "runs" / "store.duckdb")
+    _, script, _, _ = shlex.split(command("python deployments/agents/textcraft.py"))
+    _, _, recipe = shlex.split(command("agentr run deployments/recipes/gateway-textcraft-tiny.yaml"))
+    words = ("run", recipe, *small(tmp_path / "runs", f"http://127.0.0.1:{port}"), "-o", "errors.budget=1")
+    copy = (sys.executable, MORTAL, str(ROOT / script), str(log))
+    with started("gateway", "run", "--port", str(port), "--copies", "4", "--", *copy, env=served_env) as copies:
+        assert copies.stdout is not None
+        assert str(port) in copies.stdout.readline()
+        ran = CliRunner().invoke(cli, words, catch_exceptions=False)
+    assert ran.exit_code == 0, ran.output
+
+    deaths = store.query("select count(*) n from event where message like '%ended by SIGKILL%'")["n"][0]
+    assert deaths > 0
+    assert 0 < number(store, ROLLOUTS) <= 8
+    check_trained(store)
+    # An episode that a run ends at its limit has the run's word, and ends its copy.
+    check_delivered(store, [log], of="where trajectory_id in (select trajectory_id from trajectory where success)")
+
+
+def small(workspace: Path, address: str) -> list[str]:
+    """Return the words that make the README's recipe small, on a gateway at an address."""
+    changes = (
+        f"workspace={workspace}",
+        f"environment.options.url={address}",
+        "environment.options.patience_s=8",
+        "instances.train_limit=4",
+        "instances.test_limit=2",
+        "eto.explore.samples=2",
+        "eto.explore.temperature=0.2",
+        # What is won is won in two steps.
+        "eto.explore.max_steps=6",
+        "evaluation.max_steps=2",
+        "training.max_tokens=100",
+        # Each further process imports torch anew, and here there is little for it to do.
+        "training.launch=null",
+        "model.workers=1",
+        "data.general.share=0",
+        "errors.budget=0.5",
+    )
+    return [word for change in changes for word in ("-o", change)]
+
+
+def number(store: Store, of: str) -> int:
+    return int(store.query(f"select count(*) n from {of}")["n"][0])
+
+
+def check_trained(store: Store) -> None:
+    """Check that a run ended, has the tokens of each reply, and trained just what was won."""
+    sampled = "step s join generation g on g.owner_id = s.trajectory_id and g.position = s.position"
+    assert number(store, f"{sampled} where len(g.token_ids) > 0") == number(store, "step")
+    assert 0 < number(store, f"{ROLLOUTS} and success") == number(store, "sample where kind = 'good'")
+    assert store.query("select status from run")["status"].tolist() == ["finished"]
+    assert store.query("select * from v_orphans").empty
+
+
+def check_delivered(store: Store, logs: list[Path], *, of: str = "") -> None:
+    """Check that each trajectory `of` some has the replies that one agent got in one episode, in
+    their order, and that a sample trains no other reply.
     """
     arrived = defaultdict(list)
     for log in logs:
         for line in log.read_text(encoding="utf-8").splitlines():
             episode, reply = json.loads(line)
             arrived[episode].append(reply)
-    steps = store.query("select trajectory_id, list(reply order by position) replies from v_steps group by 1")
+    steps = store.query(f"select trajectory_id, list(reply order by position) replies from v_steps {of} group by 1")
     played = Counter(tuple(replies) for replies in steps["replies"])
     assert played
     assert not played - Counter(map(tuple, arrived.values()))
