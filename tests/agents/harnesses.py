@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from agentr_core.models.scripted import ScriptedModel
 from agentr_core.texts import counted
 from agentr_core.types import Generation, Instance, Message, Request, Sampling, Trajectory
 
+ROOT = Path(__file__).parents[2]
 INSTANCE = Instance(environment="gateway", split="train", index=0)
 TASK = {"prompt": "Run `echo hello` in the shell and say what it prints."}
 SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
@@ -54,11 +56,16 @@ def harnesses(python: Path, modules: Path) -> list[Harness]:
     settings = [word for value in CODEX for word in ("-c", value)]
     codex = (str(modules / ".bin" / "codex"), "exec", "--ephemeral", "--skip-git-repo-check", *settings)
     few = ("--allowedTools", "Bash", "--tools", "Bash", "--system-prompt", "You are an agent.", "--setting-sources", "")
+    pi = str(ROOT / "deployments" / "agents" / "pi.sh")
     mini = (str(python.parent / "mini"), "-m", "openai/policy", "-y", "--exit-immediately", "-o", "out.json", "-t")
     return [
         Harness("codex (Responses)", (*codex, "{task.prompt}"), "exec_command", "cmd"),
         Harness("Claude Code (Messages)", (str(claude), "-p", "{task.prompt}", *few), "Bash", "command"),
         Harness("mini-swe-agent (chat)", (*mini, "{task.prompt}"), "bash", "command", submit=True),
+        *(
+            Harness(f"pi ({api})", ("env", f"PI_API={api}", "sh", pi, "{task.prompt}"), "bash", "command")
+            for api in ("openai-completions", "openai-responses", "anthropic-messages")
+        ),
     ]
 
 
@@ -114,6 +121,7 @@ def tried(harness: Harness, folder: Path) -> bool:
 def main(python: Path, modules: Path) -> int:
     """Try each harness; return 1 if one lost something."""
     lost = []
+    os.environ["PATH"] = f"{modules.absolute() / '.bin'}{os.pathsep}{os.environ['PATH']}"
     for harness in harnesses(python.absolute(), modules.absolute()):
         with tempfile.TemporaryDirectory() as folder:
             lost += [] if tried(harness, Path(folder)) else [harness.name]
