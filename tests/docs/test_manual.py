@@ -39,7 +39,7 @@ from flows.commands.plan import describe
 PAGES = sorted(MANUAL.rglob("*.md"))
 NAVIGATION = yaml.safe_load((MANUAL.parent / "mkdocs.yml").read_text("utf-8"))["nav"]
 WORDS_A_MINUTE = 230
-INSTALL = "pip install --no-build-isolation -e combination-lock"
+INSTALL = "pip install --no-build-isolation -e my-lock"
 
 
 def text_of(name: str) -> str:
@@ -343,12 +343,12 @@ import sys
 sys.path.insert(0, {str(ROOT / "tests" / "support")!r})
 from pathlib import Path
 from door import register_package
-register_package(Path("combination-lock"))
+register_package(Path("my-lock"))
 END
 """
     _, script = TUTORIAL_SCRIPT.split("export AGENTR_HOME=$PWD\n")
     assert script.count(INSTALL) == 1
-    env = known(AGENTR_HOME=str(ROOT), PYTHONPATH=f"{ROOT}:{tmp_path / 'my-agent' / 'combination-lock'}")
+    env = known(AGENTR_HOME=str(ROOT), PYTHONPATH=f"{ROOT}:{tmp_path / 'my-agent' / 'my-lock'}")
     done = subprocess.run(
         ["bash", "-e", "-c", script.replace(INSTALL, registering)],
         cwd=tmp_path,
@@ -357,7 +357,7 @@ END
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "combination-lock: ok - keeps the contract" in done.stdout
+    assert "my-lock: ok - keeps the contract" in done.stdout
     (report,) = re.findall(r"^report  (\S+)$", done.stdout, re.M)
     page = (tmp_path / "my-agent" / report).read_text(encoding="utf-8")
     assert "my-agent" in page

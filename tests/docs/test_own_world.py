@@ -43,7 +43,7 @@ def test_the_guide_leads_to_a_world_that_is_sound_and_can_be_played(package: Pat
     doctor, play, serve = (shlex.split(text)[1:] for text in blocks("sh")[2:])
 
     checked = run.invoke(cli, doctor, catch_exceptions=False)
-    assert (checked.exit_code, checked.output) == (0, "combination-lock: ok - keeps the contract\n")
+    assert (checked.exit_code, checked.output) == (0, "my-lock: ok - keeps the contract\n")
 
     # Lock 37 is at 829.
     played = run.invoke(cli, play, input="open\ntry 4 4 4\ntry 8 2 9\n", catch_exceptions=False)
@@ -52,13 +52,13 @@ def test_the_guide_leads_to_a_world_that_is_sound_and_can_be_played(package: Pat
     assert played.output.endswith("The lock opens.\nThe episode is over: reward 1, success.\n")
 
     assert serve[:2] == ["env", "serve"]
-    assert env_serve.make_context("serve", serve[2:]).params["name"] == "combination-lock"
+    assert env_serve.make_context("serve", serve[2:]).params["name"] == "my-lock"
 
 
 @pytest.mark.parametrize("text", blocks("yaml"))
 def test_parts_of_recipes_are_valid(text: str) -> None:
     recipe = parse({"name": "guide", "model": {"path": "m"}, **yaml.safe_load(text)})
-    assert recipe.environment.name in ("combination-lock", "gymnasium")
+    assert recipe.environment.name in ("my-lock", "gymnasium")
 
 
 def test_the_program_runs() -> None:
