@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
+from combination_lock import CombinationLock
 
 from agentr_core.environments import contract, registry
 from agentr_core.environments.contract import check
 from agentr_core.environments.gold import Gold, read_gold
-from agentr_core.environments.template import CombinationLock
 from agentr_core.errors import ConfigError, DataFileError
 from agentr_core.types import Grade, Instance, Trajectory, Transition
 from flows.cli import cli

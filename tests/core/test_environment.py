@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+from combination_lock import CombinationLock
 from door import Door
 from toy import Line, instance
 
@@ -16,7 +17,6 @@ from agentr_core.environment import Environment, Repeatability
 from agentr_core.environments import registry
 from agentr_core.environments.contract import check
 from agentr_core.environments.native import native
-from agentr_core.environments.template import CombinationLock
 from agentr_core.episodes.rollout import repeat_step, steps_ask, take_step
 from agentr_core.episodes.transcript import AlternatingTurns, transcript_of
 from agentr_core.errors import ConfigError, EnvironmentFault, IllTypedAnswer

@@ -10,6 +10,7 @@ from typing import Any
 
 import gymnasium
 import pytest
+from combination_lock import CombinationLock
 from gymnasium.spaces import Discrete, Text
 from toy import Line
 from toy import instance as line_instance
@@ -20,7 +21,6 @@ from agentr_core.environments.agentgym.worlds import Wordle
 from agentr_core.environments.contract import check
 from agentr_core.environments.crafting.textcraft import TextCraft
 from agentr_core.environments.gymnasium_text import GymnasiumText, environment_factory, rows
-from agentr_core.environments.template import CombinationLock
 from agentr_core.episodes.rollout import act
 from agentr_core.errors import ConfigError, DataFault, EnvironmentFault, IllTypedAnswer
 from agentr_core.methods.faults import parse

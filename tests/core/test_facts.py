@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import gallery
 import pytest
+from combination_lock import CombinationLock
 
 from agentr_core.environment import MOST_FACTS, Environment
 from agentr_core.environments.crafting.textcraft import TextCraft
-from agentr_core.environments.template import CombinationLock
 from agentr_core.errors import IllTypedAnswer
 from agentr_core.runtime.instances import stored_rows
 from agentr_core.store.codec.trajectories import trajectory_rows

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from asked import asked_for
+from combination_lock import CombinationLock
 from hypothesis import given
 from hypothesis import strategies as st
 from toolboxes import Bench
@@ -25,7 +26,6 @@ from agentr_core.environments.gateway.dialects.base import read_answer
 from agentr_core.environments.native import ACT, NO_CALL, is_misread, native
 from agentr_core.environments.reasoning.problems import Move, Problem
 from agentr_core.environments.reasoning.world import ReasoningWorld, Rules
-from agentr_core.environments.template import CombinationLock
 from agentr_core.episodes.rollout import episode, play, restore
 from agentr_core.episodes.transcript import (
     OPENING,

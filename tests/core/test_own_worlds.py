@@ -14,10 +14,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from combination_lock import CombinationLock
 
 from agentr_core.environments import registry
 from agentr_core.environments.contract import check
-from agentr_core.environments.template import CombinationLock
 from agentr_core.errors import ConfigError, EnvironmentFault, IllTypedAnswer
 from agentr_core.methods.faults import parse
 from agentr_core.runtime.instances import held_out_instances, training_instances

@@ -15,6 +15,7 @@ import httpx
 import pytest
 from asked import run_id_of
 from click.testing import CliRunner
+from combination_lock import CombinationLock
 from door import Door
 from finished import finish
 from readme import BLOCKS, COMMANDS
@@ -22,7 +23,6 @@ from readme import BLOCKS, COMMANDS
 from agentr_core.environment import Repeatability
 from agentr_core.environments import registry
 from agentr_core.environments.graders import Command, Pattern, Rubric
-from agentr_core.environments.template import CombinationLock
 from agentr_core.episodes.rollout import play
 from agentr_core.errors import ConfigError, ErrorBudgetSpent
 from agentr_core.fingerprint import fingerprint

@@ -39,7 +39,7 @@ from flows.commands.plan import describe
 PAGES = sorted(MANUAL.rglob("*.md"))
 NAVIGATION = yaml.safe_load((MANUAL.parent / "mkdocs.yml").read_text("utf-8"))["nav"]
 WORDS_A_MINUTE = 230
-INSTALL = "pip install -e ."
+INSTALL = "pip install --no-build-isolation -e my-lock"
 
 
 def text_of(name: str) -> str:
@@ -284,7 +284,7 @@ def test_a_filter_of_ones_own_is_a_method_that_takes_fewer_samples(early: str, m
 
 def test_the_method_that_is_shown_is_one_that_is_run() -> None:
     _, shown = blocks("cookbook", "python")
-    assert shown in (ROOT / "tests" / "support" / "recital.py").read_text(encoding="utf-8")
+    assert shown in (ROOT / "data" / "templates" / "method" / "reply_recital.py").read_text(encoding="utf-8")
 
 
 def test_group_rl_on_vllm_is_set_as_shown() -> None:
@@ -308,12 +308,11 @@ def test_the_tutorial_names_commands_that_there_are() -> None:
     inside = re.findall(r"^agentr (.+)$", TUTORIAL_SCRIPT, re.M)
     for words in (shlex.split(line) for line in inside):
         assert CliRunner().invoke(cli, [*words[:1], "--help"]).exit_code == 0, words
-    assert {line.split()[0] for line in inside} == {"env", "plan", "run", "runs", "sql"}
+    assert {line.split()[0] for line in inside} == {"new", "env", "plan", "run", "runs", "sql"}
     done = subprocess.run(["make", "install", "--dry-run"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0
     recipe = parse(yaml.safe_load(written(TUTORIAL_SCRIPT)["my-recipe.yaml"]))
-    project = tomllib.loads(written(TUTORIAL_SCRIPT)["pyproject.toml"])["project"]
-    assert [recipe.environment.name] == list(project["entry-points"]["agentr.environments"])
+    assert f"agentr new world {recipe.environment.name}\n{INSTALL}\n" in TUTORIAL_SCRIPT
 
 
 def test_the_model_of_the_tutorial_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,21 +337,18 @@ def known(**more: str) -> dict[str, str]:
 
 @pytest.mark.long
 def test_the_tutorial_leads_from_an_empty_folder_to_a_report(tmp_path: Path) -> None:
-    """The package is registered as `pip install` would, which needs a network."""
-    (point,) = tomllib.loads(written(TUTORIAL_SCRIPT)["pyproject.toml"])["project"]["entry-points"][
-        "agentr.environments"
-    ].items()
+    """The package is registered as `pip install` would, which is for good."""
     registering = f"""python - <<'END'
 import sys
 sys.path.insert(0, {str(ROOT / "tests" / "support")!r})
 from pathlib import Path
-from door import register
-register(Path(), "my-agent", "[agentr.environments]\\n{" = ".join(point)}\\n")
+from door import register_package
+register_package(Path("my-lock"))
 END
 """
     _, script = TUTORIAL_SCRIPT.split("export AGENTR_HOME=$PWD\n")
     assert script.count(INSTALL) == 1
-    env = known(AGENTR_HOME=str(ROOT), PYTHONPATH=f"{ROOT}:{tmp_path / 'my-agent'}")
+    env = known(AGENTR_HOME=str(ROOT), PYTHONPATH=f"{ROOT}:{tmp_path / 'my-agent' / 'my-lock'}")
     done = subprocess.run(
         ["bash", "-e", "-c", script.replace(INSTALL, registering)],
         cwd=tmp_path,
@@ -361,7 +357,7 @@ END
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "combination-lock: ok - keeps the contract" in done.stdout
+    assert "my-lock: ok - keeps the contract" in done.stdout
     (report,) = re.findall(r"^report  (\S+)$", done.stdout, re.M)
     page = (tmp_path / "my-agent" / report).read_text(encoding="utf-8")
     assert "my-agent" in page

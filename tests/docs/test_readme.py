@@ -42,6 +42,7 @@ def test_every_command_is_of_a_kind_that_is_tested_here() -> None:
         "agentr import ",
         "agentr plan ",
         "agentr env doctor ",
+        "agentr new ",
         "prefect deployment run ",
     )
     # What starts and names a server is run by tests/flows/test_deployment.py and tests/vllm.
@@ -67,6 +68,8 @@ def test_every_command_is_of_a_kind_that_is_tested_here() -> None:
         "prefect worker start ",
     )
     several += ("pip install -c constraints.txt -e ", "dask scheduler", "agentr run ")
+    # tests/flows/test_templates.py installs what `agentr new` writes.
+    several += ("pip install --no-build-isolation -e ",)
     several += ("CUDA_VISIBLE_DEVICES=0 dask worker ",)
     several += ("python -m agentr_core.training.join ", ENTER)
     # These are run by tests/flows/test_collecting.py, on a smaller world.
@@ -106,7 +109,7 @@ def test_the_environment_that_is_entered_is_the_one_that_make_run_makes() -> Non
     assert f"{ENTER.split()[1].removesuffix('activate')}agentr run" in done.stdout
 
 
-@pytest.mark.parametrize("command", named("pip install "))
+@pytest.mark.parametrize("command", named("pip install -c "))
 def test_extras_that_are_installed_exist(command: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     (extra,) = re.findall(r"^pip install -c constraints\.txt -e '\.\[(\w+)\]'$", command)
@@ -174,7 +177,7 @@ def test_commands_on_stores_and_files_are_run(command: str, tmp_path: Path, monk
     assert done.output.strip()
 
 
-@pytest.mark.parametrize("command", [*named("agentr plan "), *named("agentr env doctor ")])
+@pytest.mark.parametrize("command", [*named("agentr plan "), *named("agentr env doctor "), *named("agentr new ")])
 @pytest.mark.usefixtures("checkout")
 def test_commands_that_only_look_are_run(command: str) -> None:
     words = shlex.split(command)[1:]

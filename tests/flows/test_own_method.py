@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import recital
-from door import Door
+from door import Door, register
 
 from agentr_core.errors import ConfigError
 from agentr_core.methods.faults import load
@@ -26,10 +25,11 @@ pytestmark = [
     # Prefect leaves the sockets of its event clients to the garbage collector.
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
 ]
+POINTS = "[agentr.methods]\nreply-recital = reply_recital:METHOD\n"
 OPENING = next(word for word in map(str, range(99)) if Door().parse(word) == "open")
 RECIPE = """\
 name: by-heart
-method: recital
+method: reply-recital
 workspace: {workspace}
 iterations: 1
 environment: {{name: door}}
@@ -43,7 +43,7 @@ evaluation: {{max_steps: 4, max_new_tokens: 6, revision_test: {{enabled: false}}
 @pytest.fixture(scope="module", autouse=True)
 def _installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(recital.install(tmp_path_factory.mktemp("packages") / "methods")))
+        patch.syspath_prepend(str(register(tmp_path_factory.mktemp("packages"), "recital", POINTS)))
         yield
 
 
@@ -56,7 +56,7 @@ def recipe(tmp_path: Path, door_model: Path) -> Path:
 
 def test_a_recipe_runs_from_its_plan_to_its_report(recipe: Path, tmp_path: Path) -> None:
     planned = describe(recipe, [])
-    assert planned.startswith("recipe by-heart: Recital, 1 iteration, run ")
+    assert planned.startswith("recipe by-heart: Reply recital, 1 iteration, run ")
     assert "each iteration: one reply to 6 instances" in planned
     order = ("evaluate base", "recite", "dataset", "train", "evaluate")
     told = planned.split("stages, and what each reads\n")[1].split("\n\n")[0]
@@ -71,9 +71,9 @@ def test_a_recipe_runs_from_its_plan_to_its_report(recipe: Path, tmp_path: Path)
     assert store.query("select max(iteration) as last from iteration where status = 'finished'")["last"].tolist() == [1]
     page = Path(done["report"]).read_text(encoding="utf-8")
     assert "expert episodes" in page
-    assert '<a href="#recital">What was recited</a>' in page
+    assert '<a href="#reply-recital">What was recited</a>' in page
     assert f"<p>{OPENING}, 6 times</p>" in page
-    assert page.index('id="funnel"') < page.index('id="recital"') < page.index('id="time"')
+    assert page.index('id="funnel"') < page.index('id="reply-recital"') < page.index('id="time"')
     assert 'id="judge"' not in page
     assert done["table"]
 
@@ -89,11 +89,11 @@ def test_its_stage_has_a_flow_that_prefect_finds_by_name() -> None:
     ("change", "said"),
     [
         ("options={}", "options: give reply, and nothing else"),
-        ("eto.phases=[dpo]", "eto: belongs to another method than recital; leave it out"),
+        ("eto.phases=[dpo]", "eto: belongs to another method than reply-recital; leave it out"),
         (
-            "method=recitals",
-            "method: there is no method 'recitals' (did you mean recital?); installed are agent-r, eto, grpo, "
-            "et-agent, compare, compare-runs, recital",
+            "method=reply-recitals",
+            "method: there is no method 'reply-recitals' (did you mean reply-recital?); installed are agent-r, eto, "
+            "grpo, et-agent, compare, compare-runs, reply-recital",
         ),
         ("method=agent-r", "options: belongs to another method than agent-r; leave it out"),
     ],

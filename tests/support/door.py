@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -103,3 +104,13 @@ def register(folder: Path, package: str, entry_points: str) -> Path:
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(entry_points)
     return folder
+
+
+def register_package(folder: Path) -> Path:
+    """Lay down the metadata of the package in a folder, as `pip install -e` does elsewhere, and
+    return the folder.
+    """
+    project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    ((group, points),) = project["entry-points"].items()
+    lines = [f"[{group}]", *(f"{name} = {where}" for name, where in points.items()), ""]
+    return register(folder, project["name"], "\n".join(lines))

@@ -1,13 +1,12 @@
-"""A method as a third party adds it, with a stage and a setting of its own: it learns one reply by
-heart.
+"""A method that works, for you to change: it learns one reply by heart.
+
+It has a stage and a setting of its own; the stages after it are those that every method shares.
+`Method` and `Stage` in agentr_core/runtime/place.py say what each field means.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
-
-from door import register
 
 from agentr_core.episodes.rollout import play
 from agentr_core.episodes.transcript import whole_episode
@@ -36,7 +35,7 @@ async def recite(place: Workplace, iteration: int) -> dict[str, Any]:
             env = worlds.of(instance)
             first, (outcome,) = play(env, instance, (place.recipe.options["reply"],))
             trajectory = Trajectory.ended(instance, first, (outcome.step,), outcome.stop or StopReason.STEP_LIMIT)
-            key = fingerprint("recital", iteration_id, instance.key)
+            key = fingerprint("reply-recital", iteration_id, instance.key)
             sample = Sample(
                 kind=SampleKind.EXPERT,
                 messages=whole_episode(env, trajectory),
@@ -67,12 +66,14 @@ def faults(recipe: Recipe) -> list[str]:
 def said(place: Workplace, iteration: int) -> tuple[Section, ...]:
     """Return a section with the reply that was learned."""
     recited = expert_episodes(place, iteration).count
-    return (Section("recital", "What was recited", (Paragraph(f"{place.recipe.options['reply']}, {recited} times"),)),)
+    return (
+        Section("reply-recital", "What was recited", (Paragraph(f"{place.recipe.options['reply']}, {recited} times"),)),
+    )
 
 
 METHOD = Method(
-    name="recital",
-    title="Recital",
+    name="reply-recital",
+    title="Reply recital",
     sections=("iterations", "options"),
     stages=(RECITE, DATASET, TRAIN, EVALUATE),
     plan=plan,
@@ -81,8 +82,3 @@ METHOD = Method(
     describe=lambda recipe, train, test: [f"each iteration: one reply to {train} instances"],
     report=(ReportPart(sections=said),),
 )
-
-
-def install(folder: Path) -> Path:
-    """Lay down a package that registers the method; put the folder on `sys.path` to install it."""
-    return register(folder, "agentr-recital", "[agentr.methods]\nrecital = recital:METHOD\n")

@@ -1,7 +1,8 @@
-"""A template for a world of your own: copy this file, and change what is in it. The README.md
-beside it says how.
+"""A world that works, for you to change: a lock with three dials. Each try is answered with a hint
+for each dial.
 
-The world is a combination lock with three dials. Each try is answered with a hint for each dial.
+The class `Environment` in agentr_core/environment.py says what each method must do, and which
+others there are, with their defaults.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ For each dial you are told whether it is right, too low or too high. After eight
 
 
 class CombinationLock(Environment):
-    """A thousand locks, one for each combination; `train` and `test` have none in common."""
+    """A thousand locks, one for each way to set the dials, and none in both `train` and `test`."""
 
     name = "combination-lock"
     instruction = _INSTRUCTION
