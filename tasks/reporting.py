@@ -14,7 +14,7 @@ from prefect.cache_policies import NO_CACHE
 
 from agentr_core.errors import ConfigError
 from agentr_core.methods.comparison.report import build_comparison
-from agentr_core.reports import wording
+from agentr_core.reports import leaderboard, wording
 from agentr_core.reports.comparison import ComparisonReport, group_means
 from agentr_core.reports.comparison import scores as arm_scores
 from agentr_core.reports.document import VIEWER, IterationReport, report_name, report_page
@@ -43,7 +43,7 @@ from agentr_core.stages.report import (
 )
 from agentr_core.store.database import settled_state
 from agentr_core.store.queries.datasets import finished_evaluations
-from agentr_core.store.queries.runs import trained_iterations
+from agentr_core.store.queries.runs import run_state, run_versions, stage_seconds, trained_iterations
 from agentr_core.system import write_text
 from tasks.wiring import RunRef, quiet_workplace, viewer_address, viewer_page
 from tasks.workspaces import find_run
@@ -187,6 +187,31 @@ def compare_runs(workspace: Path, prefixes: Sequence[str], *, viewer: str = VIEW
     write_text(html.with_suffix(".md"), render_runs_markdown(built))
     tables = [paired_table(built), *([group_means(built.means)] if built.means else [])]
     return "\n".join(map(table_text, tables)), html
+
+
+def add_to_leaderboard(workspace: Path, prefix: str, page: Path) -> str:
+    """Put the last score of a run into the leaderboard of a Markdown file; return its table as text
+    for a terminal. The id may be cut short.
+
+    Raises `ConfigError` if there is no such run, if it compares arms or has not finished, and as
+    `leaderboard.add`.
+    """
+    run = RunRef(workspace=str(workspace), run_id=find_run(workspace, prefix))
+
+    def read(place: Workplace) -> leaderboard.Entry:
+        state = run_state(place.store, run.run_id)
+        if state is None or state.status != "finished" or place.recipe.compare.arms:
+            raise ConfigError(
+                f"run {run.run_id} has not finished, or compares arms; a leaderboard takes runs that went to their end"
+            )
+        last = max([0, *_finished(place)])
+        scores = replace(
+            _score_report(place, last, Scoreboard(place)), versions=run_versions(place.store, place.run_id)
+        )
+        seconds = sum(stage_seconds(place.store, run.run_id).values())
+        return leaderboard.entry_of(scores, seed=place.recipe.seed, seconds=seconds)
+
+    return table_text(leaderboard.add(page, _at_once(run, read)))
 
 
 def compare_worlds(workspace: Path, prefix: str, others: Sequence[str]) -> str:

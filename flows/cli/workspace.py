@@ -23,16 +23,29 @@ from flows.cli.options import WORKSPACE, IdPrefix, NamedPath, standard_input, we
     callback=web_address,
     help="Address of `agentr view` on the workspace, for links to it; empty for none.  [default: its usual one]",
 )
+@click.option(
+    "--leaderboard",
+    metavar="FILE",
+    type=NamedPath(path_type=Path, dir_okay=False),
+    help="Put the run's last score into the leaderboard of a Markdown FILE, and write nothing else.",
+)
 @WORKSPACE
-def report(runs: tuple[str, ...], beside: str | None, viewer: str | None, workspace: Path) -> None:
+def report(
+    runs: tuple[str, ...], beside: str | None, viewer: str | None, leaderboard: Path | None, workspace: Path
+) -> None:
     """Write the reports of a run anew, and print their paths.
 
     There is a page for each iteration and one for the whole run. For several runs: write one page
     that compares them with the first on the same episodes, and print its table; runs that differ in
     the seed only have their means over seeds, too.
     """
-    from tasks.reporting import compare_runs, compare_worlds, write_reports
+    from tasks.reporting import add_to_leaderboard, compare_runs, compare_worlds, write_reports
 
+    if leaderboard is not None:
+        if beside or len(runs) > 1:
+            raise click.UsageError("--leaderboard takes one RUN")
+        click.echo(add_to_leaderboard(workspace, runs[0], leaderboard), nl=False)
+        return
     where = {} if viewer is None else {"viewer": viewer}
     if beside and len(runs) > 1:
         raise click.UsageError("--beside takes the further runs; give one RUN before it")

@@ -167,6 +167,11 @@ def test_too_little_of_an_id_names_nothing(store: Store, words: tuple[str, ...])
     assert said in answer.output
 
 
+def test_a_leaderboard_takes_a_run_at_a_time(tmp_path: Path) -> None:
+    answer = CliRunner().invoke(cli, ["report", "a" * 6, "b" * 6, "--leaderboard", str(tmp_path / "board.md")])
+    assert (answer.exit_code, "--leaderboard takes one RUN" in answer.output) == (2, True)
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -323,3 +328,12 @@ def test_a_run_is_alone_can_be_interrupted_and_goes_on(
     assert kept <= set(store.query("select tree_id, node_index, created_at from node").itertuples(index=False))
     assert store.query("select status from run")["status"].tolist() == ["finished"]
     assert store.query("select * from v_orphans").empty
+
+    (run_id,) = store.query("select run_id from run")["run_id"]
+    board = recipe.parent / "board.md"
+    told = CliRunner().invoke(
+        cli, ["report", run_id[:6], "--leaderboard", str(board), "-w", str(recipe.parent / "runs")]
+    )
+    assert told.exit_code == 0, told.output
+    assert told.stdout.splitlines()[0].startswith("World ")
+    assert run_id in board.with_suffix(".jsonl").read_text()

@@ -1,0 +1,170 @@
+"""The leaderboard: a Markdown table of the last scores of runs, and of those in papers, between two
+marks of a file. Its entries are JSON lines in a file beside it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from agentr_core.errors import ConfigError
+from agentr_core.reports import wording
+from agentr_core.reports.document import Column, Estimate, IterationReport, Row, Table
+from agentr_core.reports.markdown import table_markdown
+from agentr_core.system import write_text
+
+START, END = "<!-- leaderboard -->", "<!-- /leaderboard -->"
+_CORES = re.compile(r", (\d+) of \d+$")
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Entry(BaseModel):
+    """A model's score on the held-out instances of a world. `interval` and `gain_interval` are 95%
+    intervals; `gain` is the difference of success to the base model on the same episodes.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    world: str
+    recipe: str
+    """Name of the recipe, or of the method of a paper."""
+    model: str
+    measure: Literal["success", "reward"] = "success"
+    score: Share
+    interval: tuple[Share, Share] | None = None
+    base: Share | None = None
+    gain: float | None = None
+    gain_interval: tuple[float, float] | None = None
+    episodes: int | None = None
+    iteration: int | None = None
+    seed: int | None = None
+    commit: str = ""
+    date: str = ""
+    core_hours: float | None = None
+    """Wall-clock hours of the run's stages times the processors that it could use."""
+    machine: str = ""
+    run: str = ""
+    """Id of the run; empty for a number of a paper."""
+    source: str = ""
+    """Where a paper has the number."""
+
+
+def entry_of(report: IterationReport, *, seed: int, seconds: float) -> Entry:
+    """Return the entry of a run from the report of its last iteration; `seconds` is what all of its
+    stages took. Raises `ConfigError` if no model was evaluated to the end.
+    """
+    if not report.scores:
+        raise ConfigError(f"run {report.run_id} has no evaluated model yet, so it has no place on a leaderboard")
+    last, base = report.scores[-1], report.score(0)
+    processor = report.versions.get("processor", "")
+    cores = _CORES.search(processor)
+    machine = ", ".join(filter(None, [processor, report.versions.get("gpu", "")]))
+    gain = last.versus_base
+    return Entry(
+        world=report.environment,
+        recipe=report.recipe_name,
+        model=report.model,
+        score=last.success.value,
+        interval=_ends(last.success),
+        base=base.success.value if base else None,
+        gain=gain.value if gain else None,
+        gain_interval=_ends(gain) if gain else None,
+        episodes=last.success.n,
+        iteration=last.iteration,
+        seed=seed,
+        commit=report.versions.get("commit", ""),
+        date=report.date.split()[0],
+        core_hours=round(seconds / 3600 * int(cores[1]), 2) if cores else None,
+        machine=machine,
+        run=report.run_id,
+    )
+
+
+def add(page: Path, entry: Entry | None = None) -> Table:
+    """Put an entry into the leaderboard of a Markdown file, in the place of an older one of the
+    same run, and return the whole table; without an entry, write the table anew. A file that is not
+    there is made; in one that is, only what stands between the marks changes.
+
+    Raises:
+        ConfigError: the file has text and no marks, or the entries beside it cannot be read.
+        DiskError: it cannot be written.
+    """
+    lines = page.with_suffix(".jsonl")
+    entries = [each for each in read(lines) if entry is None or not each.run or each.run != entry.run]
+    if entry is not None:
+        entries.append(entry)
+    found = table(entries)
+    text = page.read_text(encoding="utf-8") if page.exists() else f"# Leaderboard\n\n{START}\n{END}\n"
+    head, start, rest = text.partition(START)
+    _, end, tail = rest.partition(END)
+    if not (start and end):
+        raise ConfigError(f"{page} has no place for a leaderboard; put the lines {START} and {END} where it shall be")
+    # The entries first: from them the page can be made anew.
+    write_text(lines, "".join(f"{each.model_dump_json(exclude_defaults=True)}\n" for each in entries))
+    write_text(page, f"{head}{START}\n\n{table_markdown(found)}\n{END}{tail}")
+    return found
+
+
+def read(file: Path) -> list[Entry]:
+    """Return the entries of a file; none if there is no file. Raises `ConfigError`."""
+    entries = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines() if file.exists() else (), 1):
+        try:
+            entries.append(Entry.model_validate_json(line))
+        except ValidationError as error:
+            fault = error.errors()[0]
+            where = ".".join(map(str, fault["loc"])) or "line"
+            raise ConfigError(f"{file}, line {number}: {where}: {fault['msg']}") from None
+    return entries
+
+
+def table(entries: Sequence[Entry]) -> Table:
+    """Return the leaderboard: the best score of a world and measure first, papers marked."""
+    columns = (
+        Column("World", "text"),
+        Column("Recipe", "text"),
+        Column("Model", "text"),
+        Column("Base"),
+        Column("Score (95% interval)"),
+        Column("Gain (95% interval)"),
+        Column("Episodes"),
+        Column("Seed"),
+        Column("Core hours"),
+        Column("Commit, date", "text"),
+    )
+    ordered = sorted(entries, key=lambda each: (each.world, each.measure, -each.score, each.recipe, each.seed or 0))
+    return Table(columns, tuple(map(_row, ordered)))
+
+
+def _row(entry: Entry) -> Row:
+    unit = "" if entry.measure == "success" else f" reward {wording.TIMES}100"
+    gain = wording.NOTHING if entry.gain is None else wording.points(entry.gain)
+    if entry.gain_interval:
+        gain += f" ({wording.points(entry.gain_interval[0])} to {wording.points(entry.gain_interval[1])})"
+    score = f"{wording.percent(entry.score)}{unit}"
+    if entry.interval:
+        score += f" ({wording.percent(entry.interval[0])}{wording.TO}{wording.percent(entry.interval[1])})"
+    origin = " ".join(filter(None, [entry.commit[:8], entry.date])) if entry.run else f"theirs: {entry.source}"
+    numbers = (entry.episodes, entry.seed)
+    return Row(
+        (
+            entry.world,
+            entry.recipe,
+            entry.model,
+            wording.percent(entry.base),
+            score,
+            gain,
+            *(wording.NOTHING if number is None else wording.count(number) for number in numbers),
+            wording.decimal(entry.core_hours, 1),
+            origin,
+        )
+    )
+
+
+def _ends(estimate: Estimate) -> tuple[float, float]:
+    return round(estimate.low, 4), round(estimate.high, 4)
