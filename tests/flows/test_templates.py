@@ -48,6 +48,7 @@ def test_the_command_that_is_printed_installs_without_a_network(
     assert done.stdout == "glass-maze: ok - keeps the contract\n"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("prefect_server")
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 def test_a_recipe_runs_to_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
