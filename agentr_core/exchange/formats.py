@@ -187,10 +187,18 @@ def not_in_exchanges(training_set: TrainingSet) -> str:
             return "its outputs are whole turns, and these were grown by continuation; choose parquet, trl or sharegpt"
         if any(message.role in TOOL_TURNS for message in row.sample.messages):
             return "it has no place for tools and their results; choose parquet, trl or sharegpt"
-        roles = [message.role for message in _unless_system(row.sample.messages)]
+        roles = [message.role for message in _answered(row.sample)]
         if roles != ["user", "assistant"] * (len(roles) // 2):
             return "each input must have an output, and these turns do not alternate; choose parquet, trl or sharegpt"
     return ""
+
+
+def unanswered(training_set: TrainingSet) -> str:
+    """Return how many samples end with a turn that is no reply, which is left out; empty if
+    none.
+    """
+    count = sum(row.sample.messages[-1].role != "assistant" for row in training_set.samples)
+    return f"left out is the last turn of {count} samples, which has no reply" if count else ""
 
 
 def beside_alpaca(training_set: TrainingSet) -> str:
@@ -246,9 +254,15 @@ def write_xtuner(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
 
 def _exchanges(sample: Sample) -> tuple[str, list[tuple[Message, Message]]]:
     """Return the system text of a sample, and its inputs with their outputs."""
-    turns = _unless_system(sample.messages)
-    system = sample.messages[0].text if len(turns) < len(sample.messages) else ""
+    turns, first = _answered(sample), sample.messages[0]
+    system = first.text if first.role == "system" else ""
     return system, list(zip(turns[::2], turns[1::2], strict=True))
+
+
+def _answered(sample: Sample) -> Sequence[Message]:
+    """Return the turns of a sample after its system text, up to its last reply."""
+    turns = _unless_system(sample.messages)
+    return turns[:-1] if turns[-1].role == "user" else turns
 
 
 def _completions(samples: Iterable[SampleRow]) -> Iterable[dict[str, Any]]:
@@ -644,13 +658,14 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
             read_with="A line for each trained turn, which is its `output`; the turns before it are context. "
             "LLaMA-Factory needs `mask_history: true`, or it trains these, too.",
             impossible=not_in_exchanges,
-            notes=(beside_alpaca, cut_replies),
+            notes=(beside_alpaca, unanswered, cut_replies),
         ),
         "xtuner": Format(
             write=write_xtuner,
             read_with="For XTuner 0.2 as `dataset_map_fn=None`; `output_with_loss` says whether an output carries "
             "loss.",
             impossible=not_in_exchanges,
+            notes=(unanswered, cut_replies),
         ),
         "atif": Format(
             write=atif.write_atif,

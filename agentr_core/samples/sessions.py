@@ -59,7 +59,7 @@ def plain(record: dict[str, Any], where: str) -> dict[str, Any]:
     defined = record.get("tools") or tools
     return {
         "id": record["id"],
-        "messages": [*([{"role": "system", "content": system}] if system else []), *_merged(turns)],
+        "messages": list(_merged([*([{"role": "system", "content": system}] if system else []), *turns])),
         **({"tools": defined} if defined else {}),
     }
 

@@ -306,16 +306,21 @@ def test_xtuner_has_a_flag_for_each_output(tmp_path: Path) -> None:
 def test_what_inputs_and_outputs_cannot_hold_is_refused(tmp_path: Path, form: str) -> None:
     row = SampleRow(id="s", sample=calling(call_text("look", "{}"), "a door"), origin=ORIGIN)
     whole = samples()[1]
-    ends = replace(row, sample=replace(whole, messages=(*whole.messages, Message(role="user", text="And?"))))
+    asked = Message(role="user", text="And?")
+    twice = replace(row, sample=replace(whole, messages=(*whole.messages, asked, asked)))
     for made, part in (
         (training_set(grown()), "grown by continuation"),
         (pairs(), "no form for preference pairs"),
         (TrainingSet(name="toy-1", facts={}, samples=[row]), "no place for tools and their results"),
-        (TrainingSet(name="toy-1", facts={}, samples=[ends]), "each input must have an output"),
+        (TrainingSet(name="toy-1", facts={}, samples=[twice]), "each input must have an output"),
     ):
         with pytest.raises(ConfigError, match=part):
             export(made, tmp_path / "out", form, without_mask=True)
         assert not (tmp_path / "out").exists()
+    ends = replace(row, sample=replace(whole, messages=(*whole.messages, asked)))
+    export(TrainingSet(name="toy-1", facts={}, samples=[ends]), tmp_path / "out", form)
+    assert "And?" not in (tmp_path / "out" / f"{form}.jsonl").read_text("utf-8")
+    assert "the last turn of 1 samples, which has no reply" in (tmp_path / "out" / "README.md").read_text("utf-8")
 
 
 def test_atif_keeps_to_its_schema_and_reads_back(tmp_path: Path) -> None:

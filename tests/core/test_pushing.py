@@ -164,3 +164,9 @@ def test_without_a_token_nothing_is_written(monkeypatch: pytest.MonkeyPatch, tmp
     refused = CliRunner().invoke(cli, words)
     assert "--push needs a token of the hub that may write: set HF_TOKEN" in str(refused.exception)
     assert not (tmp_path / "out").exists()
+
+
+def test_an_export_that_fails_pushes_nothing(hub: Hub, tmp_path: Path) -> None:
+    words = ["export", "abc", str(tmp_path / "out"), "--format", "parquet", "--push", REPO, "-w", str(tmp_path)]
+    assert CliRunner().invoke(cli, words).exit_code != 0
+    assert (hub.created, hub.tokens) == ([], set())

@@ -182,6 +182,13 @@ def test_a_custom_call_of_codex_has_its_text_as_an_argument(tmp_path: Path) -> N
     assert record["messages"][2]["content"] == call_text("Bash", '{"input": "a"}', beside="Two.")
 
 
+def test_instructions_of_codex_in_several_lines_are_one_system_text(tmp_path: Path) -> None:
+    told = item("message", role="developer", content=[{"type": "input_text", "text": "Only read."}])
+    around = item("message", role="user", content=[{"type": "input_text", "text": "In /w."}])
+    (record,) = map(json.loads, imported(tmp_path, [*CODEX[:2], told, around, *CODEX[2:]]).lines)
+    assert [turn["content"] for turn in record["messages"][:2]] == ["You act.\n\nOnly read.", "In /w.\n\nGo."]
+
+
 def test_a_session_is_an_experts_where_its_file_is_named_after_an_instance(tmp_path: Path) -> None:
     target = Target(world=World("line"), split="train")
     (line,) = import_experts(write(tmp_path, PI, "line_3"), target, opening=0).lines
