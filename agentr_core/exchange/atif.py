@@ -10,7 +10,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agentr_core.episodes.transcript import NativeCall, calls_in
+from agentr_core.episodes.transcript import calls_in
 from agentr_core.exchange.training_set import Origin, TrainingSet, opening, samples_of
 from agentr_core.samples.chat_file import OBSERVED_AS, REPLY, written_calls
 from agentr_core.system import DISTRIBUTION
@@ -131,7 +131,7 @@ def _steps(sample: Sample, logprobs: Logprobs) -> list[dict[str, Any]]:
                     steps[-1]["extra"][OBSERVED_AS] = "assistant"
         elif message.role == "assistant":
             step = _reply(message, next(rest, None))
-            open_calls = _call(step, _writable(message.text), number=len(steps) + 1) if tools else []
+            open_calls = _call(step, number=len(steps) + 1) if tools else []
             steps.append(step)
         elif message.role == "tool" and open_calls:
             _observed(steps[-1], message.text, source_call_id=open_calls.pop(0))
@@ -163,22 +163,16 @@ def _reply(part: Message | Span, logprobs: Sequence[float] | None) -> dict[str, 
     }
 
 
-def _writable(reply: str) -> tuple[NativeCall, ...]:
-    """Return the calls in a reply; none where a number in one is not finite, which JSON has no
-    place for.
-    """
-    calls = calls_in(reply)
-    try:
-        json.dumps([dict(call.arguments) for call in calls], allow_nan=False)
-    except ValueError:
-        return ()
-    return calls
-
-
-def _call(step: dict[str, Any], calls: Sequence[NativeCall], *, number: int) -> list[str]:
+def _call(step: dict[str, Any], *, number: int) -> list[str]:
     """Move the calls in the message of a step to a field of their own, and return their ids. The
     reply as it was sampled stays in `extra` where the fields do not spell it.
     """
+    calls = calls_in(step["message"])
+    try:
+        json.dumps([dict(call.arguments) for call in calls], allow_nan=False)
+    except ValueError:
+        # A number in one is not finite, and JSON has no place for it.
+        return []
     if not calls:
         return []
     reply, beside = step["message"], calls[0].beside

@@ -114,34 +114,30 @@ def with_calls(values: Sequence[Any], where: str) -> list[Any]:
     a result of no call.
     """
     read: list[Any] = []
-    open_ids: list[str] = []
+    # Not known after a reply that has its calls in its text.
+    open_ids: list[str] | None = None
+    first = 0
     for position, turn in enumerate(values):
         at = f"{where}, turn {position}"
         if not isinstance(turn, dict):
             read.append(turn)
         elif holds(turn.get("tool_calls")):
-            ids, text = _calls_of(turn, at)
-            open_ids = ids
+            open_ids, text = calls_of(turn, at)
             read.append({**{name: turn[name] for name in turn if name != "tool_calls"}, "content": text})
-        elif holds(key := turn.get("tool_call_id")) and turn.get("role") == "tool":
+            first = len(read)
+        elif open_ids is not None and turn.get("role") == "tool" and holds(key := turn.get("tool_call_id")):
             if key not in open_ids:
                 raise DataFileError(f"{at} has the result of {key!r}, and no call of the reply before it has that id")
-            place = len(read)
+            read.append(turn)
             # Results of later calls may have come first.
-            while (order := _order(read[place - 1], open_ids)) is not None and order > open_ids.index(key):
-                place -= 1
-            read.insert(place, turn)
+            read[first:] = sorted(read[first:], key=lambda result, ids=open_ids: ids.index(result["tool_call_id"]))
         else:
             read.append(turn)
+            open_ids = [] if "tool_calls" in turn else None
     return read
 
 
-def _order(turn: Any, ids: Sequence[str]) -> int | None:
-    key = turn.get("tool_call_id") if isinstance(turn, dict) else None
-    return ids.index(key) if key in ids else None
-
-
-def _calls_of(turn: Mapping[str, Any], where: str) -> tuple[list[str], str]:
+def calls_of(turn: Mapping[str, Any], where: str) -> tuple[list[str], str]:
     """Return the ids of the calls in a turn, and its text with them."""
     values = turn["tool_calls"]
     if turn.get("role") != "assistant" or not isinstance(values, list):
@@ -223,11 +219,11 @@ def atif_turns(record: dict[str, Any], where: str) -> list[dict[str, Any]]:
         if step.get("step_id", number) != number:
             raise DataFileError(f"{at}: step_id is {step['step_id']!r}; steps are numbered from 1 in their order")
         extra = step["extra"] if isinstance(step.get("extra"), dict) else {}
-        turn = _atif_turn(step, extra, at)
+        turn = atif_turn(step, extra, at)
         role = extra.get(OBSERVED_AS)
         if role not in (None, *_OBSERVED) or (role == "assistant" and turn["role"] != "assistant"):
             raise DataFileError(f"{at}: extra.{OBSERVED_AS} must be one of {', '.join(_OBSERVED)}")
-        results = _atif_results(step, at)
+        results = atif_results(step, at)
         if role != "assistant":
             turns += [turn, *_observed(results, role)]
             unfinished = False
@@ -244,11 +240,21 @@ def atif_turns(record: dict[str, Any], where: str) -> list[dict[str, Any]]:
     return turns
 
 
-def _atif_turn(step: Mapping[str, Any], extra: Mapping[str, Any], where: str) -> dict[str, Any]:
+def atif_turn(step: Mapping[str, Any], extra: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the turn of a step, with its calls and whether it is trained."""
     turn: dict[str, Any] = {"role": _ATIF_ROLES[step["source"]], "content": text_of(step.get("message"), where)}
     if holds(calls := step.get("tool_calls")):
-        turn["tool_calls"] = _atif_calls(calls, where)
+        turn["tool_calls"] = [
+            {"id": call.get("tool_call_id"), "name": call.get("function_name"), "arguments": call.get("arguments")}
+            for call in (calls if isinstance(calls, list) else [])
+            if isinstance(call, dict)
+        ]
+        readable = [isinstance(call["id"], str) and isinstance(call["arguments"], dict) for call in turn["tool_calls"]]
+        if not readable or not all(readable):
+            raise DataFileError(
+                f"{where}: each of tool_calls must have a tool_call_id, a function_name, and arguments that are an "
+                "object"
+            )
         if REPLY in extra:
             reply = extra[REPLY]
             if not isinstance(reply, str) or [call.beside for call in calls_in(reply)[:1]] != [turn["content"]]:
@@ -263,21 +269,7 @@ def _atif_turn(step: Mapping[str, Any], extra: Mapping[str, Any], where: str) ->
     return turn if verdict is None else {**turn, "train": verdict}
 
 
-def _atif_calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    """Return the calls of a step as those of a turn of OpenAI."""
-    named = [
-        {"id": call.get("tool_call_id"), "name": call.get("function_name"), "arguments": call.get("arguments")}
-        for call in (calls if isinstance(calls, list) else [None])
-        if isinstance(call, dict)
-    ]
-    if not named or not all(isinstance(call["id"], str) and isinstance(call["arguments"], dict) for call in named):
-        raise DataFileError(
-            f"{where}: each of tool_calls must have a tool_call_id, a function_name, and arguments that are an object"
-        )
-    return named
-
-
-def _atif_results(step: Mapping[str, Any], where: str) -> list[tuple[str | None, str]]:
+def atif_results(step: Mapping[str, Any], where: str) -> list[tuple[str | None, str]]:
     """Return the results in the observation of a step, each after the id of its call."""
     observation = step.get("observation")
     results = [] if observation is None else observation.get("results") if isinstance(observation, dict) else None

@@ -111,7 +111,10 @@ def _ancestors(lines: Sequence[Line], key: str, parent: str, last: Line) -> set[
 # tree; those of results of several calls are siblings, of which the next reply follows one.
 
 
-def _claude_code(lines: Sequence[Line], where: str) -> tuple[str, list[Turn], list[Any]]:
+def read_claude_code(lines: Sequence[Line], where: str) -> tuple[str, list[Turn], list[Any]]:
+    """Return the system text of a session, its turns, and the tools that it defines. Raises
+    `DataFileError`.
+    """
     turns: list[Turn] = []
     replies: dict[str, Turn] = {}
     for line in _claude_path(lines, where):
@@ -126,7 +129,13 @@ def _claude_code(lines: Sequence[Line], where: str) -> tuple[str, list[Turn], li
             if name not in replies:
                 replies[name] = {"role": "assistant", "content": "", "tool_calls": []}
                 turns.append(replies[name])
-            _claude_reply(replies[name], blocks, at)
+            for block in blocks:
+                kind = block.get("type") if isinstance(block, dict) else None
+                if kind == "tool_use":
+                    call = {"id": block.get("id"), "name": block.get("name"), "arguments": block.get("input")}
+                    replies[name]["tool_calls"].append(call)
+                elif kind not in ("thinking", "redacted_thinking"):
+                    replies[name]["content"] += _texts([block], at)
             continue
         results = [block for block in blocks if isinstance(block, dict) and block.get("type") == "tool_result"]
         turns += [
@@ -146,7 +155,7 @@ def _claude_code(lines: Sequence[Line], where: str) -> tuple[str, list[Turn], li
         if isinstance(attachment, dict) and attachment.get("type") == "prompt_snapshot":
             parts = [attachment.get("cliPrefix"), *attachment.get("systemPrompt", ())]
             system = "\n\n".join(part for part in parts if isinstance(part, str))
-            tools = [_claude_tool(tool) for tool in attachment.get("tools", ())]
+            tools = [tool_definition(tool) for tool in attachment.get("tools", ())]
     return system, turns, tools
 
 
@@ -154,7 +163,14 @@ def _claude_path(lines: Sequence[Line], where: str) -> list[Line]:
     """Return the lines of the conversation that the last one belongs to, in their order."""
     if any(line.get("isCompactSummary") or line.get("subtype") == "compact_boundary" for line in lines):
         raise _compacted(where)
-    rows = [line for line in lines if _is_row(line)]
+    # The harness writes its errors as replies of a model.
+    rows = [
+        line
+        for line in lines
+        if line.get("type") in ("user", "assistant")
+        and isinstance(line.get("message"), dict)
+        and not line.get("isApiErrorMessage")
+    ]
     main = [line for line in rows if not line.get("isSidechain")] or rows
     if not main:
         return []
@@ -176,42 +192,27 @@ def _claude_path(lines: Sequence[Line], where: str) -> list[Line]:
     ]
 
 
-def _is_row(line: Line) -> bool:
-    spoken = line.get("type") in ("user", "assistant") and isinstance(line.get("message"), dict)
-    # The harness writes its errors as replies of a model.
-    return spoken and not line.get("isApiErrorMessage")
-
-
 def _answered(line: Line) -> list[Any]:
     content = line["message"].get("content")
     blocks = content if isinstance(content, list) else []
     return [block.get("tool_use_id") for block in blocks if isinstance(block, dict)]
 
 
-def _claude_reply(reply: Turn, blocks: Sequence[Any], where: str) -> None:
-    for block in blocks:
-        kind = block.get("type") if isinstance(block, dict) else None
-        if kind == "tool_use":
-            call = {"id": block.get("id"), "name": block.get("name"), "arguments": block.get("input")}
-            reply["tool_calls"].append(call)
-        elif kind not in ("thinking", "redacted_thinking"):
-            reply["content"] += _texts([block], where)
-
-
-def _claude_tool(tool: Any) -> Any:
+def tool_definition(tool: Any) -> dict[str, Any]:
+    """Return a tool as OpenAI defines it, of one that Claude Code noted."""
     schema = tool.get("schema", tool) if isinstance(tool, dict) else {}
-    return _function(schema.get("name"), schema.get("description"), schema.get("input_schema"))
-
-
-def _function(name: Any, description: Any, parameters: Any) -> dict[str, Any]:
-    told = {"description": description} if isinstance(description, str) else {}
-    return {"type": "function", "function": {"name": name, **told, "parameters": parameters or {"type": "object"}}}
+    described = {"description": schema["description"]} if isinstance(schema.get("description"), str) else {}
+    parameters = schema.get("input_schema") or {"type": "object"}
+    return {"type": "function", "function": {"name": schema.get("name"), **described, "parameters": parameters}}
 
 
 # Codex: the items of its requests, one a line, after a line about the session.
 
 
-def _codex(lines: Sequence[Line], where: str) -> tuple[str, list[Turn], list[Any]]:
+def read_codex(lines: Sequence[Line], where: str) -> tuple[str, list[Turn], list[Any]]:
+    """Return the system text of a session, its turns, and the tools that it defines. Raises
+    `DataFileError`.
+    """
     instructions = lines[0]["payload"].get("base_instructions")
     system = instructions.get("text") if isinstance(instructions, dict) else instructions
     turns: list[Turn] = []
@@ -222,11 +223,11 @@ def _codex(lines: Sequence[Line], where: str) -> tuple[str, list[Turn], list[Any
         if line.get("type") == "compacted" or kind in ("compaction", "context_compacted", "thread_rolled_back"):
             raise _compacted(at)
         if line.get("type") == "response_item" and isinstance(item, dict):
-            turns += _codex_item(item, kind, turns, at)
+            turns += codex_turns(item, kind, turns, at)
     return system if isinstance(system, str) else "", turns, []
 
 
-def _codex_item(item: Line, kind: Any, turns: Sequence[Turn], where: str) -> Iterator[Turn]:
+def codex_turns(item: Line, kind: Any, turns: Sequence[Turn], where: str) -> Iterator[Turn]:
     """Yield the turn of an item, unless it goes on with the reply before it."""
     role = {"developer": "system"}.get(str(item.get("role")), item.get("role"))
     if kind == "message" and role != "assistant":
@@ -254,7 +255,10 @@ def _codex_item(item: Line, kind: Any, turns: Sequence[Turn], where: str) -> Ite
 # Pi: a tree of entries; the last one is where the session ended.
 
 
-def _pi(lines: Sequence[Line], where: str) -> tuple[str, list[Turn], list[Any]]:
+def read_pi(lines: Sequence[Line], where: str) -> tuple[str, list[Turn], list[Any]]:
+    """Return the system text of a session, its turns, and the tools that it defines. Raises
+    `DataFileError`.
+    """
     path = _pi_path(lines)
     turns: list[Turn] = []
     for number, entry in enumerate(lines, start=1):
@@ -266,7 +270,7 @@ def _pi(lines: Sequence[Line], where: str) -> tuple[str, list[Turn], list[Any]]:
         if entry.get("type") == "custom_message":
             turns.append({"role": "user", "content": _texts(entry.get("content"), at)})
         elif entry.get("type") == "message" and isinstance(entry.get("message"), dict):
-            turns += _pi_turns(entry["message"], at)
+            turns += pi_turns(entry["message"], at)
     return "", turns, []
 
 
@@ -277,7 +281,8 @@ def _pi_path(lines: Sequence[Line]) -> set[int]:
     return {id(line) for line in lines[1:] if path is None or line.get("id") in path}
 
 
-def _pi_turns(message: Line, where: str) -> Iterator[Turn]:
+def pi_turns(message: Line, where: str) -> Iterator[Turn]:
+    """Yield the turn of a message of pi, if its model read it. Raises `DataFileError`."""
     role, content = message.get("role"), message.get("content")
     if role == "assistant" and isinstance(content, list):
         if message.get("stopReason") in ("error", "aborted"):
@@ -299,7 +304,7 @@ def _pi_turns(message: Line, where: str) -> Iterator[Turn]:
 
 Reader = Callable[[Sequence[Line], str], tuple[str, list[Turn], list[Any]]]
 """Returns the system text of a session, its turns, and the tools that it defines."""
-_READERS: Mapping[str, Reader] = MappingProxyType({"Claude Code": _claude_code, "codex": _codex, "pi": _pi})
+_READERS: Mapping[str, Reader] = MappingProxyType({"Claude Code": read_claude_code, "codex": read_codex, "pi": read_pi})
 
 
 # What is not read of a session, by the names of its fields.
@@ -342,7 +347,7 @@ def _unread(agent: str, lines: Sequence[Line]) -> Iterator[str]:
         elif part in ("reasoning", "web_search_call"):
             yield f"{kind}.{part}"
         else:
-            yield from (f"{kind}.{name}" for name in _fields_beside(line, _READ[agent][kind]))
+            yield from (f"{kind}.{name}" for name in fields_beside(line, _READ[agent][kind]))
         message = line.get("message")
         content = message.get("content") if isinstance(message, dict) else None
         for block in content if isinstance(content, list) else ():
@@ -350,7 +355,8 @@ def _unread(agent: str, lines: Sequence[Line]) -> Iterator[str]:
                 yield f"{kind}.thinking"
 
 
-def _fields_beside(line: Line, read: Sequence[str]) -> Iterator[str]:
+def fields_beside(line: Line, read: Sequence[str]) -> Iterator[str]:
+    """Yield the names of the fields of a line that hold something beside those that are read."""
     for name, value in line.items():
         parts = {field.partition(".")[2] for field in read if field.startswith(f"{name}.")}
         if parts and isinstance(value, dict):
