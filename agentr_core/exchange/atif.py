@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from itertools import pairwise
 from math import isfinite
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from agentr_core.episodes.transcript import calls_in
 from agentr_core.exchange.training_set import Origin, TrainingSet, opening, samples_of
@@ -22,20 +22,16 @@ _FOLDER = "trajectories"
 Logprobs = Sequence[Sequence[float] | None]
 
 
-class _Written(NamedTuple):
-    """A sample that is written, by its name, with the log-probabilities of its replies."""
-
-    key: str
-    sample: Sample
-    origin: Origin
-    logprobs: Logprobs = ()
-
-
 def write_atif(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
     """Write a file for each sample, and for each side of a pair, named after its id."""
     (folder / _FOLDER).mkdir()
-    for key, sample, origin, logprobs in _samples_by_id(training_set):
-        text = json.dumps(trajectory(key, sample, origin, logprobs), ensure_ascii=False, indent=1)
+    written = {row.id: trajectory(row.id, row.sample, row.origin, row.logprobs) for row in training_set.samples}
+    for pair in training_set.pairs:
+        for side, sample in (("chosen", pair.preference.chosen), ("rejected", pair.preference.rejected)):
+            key = f"{pair.id}-{side}"
+            written[key] = trajectory(key, sample, {**pair.origin, "side": side})
+    for key, record in written.items():
+        text = json.dumps(record, ensure_ascii=False, indent=1)
         (folder / _FOLDER / f"{key}.json").write_text(f"{text}\n", encoding="utf-8")
     return {"default": f"{_FOLDER}/*.json"}
 
@@ -105,13 +101,6 @@ def trajectory(key: str, sample: Sample, origin: Origin, logprobs: Logprobs = ()
             **origin,
         },
     }
-
-
-def _samples_by_id(training_set: TrainingSet) -> Iterator[_Written]:
-    yield from (_Written(row.id, row.sample, row.origin, row.logprobs) for row in training_set.samples)
-    for pair in training_set.pairs:
-        yield _Written(f"{pair.id}-chosen", pair.preference.chosen, {**pair.origin, "side": "chosen"})
-        yield _Written(f"{pair.id}-rejected", pair.preference.rejected, {**pair.origin, "side": "rejected"})
 
 
 def _steps(sample: Sample, logprobs: Logprobs) -> list[dict[str, Any]]:

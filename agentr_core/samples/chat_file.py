@@ -130,7 +130,10 @@ def with_calls(values: Sequence[Any], where: str) -> list[Any]:
                 raise DataFileError(f"{at} has the result of {key!r}, and no call of the reply before it has that id")
             read.append(turn)
             # Results of later calls may have come first.
-            read[first:] = sorted(read[first:], key=lambda result, ids=open_ids: ids.index(result["tool_call_id"]))
+            results = read[first:]
+            read[first:] = [
+                result for name in dict.fromkeys(open_ids) for result in results if result["tool_call_id"] == name
+            ]
         else:
             read.append(turn)
             open_ids = [] if "tool_calls" in turn else None

@@ -9,8 +9,7 @@ that Claude Code 2.1.332, codex 0.171.0 and pi 0.73.1 wrote.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -56,26 +55,20 @@ def plain(record: dict[str, Any], where: str) -> dict[str, Any]:
     if SESSION not in record:
         return record
     system, turns, tools = _READERS[record[SESSION]](record[_LINES], where)
-    defined = record.get("tools") or tools
-    return {
-        "id": record["id"],
-        "messages": list(_merged([*([{"role": "system", "content": system}] if system else []), *turns])),
-        **({"tools": defined} if defined else {}),
-    }
+    messages: list[Turn] = []
+    instructions = [{"role": "system", "content": system}] if system else []
+    for turn in [*instructions, *turns]:
+        # Several of the user or the system in a row are one, as their API reads them.
+        if messages and turn["role"] == messages[-1]["role"] and turn["role"] in ("user", "system"):
+            messages[-1] = {**turn, "content": f"{messages[-1]['content']}\n\n{turn['content']}"}
+        else:
+            messages.append(turn)
+    return {"id": record["id"], "messages": messages, **({"tools": tools} if tools else {})}
 
 
 def fields_unread(record: Mapping[str, Any]) -> frozenset[str]:
     """Return the fields of the lines of a session that hold something and are not read."""
     return frozenset(_unread(record[SESSION], record[_LINES]))
-
-
-def _merged(turns: Iterable[Turn]) -> Iterator[Turn]:
-    """Yield turns; several of the user or the system in a row are one, as their API reads them."""
-    for role, run in groupby(turns, key=lambda turn: turn["role"]):
-        if role in ("user", "system"):
-            yield {"role": role, "content": "\n\n".join(turn["content"] for turn in run)}
-        else:
-            yield from run
 
 
 def _texts(content: Any, where: str, kinds: Sequence[str] = ("text", "input_text", "output_text")) -> str:

@@ -39,7 +39,7 @@ def answer(key: str) -> Line:
     return {"type": "tool_result", "tool_use_id": key, "content": key.upper(), "is_error": False}
 
 
-SNAPSHOT = {
+SNAPSHOT: Line = {
     "type": "attachment",
     "uuid": "p",
     "parentUuid": "u",
@@ -49,7 +49,7 @@ SNAPSHOT = {
         "tools": [{"name": "Bash", "schema": {"name": "Bash", "input_schema": {"type": "object"}}}],
     },
 }
-CLAUDE = [
+CLAUDE: list[Line] = [
     {"type": "queue-operation", "operation": "enqueue", "sessionId": "s"},
     claude("u", None, "user", text("Go.")) | {"message": {"role": "user", "content": "Go."}},
     SNAPSHOT,
@@ -76,7 +76,7 @@ def codex_call(key: str, kind: str = "function_call") -> Line:
     return item(kind, name="Bash", call_id=key, **given)
 
 
-CODEX = [
+CODEX: list[Line] = [
     {"type": "session_meta", "payload": {"id": "s", "base_instructions": {"text": "You act."}}},
     {"type": "event_msg", "payload": {"type": "task_started"}},
     item("message", role="user", content=[{"type": "input_text", "text": "Go."}]),
@@ -103,7 +103,7 @@ def pi_call(key: str) -> Line:
     return {"type": "toolCall", "id": key, "name": "Bash", "arguments": {"command": key}}
 
 
-PI = [
+PI: list[Line] = [
     {"type": "session", "version": 3, "id": "s", "cwd": "/w"},
     {"type": "model_change", "id": "m", "parentId": None, "modelId": "policy"},
     pi("u", "m", "user", text("Go.")),

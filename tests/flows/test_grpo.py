@@ -139,8 +139,8 @@ def test_a_recipe_runs_from_its_plan_to_its_report(
     written = [json.loads(path.read_text("utf-8")) for path in (tmp_path / "atif" / "trajectories").iterdir()]
     assert [faults(one) for one in written] == [[]] * len(written)
     rewards = {one["trajectory_id"]: one["extra"]["reward"] for one in written}
-    stored = "select trajectory_id, reward from rl_rollout join trajectory using (trajectory_id)"
-    assert rewards == dict(store.rows(stored))
+    asked = "select trajectory_id, reward from rl_rollout join trajectory using (trajectory_id)"
+    assert rewards == dict(store.rows(asked))
     replies = [step for one in written for step in one["steps"] if step.get("extra", {}).get("train")]
     assert all(len(step["metrics"]["logprobs"]) == step["metrics"]["completion_tokens"] > 0 for step in replies)
 
