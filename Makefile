@@ -17,7 +17,7 @@ export DO_NOT_TRACK := 1
 # Hundreds of processes import these packages: each would compile them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install manual run test tests test-all test-vllm test-alfworld test-deepspeed test-verl test-inspect test-openenv test-agents test-real test-real-tokenizers test-ray test-kills bench gpu-bench quick lint types contracts golden lock wheel clean
+.PHONY: install manual run test tests test-all test-vllm test-alfworld test-deepspeed test-verl test-inspect test-atif test-openenv test-agents test-real test-real-tokenizers test-ray test-kills bench gpu-bench quick lint types contracts golden lock wheel clean
 
 install: $(STAMP)
 
@@ -63,6 +63,13 @@ test-inspect: $(STAMP)
 	test -x .venv-inspect/bin/python || $(PYTHON) -m venv .venv-inspect
 	.venv-inspect/bin/python -m pip install --quiet --disable-pip-version-check inspect_ai==0.3.285
 	PYTHONPATH=$(CURDIR) $(BIN)/python tests/logs/read_logs.py .venv-inspect/bin/python
+
+# Harbor's own models and validator on exported trajectories; both need pydantic alone, and harbor itself a newer Python.
+test-atif: $(STAMP)
+	test -x .venv-harbor/bin/python || $(PYTHON) -m venv .venv-harbor
+	.venv-harbor/bin/python -m pip install --quiet --disable-pip-version-check pydantic
+	.venv-harbor/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python harbor==0.26.0
+	PYTHONPATH=$(CURDIR) $(BIN)/python tests/exchange/validate_atif.py .venv-harbor/bin/python
 
 # OpenEnv's own client, check and environments against ours, both ways, and TRL on a world that is served; in an environment
 # of its own, since its pins conflict with ours.

@@ -221,6 +221,10 @@ class Environment(ABC):
     """Where a recipe ends replies; see `episodes.transcript.Until`."""
     opening: Any = None
     """What comes before the first observation; see `episodes.transcript.Opening`."""
+    licence: ClassVar[str] = ""
+    """The licence of its texts in a few words, which the card of an export repeats; empty: none is
+    named.
+    """
     variables: ClassVar[Mapping[str, str]] = {}
     """The environment variables that stand in for options, by option."""
 

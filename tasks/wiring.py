@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from agentr_core.environment import Environment
 from agentr_core.environments import registry
@@ -174,6 +174,20 @@ def named_environment(
 def gateway_token() -> str:
     """Return the token that a gateway started here asks for; empty if none is set."""
     return os.environ.get("AGENTR_GATEWAY_TOKEN", "")
+
+
+class HubAccess(NamedTuple):
+    """The address of the Hugging Face hub and a token for it; empty where the environment has
+    none.
+    """
+
+    address: str
+    token: str
+
+
+def hub_access() -> HubAccess:
+    """Return where and as whom datasets are pushed."""
+    return HubAccess(os.environ.get("HF_ENDPOINT", ""), os.environ.get("HF_TOKEN", ""))
 
 
 def load_model(recipe: Recipe, role: ModelRole, policy: Path, *, at: datetime | None = None) -> ChatModel:

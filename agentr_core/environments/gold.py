@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from agentr_core.errors import DataFileError
-from agentr_core.samples.chat_file import World, instance_of, records
+from agentr_core.samples.chat_file import World, instance_of
+from agentr_core.samples.json_records import records
 from agentr_core.types import Instance
 
 

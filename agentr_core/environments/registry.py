@@ -220,6 +220,11 @@ def asks_models(name: str) -> bool:
     return world.grader is not None or world.has(Environment.answer)
 
 
+def licence_of(name: str) -> str:
+    """Return what an environment says about the licence of its texts; empty if nothing."""
+    return _world(_kind(name)).licence
+
+
 def runs_code(name: str) -> bool:
     """Return whether an environment may run code of a model, in a sandbox."""
     return _world(_kind(name)).has(Environment.sandbox)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
-from itertools import chain, islice, pairwise
+from itertools import chain, islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,28 +15,26 @@ import pyarrow.parquet as pq
 import yaml
 
 from agentr_core.errors import ConfigError
-from agentr_core.exchange import verl
+from agentr_core.exchange import atif, verl
 from agentr_core.exchange.training_set import (
     TOOL_TURNS,
-    Origin,
     PairRow,
     SampleRow,
     TrainingSet,
     cut_replies,
     cut_turns,
     export_lines,
-    opening,
     pair_lines,
     rows_told,
     samples_of,
     spans_of,
     spared_turns,
 )
-from agentr_core.samples.chat_file import OBSERVED_AS
-from agentr_core.system import DISTRIBUTION, new_folder
-from agentr_core.types import Message, Sample, Span
+from agentr_core.system import new_folder
+from agentr_core.types import Message, Sample
 
-# Conversations as JSON for TRL, for readers of ShareGPT, for LLaMA-Factory, and as AgentTraj.
+# Conversations as JSON for TRL, for readers of ShareGPT, for LLaMA-Factory, as AgentTraj, as
+# Alpaca, and for XTuner.
 
 _LLAMA_FACTORY = "agentr"
 """The name of the data set in `dataset_info.json`."""
@@ -179,6 +176,93 @@ def _agenttraj(row: SampleRow) -> dict[str, Any]:
         "kind": str(row.sample.kind),
         **row.origin,
     }
+
+
+def not_in_exchanges(training_set: TrainingSet) -> str:
+    """Return why a format of inputs and outputs cannot hold a training set; empty if it can."""
+    if training_set.pairs:
+        return "it has no form for preference pairs; choose parquet, trl, sharegpt or atif"
+    for row in training_set.samples:
+        if any(message.spans for message in row.sample.messages):
+            return "its outputs are whole turns, and these were grown by continuation; choose parquet, trl or sharegpt"
+        if any(message.role in TOOL_TURNS for message in row.sample.messages):
+            return "it has no place for tools and their results; choose parquet, trl or sharegpt"
+        roles = [message.role for message in _answered(row.sample)]
+        if roles != ["user", "assistant"] * (len(roles) // 2):
+            return "each input must have an output, and these turns do not alternate; choose parquet, trl or sharegpt"
+    return ""
+
+
+def unanswered(training_set: TrainingSet) -> str:
+    """Return how many samples end with a turn that is no reply, which is left out; empty if
+    none.
+    """
+    count = sum(row.sample.messages[-1].role != "assistant" for row in training_set.samples)
+    return f"left out is the last turn of {count} samples, which has no reply" if count else ""
+
+
+def beside_alpaca(training_set: TrainingSet) -> str:
+    """Return that the lines have more than the three fields of Alpaca; empty if none has."""
+    count = sum(len(row.sample.messages) > 2 for row in training_set.samples)
+    told = f"{count} samples have earlier turns in `history`, or a system text in `system`"
+    return f"{told}, which LLaMA-Factory reads and readers of `instruction` and `output` alone do not" if count else ""
+
+
+def write_alpaca(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
+    """Write `alpaca.jsonl`: a line for each trained turn, which is its `output`."""
+    lines = [
+        {
+            "instruction": exchanges[place][0].text,
+            "input": "",
+            "output": exchanges[place][1].text,
+            "system": system,
+            "history": [[asked.text, said.text] for asked, said in exchanges[:place]],
+            "id": row.id,
+            "kind": str(row.sample.kind),
+            **row.origin,
+        }
+        for row in training_set.samples
+        for system, exchanges in [_exchanges(row.sample)]
+        for place in range(len(exchanges))
+        if exchanges[place][1].train
+    ]
+    return _write(folder, "alpaca", map(_dumped, lines))
+
+
+def write_xtuner(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
+    """Write `xtuner.jsonl`: a line for each sample, with a flag for each output."""
+    lines = [
+        {
+            "conversation": [
+                {
+                    "system": "" if place else system,
+                    "input": asked.text,
+                    "output": said.text,
+                    "output_with_loss": said.train,
+                }
+                for place, (asked, said) in enumerate(exchanges)
+            ],
+            "id": row.id,
+            "kind": str(row.sample.kind),
+            **row.origin,
+        }
+        for row in training_set.samples
+        for system, exchanges in [_exchanges(row.sample)]
+    ]
+    return _write(folder, "xtuner", map(_dumped, lines))
+
+
+def _exchanges(sample: Sample) -> tuple[str, list[tuple[Message, Message]]]:
+    """Return the system text of a sample, and its inputs with their outputs."""
+    turns, first = _answered(sample), sample.messages[0]
+    system = first.text if first.role == "system" else ""
+    return system, list(zip(turns[::2], turns[1::2], strict=True))
+
+
+def _answered(sample: Sample) -> Sequence[Message]:
+    """Return the turns of a sample after its system text, up to its last reply."""
+    turns = _unless_system(sample.messages)
+    return turns[:-1] if turns[-1].role == "user" else turns
 
 
 def _completions(samples: Iterable[SampleRow]) -> Iterable[dict[str, Any]]:
@@ -438,6 +522,7 @@ def card(
     ]
     head = {
         "pretty_name": training_set.name,
+        **({"license": training_set.licence} if training_set.licence else {}),
         "tags": ["agentr", "agent-trajectories"],
         "configs": configs,
         **({"dataset_info": list(types)} if types else {}),
@@ -449,129 +534,11 @@ def card(
         *([f"**Without the loss mask**: {unmasked}."] if unmasked else []),
         *(f"**Note**: {note}." for note in notes),
         *([_TYPED] if types else []),
+        *(f"## {heading}\n\n{text}" for heading, text in training_set.about.items() if text),
+        *(["## Where it is from"] if training_set.about else []),
         "\n".join(f"- {name}: `{fact}`" for name, fact in training_set.facts.items()),
     ]
     return "".join(f"{line}\n\n" for line in lines).rstrip() + "\n"
-
-
-# Trajectories in the agent trajectory interchange format (ATIF) of Harbor.
-
-VERSION = "ATIF-v1.7"
-"""The version that is written; source: RFC 0001 of Harbor and its models of version 0.25."""
-_FOLDER = "trajectories"
-
-
-def write_atif(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
-    """Write a file for each sample, and for each side of a pair, named after its id."""
-    (folder / _FOLDER).mkdir()
-    for key, sample, origin in _samples_by_id(training_set):
-        text = json.dumps(trajectory(key, sample, origin), ensure_ascii=False, indent=1)
-        (folder / _FOLDER / f"{key}.json").write_text(f"{text}\n", encoding="utf-8")
-    return {"default": f"{_FOLDER}/*.json"}
-
-
-def unmasked(training_set: TrainingSet) -> str:
-    """Return what ATIF cannot express about the loss mask of a training set; empty if all replies
-    carry loss.
-    """
-    num_untrained = sum(not span.train for _, sample, _ in _samples_by_id(training_set) for span in _replies(sample))
-    return (
-        f"it has no field for that, and {num_untrained} replies carry none (`extra.train` tells)"
-        if num_untrained
-        else ""
-    )
-
-
-def impossible(training_set: TrainingSet) -> str:
-    """Return why ATIF cannot hold a training set; empty if it can: an observation belongs to the
-    step of a reply.
-    """
-    for sample in samples_of(training_set):
-        for before, message in pairwise(sample.messages):
-            if message.role == "tool" and (before.role not in ("assistant", "tool") or before.spans):
-                return (
-                    "some results of tools follow no reply that could have called them; choose parquet, trl or sharegpt"
-                )
-    return ""
-
-
-def sides_apart(training_set: TrainingSet) -> str:
-    """Return that pairs are taken apart; empty if there are none."""
-    warning = "each side of a pair is a trajectory of its own (`extra.side`), which `agentr import` does not join again"
-    return warning if training_set.pairs else ""
-
-
-def trajectory(key: str, sample: Sample, origin: Origin) -> dict[str, Any]:
-    """Return a sample as a trajectory: the world's response to a reply is the observation of its
-    step.
-    """
-    steps = [{"step_id": number, **step} for number, step in enumerate(_steps(sample), start=1)]
-    first = sample.messages[0]
-    tools = {"tool_definitions": json.loads(first.text)} if first.role == "tools" else {}
-    return {
-        "schema_version": VERSION,
-        "session_id": origin.get("run_id"),
-        "trajectory_id": key,
-        "agent": {
-            "name": "agentr",
-            "version": version(DISTRIBUTION),
-            **tools,
-            "extra": {"recipe": origin.get("recipe")},
-        },
-        "steps": steps,
-        "final_metrics": {"total_steps": len(steps)},
-        "extra": {
-            "kind": str(sample.kind),
-            "instance_id": None if sample.instance is None else sample.instance.key,
-            **origin,
-        },
-    }
-
-
-def _samples_by_id(training_set: TrainingSet) -> Iterator[tuple[str, Sample, Origin]]:
-    yield from ((row.id, row.sample, row.origin) for row in training_set.samples)
-    for pair in training_set.pairs:
-        yield f"{pair.id}-chosen", pair.preference.chosen, {**pair.origin, "side": "chosen"}
-        yield f"{pair.id}-rejected", pair.preference.rejected, {**pair.origin, "side": "rejected"}
-
-
-def _replies(sample: Sample) -> Iterable[Span]:
-    for message in sample.messages:
-        if message.role == "assistant":
-            yield from message.parts[::2]
-
-
-def _steps(sample: Sample) -> list[dict[str, Any]]:
-    start = len(opening(sample.messages)) if sample.instance is not None else len(sample.messages)
-    steps: list[dict[str, Any]] = []
-    for position, message in enumerate(sample.messages):
-        if message.role == "assistant":
-            for number, part in enumerate(message.parts):
-                if number % 2:
-                    _observed(steps[-1], part.text)
-                else:
-                    ids = list(part.token_ids or ())
-                    metrics = {"metrics": {"completion_tokens": len(ids), "completion_token_ids": ids}} if ids else {}
-                    extra = {"train": part.train, **({OBSERVED_AS: "assistant"} if message.spans else {})}
-                    steps.append({"source": "agent", "message": part.text, **metrics, "extra": extra})
-        elif message.role == "tool":
-            steps[-1]["extra"][OBSERVED_AS] = "tool"
-            _observed(steps[-1], message.text)
-        elif message.role == "user" and position >= start and _unanswered(steps):
-            _observed(steps[-1], message.text)
-        elif message.role != "tools":
-            steps.append({"source": message.role, "message": message.text})
-    return steps
-
-
-def _unanswered(steps: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether the last step is a reply with a turn of its own, and no observation yet."""
-    last = steps[-1] if steps else {}
-    return last.get("source") == "agent" and OBSERVED_AS not in last["extra"] and "observation" not in last
-
-
-def _observed(step: dict[str, Any], text: str) -> None:
-    step.setdefault("observation", {"results": []})["results"].append({"content": text})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -686,12 +653,26 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
             impossible=not_for_agenttraj,
             notes=(systems_beside, cut_replies),
         ),
+        "alpaca": Format(
+            write=write_alpaca,
+            read_with="A line for each trained turn, which is its `output`; the turns before it are context. "
+            "LLaMA-Factory needs `mask_history: true`, or it trains these, too.",
+            impossible=not_in_exchanges,
+            notes=(beside_alpaca, unanswered, cut_replies),
+        ),
+        "xtuner": Format(
+            write=write_xtuner,
+            read_with="For XTuner 0.2 as `dataset_map_fn=None`; `output_with_loss` says whether an output carries "
+            "loss.",
+            impossible=not_in_exchanges,
+            notes=(unanswered, cut_replies),
+        ),
         "atif": Format(
-            write=write_atif,
-            read_with=f"A file for each trajectory, in the agent trajectory interchange format, {VERSION}.",
-            unmasked=unmasked,
-            impossible=impossible,
-            notes=(sides_apart, cut_replies),
+            write=atif.write_atif,
+            read_with=f"A file for each trajectory, in the agent trajectory interchange format, {atif.VERSION}; a step "
+            "with `is_copied_context` is not to be trained.",
+            impossible=atif.impossible,
+            notes=(atif.sides_apart, atif.infinite_logprobs, cut_replies),
         ),
         "verl": Format(
             write=verl.write,

@@ -23,17 +23,17 @@ from agentr_core.samples.chat_file import (
     check_texts,
     conversation,
     defined_tools,
-    entries,
     flagged,
     holds,
     in_context,
     instance_of,
     left_out,
     number_of,
-    records,
     turns,
 )
 from agentr_core.samples.dataset import prompt_of
+from agentr_core.samples.json_records import entries, records
+from agentr_core.texts import placed, unreadable
 from agentr_core.types import (
     Instance,
     Message,
@@ -225,6 +225,8 @@ def fault_of(preference: Preference) -> str:
     sides = (preference.chosen, preference.rejected)
     if any(side.messages[-1].role != "assistant" for side in sides):
         return "no-agent-turn-at-the-end"
+    if any(chat_file.lacks_tools(side.messages) for side in sides):
+        return "calls-tools-that-it-does-not-define"
     if not all(side.messages[-1].train for side in sides):
         return "last-reply-not-trained"
     if preference.chosen.messages == preference.rejected.messages:
@@ -312,17 +314,36 @@ def import_pairs(path: Path, target: Target) -> Imported:
     return _imported(path, read, "pairs")
 
 
-def import_chat(path: Path) -> Imported:
+def import_chat(path: Path, tools: list[Any] | None = None) -> Imported:
     """Return the general conversations in a file. Raises `DataFileError` when the file cannot be
     read.
+
+    Args:
+        tools: the definitions for those that call tools and define none.
     """
 
     def read(record: dict[str, Any], where: str, line: int) -> dict[str, Any]:
         messages = conversation(record, where)
+        if tools is not None and chat_file.lacks_tools(messages):
+            messages = (Message(role="tools", text=json.dumps(tools, ensure_ascii=False)), *messages)
         _check_use(chat_file.fault_of(messages), where)
         return _record_of(messages, "messages")
 
     return _imported(path, read, "general")
+
+
+def read_tools(path: Path) -> list[Any]:
+    """Return the definitions of tools in a file, a JSON list of functions as OpenAI defines them.
+    Raises `DataFileError` for any other.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataFileError(f"file {placed(path)} cannot be read: {unreadable(error)}; name a JSON list") from error
+    message, *_ = conversation({"tools": text, "messages": []}, str(path)) or (None,)
+    if message is None:
+        raise DataFileError(f"{path} defines no tool; give a JSON list of functions as OpenAI defines them")
+    return list(json.loads(message.text))
 
 
 def _imported(path: Path, read: Callable[[dict[str, Any], str, int], dict[str, Any]], use: Use) -> Imported:

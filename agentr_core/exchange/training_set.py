@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from agentr_core.episodes.transcript import opening_length
@@ -203,7 +203,8 @@ class SampleRow:
 
     `tokens` are the tokens it was trained as, None if they are not known; `tool_calls` are the tool
     calls in its episode, in order. `question` is that of its instance, None in a world without
-    right answers.
+    right answers. `logprobs` are the natural-log probabilities of the tokens of each reply, as they
+    were sampled, None where they are not known.
     """
 
     id: str
@@ -212,6 +213,7 @@ class SampleRow:
     tokens: Tokens | None = None
     tool_calls: Sequence[Mapping[str, Any]] = ()
     question: Question | None = None
+    logprobs: Sequence[Sequence[float] | None] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,6 +252,10 @@ class TrainingSet:
     pairs: Sequence[PairRow] = ()
     launch: Launch | None = None
     """None where it is not known what a training would start from."""
+    about: Mapping[str, str] = field(default_factory=dict)
+    """The sections of its card: their text, in Markdown, by their heading."""
+    licence: str = ""
+    """The identifier of a licence; empty if its card names none."""
 
     def __len__(self) -> int:
         return len(self.pairs or self.samples)

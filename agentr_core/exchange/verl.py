@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from agentr_core.errors import ConfigError, DataFileError
 from agentr_core.exchange.training_set import Origin, SampleRow, TrainingSet, opening
-from agentr_core.samples.chat_file import records
+from agentr_core.samples.json_records import records
 from agentr_core.types import Message, Sample, SampleKind
 
 FILE, SCRIPT = "train.parquet", "launch.sh"

@@ -26,7 +26,8 @@ from agentr_core.recipes.recipe import Recipe, identifying, replace, resolved
 from agentr_core.runtime.equipment import identity, teacher_of
 from agentr_core.runtime.machine import bfloat16, described
 from agentr_core.runtime.place import Method, Stage, Workplace
-from agentr_core.samples.chat_file import conversation, records
+from agentr_core.samples.chat_file import conversation
+from agentr_core.samples.json_records import records
 from agentr_core.store.codec.ledger import Status, checkpoint_rows, iteration_rows, run_rows
 from agentr_core.store.codec.trajectories import OF_DATASETS, OF_FILES, known_input, stage_input_rows
 from agentr_core.store.database import Store, snapshot

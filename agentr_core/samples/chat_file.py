@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from agentr_core.episodes.transcript import call_text, calls_in
 from agentr_core.errors import DataFileError
-from agentr_core.texts import lone_surrogate, placed, quoted, unreadable
+from agentr_core.samples.json_records import records
+from agentr_core.samples.sessions import SESSION, fields_unread, plain
+from agentr_core.texts import lone_surrogate
 from agentr_core.types import Instance, Message, Provenance, Rejection, Role, Sample, SampleKind, Span, grown_turn
 
 # What a record of other programs says about which of its replies are trained.
@@ -88,32 +91,125 @@ def untrained(turn: Any) -> Any:
     return {**{name: value for name, value in turn.items() if name not in FLAGS}, "train": False}
 
 
+# Calls of tools in fields of their own, as OpenAI's protocol has them: they become a part of the
+# reply's text, as a model that was trained on tools writes them.
+
+
+def written_calls(beside: str, calls: Iterable[tuple[str, Mapping[str, Any] | str]]) -> str:
+    """Return the reply that says something and makes calls, each a name with its arguments, which
+    may be JSON.
+    """
+    text = beside.strip()
+    for name, arguments in calls:
+        written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        text = call_text(name, written, beside=text)
+    return text
+
+
+def with_calls(values: Sequence[Any], where: str) -> list[Any]:
+    """Return turns with the calls of each (`tool_calls`) in its text, and the results that follow
+    (`tool_call_id`) in the order of the calls: a template does not show which result is whose.
+
+    Raises `DataFileError` for a call without a name, an id or arguments that are an object, and for
+    a result of no call.
+    """
+    read: list[Any] = []
+    # Not known after a reply that has its calls in its text.
+    open_ids: list[str] | None = None
+    first = 0
+    for position, turn in enumerate(values):
+        at = f"{where}, turn {position}"
+        if not isinstance(turn, dict):
+            read.append(turn)
+        elif holds(turn.get("tool_calls")):
+            open_ids, text = calls_of(turn, at)
+            read.append({**{name: turn[name] for name in turn if name != "tool_calls"}, "content": text})
+            first = len(read)
+        elif open_ids is not None and turn.get("role") == "tool" and holds(key := turn.get("tool_call_id")):
+            if key not in open_ids:
+                raise DataFileError(f"{at} has the result of {key!r}, and no call of the reply before it has that id")
+            read.append(turn)
+            # Results of later calls may have come first.
+            results = read[first:]
+            read[first:] = [
+                result for name in dict.fromkeys(open_ids) for result in results if result["tool_call_id"] == name
+            ]
+        else:
+            read.append(turn)
+            open_ids = [] if "tool_calls" in turn else None
+    return read
+
+
+def calls_of(turn: Mapping[str, Any], where: str) -> tuple[list[str], str]:
+    """Return the ids of the calls in a turn, and its text with them."""
+    values = turn["tool_calls"]
+    if turn.get("role") != "assistant" or not isinstance(values, list):
+        raise DataFileError(f"{where}: tool_calls must be a list in a turn of the assistant")
+    ids: list[str] = []
+    calls: list[tuple[str, Any]] = []
+    for number, call in enumerate(values, start=1):
+        function = call.get("function", call) if isinstance(call, dict) else None
+        name = function.get("name") if isinstance(function, dict) else None
+        arguments = function.get("arguments") if isinstance(function, dict) else None
+        if not isinstance(name, str) or not isinstance(_arguments(arguments), dict):
+            raise DataFileError(f"{where}: call {number} must have a name, and arguments that are an object")
+        ids.append(str(call.get("id")))
+        calls.append((name, arguments))
+    text = text_of(turn.get("content"), where)
+    told = [(call.name, dict(call.arguments)) for call in calls_in(text)]
+    if told and told != [(name, _arguments(arguments)) for name, arguments in calls]:
+        raise DataFileError(f"{where}: its text makes other calls than tool_calls; leave one of both out")
+    return ids, text if told else written_calls(text, calls)
+
+
+def _arguments(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value) if value.strip() else None
+    except (ValueError, RecursionError):
+        return None
+
+
 # Trajectories in the agent trajectory interchange format (ATIF) as the turns of a conversation.
 
 OBSERVED_AS = "observation_role"
 """Where `agentr export` notes, in `extra`, what the observation of a step was, unless it was the
-user's turn: a tool's, or a part of the assistant's own turn, which the next such step goes on with.
+user's turn or answers a call: a tool's, or a part of the assistant's own turn, which the next such
+step goes on with.
 """
+REPLY = "reply"
+"""Where it notes, in `extra`, a reply with calls whose message and calls do not spell it."""
+ATIF_VERSIONS = tuple(f"ATIF-v1.{minor}" for minor in range(9))
+"""The versions that are read. A newer one may mean something else by a field."""
 _ATIF_ROLES = {"system": "system", "user": "user", "agent": "assistant"}
 _OBSERVED = ("user", "tool", "assistant")
 _TEXT_PARTS = ("text", "input_text", "output_text", None)
 
 
 def is_atif(record: Mapping[str, Any]) -> bool:
-    """Return whether an object says that it is a trajectory in ATIF."""
-    return str(record.get("schema_version", "")).startswith("ATIF-")
+    """Return whether an object says that it is a trajectory in ATIF, or has the form of one without
+    a version.
+    """
+    version = record.get("schema_version")
+    unsaid = version is None and isinstance(record.get("steps"), list) and isinstance(record.get("agent"), dict)
+    return unsaid or str(version).startswith("ATIF-")
 
 
 def atif_turns(record: dict[str, Any], where: str) -> list[dict[str, Any]]:
-    """Return the steps of a trajectory of ATIF 1.0 to 1.8 as turns with `role` and `content`; an
-    observation is the user's turn after its step. Not trained are steps that were copied from an
-    earlier trajectory, steps without a call of a model, and those whose `extra.train` says no.
+    """Return the steps of a trajectory of ATIF 1.0 to 1.8 as turns with `role` and `content`; the
+    results of calls are turns of tools, and any other observation is the user's turn after its
+    step. Not trained are steps that were copied from an earlier trajectory, steps without a call of
+    a model, and those whose `extra.train` says no.
 
-    Raises `DataFileError` if a step calls tools or shows pictures, which a turn of text cannot
-    hold, and for any other form.
+    Raises `DataFileError` if a step shows pictures, which a turn of text cannot hold, and for any
+    other form.
     """
-    if not str(record["schema_version"]).startswith("ATIF-v1."):
-        raise DataFileError(f"{where}: schema_version is {record['schema_version']!r}; ATIF-v1.0 to ATIF-v1.8 are read")
+    version = record.get("schema_version", ATIF_VERSIONS[-1])
+    if version not in ATIF_VERSIONS:
+        raise DataFileError(
+            f"{where}: schema_version is {version!r}; {ATIF_VERSIONS[0]} to {ATIF_VERSIONS[-1]} are read"
+        )
     steps = record.get("steps")
     if not isinstance(steps, list) or not steps:
         raise DataFileError(f"{where} has no list of steps; an ATIF trajectory has at least one")
@@ -123,41 +219,84 @@ def atif_turns(record: dict[str, Any], where: str) -> list[dict[str, Any]]:
         at = f"{where}, step {number}"
         if not isinstance(step, dict) or step.get("source") not in _ATIF_ROLES:
             raise DataFileError(f"{at}: source must be one of {', '.join(_ATIF_ROLES)}")
-        if step.get("tool_calls"):
-            raise DataFileError(f"{at} calls tools, which turns of text cannot hold; write the calls into its message")
+        if step.get("step_id", number) != number:
+            raise DataFileError(f"{at}: step_id is {step['step_id']!r}; steps are numbered from 1 in their order")
         extra = step["extra"] if isinstance(step.get("extra"), dict) else {}
-        turn: dict[str, Any] = {"role": _ATIF_ROLES[step["source"]], "content": text_of(step.get("message"), at)}
-        # A step that was copied, or that no call of a model wrote, is not the model's.
-        calls = step.get("llm_call_count")
-        if calls is not None and (isinstance(calls, bool) or not isinstance(calls, int | float) or calls < 0):
-            raise DataFileError(f"{at}: llm_call_count must be a number from 0 on, or null")
-        copied = calls == 0 or flag(step.get("is_copied_context"), f"{at}: is_copied_context") is True
-        verdict = False if copied else flag(extra.get("train"), f"{at}: extra.train")
-        if verdict is not None:
-            turn["train"] = verdict
+        turn = atif_turn(step, extra, at)
         role = extra.get(OBSERVED_AS)
         if role not in (None, *_OBSERVED) or (role == "assistant" and turn["role"] != "assistant"):
             raise DataFileError(f"{at}: extra.{OBSERVED_AS} must be one of {', '.join(_OBSERVED)}")
-        observation = step.get("observation")
-        results = [] if observation is None else observation.get("results") if isinstance(observation, dict) else None
-        if not isinstance(results, list):
-            raise DataFileError(f"{at}: observation must have a list of results")
-        contents = [result.get("content") if isinstance(result, dict) else result for result in results]
-        texts = [text_of(content, f"{at}, observation") for content in contents]
+        results = atif_results(step, at)
         if role != "assistant":
-            # Without a role of their own, the results are one turn of the user.
-            observed = texts if role or not texts else ["\n".join(texts)]
-            turns += [turn, *({"role": role or "user", "content": text} for text in observed)]
+            turns += [turn, *_observed(results, role)]
             unfinished = False
             continue
+        if "tool_calls" in turn:
+            raise DataFileError(f"{at}: its results are a part of its turn (extra.{OBSERVED_AS}), so it has no calls")
         if not unfinished:
             turns.append({"role": "assistant", "content": "", "spans": []})
         spans = [{"text": turn["content"], "train": turn.get("train", True)}]
-        spans += [{"text": text, "train": False} for text in texts]
+        spans += [{"text": text, "train": False} for _, text in results]
         turns[-1]["spans"] += spans
         turns[-1]["content"] += "".join(span["text"] for span in spans)
-        unfinished = bool(texts)
+        unfinished = bool(results)
     return turns
+
+
+def atif_turn(step: Mapping[str, Any], extra: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return the turn of a step, with its calls and whether it is trained."""
+    turn: dict[str, Any] = {"role": _ATIF_ROLES[step["source"]], "content": text_of(step.get("message"), where)}
+    if holds(calls := step.get("tool_calls")):
+        turn["tool_calls"] = [
+            {"id": call.get("tool_call_id"), "name": call.get("function_name"), "arguments": call.get("arguments")}
+            for call in (calls if isinstance(calls, list) else [])
+            if isinstance(call, dict)
+        ]
+        readable = [isinstance(call["id"], str) and isinstance(call["arguments"], dict) for call in turn["tool_calls"]]
+        if not readable or not all(readable):
+            raise DataFileError(
+                f"{where}: each of tool_calls must have a tool_call_id, a function_name, and arguments that are an "
+                "object"
+            )
+        if REPLY in extra:
+            reply = extra[REPLY]
+            if not isinstance(reply, str) or [call.beside for call in calls_in(reply)[:1]] != [turn["content"]]:
+                raise DataFileError(f"{where}: extra.{REPLY} says something else than its message; leave it out")
+            turn["content"] = reply
+    # A step that was copied, or that no call of a model wrote, is not the model's.
+    count = step.get("llm_call_count")
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int | float) or count < 0):
+        raise DataFileError(f"{where}: llm_call_count must be a number from 0 on, or null")
+    copied = count == 0 or flag(step.get("is_copied_context"), f"{where}: is_copied_context") is True
+    verdict = False if copied else flag(extra.get("train"), f"{where}: extra.train")
+    return turn if verdict is None else {**turn, "train": verdict}
+
+
+def atif_results(step: Mapping[str, Any], where: str) -> list[tuple[str | None, str]]:
+    """Return the results in the observation of a step, each after the id of its call."""
+    observation = step.get("observation")
+    results = [] if observation is None else observation.get("results") if isinstance(observation, dict) else None
+    if not isinstance(results, list):
+        raise DataFileError(f"{where}: observation must have a list of results")
+    ids = {call["tool_call_id"] for call in step.get("tool_calls") or ()}
+    read = []
+    for result in results:
+        fields = result if isinstance(result, dict) else {"content": result}
+        key = fields.get("source_call_id")
+        if key is not None and key not in ids:
+            raise DataFileError(f"{where}: source_call_id is {key!r}, and no call of the step has that id")
+        read.append((key, text_of(fields.get("content"), f"{where}, observation")))
+    return read
+
+
+def _observed(results: Sequence[tuple[str | None, str]], role: str | None) -> list[dict[str, Any]]:
+    """Return the turns after a step: those of its calls, then what else was observed, which is one
+    turn of the user unless `extra` gives it a role.
+    """
+    answers = [{"role": "tool", "content": text, "tool_call_id": key} for key, text in results if key is not None]
+    rest = [text for key, text in results if key is None]
+    texts = rest if role or not rest else ["\n".join(rest)]
+    return [*answers, *({"role": role or "user", "content": text} for text in texts)]
 
 
 def text_of(content: Any, where: str) -> str:
@@ -176,10 +315,8 @@ def text_of(content: Any, where: str) -> str:
     raise DataFileError(f"{where} has content that is not text; leave the record out")
 
 
-# Files of records, one JSON object a line or all in one array, and the instances they name.
+# The instances that records name.
 
-MOST_DIGITS = 1_000
-"""The most digits of a whole number: Python refuses to read or print several thousand."""
 _INDEX_DIGITS = 18
 """An index with more digits would not fit the store's integers."""
 
@@ -193,131 +330,6 @@ class World(NamedTuple):
     """Such as `gymnasium-Rooms-v0`."""
     recipe_name: str = ""
     """Such as `gymnasium`; empty where it is the same."""
-
-
-def records(path: Path, *, setting: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the objects of a JSONL file, or of one array of them, with the numbers of the lines
-    they begin in, from 1; blank lines are skipped.
-
-    Args:
-        setting: the field of a recipe that names the file, for error messages.
-
-    Raises:
-        DataFileError: the file cannot be read, or something in it is not a JSON object.
-    """
-    for number, entry in entries(path, setting=setting):
-        if isinstance(entry, DataFileError):
-            raise entry
-        yield number, entry
-
-
-def entries(path: Path, *, setting: str) -> Iterator[tuple[int, dict[str, Any] | DataFileError]]:
-    """Yield what `records` does, but an error in place of each line or object for which `records`
-    raises it.
-
-    An array that is not JSON ends with its error. Raises `DataFileError` when the file cannot be
-    read.
-    """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = unreadable(error)
-        raise DataFileError(f"file {placed(path)} cannot be read: {reason}; set {setting} to a JSONL file") from error
-    start = text.lstrip()[:1]
-    if start == "[":
-        yield from _of_array(text, path)
-    elif start == "{" and text.strip().count("\n") and (single := _one_object(text, path)) is not None:
-        yield single
-    else:
-        # Not splitlines(): JSON strings may hold other line ends, such as U+2028, as they are.
-        for number, line in enumerate(text.split("\n"), start=1):
-            if line.strip():
-                decoder = _Decoder()
-                try:
-                    yield number, decoder.object_in(decoder.decode(line), path, number)
-                except (json.JSONDecodeError, RecursionError) as error:
-                    yield (
-                        number,
-                        DataFileError(f"{path}:{number} is not JSON ({error}); write one object on each line"),
-                    )
-
-
-class _Decoder(json.JSONDecoder):
-    """Decodes JSON as Python does, and says what it could not keep: a number with more digits than
-    Python reads, or a key that an object has twice.
-    """
-
-    def __init__(self) -> None:
-        self._faults: list[str] = []
-        super().__init__(parse_int=self._parse_int, object_pairs_hook=self._pairs)
-
-    def object_in(self, value: Any, path: Path, line: int) -> dict[str, Any] | DataFileError:
-        """Return a value that was just decoded if it is an object with all that was written."""
-        faults = [*self._faults]
-        self._faults.clear()
-        if faults:
-            return DataFileError(f"{path}:{line} has {faults[0]}; correct the record")
-        if isinstance(value, dict):
-            return value
-        return DataFileError(f"{path}:{line} is a {type(value).__name__}; write one JSON object on each line")
-
-    def _parse_int(self, text: str) -> int:
-        if len(text) <= MOST_DIGITS:
-            return int(text)
-        self._faults.append(f"a number of {len(text):,} digits, and {MOST_DIGITS:,} are the most")
-        return 0
-
-    def _pairs(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        result = dict(pairs)
-        if len(result) < len(pairs):
-            twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-            self._faults.append(f"the key {quoted(twice, 60)} twice")
-        return result
-
-
-def _of_array(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any] | DataFileError]]:
-    decoder, line, position = _Decoder(), 1, text.index("[")
-    line += text.count("\n", 0, position)
-    while True:
-        begin = _next(text, position + 1)
-        line += text.count("\n", position, begin)
-        if text[begin : begin + 1] == "]" and text[position] == "[":
-            position = begin
-            break
-        try:
-            value, end = decoder.raw_decode(text, begin)
-        except json.JSONDecodeError as error:
-            yield error.lineno, DataFileError(f"{path}:{error.lineno} is not JSON ({error.msg}); correct the array")
-            return
-        except RecursionError:
-            yield line, DataFileError(f"{path}:{line} is nested too deeply to be a record; correct the array")
-            return
-        yield line, decoder.object_in(value, path, line)
-        line += text.count("\n", begin, end)
-        position = _next(text, end)
-        if text[position : position + 1] != ",":
-            break
-        line += text.count("\n", end, position)
-    if text[position:].strip() != "]":
-        yield line, DataFileError(f"{path}:{line} is not JSON after its object; end the array with ] and nothing else")
-
-
-def _one_object(text: str, path: Path) -> tuple[int, dict[str, Any] | DataFileError] | None:
-    """Return the line and the object of a text that is one JSON value over several lines; None for
-    any other text.
-    """
-    decoder, line = _Decoder(), 1 + text[: text.index("{")].count("\n")
-    try:
-        return line, decoder.object_in(decoder.decode(text), path, line)
-    except (json.JSONDecodeError, RecursionError):
-        return None
-
-
-def _next(text: str, position: int) -> int:
-    """Return the position of the next character that is not a space."""
-    while text[position : position + 1].isspace():
-        position += 1
-    return position
 
 
 def instance_of(record: dict[str, Any], where: str, *, world: World, split: str) -> Instance:
@@ -337,6 +349,11 @@ def instance_of(record: dict[str, Any], where: str, *, world: World, split: str)
         name, mark, number = parts[0].rpartition("_")
         is_known = not mark or name in {world_name.removeprefix("agentgym-") for world_name in world}
         parts = [world.name if is_known else name, split, number]
+    if SESSION in record and not parts[2].isdecimal():
+        raise DataFileError(
+            f"{where} is a session of {record[SESSION]}, which names no instance; give its file the name of one, such "
+            f"as {world.recipe_name or world.name}_12.jsonl"
+        )
     is_index = len(parts) == 3 and parts[2].isdecimal() and len(parts[2]) <= _INDEX_DIGITS
     if isinstance(id_value, bool) or not is_index:
         raise DataFileError(
@@ -370,7 +387,7 @@ _MOST_FIELDS = 100
 """The most fields that are named."""
 _LISTS = ("messages", "conversations")
 _MEDIA = ("image", "images", "video", "videos", "audio", "audios")
-_CALLS = ("tool_calls", "function_call")
+_CALLS = ("function_call",)
 _PARTLY = ("train_detail", "training_detail", "loss_scale", "loss_mask", "mask")
 """Fields in which other programs weigh or mask parts of a turn."""
 _LABELS = ("labels", "completion_mask", "assistant_masks", "loss_mask")
@@ -381,16 +398,19 @@ _OF_USE: Mapping[Use, tuple[str, ...]] = {
     "expert": (*_IDS, "reward"),
     "pairs": (*_IDS, "prompt", "chosen", "rejected", "chosen_reward", "rejected_reward"),
 }
-_OF_TURNS = ("role", "content", "from", "value", "spans", *FLAGS)
+_OF_TURNS = ("role", "content", "from", "value", "spans", "tool_calls", "tool_call_id", *FLAGS)
 _OF_STEPS = (
     "step_id",
     "source",
     "message",
     "is_copied_context",
     "llm_call_count",
+    "tool_calls",
     "extra.train",
     f"extra.{OBSERVED_AS}",
+    f"extra.{REPLY}",
 )
+_OF_CALLS = ("tool_call_id", "function_name", "id", "type", "function.name", "function.arguments", "name", "arguments")
 _UNFLAGGED = {"id", "kind", "conversations", "system"}
 """The fields of a line that earlier versions exported for LLaMA-Factory, without flags."""
 
@@ -417,6 +437,8 @@ def left_out(record: Mapping[str, Any], use: Use) -> frozenset[str]:
     """Return the names of the fields of a record that hold something and are not read, those
     of turns and steps after the name of their list.
     """
+    if SESSION in record:
+        return fields_unread(record)
     if is_atif(record):
         return frozenset(_of_atif(record, use))
     turns = next((name for name in _LISTS if holds(record.get(name))), "prompt")
@@ -432,7 +454,7 @@ def left_out(record: Mapping[str, Any], use: Use) -> frozenset[str]:
 
 def fields_left_out(path: Path, use: Use, *, setting: str) -> Counter[str]:
     """Return the fields that `left_out` names, and of how many records of a file. Raises as
-    `json_lines.records`.
+    `json_records.records`.
     """
     return Counter(name for _, record in records(path, setting=setting) for name in left_out(record, use))
 
@@ -448,6 +470,7 @@ def _of_turns(values: Any, key: str) -> Iterator[str]:
     # A side of a pair may be one turn alone.
     for turn in _objects(values if isinstance(values, list) else [values]):
         yield from (f"{key}.{name}" for name in _unread(turn, _OF_TURNS))
+        yield from (f"{key}.tool_calls.{name}" for name in _of_calls(turn))
         role = turn.get("role", turn.get("from"))
         if role not in ("assistant", "gpt"):
             # Only replies are trained.
@@ -458,9 +481,14 @@ def _of_atif(record: Mapping[str, Any], use: Use) -> Iterator[str]:
     yield from _unread(record, ("schema_version", "steps", "agent.tool_definitions", *_OF_USE[use], *FLAGS, *SYSTEM))
     for step in _objects(record.get("steps")):
         yield from (f"steps.{name}" for name in _unread(step, (*_OF_STEPS, "observation")))
+        yield from (f"steps.tool_calls.{name}" for name in _of_calls(step))
         for observation in _objects([step.get("observation")]):
             for result in _objects(observation.get("results")):
-                yield from (f"steps.observation.{name}" for name in _unread(result, ("content",)))
+                yield from (f"steps.observation.{name}" for name in _unread(result, ("content", "source_call_id")))
+
+
+def _of_calls(turn: Mapping[str, Any]) -> Iterator[str]:
+    yield from (name for call in _objects(turn.get("tool_calls")) for name in _unread(call, _OF_CALLS))
 
 
 def _objects(values: Any) -> list[dict[str, Any]]:
@@ -497,12 +525,14 @@ _NAMES = (("role", "content"), ("from", "value"))
 
 
 def conversation(record: dict[str, Any], where: str) -> tuple[Message, ...]:
-    """Return the turns of a record, after the tools that it defines and its system text.
+    """Return the turns of a record, or of a session, after the tools that it defines and its system
+    text.
 
     Assistant turns carry loss unless a flag of theirs, or of the record, says no, or they are a
     prompt of TRL. Raises `DataFileError`, also for a record with more than turns of text.
     """
     # Fields that would change what is trained, and that cannot be read.
+    record = plain(record, where)
     check_texts(record, where)
     if all(holds(record.get(side)) for side in ("chosen", "rejected")):
         raise DataFileError(
@@ -550,11 +580,16 @@ def in_context(record: Mapping[str, Any], messages: tuple[Message, ...], where: 
 
 def turns(values: Any, where: str, *, tools: bool = False) -> tuple[Message, ...]:
     """Return a list of turns as messages; assistant turns carry loss unless a flag of theirs says
-    no. Results of calls are turns only where there are `tools`. Raises `DataFileError`.
+    no. Results of calls are turns only where there are `tools`, or calls of some. Raises
+    `DataFileError`.
     """
     if not isinstance(values, list):
         raise DataFileError(f"{where}: there must be a list of turns, not {type(values).__name__}")
-    roles = {**_ROLES, **_RESULTS} if tools else _ROLES
+    values = with_calls(values, where)
+    calling = tools or any(
+        isinstance(value, dict) and isinstance(text := value.get("content"), str) and calls_in(text) for value in values
+    )
+    roles = {**_ROLES, **_RESULTS} if calling else _ROLES
     return tuple(_message(value, f"{where}, turn {position}", roles) for position, value in enumerate(values))
 
 
@@ -683,6 +718,13 @@ def read_chat(path: Path) -> tuple[tuple[Sample, ...], tuple[Rejection, ...]]:
     return tuple(samples), tuple(rejections)
 
 
+def lacks_tools(messages: tuple[Message, ...]) -> bool:
+    """Return whether a conversation has results of tools that it does not define: a model would be
+    trained to call what it is not offered.
+    """
+    return messages[0].role != "tools" and any(message.role == "tool" for message in messages)
+
+
 def fault_of(messages: tuple[Message, ...]) -> str:
     """Return in a word why a conversation is unusable; the empty string for one that can be trained
     on.
@@ -690,6 +732,8 @@ def fault_of(messages: tuple[Message, ...]) -> str:
     if not any(message.train for message in messages):
         return "no-assistant-turn"
     tools = messages[0].role == "tools"
+    if lacks_tools(messages):
+        return "calls-tools-that-it-does-not-define"
     without_tools = messages[1:] if tools else messages
     roles = [message.role for message in (without_tools[1:] if without_tools[0].role == "system" else without_tools)]
     if tools:

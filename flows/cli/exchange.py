@@ -11,8 +11,8 @@ from agentr_core.texts import visible
 from flows.cli.options import WORKSPACE, IdPrefix, NamedPath, refuse_given
 from flows.cli.prefect_settings import quiet_prefect
 
-_OF_RECORDS = ("environment", "options", "split", "opening", "skip_bad")
-FORMATS = ("parquet", "trl", "sharegpt", "llama-factory", "agenttraj", "atif", "verl", "inspect")
+_OF_RECORDS = ("environment", "options", "split", "opening", "tools", "skip_bad")
+FORMATS = ("parquet", "trl", "sharegpt", "llama-factory", "agenttraj", "alpaca", "xtuner", "atif", "verl", "inspect")
 
 
 @click.command()
@@ -35,6 +35,13 @@ FORMATS = ("parquet", "trl", "sharegpt", "llama-factory", "agenttraj", "atif", "
     help="For verl: the data source of math or knowledge, by which a reward function knows its rule; by default, "
     "those of ET-Agent.",
 )
+@click.option(
+    "--push",
+    metavar="OWNER/NAME",
+    help="Then add the files to this dataset of the Hugging Face hub, with the token in HF_TOKEN; one that is not "
+    "there is made, as a private one.",
+)
+@click.option("--license", "licence", default="", help="For the head of the card: the identifier of a licence.")
 @WORKSPACE
 def export(
     source: str,
@@ -43,6 +50,8 @@ def export(
     iteration: int | None,
     without_mask: bool,
     sources: tuple[str, ...],
+    push: str | None,
+    licence: str,
     workspace: Path,
 ) -> None:
     """Write a training set, or evaluations, for another program.
@@ -58,16 +67,25 @@ def export(
     sharegpt       turns, each with a flag `train`
     llama-factory  a line for each trained turn, and dataset_info.json
     agenttraj      as AgentTraj-L of AgentGym, with `loss` of each turn
+    alpaca         a line for each trained turn, the turns before it as history
+    xtuner         inputs and outputs, each with a flag `output_with_loss`
     atif           trajectories in the agent trajectory interchange format
     verl           prompts and golds for reinforcement learning, with a
                    script that starts it; also of a selection or of group RL
     inspect        no training set, but evaluations: logs that Inspect reads,
                    with the conversation and the scores of each episode
 
-    For inspect, SOURCE may be the id of an evaluation, too.
+    For inspect, SOURCE may be the id of an evaluation, too. README.md is a card in the form that
+    the hub reads: what the set is, how it was made, its counts, and the licences of its worlds.
     """
     if form == "inspect":
-        refuse_given("belongs to training sets, and --format inspect writes evaluations", "without_mask", "sources")
+        refuse_given(
+            "belongs to training sets, and --format inspect writes evaluations",
+            "without_mask",
+            "sources",
+            "push",
+            "licence",
+        )
         from flows.commands.logs import export_logs
 
         click.echo(export_logs(workspace, source, folder, iteration=iteration))
@@ -84,6 +102,8 @@ def export(
         iteration=iteration,
         without_mask=without_mask,
         sources=data_sources(sources),
+        push_to=push or "",
+        licence=licence,
     )
     click.echo(done)
 
@@ -106,6 +126,11 @@ def export(
     show_default=True,
     help="Turns before the problem in an expert's conversation.",
 )
+@click.option(
+    "--tools",
+    type=NamedPath(path_type=Path, dir_okay=False),
+    help="Of --as general: a JSON list of tools for conversations that call some and define none.",
+)
 @click.option("--skip-bad", is_flag=True, help="Leave out unsound records; otherwise they stop the import.")
 @click.option("--run", "run", type=IdPrefix(), help="Of --as iteration: the run, if the workspace has several.")
 @WORKSPACE
@@ -117,6 +142,7 @@ def import_records(
     options: tuple[str, ...],
     split: str,
     opening: int,
+    tools: Path | None,
     skip_bad: bool,
     run: str | None,
     workspace: Path,
@@ -126,9 +152,10 @@ def import_records(
     With expert, pairs or general, records are checked and written for recipes: SOURCE is a file or
     a folder of files, TARGET the new file. A file is JSON lines or one array: conversations of
     AgentTraj, ETO, ShareGPT or OpenAI, prompts and completions or pairs of TRL, or trajectories in
-    ATIF. Each unsound record is reported with its line, and then nothing is written. Fields that
-    are not read are named. A recipe takes TARGET as eto.expert.file (several demonstrations of an
-    instance are fine), eto.preferences.file or data.general.file.
+    ATIF; or the session that Claude Code, codex or pi wrote. Each unsound record is reported with
+    its line, and then nothing is written. Fields that are not read are named. A recipe takes TARGET
+    as eto.expert.file (several demonstrations of an instance are fine), eto.preferences.file or
+    data.general.file.
 
     With iteration, SOURCE is the folder of a training that verl did on exported prompts, and there
     is no TARGET: its checkpoint (config.json and *.safetensors, merged) and its rollouts (dumps of
@@ -148,6 +175,8 @@ def import_records(
         refuse_given("is of instances, and general chat has none; leave it out", "environment", "options", "split")
     if use != "expert":
         refuse_given("belongs to --as expert", "opening")
+    if use != "general":
+        refuse_given("belongs to --as general", "tools")
 
     done = import_file(
         source,
@@ -158,6 +187,7 @@ def import_records(
         split=split,
         opening=opening,
         skip_bad=skip_bad,
+        tools=tools,
         say=lambda fault: click.echo(visible(fault), err=True),
     )
     click.echo(done)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from agentr_core.environment import Environment
 from agentr_core.environments.reasoning.world import ReasoningWorld
-from agentr_core.episodes.transcript import transcript_of
+from agentr_core.environments.registry import licence_of
+from agentr_core.episodes.transcript import conversations, transcript_of
 from agentr_core.errors import ConfigError
 from agentr_core.exchange.formats import FORMATS, export
 from agentr_core.exchange.training_set import Launch, Origin, PairRow, Question, SampleRow, TrainingSet
@@ -19,6 +20,7 @@ from agentr_core.methods.et_agent.reward import EfficiencyReward
 from agentr_core.runtime.place import Workplace
 from agentr_core.samples.identity import sample_id
 from agentr_core.stages.dataset import stored_tokens
+from agentr_core.store.codec.ledger import load_groups
 from agentr_core.store.codec.samples import load_dataset, load_preferences
 from agentr_core.store.codec.trajectories import load_trajectories
 from agentr_core.store.database import Store
@@ -27,13 +29,21 @@ from agentr_core.store.queries.datasets import (
     GroupedInstance,
     SampleHead,
     calls_behind,
+    count_preferences,
+    count_samples,
     datasets_beginning,
+    episodes_by_source,
     grouped_beginning,
+    grouped_steps,
+    rejection_counts,
     sample_heads,
+    tree_counts,
 )
 from agentr_core.store.queries.runs import checkpoint_made
+from agentr_core.texts import visible
 from agentr_core.training.job import GroupRelative
-from agentr_core.types import Instance, Sample
+from agentr_core.types import Instance, Sample, Trajectory, grown_turn
+from flows.commands.pushing import check_push, push
 from tasks.wiring import RunRef, quiet_workplace
 from tasks.workspaces import open_store
 
@@ -53,40 +63,54 @@ def export_folder(
     iteration: int | None = None,
     without_mask: bool = False,
     sources: Mapping[str, str] | None = None,
+    push_to: str = "",
+    licence: str = "",
 ) -> str:
     """Write a training set of a workspace into a new folder, and say what is there.
 
     Args:
         prefix: the beginning of the id of a dataset, an iteration or a run; of an iteration of
-            group RL, which has no dataset, the prompts of its instances are written for verl:
-            those that its selection chose, else those that were played.
+            group RL, which has no dataset, its episodes are written as atif, and for verl the
+            prompts of its instances: those that its selection chose, else those that were played.
         iteration: which iteration of a run; None: its last one.
         sources: for verl: the data source by the domain of a question; None: those of ET-Agent.
+        push_to: the dataset of the hub that takes the folder, once it is whole; empty: none.
+        licence: the identifier of a licence for the head of the card; empty: it has none.
 
     Raises:
-        ConfigError: there is no such training set, or as `formats.export` raises it.
+        ConfigError: there is no such training set, no token to push with, or as `formats.export`
+            raises it.
         DiskError: the folder cannot be written; nothing is left of it.
+        EndpointError: the hub refuses, or cannot be reached; the folder is there.
     """
+    if push_to:
+        check_push(push_to)
     store = open_store(workspace, must_exist=True)
     found, grouped = datasets_beginning(store, prefix), grouped_beginning(store, prefix)
-    if form != "verl" and not _of(found, iteration) and (online := _of(grouped, iteration)):
+    takes_groups = form in ("verl", "atif")
+    if not takes_groups and not _of(found, iteration) and (online := _of(grouped, iteration)):
         raise ConfigError(
             f"iteration {online[-1].iteration} of run {online[-1].run_id} is group RL, which has no dataset; "
-            "only --format verl takes it"
+            "only --format verl and --format atif take it"
         )
-    heads: list[DatasetHead | GroupedInstance] = [*found, *(grouped if form == "verl" else [])]
+    heads: list[DatasetHead | GroupedInstance] = [*found, *(grouped if takes_groups else [])]
     head = _chosen(heads, workspace, prefix, iteration)
-    if isinstance(head, GroupedInstance):
+    if isinstance(head, GroupedInstance) and form == "atif":
+        made = _episodes(store, workspace, head)
+    elif isinstance(head, GroupedInstance):
         made = _prompts(store, workspace, grouped, head)
     else:
         made = _training_set(store, workspace, head)
     if form == "verl":
         place = quiet_workplace(RunRef(workspace=str(workspace), run_id=head.run_id))
         made = _for_verl(place, made, head.iteration, sources or SOURCES)
-    files = export(made, folder, form, without_mask=without_mask)
+    files = export(replace(made, licence=licence), folder, form, without_mask=without_mask)
     shown = files if len(files) <= 5 else (*files[:3], f"and {len(files) - 3} more")
     done = f"{FORMATS[form].told(made)} of {made.name} in {folder}: {', '.join(shown)}"
-    return "\n".join([done, *FORMATS[form].notes_on(made)])
+    told = [done, *FORMATS[form].notes_on(made)]
+    if push_to:
+        told.append(f"pushed to {push(folder, push_to, message=f'{made.name}, exported by agentr as {form}')}")
+    return "\n".join(told)
 
 
 def data_sources(options: Sequence[str]) -> dict[str, str]:
@@ -126,8 +150,16 @@ def _training_set(store: Store, workspace: Path, head: DatasetHead) -> TrainingS
     name = f"{head.recipe}-{head.iteration}"
     facts = {**head._asdict(), "counts": json.dumps(json.loads(head.counts), sort_keys=True)}
     heads = sample_heads(store, [key for key, _ in rows])
+    about = {
+        "What it is": f"What iteration {head.iteration} of a run of recipe {head.recipe} was trained on, with method "
+        f"{head.method}, in the order of training.",
+        "How it was made": _history(store, head),
+        "Counts": _listed(_flat(json.loads(head.counts))),
+        "Licence of the world": _licences(place),
+    }
     if place.plan(head.iteration).pairs:
-        return TrainingSet(name=name, facts=facts, pairs=_pairs(store, place.source_id(head.iteration), head, rows))
+        pairs = _pairs(store, place.source_id(head.iteration), head, rows)
+        return TrainingSet(name=name, facts=facts, pairs=pairs, about=about)
     tokens = stored_tokens(place, head.iteration)
     calls = calls_behind(store, list(heads))
     samples = [
@@ -140,7 +172,44 @@ def _training_set(store: Store, workspace: Path, head: DatasetHead) -> TrainingS
         )
         for position, ((key, sample), row) in enumerate(zip(rows, tokens, strict=True))
     ]
-    return TrainingSet(name=name, facts=facts, samples=samples)
+    return TrainingSet(name=name, facts=facts, samples=samples, about=about)
+
+
+def _history(store: Store, head: DatasetHead) -> str:
+    """Return what the iteration of a dataset played and derived, and what it left out and why."""
+    trees, played = tree_counts(store, head.iteration_id), episodes_by_source(store, head.iteration_id)
+    steps = {
+        **({"trees grown": trees.trees, "paths in them that ended": trees.paths} if trees and trees.trees else {}),
+        **({"pairs of a bad and a good path": trees.pairs, "first errors judged": trees.critiques} if trees else {}),
+        **{f"episodes of source {source}": count for source, count in played.items()},
+        "preference pairs": count_preferences(store, head.iteration_id),
+        "samples": count_samples(store, head.iteration_id),
+        **{
+            f"left out by {stage}: {reason}": count
+            for stage, reasons in rejection_counts(store, head.iteration_id).items()
+            for reason, count in reasons.items()
+        },
+    }
+    return _listed({name: count for name, count in steps.items() if count})
+
+
+def _flat(counts: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in counts.items():
+        flat |= _flat(value, f"{prefix}{name}, ") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
+
+
+def _listed(counts: Mapping[str, Any]) -> str:
+    return "\n".join(f"- {name.replace('_', ' ')}: {visible(str(count))}" for name, count in counts.items())
+
+
+def _licences(place: Workplace) -> str:
+    """Return what each world of a run says about the licence of its texts."""
+    unsaid = "it names none; ask its authors before you give its texts away"
+    return _listed(
+        {name: licence_of(recipe.environment.name) or unsaid for name, recipe in place.recipe.worlds().items()}
+    )
 
 
 def _prompts(store: Store, workspace: Path, found: Sequence[GroupedInstance], chosen: GroupedInstance) -> TrainingSet:
@@ -156,6 +225,66 @@ def _prompts(store: Store, workspace: Path, found: Sequence[GroupedInstance], ch
             rows.append(SampleRow(id=key, sample=sample, origin=heads[key]._asdict()))
     facts = {name: getattr(chosen, name) for name in ("run_id", "recipe", "iteration", "iteration_id")}
     return TrainingSet(name=f"{chosen.recipe}-{chosen.iteration}", facts=facts, samples=rows)
+
+
+def _episodes(store: Store, workspace: Path, chosen: GroupedInstance) -> TrainingSet:
+    """Return the conversations of the episodes that an iteration of group RL was trained on, with
+    the rewards of these. Raises `ConfigError` if none was played yet.
+    """
+    place = quiet_workplace(RunRef(workspace=str(workspace), run_id=chosen.run_id))
+    rows: list[SampleRow] = []
+    groups = [
+        (step, group)
+        for step in grouped_steps(store, chosen.iteration_id)
+        for group in load_groups(store, chosen.iteration_id, step)
+    ]
+    with place.worlds() as worlds:
+        for step, group in groups:
+            env = worlds.of(group.instance)
+            for number, (key, trajectory) in enumerate(group.episodes.items()):
+                origin = {
+                    **{name: getattr(chosen, name) for name in ("run_id", "recipe", "iteration", "iteration_id")},
+                    **{"instance_id": group.instance.key, "trajectory_id": key, "policy": group.policy},
+                    **{"step": step, "group": group.number, "episode": number},
+                    **{"reward": trajectory.reward, "success": trajectory.success, "stop": str(trajectory.stop)},
+                    **({} if group.shaped is None else {"shaped": group.shaped[number]}),
+                }
+                given = group.given.get(key, group.prefix)
+                rows += _conversations(env, key, trajectory, given, origin)
+    if not rows:
+        raise ConfigError(f"iteration {chosen.iteration} of run {chosen.run_id} has no episodes of group RL yet")
+    facts = {name: getattr(chosen, name) for name in ("run_id", "recipe", "iteration", "iteration_id")}
+    return TrainingSet(name=f"{chosen.recipe}-{chosen.iteration}", facts=facts, samples=rows)
+
+
+def _conversations(
+    env: Environment, key: str, trajectory: Trajectory, given: int, origin: Origin
+) -> Iterator[SampleRow]:
+    """Yield the conversations of an episode; its first steps, those that were given, are not
+    trained.
+    """
+    parts = conversations(env, trajectory) if trajectory.steps else ()
+    for part in parts:
+        own = list(part.positions)
+        logprobs: list[Sequence[float] | None] = []
+        messages = []
+        for message in part.messages:
+            spans = list(message.parts) if message.role == "assistant" else []
+            for number in range(0, len(spans), 2):
+                # Replies of other conversations stand untrained; an empty one of its own may, too.
+                is_own = own and (spans[number].train or not spans[number].text)
+                position = own.pop(0) if is_own else None
+                logprobs.append(None if position is None else trajectory.steps[position].logprobs)
+                if position is not None and position < given:
+                    spans[number] = replace(spans[number], train=False)
+            if message.spans:
+                messages.append(grown_turn(spans))
+            else:
+                messages.append(replace(message, train=any(span.train for span in spans)))
+        extra = {"conversation": part.positions[0]} if len(parts) > 1 else {}
+        sample = Sample(kind="rollout", messages=tuple(messages), instance=trajectory.instance)
+        name = f"{key}-{part.positions[0]}" if extra else key
+        yield SampleRow(id=name, sample=sample, origin={**origin, **extra}, logprobs=logprobs)
 
 
 def _for_verl(place: Workplace, made: TrainingSet, iteration: int, sources: Mapping[str, str]) -> TrainingSet:

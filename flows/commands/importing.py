@@ -16,6 +16,7 @@ from agentr_core.exchange.imports import (
     import_chat,
     import_experts,
     import_pairs,
+    read_tools,
 )
 from agentr_core.recipes.eto import ExpertConfig
 from agentr_core.samples.chat_file import World, named
@@ -38,6 +39,7 @@ def import_file(
     split: str,
     opening: int,
     skip_bad: bool,
+    tools: Path | None = None,
     say: Callable[[str], Any],
 ) -> str:
     """Write the records of a file to a new one that a recipe takes, and return a line that says
@@ -48,6 +50,7 @@ def import_file(
         opening: for expert: the number of turns before the problem's.
         skip_bad: leave out records that are not sound; otherwise nothing is written if there is
             one.
+        tools: for general: a file with the definitions of tools for records that have none.
         say: is called with what is wrong with each of these records, up to a number, and with the
             fields of the others that are left out.
 
@@ -59,7 +62,7 @@ def import_file(
     if target.exists():
         raise ConfigError(f"{target} is there already; name a new file")
     if use == "general":
-        found, setting = import_chat(source), GENERAL
+        found, setting = import_chat(source, None if tools is None else read_tools(tools)), GENERAL
     elif use == "expert":
         found, setting = import_experts(source, _place(environment, options, split), opening=opening), EXPERT
     else:

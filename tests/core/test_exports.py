@@ -17,6 +17,7 @@ from atif_schema import faults
 from toy import Line
 from toy_paths import ToyTree, critique, renderer
 
+from agentr_core.episodes.transcript import call_text
 from agentr_core.errors import ConfigError, DiskError
 from agentr_core.exchange.formats import FORMATS, export
 from agentr_core.exchange.imports import Target, import_chat, import_experts, import_pairs
@@ -275,11 +276,56 @@ def test_agenttraj_reads_back_as_an_experts_episodes(tmp_path: Path) -> None:
         export(pairs(), tmp_path / "pairs", "agenttraj", without_mask=True)
 
 
+def test_alpaca_has_a_line_for_each_trained_turn(tmp_path: Path) -> None:
+    made = training_set(samples()[1])
+    export(made, tmp_path / "out", "alpaca")
+    rows = lines(tmp_path / "out" / "alpaca.jsonl")
+    texts = [message.text for message in samples()[1].messages]
+    assert [(row["instruction"], row["output"]) for row in rows] == list(zip(texts[2::2], texts[3::2], strict=True))
+    assert [row["history"] for row in rows] == [
+        [[texts[place], texts[place + 1]] for place in range(0, 2 * number, 2)] for number in range(1, len(rows) + 1)
+    ]
+    assert (rows[0]["system"], rows[0]["input"], rows[0]["instance_id"]) == ("", "", "line/train/0")
+    assert "1 samples have earlier turns in `history`" in (tmp_path / "out" / "README.md").read_text("utf-8")
+
+
+def test_xtuner_has_a_flag_for_each_output(tmp_path: Path) -> None:
+    """`encode_fn` of xtuner 0.2.0 gives an output labels unless its `output_with_loss` says no."""
+    system = Message(role="system", text="Act.")
+    sample = replace(samples()[1], messages=(system, *samples()[1].messages))
+    export(training_set(sample), tmp_path / "out", "xtuner")
+    (row,) = lines(tmp_path / "out" / "xtuner.jsonl")
+    turns = row["conversation"]
+    assert [turn["output_with_loss"] for turn in turns] == [message.train for message in sample.messages[2::2]]
+    assert [turn["output_with_loss"] for turn in turns][:2] == [False, True]
+    assert [turn["output"] for turn in turns] == [message.text for message in sample.messages[2::2]]
+    assert [turn["system"] for turn in turns] == ["Act.", *[""] * (len(turns) - 1)]
+
+
+@pytest.mark.parametrize("form", ["alpaca", "xtuner"])
+def test_what_inputs_and_outputs_cannot_hold_is_refused(tmp_path: Path, form: str) -> None:
+    row = SampleRow(id="s", sample=calling(call_text("look", "{}"), "a door"), origin=ORIGIN)
+    whole = samples()[1]
+    asked = Message(role="user", text="And?")
+    twice = replace(row, sample=replace(whole, messages=(*whole.messages, asked, asked)))
+    for made, part in (
+        (training_set(grown()), "grown by continuation"),
+        (pairs(), "no form for preference pairs"),
+        (TrainingSet(name="toy-1", facts={}, samples=[row]), "no place for tools and their results"),
+        (TrainingSet(name="toy-1", facts={}, samples=[twice]), "each input must have an output"),
+    ):
+        with pytest.raises(ConfigError, match=part):
+            export(made, tmp_path / "out", form, without_mask=True)
+        assert not (tmp_path / "out").exists()
+    ends = replace(row, sample=replace(whole, messages=(*whole.messages, asked)))
+    export(TrainingSet(name="toy-1", facts={}, samples=[ends]), tmp_path / "out", form)
+    assert "And?" not in (tmp_path / "out" / f"{form}.jsonl").read_text("utf-8")
+    assert "the last turn of 1 samples, which has no reply" in (tmp_path / "out" / "README.md").read_text("utf-8")
+
+
 def test_atif_keeps_to_its_schema_and_reads_back(tmp_path: Path) -> None:
     made = training_set(*samples(), grown())
-    with pytest.raises(ConfigError, match="atif cannot say which turns of toy-1 carry loss: it has no field for that"):
-        export(made, tmp_path / "out", "atif")
-    files = export(made, tmp_path / "out", "atif", without_mask=True)
+    files = export(made, tmp_path / "out", "atif")
     assert len(files) == 4
     written = {file.stem: json.loads(file.read_text("utf-8")) for file in (tmp_path / "out").glob("*/*.json")}
     assert {key: faults(one) for key, one in written.items()} == {key: [] for key in written}
@@ -287,6 +333,7 @@ def test_atif_keeps_to_its_schema_and_reads_back(tmp_path: Path) -> None:
     assert [step["source"] for step in good["steps"]] == ["user", "agent", "user", "agent", "agent", "agent"]
     assert good["steps"][3]["observation"] == {"results": [{"content": samples()[1].messages[4].text}]}
     assert [step["extra"]["train"] for step in good["steps"] if step["source"] == "agent"] == [False, True, True, True]
+    assert [step.get("is_copied_context") for step in good["steps"]] == [None, True, None, None, None, None]
     assert good["extra"]["instance_id"] == "line/train/0"
     spans = written[sample_id(grown())]["steps"]
     assert [(step["source"], step["message"]) for step in spans] == [
@@ -306,6 +353,64 @@ def test_atif_keeps_to_its_schema_and_reads_back(tmp_path: Path) -> None:
     assert ["some replies are not to be trained" in fault for fault in experts.faults] == [True]
     (good,) = map(json.loads, experts.lines)
     assert (good["id"], tuple(turn["content"] for turn in good["messages"])) == ("line/train/0", texts[1])
+
+
+LOOK = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+
+
+def calling(reply: str, *results: str) -> Sample:
+    turns = [
+        Message(role="tools", text=json.dumps([LOOK])),
+        Message(role="user", text="What?"),
+        Message(role="assistant", text=reply, train=True, token_ids=(1, 2)),
+        *(Message(role="tool", text=text) for text in results),
+        Message(role="assistant", text="A door.", train=True, token_ids=(3,)),
+    ]
+    return Sample(kind=SampleKind.GOOD, messages=tuple(turns), instance=None)
+
+
+def test_atif_has_calls_with_their_results_token_ids_and_log_probabilities(tmp_path: Path) -> None:
+    reply = call_text("look", '{"at": "door"}', beside=call_text("look", "{}", beside="I look."))
+    sample = calling(reply, "a door", "a room")
+    row = SampleRow(id="s", sample=sample, origin=ORIGIN, logprobs=((-0.5, -0.25), (float("-inf"),)))
+    made = TrainingSet(name="toy-1", facts={}, samples=[row])
+    export(made, tmp_path / "out", "atif")
+    written = json.loads((tmp_path / "out" / "trajectories" / "s.json").read_text("utf-8"))
+    assert faults(written) == []
+    _, step, last = written["steps"]
+    assert step["message"] == "I look."
+    assert step["tool_calls"] == [
+        {"tool_call_id": "call_2_0", "function_name": "look", "arguments": {}},
+        {"tool_call_id": "call_2_1", "function_name": "look", "arguments": {"at": "door"}},
+    ]
+    assert step["observation"]["results"] == [
+        {"source_call_id": "call_2_0", "content": "a door"},
+        {"source_call_id": "call_2_1", "content": "a room"},
+    ]
+    assert step["metrics"] == {"completion_tokens": 2, "completion_token_ids": [1, 2], "logprobs": [-0.5, -0.25]}
+    assert (step["llm_call_count"], step["extra"]) == (1, {"train": True})
+    assert "logprobs" not in last["metrics"], "the format allows no null, and JSON has no infinite number"
+    assert "left out are the log-probabilities of 1 replies" in (tmp_path / "out" / "README.md").read_text("utf-8")
+    assert written["final_metrics"] == {"total_steps": 3, "total_completion_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        call_text("look", "{}"),
+        call_text("look", '{"at":"door"}'),
+        call_text("look", '{"at": "\\u00e9"}', beside=" I look. "),
+        f"{call_text('look', '{}')}\nThat is all.",
+        call_text("look", '{"at": NaN}'),
+        "<tool_call>\nlook\n</tool_call>",
+    ],
+)
+def test_a_call_comes_back_from_atif_as_it_was_sampled(tmp_path: Path, reply: str) -> None:
+    row = SampleRow(id="s", sample=calling(reply, "a door"), origin=ORIGIN)
+    export(TrainingSet(name="toy-1", facts={}, samples=[row]), tmp_path / "out", "atif")
+    (line,) = import_chat(tmp_path / "out").lines
+    assert json.loads(line)["messages"][1]["content"] == reply
+    assert [turn["role"] for turn in json.loads(line)["messages"]] == ["user", "assistant", "tool", "assistant"]
 
 
 def test_the_schema_of_atif_finds_what_breaks_it(tmp_path: Path) -> None:
@@ -372,7 +477,8 @@ def test_an_export_is_whole_or_not_there(tmp_path: Path, form: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("form", list(FORMATS))
 def test_the_card_leads_datasets_to_the_files(tmp_path: Path, form: str) -> None:
-    made = training_set() if form == "llama-factory" else training_set(*samples(), grown())
+    whole_turns = form in ("llama-factory", "alpaca", "xtuner")
+    made = training_set() if whole_turns else training_set(*samples(), grown())
     export(made, tmp_path / "out", form, without_mask=True)
     head = yaml.safe_load((tmp_path / "out" / "README.md").read_text("utf-8").split("---\n")[1])
     for config in head["configs"]:

@@ -112,7 +112,7 @@ def test_each_bad_record_is_named_by_its_line(tmp_path: Path) -> None:
             "has no list of turns",
             "is of environment door",
             "reward is 2",
-            "step 1 calls tools",
+            "step 1: each of tool_calls must have",
             "schema_version is 'ATIF-v2.0'",
             "some replies are not to be trained",
             f"train has {len(TEXTS) - 1} flags for {len(TEXTS)} turns",

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from agentr_core.environments.crafting.textcraft import TextCraft
+from agentr_core.episodes.transcript import call_text
 from agentr_core.errors import DataFileError
 from agentr_core.exchange.imports import (
     Target,
@@ -45,6 +46,22 @@ def chat(*texts: str, **changes: Any) -> Record:
     ]
     turns[1] |= changes
     return {"messages": turns}
+
+
+def said(text: str, role: str = "user") -> Record:
+    return {"role": role, "content": text}
+
+
+def call(key: str, name: str, arguments: Any) -> Record:
+    return {"id": key, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def called(key: str) -> Record:
+    return {"role": "assistant", "content": "", "tool_calls": [call(key, "look", "{}")]}
+
+
+def result(key: str, text: str) -> Record:
+    return {"role": "tool", "tool_call_id": key, "content": text}
 
 
 def pair(**changes: Any) -> Record:
@@ -174,9 +191,12 @@ def test_a_system_text_beside_the_turns_is_a_turn(tmp_path: Path, name: str) -> 
 @pytest.mark.parametrize(
     ("record", "part"),
     [
-        (chat(tool_calls=[{"id": "c"}]), "turn 1 has tool_calls, which a turn of text cannot hold"),
+        (chat(tool_calls=[{"id": "c"}]), "turn 1: call 1 must have a name, and arguments that are an object"),
+        (chat(tool_calls=[call("c", "look", '{"at": ')]), "turn 1: call 1 must have a name, and arguments"),
+        (chat(tool_calls="look"), "turn 1: tool_calls must be a list in a turn of the assistant"),
+        (chat(content=call_text("look", "{}"), tool_calls=[call("c", "go", "{}")]), "its text makes other calls"),
         (chat(function_call={"name": "f"}), "turn 1 has function_call"),
-        (chat(content=None, tool_calls=[{"id": "c"}]), "turn 1 has tool_calls"),
+        ({"messages": [said("go"), called("c"), result("d", "seen"), said("b", "assistant")], "tools": [TOOL]}, "'d'"),
         (chat(content=[{"type": "image_url", "image_url": {}}]), "content that is not text"),
         (chat(content=[{"type": "thinking", "text": "a"}]), "content that is not text"),
         (chat(audio={"id": "a"}), "turn 1 has audio, and only texts are read"),
@@ -262,6 +282,14 @@ def test_what_is_left_out_is_named_with_its_records(tmp_path: Path) -> None:
     assert import_pairs(write(tmp_path, pair(a=1, extra={"x": 1})), PLACE).left_out == {"a": 1, "extra.x": 1}
 
 
+def of_step(key: str, name: str, arguments: Any) -> Record:
+    return {"tool_call_id": key, "function_name": name, "arguments": arguments}
+
+
+def seen(key: str) -> Record:
+    return {"observation": {"results": [{"source_call_id": key, "content": "seen"}]}}
+
+
 def atif(*steps: Record, **fields: Any) -> Record:
     first = {"source": "user", "message": "Find the key."}
     told = [{"step_id": number, **step} for number, step in enumerate((first, *steps), start=1)]
@@ -297,12 +325,84 @@ def test_steps_that_the_model_did_not_write_here_are_not_trained(tmp_path: Path)
         (agent("a", llm_call_count="0"), "step 2: llm_call_count must be"),
         (agent("a", is_copied_context="yes"), "step 2: is_copied_context is 'yes'"),
         (agent("a", extra={"train": 0.5}), "step 2: extra.train is 0.5; a reply is trained or not"),
-        (agent("a", tool_calls=[{"tool_call_id": "c"}]), "step 2 calls tools"),
+        (agent("a", tool_calls=[{"tool_call_id": "c"}]), "step 2: each of tool_calls must have a tool_call_id, a"),
+        (agent("a", tool_calls=[of_step("c", "look", "{}")]), "step 2: each of tool_calls must have"),
+        (
+            agent("a", tool_calls=[of_step("c", "look", {})]) | seen("d"),
+            "step 2: source_call_id is 'd', and no call of",
+        ),
+        (agent("a", tool_calls=[of_step("c", "look", {})], extra={"reply": "b"}), "extra.reply says something else"),
+        (
+            agent("a", tool_calls=[of_step("c", "look", {})], extra={"observation_role": "assistant"}),
+            "its results are a part of its turn (extra.observation_role), so it has no calls",
+        ),
+        (agent("a", step_id=3), "step 2: step_id is 3; steps are numbered from 1 in their order"),
         (agent("a", extra={"observation_role": "me"}), "extra.observation_role must be one of"),
     ],
 )
 def test_steps_with_other_values_are_refused(tmp_path: Path, step: Record, part: str) -> None:
     assert part in fault(tmp_path, atif(step))
+
+
+@pytest.mark.parametrize("version", [*(f"ATIF-v1.{minor}" for minor in range(9)), None])
+def test_each_version_of_atif_is_read_and_no_version_is_the_last(tmp_path: Path, version: str | None) -> None:
+    record = atif(agent("a"), agent("b"))
+    del record["schema_version"]
+    record |= {} if version is None else {"schema_version": version}
+    assert flags(told(tmp_path, record)) == [True, True]
+
+
+@pytest.mark.parametrize("version", ["ATIF-v1.9", "ATIF-v2.0", "ATIF-v1"])
+def test_an_unknown_version_of_atif_is_refused(tmp_path: Path, version: str) -> None:
+    assert "ATIF-v1.0 to ATIF-v1.8 are read" in fault(tmp_path, atif(agent("a")) | {"schema_version": version})
+
+
+def test_calls_of_steps_are_written_as_the_model_writes_them(tmp_path: Path) -> None:
+    both = [of_step("x", "look", {"at": "door"}), of_step("y", "go", {}) | {"extra": {"retries": 1}}]
+    results = [
+        {"source_call_id": "y", "content": "gone"},
+        {"content": "It is late."},
+        {"source_call_id": "x", "content": "a door", "extra": {"score": 1}},
+    ]
+    record = atif(agent("Two.", tool_calls=both, observation={"results": results}), agent("b"))
+    record["agent"]["tool_definitions"] = [TOOL]
+    messages = told(tmp_path, record)
+    two = call_text("go", "{}", beside=call_text("look", '{"at": "door"}', beside="Two."))
+    assert [(message.role, message.text) for message in messages[2:6]] == [
+        ("assistant", two),
+        ("tool", "a door"),
+        ("tool", "gone"),
+        ("user", "It is late."),
+    ]
+    assert messages[2].train
+    left = import_chat(write(tmp_path, record)).left_out
+    assert {"steps.tool_calls.extra", "steps.observation.extra"} <= left.keys()
+    del record["agent"]["tool_definitions"]
+    (sentence,) = import_chat(write(tmp_path, record)).faults
+    assert "is of no use: calls tools that it does not define" in sentence
+    # An expert's replies are played again, and the world has its own tools.
+    (line,) = import_experts(write(tmp_path, record | {"id": 1}), PLACE, opening=0).lines
+    file = tmp_path / "expert.jsonl"
+    file.write_text(line)
+    ((found,),) = read_demonstrations(file, world=World("line"), split="train", opening=0).values()
+    assert found.replies == (two, "b")
+
+
+def test_calls_in_turns_of_openai_are_read_with_their_results_in_order(tmp_path: Path) -> None:
+    calls = [call("x", "look", '{"at":"door"}'), call("y", "go", {"to": 1})]
+    turns = [
+        said("Find it."),
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        result("y", "gone"),
+        result("x", "a door"),
+        said("Found.", "assistant"),
+    ]
+    messages = told(tmp_path, {"messages": turns, "tools": [TOOL]})
+    text = call_text("go", '{"to": 1}', beside=call_text("look", '{"at":"door"}'))
+    assert [message.text for message in messages[2:]] == [text, "a door", "gone", "Found."]
+    # A text that has the calls already is taken as it is.
+    turns[1] = {"role": "assistant", "content": text, "tool_calls": calls}
+    assert told(tmp_path, {"messages": turns, "tools": [TOOL]}) == messages
 
 
 def test_a_trajectory_that_goes_on_in_another_file(tmp_path: Path) -> None:

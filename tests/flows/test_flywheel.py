@@ -234,6 +234,12 @@ def test_an_export_is_found_by_every_id_and_leads_back_to_the_store(turned: Turn
     (file,) = (turned.root / "datasets").glob("*.parquet")
     assert list(rows["labels"]) == pq.read_table(file)["labels"].to_pylist()
 
+    card = (folders[0] / "README.md").read_text("utf-8")
+    (trees,) = turned.ask("select count(*) n from tree join iteration using (iteration_id) where iteration = 1")["n"]
+    assert f"## How it was made\n\n- trees grown: {trees}\n" in card
+    assert f"- rows: {len(rows)}\n" in card
+    assert "## Licence of the world\n\n- door: it names none; ask its authors" in card
+
     for form in FORMATS:
         export_folder(turned.root, ids["run_id"], tmp_path / form, form, without_mask=True)
     with pytest.raises(ConfigError, match="has no dataset of iteration 7; it has 1"):

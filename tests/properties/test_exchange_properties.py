@@ -18,7 +18,7 @@ from agentr_core.errors import ConfigError, DataFault
 from agentr_core.exchange.formats import export
 from agentr_core.exchange.imports import Imported, Target, import_chat, import_pairs, read_pairs
 from agentr_core.exchange.training_set import PairRow, SampleRow, TrainingSet, opening
-from agentr_core.samples.chat_file import World, read_chat
+from agentr_core.samples.chat_file import World, read_chat, written_calls
 from agentr_core.samples.identity import sample_id
 from agentr_core.types import (
     Instance,
@@ -54,7 +54,12 @@ def replies(draw: st.DrawFn, results: Sequence[str], *, first: bool | None = Non
     flags = [*draw(st.lists(st.booleans(), max_size=3)), True]
     if first is not None:
         flags[0] = first if len(flags) > 1 else True
+    arguments = st.dictionaries(texts, texts | st.integers() | st.none())
+    calls = st.lists(st.tuples(texts, arguments), min_size=1, max_size=2)
     said = [turn("assistant", draw(texts), train=flag) for flag in flags]
+    if "tool" in results:
+        made = [draw(st.just([]) | calls) for _ in said]
+        said = [replace(one, text=written_calls(one.text, named)) for one, named in zip(said, made, strict=True)]
     between = []
     for _ in flags[1:]:
         role = draw(st.sampled_from(results))

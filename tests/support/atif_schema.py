@@ -1,6 +1,6 @@
-"""The agent trajectory interchange format, version 1.7, as a JSON schema: what the models of Harbor
-0.25 (`harbor.models.trajectories`, RFC 0001) accept, of text alone. `faults` has their further
-rules.
+"""The agent trajectory interchange format, version 1.8, as a JSON schema: what the models of Harbor
+0.26 (`harbor.models.trajectories`, RFC 0001) accept, of text alone. `faults` has their further
+rules. `make test-atif` asks the models themselves.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _STEP = _record(
 )
 SCHEMA = _record(
     ["schema_version", "agent", "steps"],
-    schema_version={"const": "ATIF-v1.7"},
+    schema_version={"const": "ATIF-v1.8"},
     session_id=_MAYBE_TEXT,
     trajectory_id=_MAYBE_TEXT,
     agent=_record(

@@ -157,6 +157,7 @@ class TextCraft(Environment):
     """
 
     name = "textcraft"
+    licence = "Apache-2.0; its recipes are derived from minecraft-data, which is MIT"
     instruction = INSTRUCTION
     labels: Labels = "lenient"
 

@@ -25,7 +25,7 @@ from agentr_core.errors import ConfigError, DataFileError
 from agentr_core.fingerprint import fingerprint
 from agentr_core.recipes.fields import record
 from agentr_core.replies import after_thoughts
-from agentr_core.samples.chat_file import records
+from agentr_core.samples.json_records import records
 from agentr_core.system import data_path
 from agentr_core.texts import lone_surrogate, placed
 from agentr_core.types import Grade, Instance, Message, Question, Sampling, Trajectory

@@ -164,6 +164,12 @@ def grouped_beginning(store: Store, prefix: str) -> list[GroupedInstance]:
     return [GroupedInstance(*row) for row in store.rows(_GROUPED, prefix)]
 
 
+def grouped_steps(store: Store, iteration_id: str) -> list[int]:
+    """Return the numbers of the steps of reinforcement learning of an iteration, sorted."""
+    rows = store.rows("select distinct step from rl_group where iteration_id = ? order by step", iteration_id)
+    return [step for (step,) in rows]
+
+
 def datasets_beginning(store: Store, prefix: str) -> list[DatasetHead]:
     """Return the datasets whose own id, or that of their iteration or run, begins with a prefix, in
     the order of their iterations.
@@ -324,6 +330,16 @@ def episode_counts(store: Store, iteration_id: str, source: str) -> EpisodeCount
         source,
     ) or [(0, 0)]
     return EpisodeCounts(*counts)
+
+
+def episodes_by_source(store: Store, iteration_id: str) -> dict[str, int]:
+    """Return how many episodes an iteration has of each source, sorted by these."""
+    return dict(
+        store.rows(
+            "select source, count(*) from trajectory where iteration_id = ? group by source order by source",
+            iteration_id,
+        )
+    )
 
 
 def count_preferences(store: Store, iteration_id: str) -> int:

@@ -1,0 +1,186 @@
+"""Trajectories in the agent trajectory interchange format (ATIF) of Harbor, one for each sample."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from itertools import pairwise
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from agentr_core.episodes.transcript import calls_in
+from agentr_core.exchange.training_set import Origin, TrainingSet, opening, samples_of
+from agentr_core.samples.chat_file import OBSERVED_AS, REPLY, written_calls
+from agentr_core.system import DISTRIBUTION
+from agentr_core.types import Message, Sample, Span
+
+VERSION = "ATIF-v1.8"
+"""The version that is written; source: RFC 0001 of Harbor and its models of version 0.26."""
+_FOLDER = "trajectories"
+Logprobs = Sequence[Sequence[float] | None]
+
+
+def write_atif(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
+    """Write a file for each sample, and for each side of a pair, named after its id."""
+    (folder / _FOLDER).mkdir()
+    written = {row.id: trajectory(row.id, row.sample, row.origin, row.logprobs) for row in training_set.samples}
+    for pair in training_set.pairs:
+        for side, sample in (("chosen", pair.preference.chosen), ("rejected", pair.preference.rejected)):
+            key = f"{pair.id}-{side}"
+            written[key] = trajectory(key, sample, {**pair.origin, "side": side})
+    for key, record in written.items():
+        text = json.dumps(record, ensure_ascii=False, indent=1)
+        (folder / _FOLDER / f"{key}.json").write_text(f"{text}\n", encoding="utf-8")
+    return {"default": f"{_FOLDER}/*.json"}
+
+
+def impossible(training_set: TrainingSet) -> str:
+    """Return why ATIF cannot hold a training set; empty if it can: an observation belongs to the
+    step of a reply.
+    """
+    for sample in samples_of(training_set):
+        for before, message in pairwise(sample.messages):
+            if message.role == "tool" and (before.role not in ("assistant", "tool") or before.spans):
+                return (
+                    "some results of tools follow no reply that could have called them; choose parquet, trl or sharegpt"
+                )
+    return ""
+
+
+def sides_apart(training_set: TrainingSet) -> str:
+    """Return that pairs are taken apart; empty if there are none."""
+    warning = "each side of a pair is a trajectory of its own (`extra.side`), which `agentr import` does not join again"
+    return warning if training_set.pairs else ""
+
+
+def infinite_logprobs(training_set: TrainingSet) -> str:
+    """Return of how many replies the log-probabilities are left out; empty if of none. JSON has no
+    infinite number, and the format allows no null among them.
+    """
+    count = sum(
+        logprobs is not None and not all(map(isfinite, logprobs))
+        for row in training_set.samples
+        for logprobs in row.logprobs
+    )
+    reason = "since a token has none that is finite"
+    return f"left out are the log-probabilities of {count} replies, {reason}" if count else ""
+
+
+def trajectory(key: str, sample: Sample, origin: Origin, logprobs: Logprobs = ()) -> dict[str, Any]:
+    """Return a sample as a trajectory: the world's response to a reply is the observation of its
+    step, and a reply that is not trained is copied context.
+
+    Args:
+        logprobs: the natural-log probabilities of the tokens of each reply, None where they are not
+            known.
+    """
+    steps = [{"step_id": number, **step} for number, step in enumerate(_steps(sample, logprobs), start=1)]
+    first = sample.messages[0]
+    tools = {"tool_definitions": json.loads(first.text)} if first.role == "tools" else {}
+    metrics = [step["metrics"]["completion_tokens"] for step in steps if "metrics" in step]
+    return {
+        "schema_version": VERSION,
+        "session_id": origin.get("run_id"),
+        "trajectory_id": key,
+        "agent": {
+            "name": "agentr",
+            "version": version(DISTRIBUTION),
+            **tools,
+            "extra": {"recipe": origin.get("recipe")},
+        },
+        "steps": steps,
+        "final_metrics": {
+            "total_steps": len(steps),
+            **({"total_completion_tokens": sum(metrics)} if metrics else {}),
+        },
+        "extra": {
+            "kind": str(sample.kind),
+            "instance_id": None if sample.instance is None else sample.instance.key,
+            **origin,
+        },
+    }
+
+
+def _steps(sample: Sample, logprobs: Logprobs) -> list[dict[str, Any]]:
+    start = len(opening(sample.messages)) if sample.instance is not None else len(sample.messages)
+    tools = sample.messages[0].role == "tools"
+    steps: list[dict[str, Any]] = []
+    open_calls: list[str] = []
+    rest = iter(logprobs)
+    for position, message in enumerate(sample.messages):
+        if message.role == "assistant" and message.spans:
+            open_calls = []
+            for number, part in enumerate(message.parts):
+                if number % 2:
+                    _observed(steps[-1], part.text)
+                else:
+                    steps.append(_reply(part, next(rest, None)))
+                    steps[-1]["extra"][OBSERVED_AS] = "assistant"
+        elif message.role == "assistant":
+            step = _reply(message, next(rest, None))
+            open_calls = _call(step, number=len(steps) + 1) if tools else []
+            steps.append(step)
+        elif message.role == "tool" and open_calls:
+            _observed(steps[-1], message.text, source_call_id=open_calls.pop(0))
+        elif message.role == "tool":
+            steps[-1]["extra"][OBSERVED_AS] = "tool"
+            _observed(steps[-1], message.text)
+        elif message.role == "user" and position >= start and _unanswered(steps):
+            _observed(steps[-1], message.text)
+        elif message.role != "tools":
+            steps.append({"source": message.role, "message": message.text})
+    return steps
+
+
+def _reply(part: Message | Span, logprobs: Sequence[float] | None) -> dict[str, Any]:
+    ids = list(part.token_ids or ())
+    told = logprobs is not None and len(logprobs) == len(ids) and all(map(isfinite, logprobs))
+    metrics = {
+        "completion_tokens": len(ids),
+        "completion_token_ids": ids,
+        **({"logprobs": list(logprobs)} if logprobs is not None and told else {}),
+    }
+    return {
+        "source": "agent",
+        "message": part.text,
+        **({"metrics": metrics, "llm_call_count": 1} if ids else {}),
+        # "Should not be included in training data", says the format of such steps.
+        **({} if part.train else {"is_copied_context": True}),
+        "extra": {"train": part.train},
+    }
+
+
+def _call(step: dict[str, Any], *, number: int) -> list[str]:
+    """Move the calls in the message of a step to a field of their own, and return their ids. The
+    reply as it was sampled stays in `extra` where the fields do not spell it.
+    """
+    calls = calls_in(step["message"])
+    try:
+        json.dumps([dict(call.arguments) for call in calls], allow_nan=False)
+    except ValueError:
+        # A number in one is not finite, and JSON has no place for it.
+        return []
+    if not calls:
+        return []
+    reply, beside = step["message"], calls[0].beside
+    ids = [f"call_{number}_{place}" for place in range(len(calls))]
+    step["message"] = beside
+    step["tool_calls"] = [
+        {"tool_call_id": key, "function_name": call.name, "arguments": dict(call.arguments)}
+        for key, call in zip(ids, calls, strict=True)
+    ]
+    if written_calls(beside, [(call.name, call.arguments) for call in calls]) != reply:
+        step["extra"][REPLY] = reply
+    return ids
+
+
+def _unanswered(steps: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the last step is a reply with a turn of its own, and no observation yet."""
+    last = steps[-1] if steps else {}
+    return last.get("source") == "agent" and OBSERVED_AS not in last["extra"] and "observation" not in last
+
+
+def _observed(step: dict[str, Any], text: str, **fields: str) -> None:
+    step.setdefault("observation", {"results": []})["results"].append({**fields, "content": text})

@@ -1,0 +1,148 @@
+"""Files of records: one JSON object a line, or all in one array. The lines that a coding agent
+writes when it runs are one record.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from agentr_core.errors import DataFileError
+from agentr_core.samples.sessions import session, writer_of
+from agentr_core.texts import placed, quoted, unreadable
+
+MOST_DIGITS = 1_000
+"""The most digits of a whole number: Python refuses to read or print several thousand."""
+
+
+def records(path: Path, *, setting: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the objects of a JSONL file, or of one array of them, with the numbers of the lines
+    they begin in, from 1; blank lines are skipped.
+
+    Args:
+        setting: the field of a recipe that names the file, for error messages.
+
+    Raises:
+        DataFileError: the file cannot be read, or something in it is not a JSON object.
+    """
+    for number, entry in entries(path, setting=setting):
+        if isinstance(entry, DataFileError):
+            raise entry
+        yield number, entry
+
+
+def entries(path: Path, *, setting: str) -> Iterator[tuple[int, dict[str, Any] | DataFileError]]:
+    """Yield what `records` does, but an error in place of each line or object for which `records`
+    raises it.
+
+    An array that is not JSON ends with its error. Raises `DataFileError` when the file cannot be
+    read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = unreadable(error)
+        raise DataFileError(f"file {placed(path)} cannot be read: {reason}; set {setting} to a JSONL file") from error
+    start = text.lstrip()[:1]
+    if start == "[":
+        yield from _of_array(text, path)
+    elif start == "{" and (agent := writer_of(text)):
+        lines = [line for _, line in _of_lines(text, path)]
+        faults = [line for line in lines if isinstance(line, DataFileError)]
+        yield 1, faults[0] if faults else session(agent, [line for line in lines if isinstance(line, dict)], path.stem)
+    elif start == "{" and text.strip().count("\n") and (single := _one_object(text, path)) is not None:
+        yield single
+    else:
+        yield from _of_lines(text, path)
+
+
+def _of_lines(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any] | DataFileError]]:
+    # Not splitlines(): JSON strings may hold other line ends, such as U+2028, as they are.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            decoder = _Decoder()
+            try:
+                yield number, decoder.object_in(decoder.decode(line), path, number)
+            except (json.JSONDecodeError, RecursionError) as error:
+                yield number, DataFileError(f"{path}:{number} is not JSON ({error}); write one object on each line")
+
+
+class _Decoder(json.JSONDecoder):
+    """Decodes JSON as Python does, and says what it could not keep: a number with more digits than
+    Python reads, or a key that an object has twice.
+    """
+
+    def __init__(self) -> None:
+        self._faults: list[str] = []
+        super().__init__(parse_int=self._parse_int, object_pairs_hook=self._pairs)
+
+    def object_in(self, value: Any, path: Path, line: int) -> dict[str, Any] | DataFileError:
+        """Return a value that was just decoded if it is an object with all that was written."""
+        faults = [*self._faults]
+        self._faults.clear()
+        if faults:
+            return DataFileError(f"{path}:{line} has {faults[0]}; correct the record")
+        if isinstance(value, dict):
+            return value
+        return DataFileError(f"{path}:{line} is a {type(value).__name__}; write one JSON object on each line")
+
+    def _parse_int(self, text: str) -> int:
+        if len(text) <= MOST_DIGITS:
+            return int(text)
+        self._faults.append(f"a number of {len(text):,} digits, and {MOST_DIGITS:,} are the most")
+        return 0
+
+    def _pairs(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) < len(pairs):
+            twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+            self._faults.append(f"the key {quoted(twice, 60)} twice")
+        return result
+
+
+def _of_array(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any] | DataFileError]]:
+    decoder, line, position = _Decoder(), 1, text.index("[")
+    line += text.count("\n", 0, position)
+    while True:
+        begin = _next(text, position + 1)
+        line += text.count("\n", position, begin)
+        if text[begin : begin + 1] == "]" and text[position] == "[":
+            position = begin
+            break
+        try:
+            value, end = decoder.raw_decode(text, begin)
+        except json.JSONDecodeError as error:
+            yield error.lineno, DataFileError(f"{path}:{error.lineno} is not JSON ({error.msg}); correct the array")
+            return
+        except RecursionError:
+            yield line, DataFileError(f"{path}:{line} is nested too deeply to be a record; correct the array")
+            return
+        yield line, decoder.object_in(value, path, line)
+        line += text.count("\n", begin, end)
+        position = _next(text, end)
+        if text[position : position + 1] != ",":
+            break
+        line += text.count("\n", end, position)
+    if text[position:].strip() != "]":
+        yield line, DataFileError(f"{path}:{line} is not JSON after its object; end the array with ] and nothing else")
+
+
+def _one_object(text: str, path: Path) -> tuple[int, dict[str, Any] | DataFileError] | None:
+    """Return the line and the object of a text that is one JSON value over several lines; None for
+    any other text.
+    """
+    decoder, line = _Decoder(), 1 + text[: text.index("{")].count("\n")
+    try:
+        return line, decoder.object_in(decoder.decode(text), path, line)
+    except (json.JSONDecodeError, RecursionError):
+        return None
+
+
+def _next(text: str, position: int) -> int:
+    """Return the position of the next character that is not a space."""
+    while text[position : position + 1].isspace():
+        position += 1
+    return position

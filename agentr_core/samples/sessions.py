@@ -1,0 +1,362 @@
+"""Sessions that coding agents write when they run, a file of JSON lines each: those of Claude Code
+(`~/.claude/projects/*/*.jsonl`), codex (`~/.codex/sessions/**/rollout-*.jsonl`) and pi
+(`~/.pi/agent/sessions/*/*.jsonl`).
+
+A session becomes one record: turns, calls and their results as in OpenAI's protocol. Source: files
+that Claude Code 2.1.332, codex 0.171.0 and pi 0.73.1 wrote.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from agentr_core.errors import DataFileError
+
+SESSION = "session_of"
+"""The field of a record that names the agent whose session it is."""
+_LINES = "lines"
+Line = Mapping[str, Any]
+Turn = dict[str, Any]
+
+
+def writer_of(text: str) -> str:
+    """Return which agent wrote a text of JSON lines, as its first line tells; empty if none of
+    these did.
+    """
+    try:
+        first = json.loads(text.lstrip().split("\n", 1)[0])
+    except (ValueError, RecursionError):
+        return ""
+    if not isinstance(first, dict) or not isinstance(first.get("type"), str):
+        return ""
+    if first["type"] == "session_meta" and isinstance(first.get("payload"), dict):
+        return "codex"
+    if first["type"] == "session" and "cwd" in first:
+        return "pi"
+    if {"sessionId", "leafUuid", "parentUuid"} & first.keys() and not {"messages", "conversations"} & first.keys():
+        return "Claude Code"
+    return ""
+
+
+def session(agent: str, lines: Sequence[Line], name: str) -> dict[str, Any]:
+    """Return the lines of a session as one record, which is named as its file is."""
+    return {SESSION: agent, "id": name, _LINES: list(lines)}
+
+
+def plain(record: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return the record of a session as one with turns; any other as it is.
+
+    Raises `DataFileError` for a session that was compacted, since what the agent read then is not
+    one conversation, and for what a turn of text cannot hold.
+    """
+    if SESSION not in record:
+        return record
+    system, turns, tools = _READERS[record[SESSION]](record[_LINES], where)
+    messages: list[Turn] = []
+    instructions = [{"role": "system", "content": system}] if system else []
+    for turn in [*instructions, *turns]:
+        # Several of the user or the system in a row are one, as their API reads them.
+        if messages and turn["role"] == messages[-1]["role"] and turn["role"] in ("user", "system"):
+            messages[-1] = {**turn, "content": f"{messages[-1]['content']}\n\n{turn['content']}"}
+        else:
+            messages.append(turn)
+    return {"id": record["id"], "messages": messages, **({"tools": tools} if tools else {})}
+
+
+def fields_unread(record: Mapping[str, Any]) -> frozenset[str]:
+    """Return the fields of the lines of a session that hold something and are not read."""
+    return frozenset(_unread(record[SESSION], record[_LINES]))
+
+
+def _texts(content: Any, where: str, kinds: Sequence[str] = ("text", "input_text", "output_text")) -> str:
+    if isinstance(content, str):
+        return content
+    blocks = content if isinstance(content, list) else [content]
+    for block in blocks:
+        if not isinstance(block, dict) or block.get("type") not in kinds or not isinstance(block.get("text"), str):
+            kind = block.get("type") if isinstance(block, dict) else type(block).__name__
+            raise DataFileError(f"{where} has content of type {kind}, and only texts are read; leave the session out")
+    return "".join(block["text"] for block in blocks)
+
+
+def _compacted(where: str) -> DataFileError:
+    return DataFileError(
+        f"{where}: the session was compacted or rolled back there, so what its agent read is not one conversation; "
+        "leave it out"
+    )
+
+
+def _ancestors(lines: Sequence[Line], key: str, parent: str, last: Line) -> set[str]:
+    """Return the ids of a line and of those that it follows, up to the first."""
+    parents = {line[key]: line.get(parent) for line in lines if key in line}
+    path: set[str] = set()
+    at = last.get(key)
+    while at is not None and at not in path:
+        path.add(at)
+        at = parents.get(at)
+    return path
+
+
+# Claude Code: a line for each block of a reply, which share the id of its message. Lines form a
+# tree; those of results of several calls are siblings, of which the next reply follows one.
+
+
+def read_claude_code(lines: Sequence[Line], where: str) -> tuple[str, list[Turn], list[Any]]:
+    """Return the system text of a session, its turns, and the tools that it defines. Raises
+    `DataFileError`.
+    """
+    turns: list[Turn] = []
+    replies: dict[str, Turn] = {}
+    for line in _claude_path(lines, where):
+        message = line["message"]
+        at = f"{where}, line {line.get('uuid')}"
+        blocks = message.get("content")
+        blocks = [{"type": "text", "text": blocks}] if isinstance(blocks, str) else blocks
+        if not isinstance(blocks, list):
+            raise DataFileError(f"{at}: content must be a text or a list of blocks")
+        if line["type"] == "assistant":
+            name = str(message.get("id", line.get("uuid")))
+            if name not in replies:
+                replies[name] = {"role": "assistant", "content": "", "tool_calls": []}
+                turns.append(replies[name])
+            for block in blocks:
+                kind = block.get("type") if isinstance(block, dict) else None
+                if kind == "tool_use":
+                    call = {"id": block.get("id"), "name": block.get("name"), "arguments": block.get("input")}
+                    replies[name]["tool_calls"].append(call)
+                elif kind not in ("thinking", "redacted_thinking"):
+                    replies[name]["content"] += _texts([block], at)
+            continue
+        results = [block for block in blocks if isinstance(block, dict) and block.get("type") == "tool_result"]
+        turns += [
+            {
+                "role": "tool",
+                "tool_call_id": block.get("tool_use_id"),
+                "content": _texts(block.get("content") or "", at),
+            }
+            for block in results
+        ]
+        if len(results) < len(blocks):
+            said = [block for block in blocks if block not in results]
+            turns.append({"role": "user", "content": _texts(said, at)})
+    system, tools = "", []
+    for line in lines:
+        attachment = line.get("attachment")
+        if isinstance(attachment, dict) and attachment.get("type") == "prompt_snapshot":
+            parts = [attachment.get("cliPrefix"), *attachment.get("systemPrompt", ())]
+            system = "\n\n".join(part for part in parts if isinstance(part, str))
+            tools = [tool_definition(tool) for tool in attachment.get("tools", ())]
+    return system, turns, tools
+
+
+def _claude_path(lines: Sequence[Line], where: str) -> list[Line]:
+    """Return the lines of the conversation that the last one belongs to, in their order."""
+    if any(line.get("isCompactSummary") or line.get("subtype") == "compact_boundary" for line in lines):
+        raise _compacted(where)
+    # The harness writes its errors as replies of a model.
+    rows = [
+        line
+        for line in lines
+        if line.get("type") in ("user", "assistant")
+        and isinstance(line.get("message"), dict)
+        and not line.get("isApiErrorMessage")
+    ]
+    main = [line for line in rows if not line.get("isSidechain")] or rows
+    if not main:
+        return []
+    path = _ancestors(lines, "uuid", "parentUuid", main[-1])
+    replies = {line["message"].get("id") for line in main if line.get("uuid") in path and line["type"] == "assistant"}
+    calls = {
+        block.get("id")
+        for line in main
+        if line["message"].get("id") in replies and isinstance(line["message"].get("content"), list)
+        for block in line["message"]["content"]
+        if isinstance(block, dict)
+    } - {None}
+    return [
+        line
+        for line in main
+        if line.get("uuid") in path
+        or (line["type"] == "assistant" and line["message"].get("id") in replies)
+        or any(key in calls for key in _answered(line))
+    ]
+
+
+def _answered(line: Line) -> list[Any]:
+    content = line["message"].get("content")
+    blocks = content if isinstance(content, list) else []
+    return [block.get("tool_use_id") for block in blocks if isinstance(block, dict)]
+
+
+def tool_definition(tool: Any) -> dict[str, Any]:
+    """Return a tool as OpenAI defines it, of one that Claude Code noted."""
+    schema = tool.get("schema", tool) if isinstance(tool, dict) else {}
+    described = {"description": schema["description"]} if isinstance(schema.get("description"), str) else {}
+    parameters = schema.get("input_schema") or {"type": "object"}
+    return {"type": "function", "function": {"name": schema.get("name"), **described, "parameters": parameters}}
+
+
+# Codex: the items of its requests, one a line, after a line about the session.
+
+
+def read_codex(lines: Sequence[Line], where: str) -> tuple[str, list[Turn], list[Any]]:
+    """Return the system text of a session, its turns, and the tools that it defines. Raises
+    `DataFileError`.
+    """
+    instructions = lines[0]["payload"].get("base_instructions")
+    system = instructions.get("text") if isinstance(instructions, dict) else instructions
+    turns: list[Turn] = []
+    for number, line in enumerate(lines, start=1):
+        item = line.get("payload")
+        at = f"{where}, line {number}"
+        kind = item.get("type") if isinstance(item, dict) else None
+        if line.get("type") == "compacted" or kind in ("compaction", "context_compacted", "thread_rolled_back"):
+            raise _compacted(at)
+        if line.get("type") == "response_item" and isinstance(item, dict):
+            turns += codex_turns(item, kind, turns, at)
+    return system if isinstance(system, str) else "", turns, []
+
+
+def codex_turns(item: Line, kind: Any, turns: Sequence[Turn], where: str) -> Iterator[Turn]:
+    """Yield the turn of an item, unless it goes on with the reply before it."""
+    role = {"developer": "system"}.get(str(item.get("role")), item.get("role"))
+    if kind == "message" and role != "assistant":
+        yield {"role": role, "content": _texts(item.get("content"), where)}
+    elif kind in ("function_call_output", "custom_tool_call_output"):
+        output = item.get("output")
+        text = output.get("content") if isinstance(output, dict) else output
+        yield {"role": "tool", "tool_call_id": item.get("call_id"), "content": _texts(text, where)}
+    elif kind in ("message", "function_call", "custom_tool_call"):
+        reply: Turn = {"role": "assistant", "content": "", "tool_calls": []}
+        if turns and turns[-1]["role"] == "assistant":
+            reply = turns[-1]
+        else:
+            yield reply
+        if kind == "message":
+            reply["content"] += _texts(item.get("content"), where)
+        else:
+            # A custom call has a text in place of arguments.
+            given = item.get("arguments") if kind == "function_call" else {"input": item.get("input")}
+            reply["tool_calls"].append({"id": item.get("call_id"), "name": item.get("name"), "arguments": given})
+    elif kind == "local_shell_call":
+        raise DataFileError(f"{where} is a {kind}, which has no arguments; leave the session out")
+
+
+# Pi: a tree of entries; the last one is where the session ended.
+
+
+def read_pi(lines: Sequence[Line], where: str) -> tuple[str, list[Turn], list[Any]]:
+    """Return the system text of a session, its turns, and the tools that it defines. Raises
+    `DataFileError`.
+    """
+    path = _pi_path(lines)
+    turns: list[Turn] = []
+    for number, entry in enumerate(lines, start=1):
+        at = f"{where}, line {number}"
+        if id(entry) not in path:
+            continue
+        if entry.get("type") in ("compaction", "branch_summary"):
+            raise _compacted(at)
+        if entry.get("type") == "custom_message":
+            turns.append({"role": "user", "content": _texts(entry.get("content"), at)})
+        elif entry.get("type") == "message" and isinstance(entry.get("message"), dict):
+            turns += pi_turns(entry["message"], at)
+    return "", turns, []
+
+
+def _pi_path(lines: Sequence[Line]) -> set[int]:
+    """Return which objects are entries on the way to the last one."""
+    # Version 1 has no tree.
+    path = _ancestors(lines, "id", "parentId", lines[-1]) if "id" in lines[-1] else None
+    return {id(line) for line in lines[1:] if path is None or line.get("id") in path}
+
+
+def pi_turns(message: Line, where: str) -> Iterator[Turn]:
+    """Yield the turn of a message of pi, if its model read it. Raises `DataFileError`."""
+    role, content = message.get("role"), message.get("content")
+    if role == "assistant" and isinstance(content, list):
+        if message.get("stopReason") in ("error", "aborted"):
+            raise DataFileError(f"{where}: the reply ended with {message['stopReason']}; leave the session out")
+        blocks = [block for block in content if isinstance(block, dict) and block.get("type") != "thinking"]
+        calls = [block for block in blocks if block.get("type") == "toolCall"]
+        yield {
+            "role": "assistant",
+            "content": _texts([block for block in blocks if block not in calls], where),
+            "tool_calls": [{name: call.get(name) for name in ("id", "name", "arguments")} for call in calls],
+        }
+    elif role == "toolResult":
+        yield {"role": "tool", "tool_call_id": message.get("toolCallId"), "content": _texts(content, where)}
+    elif role in ("user", "custom"):
+        yield {"role": "user", "content": _texts(content, where)}
+    elif not message.get("excludeFromContext"):
+        raise DataFileError(f"{where} is a message of {role}, which is no turn; leave the session out")
+
+
+Reader = Callable[[Sequence[Line], str], tuple[str, list[Turn], list[Any]]]
+"""Returns the system text of a session, its turns, and the tools that it defines."""
+_READERS: Mapping[str, Reader] = MappingProxyType({"Claude Code": read_claude_code, "codex": read_codex, "pi": read_pi})
+
+
+# What is not read of a session, by the names of its fields.
+
+_READ: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "Claude Code": {
+            "user": ("type", "uuid", "parentUuid", "message.role", "message.content"),
+            "assistant": ("type", "uuid", "parentUuid", "message.role", "message.content", "message.id"),
+        },
+        "codex": {
+            "session_meta": ("type", "payload.base_instructions"),
+            "response_item": (
+                *("type", "payload.type", "payload.role", "payload.content", "payload.call_id", "payload.name"),
+                *("payload.arguments", "payload.input", "payload.output"),
+            ),
+        },
+        "pi": {
+            "message": (
+                *("type", "id", "parentId", "message.role", "message.content", "message.toolCallId"),
+                "message.stopReason",
+            ),
+            "custom_message": ("type", "id", "parentId", "content"),
+        },
+    }
+)
+
+
+def _unread(agent: str, lines: Sequence[Line]) -> Iterator[str]:
+    claude = [id(line) for line in _claude_path(lines, "")] if agent == "Claude Code" else None
+    kept = claude if claude is not None else _pi_path(lines) if agent == "pi" else None
+    for line in lines:
+        kind = str(line.get("type"))
+        item = line.get("payload")
+        part = item.get("type") if kind == "response_item" and isinstance(item, dict) else None
+        if kept is not None and kind in _READ[agent] and id(line) not in kept:
+            yield "lines of subagents, branches and errors"
+        elif kind not in _READ[agent]:
+            yield "attachment" if kind == "attachment" else kind
+        elif part in ("reasoning", "web_search_call"):
+            yield f"{kind}.{part}"
+        else:
+            yield from (f"{kind}.{name}" for name in fields_beside(line, _READ[agent][kind]))
+        message = line.get("message")
+        content = message.get("content") if isinstance(message, dict) else None
+        for block in content if isinstance(content, list) else ():
+            if isinstance(block, dict) and block.get("type") in ("thinking", "redacted_thinking"):
+                yield f"{kind}.thinking"
+
+
+def fields_beside(line: Line, read: Sequence[str]) -> Iterator[str]:
+    """Yield the names of the fields of a line that hold something beside those that are read."""
+    for name, value in line.items():
+        parts = {field.partition(".")[2] for field in read if field.startswith(f"{name}.")}
+        if parts and isinstance(value, dict):
+            yield from (f"{name}.{part}" for part, inner in value.items() if part not in parts and _holds(inner))
+        elif name not in read and _holds(value):
+            yield name
+
+
+def _holds(value: Any) -> bool:
+    return value is not None and value is not False and value not in ("", [], {})

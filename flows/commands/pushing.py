@@ -1,0 +1,65 @@
+"""A folder of an export as a dataset of the Hugging Face hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx2
+from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+from huggingface_hub.utils import validate_repo_id
+
+from agentr_core.errors import ConfigError, EndpointError
+from tasks.wiring import hub_access
+
+
+def check_push(repo: str) -> None:
+    """Raise `ConfigError` for a name that no dataset can have, or without a token: before anything
+    is written.
+    """
+    try:
+        validate_repo_id(repo)
+    except HFValidationError:
+        repo_is_name = False
+    else:
+        repo_is_name = repo.count("/") == 1
+    if not repo_is_name:
+        raise ConfigError(f"--push {repo}: write OWNER/NAME, of letters, digits, dots, dashes and underscores")
+    if not hub_access().token:
+        raise ConfigError(
+            "--push needs a token of the hub that may write: set HF_TOKEN in the environment; one that is saved "
+            "elsewhere is not read"
+        )
+
+
+def push(folder: Path, repo: str, *, message: str) -> str:
+    """Add the files of a folder to a dataset of the hub in one commit, and return its address. A
+    dataset that is not there is made, as a private one.
+
+    Raises `EndpointError` if the hub refuses or cannot be reached; then nothing of the folder is
+    there.
+    """
+    access = hub_access()
+    api = HfApi(endpoint=access.address or None, token=access.token)
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    # `upload_folder` makes several commits of a large folder, of which the first may be all.
+    added = [
+        CommitOperationAdd(path_in_repo=path.relative_to(folder).as_posix(), path_or_fileobj=path) for path in files
+    ]
+    left = f"the export is whole in {folder}, but it was not pushed"
+    try:
+        address = api.create_repo(repo, repo_type="dataset", private=True, exist_ok=True)
+        api.create_commit(repo, added, commit_message=message, repo_type="dataset")
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        why = {401: "does not know the token", 403: "lets the token not write there"}.get(status, f"says {status}")
+        words = error.server_message or ""
+        raise EndpointError(f"{left}: {api.endpoint} {why}{f' ({words})' if words else ''}") from error
+    except ValueError as error:
+        # Such as a licence that the hub does not have.
+        raise EndpointError(f"{left}: {api.endpoint} does not take the head of README.md ({error})") from error
+    except OfflineModeIsEnabled as error:
+        raise EndpointError(f"{left}: HF_HUB_OFFLINE is set; take it out of the environment") from error
+    except (httpx2.TransportError, OSError) as error:
+        raise EndpointError(f"{left}: {api.endpoint} cannot be reached ({type(error).__name__})") from error
+    return str(address)
