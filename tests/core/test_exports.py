@@ -606,5 +606,5 @@ def test_a_text_that_no_file_holds_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_an_unknown_format_is_the_users_mistake(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no export format 'xtuner'; choose one of parquet, trl, "):
-        export(training_set(), tmp_path / "out", "xtuner")
+    with pytest.raises(ConfigError, match="there is no export format 'pickle'; choose one of parquet, trl, "):
+        export(training_set(), tmp_path / "out", "pickle")

