@@ -18,7 +18,15 @@ FORMATS = ("parquet", "trl", "sharegpt", "llama-factory", "agenttraj", "alpaca",
 @click.command()
 @click.argument("source", type=IdPrefix())
 @click.argument("folder", type=NamedPath(path_type=Path, file_okay=False))
-@click.option("--format", "form", type=click.Choice(FORMATS), required=True)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    required=True,
+    # With the names in its place the line is wider than a terminal.
+    metavar="FORM",
+    help="One of those above.",
+)
 @click.option(
     "--iteration",
     type=click.IntRange(min=0),
