@@ -330,8 +330,10 @@ def _dumped(record: Mapping[str, Any]) -> str:
 # `datasets` types a JSON file from its first 10 MB, and stops at the first value of a key that was
 # null or missing until then. The types in the head hold for the whole file.
 
-_ANY = ("tools", "tool_definitions")
-"""Keys whose values have no common type: each tool names its own arguments."""
+_ANY = ("tools", "tool_definitions", "arguments")
+"""Keys whose values have no common type: each tool has its own arguments, and a whole number in a
+call may have any size.
+"""
 _BATCH = 1000
 
 
@@ -372,14 +374,18 @@ def _records(file: Path) -> Iterator[Any]:
 
 
 def _without_any(value: Any) -> Any:
-    """Return a record without the values that have no common type; its lists have none."""
+    """Return a record without the values that have no common type."""
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return [_without_any(each) for each in value]
     if not isinstance(value, dict):
         return value
     return {name: None if name in _ANY else _without_any(inner) for name, inner in value.items()}
 
 
 def _with_any(features: Any, kind: Any) -> Any:
-    for name, inner in features.items():
+    for name, feature in features.items():
+        # That of a list has the one of its values.
+        inner = getattr(feature, "feature", feature)
         if name in _ANY:
             features[name] = kind
         elif isinstance(inner, dict):

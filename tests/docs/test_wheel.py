@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -35,8 +36,8 @@ def imports() -> dict[str, set[str]]:
     return found
 
 
-def start(*words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, str(FILE), *words]
+def start(*words: str, begin: Sequence[str] = (str(FILE),)) -> subprocess.Popen[str]:
+    command = [sys.executable, *begin, *words]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -132,7 +133,10 @@ def test_wrong_arguments_end_in_one_sentence(words: list[str]) -> None:
 
 @pytest.mark.slow
 def test_an_interruption_ends_in_one_sentence() -> None:
-    process = start("--instances", "50", "--test", "2")
+    # Where tests run in the background, what they start would not hear of Ctrl-C.
+    listening = "import runpy, signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    run = f"runpy.run_path({str(FILE)!r}, run_name='__main__')"
+    process = start("--instances", "50", "--test", "2", begin=("-c", f"{listening}; {run}"))
     assert process.stdout is not None
     process.stdout.readline()
     process.send_signal(signal.SIGINT)

@@ -175,7 +175,9 @@ def test_a_selection_is_exported_with_what_the_published_reward_reads(selected: 
     assert {row["data_source"] for row in prompts(tmp_path / "own")} == {"trivia"}
     with pytest.raises(ConfigError, match="--data-source history=x: write math=NAME or knowledge=NAME"):
         data_sources(["history=x"])
-    with pytest.raises(ConfigError, match="is group RL, which has no dataset; only --format verl and --format atif take it"):
+    with pytest.raises(
+        ConfigError, match="is group RL, which has no dataset; only --format verl and --format atif take it"
+    ):
         export_folder(selected, run_id, tmp_path / "trl", "trl")
 
 
