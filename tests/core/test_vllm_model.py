@@ -10,6 +10,7 @@ import resource
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,9 @@ class Server:
                     outer.closing.wait()
                     return
                 if asked.get("stream") and outer.status == 200:
-                    self.stream(asked)
+                    # A client that has had enough closes the connection.
+                    with suppress(ConnectionError):
+                        self.stream(asked)
                     return
                 reply = {"text": "-", "finish_reason": "stop", "token_ids": outer.say, "logprobs": None}
                 content = json.dumps(
