@@ -147,6 +147,8 @@ async def test_each_filter_of_sampling_is_heeded_in_one_batch(model: ChatModel) 
     assert all(reply == greedy for reply in filtered)
     if greedy[0].token_ids:
         assert free[0].token_ids != greedy[0].token_ids
+    # The model behind a real vLLM says a word here, of which nothing is repeated.
+    if len(set(greedy[0].token_ids)) < len(greedy[0].token_ids):
         assert penalised[0].token_ids != greedy[0].token_ids
         assert len(set(penalised[0].token_ids)) > len(set(greedy[0].token_ids))
 
