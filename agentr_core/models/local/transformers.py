@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from agentr_core.errors import DataFault, ModelFault, PromptTooLong
 from agentr_core.fingerprint import fingerprint
 from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory, weights_sha256
-from agentr_core.models.local.waves import MAX_WIDTH, StopWatch, cut_at_stop, ids_within, listening, plan
+from agentr_core.models.local.waves import MAX_WIDTH, StopWatch, cut_at_stop, ids_within, listening, plan, visible_text
 from agentr_core.types import Generation, Request, Sampling
 
 if TYPE_CHECKING:
@@ -233,7 +233,9 @@ class TransformersModel:
                     min_p=sampling.min_p,
                     repetition_penalty=sampling.repetition_penalty,
                     on_tokens=request.on_text
-                    and listening(request.on_text, sampling, partial(self._visible_text, tokens)),
+                    and listening(
+                        request.on_text, sampling, partial(visible_text, self.renderer, self._end_ids, tokens)
+                    ),
                 )
                 for number in range(request.n)
             ]
@@ -241,11 +243,12 @@ class TransformersModel:
 
     def _generation(self, reply: Reply, sampling: Sampling, prompts: Sequence[tuple[int, ...]]) -> Generation:
         prompt = prompts[reply.prompt]
-        whole = self._visible_text(prompt, reply.tokens)
+        text_of = partial(visible_text, self.renderer, self._end_ids, prompt)
+        whole = text_of(reply.tokens)
         text, ids = cut_at_stop(whole, sampling), tuple(reply.tokens)
         cut = bool(sampling.until) and text != whole
         if cut:
-            ids = ids_within(ids, text, partial(self._visible_text, prompt))
+            ids = ids_within(ids, text, text_of)
         return Generation(
             text=text,
             token_ids=ids,
@@ -256,10 +259,6 @@ class TransformersModel:
             tokenizer=self.renderer.fingerprint,
             thinks=self.renderer.opens_thought(prompt),
         )
-
-    def _visible_text(self, prompt: Sequence[int], reply: Sequence[int]) -> str:
-        """Return the text of a reply after its prompt, without the token that ends its turn."""
-        return self.renderer.text(reply[:-1] if reply and reply[-1] in self._end_ids else reply, prompt)
 
     def _ended(self, tokens: Sequence[int], stops: tuple[str, ...], until: str) -> bool:
         watched = bool(stops or until)

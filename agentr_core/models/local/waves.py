@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from agentr_core.texts import outside_thoughts
 from agentr_core.types import Sampling
+
+if TYPE_CHECKING:
+    from agentr_core.samples.rendering import Renderer
 
 _TEXT_S = 0.01
 """Seconds between two texts of a reply that is watched: each time it is decoded as a whole."""
@@ -41,6 +45,11 @@ def safe_text(text: str, sampling: Sampling) -> str:
     text = cut_at_stop(text, sampling).rstrip("\N{REPLACEMENT CHARACTER}")
     pending = (size for stop in sampling.stop for size in range(1, len(stop)) if text.endswith(stop[:size]))
     return text[: len(text) - max(pending, default=0)]
+
+
+def visible_text(renderer: Renderer, end_ids: Collection[int], prompt: Sequence[int], reply: Sequence[int]) -> str:
+    """Return the text of a reply after its prompt, without the token that ends its turn."""
+    return renderer.text(reply[:-1] if reply and reply[-1] in end_ids else reply, prompt)
 
 
 def listening(

@@ -19,7 +19,7 @@ from agentr_core.fingerprint import derive_seed
 from agentr_core.models.batching import all_or_none, replica_of
 from agentr_core.models.checkpoint_dir import end_ids, read_json, weight_files
 from agentr_core.models.connections import EVENTS, MIB, LargeAnswer, allow_connections, limits, reading
-from agentr_core.models.local.waves import cut_at_stop, ids_within, listening
+from agentr_core.models.local.waves import cut_at_stop, ids_within, listening, visible_text
 from agentr_core.models.vllm.replicas import Fleet, Launch
 from agentr_core.models.vllm.server.agentr_weights import OTHER_WEIGHTS, PATH, VERSION
 from agentr_core.protocols import HIGHEST_LOGPROB, MOST_TOKENS
@@ -386,7 +386,8 @@ class VllmModel:
             if request.on_text is None or request.n > 1:
                 payload = await self._client.post(url, cast_to=bytes, body=request_body, options={"headers": headers})
             else:
-                watch = listening(request.on_text, request.sampling, partial(self._visible_text, prompt))
+                text_of = partial(visible_text, self.renderer, self._end_ids, prompt)
+                watch = listening(request.on_text, request.sampling, text_of)
                 payload = await self._streamed(url, request_body, headers, watch)
         except LargeAnswer as error:
             raise ModelFault(
@@ -472,17 +473,14 @@ class VllmModel:
         except APIStatusError as error:
             raise ModelFault(f"the vLLM replica at {address} does not sleep: {error.message[:500]}") from error
 
-    def _visible_text(self, prompt: Sequence[int], reply: Sequence[int]) -> str:
-        """Return the text of a reply after its prompt, without the token that ends its turn."""
-        return self.renderer.text(reply[:-1] if reply and reply[-1] in self._end_ids else reply, prompt)
-
     def _generation(self, choice: Choice, request: Request, prompt: tuple[int, ...]) -> Generation:
         ids = choice.token_ids
-        full_text = self._visible_text(prompt, ids)
+        text_of = partial(visible_text, self.renderer, self._end_ids, prompt)
+        full_text = text_of(ids)
         text, token_ids = cut_at_stop(full_text, request.sampling), tuple(ids)
         is_cut = bool(request.sampling.until) and text != full_text
         if is_cut:
-            token_ids = ids_within(ids, text, partial(self._visible_text, prompt))
+            token_ids = ids_within(ids, text, text_of)
         logprobs = choice.logprobs.token_logprobs if request.sampling.logprobs and choice.logprobs else None
         return Generation(
             text=text,
