@@ -26,9 +26,7 @@ def new_world(name: str) -> None:
     from flows.commands.templates import new_world as write
 
     folder = write(name)
-    click.echo(f"{folder} has a world, for you to change. Install it once, where agentr is installed:")
-    click.echo(f"{_INSTALL} {folder}")
-    click.echo(f"agentr env doctor {name}")
+    _show_steps("world", folder, f"agentr env doctor {name}")
 
 
 @new.command("method")
@@ -41,9 +39,13 @@ def new_method(name: str) -> None:
     from flows.commands.templates import new_method as write
 
     folder = write(name)
-    click.echo(f"{folder} has a method, for you to change. Install it once, where agentr is installed:")
+    _show_steps("method", folder, f"agentr plan {folder / name}.yaml")
+
+
+def _show_steps(kind: str, folder: Path, command: str) -> None:
+    click.echo(f"{folder} has a {kind}, for you to change. Install it once, where agentr is installed:")
     click.echo(f"{_INSTALL} {folder}")
-    click.echo(f"agentr plan {folder / name}.yaml")
+    click.echo(command)
 
 
 @new.command("recipe")
