@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import platform
 import shutil
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 from agentr_core.runtime.machine import accelerators, bfloat16, bfloat16_speed
 from agentr_core.tools.python.confinement import Level
 from agentr_core.tools.python.tool import PythonTool, named
+from flows import interruption
 from tasks.wiring import vllm_environment
 
 _INFO = ".dist-info"
@@ -23,7 +23,7 @@ def sandbox(*, attempts: bool) -> list[str]:
 
     Raises `SandboxError` if no level holds.
     """
-    return asyncio.run(_sandbox(attempts))
+    return interruption.run(_sandbox(attempts))
 
 
 def numbers() -> str:

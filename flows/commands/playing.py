@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from agentr_core.protocols import ChatModel
 from agentr_core.recipes.models import ModelConfig
 from agentr_core.texts import cause, counted, goal, visible
 from agentr_core.types import Instance, Sampling, Step, StopReason, Trajectory
+from flows import interruption
 from tasks.wiring import named_environment, named_model
 
 _LABELS = re.compile(r"\A\W*thought\s*:|^[^\w\n]*(?:\w+[ \t]+){0,2}action\b\W*\Z", re.IGNORECASE | re.MULTILINE)
@@ -115,7 +115,7 @@ def watch(
         instance = instance_of(env, name, split, index)
         model, config = named_model(player.name, server=player.server, context_length=player.context_length)
         write(textwrap.fill(visible(f"{instance.key}, played by {player.told()}"), width))
-        asyncio.run(_play(env, instance, model, config, player, width, write))
+        interruption.run(_play(env, instance, model, config, player, width, write))
     finally:
         env.close()
 

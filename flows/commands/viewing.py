@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,7 @@ from agentr_core.system import LOOPBACK, token_for
 from agentr_core.texts import counted
 from agentr_core.viewer.bundle import bundle
 from agentr_core.viewer.server import app
+from flows import interruption
 from flows.commands.samples import reading
 from tasks.workspaces import find_run, open_store
 
@@ -66,7 +66,7 @@ def write(workspace: Path, folder: Path, *, run: str | None, most: int, say: Cal
         if pages % _PROGRESS == 0:
             say(f"{pages} of at most {most} pages")
 
-    made = asyncio.run(bundle(shown, folder, start=start, most=most, tell=tell))
+    made = interruption.run(bundle(shown, folder, start=start, most=most, tell=tell))
     left_out = (
         f"; changed and held-out episodes came first, and at least {made.left_out} pages were left out, "
         "--pages takes in others"
