@@ -10,6 +10,7 @@ import os
 import sys
 
 import httpx
+from openai import AsyncOpenAI
 from pydantic_ai import Agent
 from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
@@ -19,9 +20,9 @@ from pydantic_ai.providers.openai import OpenAIProvider
 from agentr_core.environments.crafting.textcraft import TextCraft
 
 
-async def play(base_url: str, key: str, split: str, index: int) -> float:
+async def play(client: AsyncOpenAI, split: str, index: int) -> float:
     world, reward, over = TextCraft(), 0.0, False
-    agent = Agent(OpenAIChatModel("policy", provider=OpenAIProvider(base_url=base_url, api_key=key)))
+    agent = Agent(OpenAIChatModel("policy", provider=OpenAIProvider(openai_client=client)))
     history: list[ModelMessage] = [
         ModelRequest(parts=[UserPromptPart(world.instruction)]),
         ModelResponse(parts=[TextPart("Ok.")]),
@@ -39,19 +40,22 @@ async def play(base_url: str, key: str, split: str, index: int) -> float:
 async def play_offered() -> None:
     """Play the episode that the variables of a launcher name."""
     key, index = os.environ["OPENAI_API_KEY"], int(os.environ["AGENTR_INDEX"])
-    reward = await play(os.environ["OPENAI_BASE_URL"], key, os.environ["AGENTR_SPLIT"], index)
+    # Address and key are those of OPENAI_BASE_URL and OPENAI_API_KEY.
+    reward = await play(AsyncOpenAI(), os.environ["AGENTR_SPLIT"], index)
     async with httpx.AsyncClient(headers={"Authorization": f"Bearer {key}"}, trust_env=False) as gateway:
         posted = await gateway.post(f"{os.environ['AGENTR_EPISODE_URL']}/reward", json={"reward": reward})
         posted.raise_for_status()
 
 
-async def work(gateway: httpx.AsyncClient) -> None:
+async def work(gateway: httpx.AsyncClient, client: AsyncOpenAI) -> None:
     """Play one episode after the other."""
     while True:
         if (answer := await gateway.post("/episodes")).status_code == httpx.codes.OK:
             offer = answer.json()
             try:
-                reward = await play(offer["base_url"], offer["key"], offer["split"], offer["index"])
+                # A client of its own for each episode would load all certificates anew.
+                here = client.with_options(base_url=offer["base_url"], api_key=offer["key"])
+                reward = await play(here, offer["split"], offer["index"])
                 await gateway.post(f"/episodes/{offer['episode']}/reward", json={"reward": reward})
             except ModelHTTPError as refusal:
                 sys.stderr.write(f"{refusal.message}\n")
@@ -62,7 +66,8 @@ async def main(url: str, at_once: int) -> None:
     headers = {"Authorization": f"Bearer {os.environ.get('AGENTR_GATEWAY_TOKEN', 'none')}"}
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60, limits=limits) as gateway:
-        await asyncio.gather(*(work(gateway) for _ in range(at_once)))
+        client = AsyncOpenAI(api_key="none")
+        await asyncio.gather(*(work(gateway, client) for _ in range(at_once)))
 
 
 if __name__ == "__main__":
