@@ -101,6 +101,11 @@ def swapping_faults(recipe: Recipe) -> list[str]:
             "model.vllm.sleep: DeepSpeed leaves the GPU to nobody unless weights and optimizer are offloaded; set "
             "training.launch.deepspeed=zero3-offload, or training.launch.fsdp=true in its place"
         )
+    if recipe.model.takes_turns and recipe.grpo.staleness:
+        faults.append(
+            "grpo.staleness: with model.vllm.sleep, sampler and trainer take turns on the GPU, so nothing is sampled "
+            "while a step is trained; leave one of them out"
+        )
     goes_on = recipe.model.backend == "vllm" or recipe.iterations > 1
     if goes_on and recipe.training.publish == "adapter":
         faults.append(

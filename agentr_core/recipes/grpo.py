@@ -84,6 +84,11 @@ class GrpoConfig(SamplingFields, EpisodeFields):
     """As `evaluation.repeats`: an episode ends once a reply has been given this many times in one
     state.
     """
+    staleness: Literal[0, 1] = later(0)
+    """How many steps the weights that sample a step are behind. 1: the next step is sampled, with
+    the weights before this step's updates, while this one is trained, so that training fills the
+    time in which the last episodes of a step are waited for. The ratio of each token is to the
+    weights that sampled it."""
     scale_rewards: ScaleRewards = "group"
     """The divisor of an advantage: the standard deviation of its group, or nothing."""
     credit: Credit = later("episode")

@@ -116,6 +116,7 @@ def small(workspace: Path, address: str) -> list[str]:
         "environment.options.patience_s=8",
         "instances.train_limit=4",
         "instances.test_limit=2",
+        "evaluation.sets={}",
         "eto.explore.samples=2",
         "eto.explore.temperature=0.2",
         # What is won is won in two steps.

@@ -9,6 +9,7 @@ import json
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -281,6 +282,60 @@ def test_killed_between_two_states_it_trains_from_the_store_to_the_same_weights(
     assert not list((tmp_path / "runs" / "checkpoints").glob(".*"))
     # What the killed process left in memory is freed.
     assert not left or not left[0].exists()
+
+
+STALE = "grpo: {staleness: 1}"
+
+
+@pytest.mark.usefixtures("door_installed")
+def test_a_step_may_be_sampled_while_the_one_before_is_trained(
+    tmp_path: Path, door_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, update, play = groups.write(tmp_path / "whole", door_model, more=STALE), train._update, Rollouts.play
+    sampled = {step: threading.Event() for step in range(1, STEPS + 1)}
+
+    async def noted(self: Rollouts, step: int, *rest: Any) -> Any:
+        result = await play(self, step, *rest)
+        sampled[step].set()
+        return result
+
+    def after_the_next_is_sampled(learner: Any, rows: Any, job: Any, step: int) -> Any:
+        assert sampled[min(step + 1, STEPS)].wait(PATIENCE)
+        return update(learner, rows, job, step)
+
+    monkeypatch.setattr(Rollouts, "play", noted)
+    monkeypatch.setattr(train, "_update", after_the_next_is_sampled)
+    asyncio.run(groups.trained(whole))
+    monkeypatch.undo()
+    drawn = store_of(whole).query("select distinct step, policy from rl_group order by step")
+    assert drawn["policy"].str[-2:].tolist() == ["@0", "@0", "@1", "@2"]
+
+    # It ends while a step is sampled, after the state that it goes on from has newer weights.
+    cut = groups.write(tmp_path / "cut", door_model, more=STALE)
+
+    async def gone(self: Rollouts, step: int, *rest: Any) -> Any:
+        while step == 3:
+            if list((cut.parent / "runs" / "checkpoints").glob(".*/checkpoints/step-000002.pt")):
+                raise EnvironmentFault("gone")
+            await asyncio.sleep(0.02)
+        return await play(self, step, *rest)
+
+    monkeypatch.setattr(Rollouts, "play", gone)
+    with pytest.raises(EnvironmentFault, match="gone"):
+        asyncio.run(groups.trained(cut))
+    monkeypatch.undo()
+    asyncio.run(groups.trained(cut))
+    assert weights_of(cut) == weights_of(whole)
+    assert store_of(cut).query("select distinct step, policy from rl_group order by step").equals(drawn)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("door_installed")
+@pytest.mark.parametrize("killed_at", [2, 3, 4])
+def test_a_stale_training_comes_out_the_same_after_a_kill(
+    tmp_path: Path, door_model: Path, process_env: dict[str, str], killed_at: int
+) -> None:
+    whole_and_cut(tmp_path, door_model, process_env, more=f"{groups.WATCHED[:-2]}, staleness: 1}}", killed_at=killed_at)
 
 
 SAMPLED = (

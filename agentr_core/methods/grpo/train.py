@@ -20,7 +20,7 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -303,6 +303,16 @@ async def _train(place: Workplace, iteration: int, instances: Sequence[Instance]
         clock.tokens = (clock.tokens or 0) + aside.effort().tokens
 
 
+class _Sampled(NamedTuple):
+    """The groups of a step, the effort that they took, and the seconds that their sampling took;
+    None if it was done before.
+    """
+
+    groups: list[Group]
+    effort: Effort
+    seconds: float | None
+
+
 # Not TRL's GRPOTrainer, which owns its loop: it takes prompts from a data loader, samples again
 # what it has sampled before a restart, and cannot draw other groups for those without contrast.
 @dataclass(slots=True)
@@ -322,6 +332,10 @@ class _Training:
     """The step whose weights the sampler has; -1: none, or the weights that it began with."""
     resting: bool = False
     """Whether it is the sampler's turn."""
+    ahead: asyncio.Task[_Sampled] | None = None
+    """The sampling of the next step, beside the training of this one (`grpo.staleness`)."""
+    behind: tuple[int, Path] | None = None
+    """The weights that the step after a saved state is sampled with, if not the state's own."""
 
     async def run(self) -> None:
         """Do all steps that are left, and publish the checkpoint."""
@@ -363,6 +377,9 @@ class _Training:
                         await self._save(step, learner)
             await self._publish(publish_last, learner)
         finally:
+            if self.ahead is not None:
+                self.ahead.cancel()
+                await asyncio.gather(self.ahead, return_exceptions=True)
             await asyncio.to_thread(learner.close)
 
     async def _go_back(self, learner: Learner | Ranks) -> bool:
@@ -385,8 +402,8 @@ class _Training:
         if job.config.save_total_limit != 0:
             await self._publish(publish_policy_step, learner)
         await self._awake(learner)
-        made_of = self._made_of(step)
-        await in_thread(save_snapshot, job.work.checkpoints, step, learner.state, self.history, made_of)
+        save = partial(save_snapshot, sampler=(self.loaded, self._file(self.loaded)) if self.ahead else None)
+        await in_thread(save, job.work.checkpoints, step, learner.state, self.history, self._made_of(step))
 
     async def _publish(self, publishes: Callable[..., None], learner: Learner | Ranks) -> None:
         place, job = self.rollouts.place, self.job
@@ -412,7 +429,7 @@ class _Training:
             remove_snapshots(folder)
             return 0
         await in_thread(learner.restore, found.learner, found.parts)
-        self.history = found.history
+        self.history, self.behind = found.history, found.sampler
         return found.step
 
     def _made_of(self, step: int) -> list[str]:
@@ -426,10 +443,7 @@ class _Training:
         """Sample and train a step, and return its measures."""
         place, job, iteration_id = self.rollouts.place, self.job, self.job.experience
         started = time.perf_counter()
-        groups, effort = load_groups(place.store, iteration_id, step), Effort()
-        fresh = not groups
-        if fresh:
-            groups, effort = await self._sample(step, learner, worlds)
+        groups, effort, seconds = await self._groups(step, learner, worlds)
         replies = [reply for group in groups for steps in group.sampled for reply in steps]
         # No further step would change that.
         if replies and not any(reply.reply.strip() for reply in replies):
@@ -438,7 +452,10 @@ class _Training:
                 "reinforced; if it answered in earlier steps, lower training.learning_rate and begin a new run, else "
                 "look at the chat template and the weights of its directory"
             )
-        sampled = time.perf_counter()
+        sampled, grpo = time.perf_counter(), job.objective.grpo
+        if grpo.staleness and step < grpo.steps and not load_groups(place.store, iteration_id, step + 1):
+            policy = await self._load(step - 1, learner)
+            self.ahead = asyncio.create_task(self._sample(step + 1, policy, worlds))
         rows = [row for group in groups for row in self._rows(group, worlds)]
         await self._awake(learner)
         rate, totals = await in_thread(_update, learner, rows, job, step)
@@ -457,7 +474,7 @@ class _Training:
         )
         measured = measures(groups, totals, job.objective.grpo) | {
             "learning_rate": rate,
-            "sampling_seconds": sampled - started if fresh else None,
+            "sampling_seconds": seconds,
             "training_seconds": ended - sampled,
         }
         place.store.write(rl_step_rows(iteration_id, step, measured))
@@ -474,6 +491,9 @@ class _Training:
         success and reward.
         """
         started, store = time.perf_counter(), self.rollouts.place.store
+        if self.ahead is not None:
+            # The sampler has the weights before the step until then.
+            await asyncio.wait({self.ahead})
         if validation_of(store, self.job.experience, step) is None:
             before = self.rollouts.sampler.stats().completion_tokens
             await self.rollouts.validate(step, await self._load(step, learner))
@@ -490,7 +510,7 @@ class _Training:
         assert isinstance(model, Reloading)
         if self.loaded != done:
             # A new folder each time: the previous file stays until all samplers have the new one.
-            file = self.folder / f"step-{done}" / "model.safetensors"
+            file = self._file(done)
             dtype = getattr(torch, self.rollouts.place.recipe.model.dtype)
             if not file.exists():
                 # Otherwise the sampler had them, and slept since.
@@ -505,7 +525,13 @@ class _Training:
                 if old != file.parent:
                     shutil.rmtree(old)
             self.loaded = done
+        return self._policy(done)
+
+    def _policy(self, done: int) -> Checkpoint:
         return Checkpoint(id=f"{self.job.output_dir.name}@{done}", path=self.job.model_dir, weights_sha256="")
+
+    def _file(self, done: int) -> Path:
+        return self.folder / f"step-{done}" / "model.safetensors"
 
     async def _awake(self, learner: Learner | Ranks) -> None:
         """Give the learner its turn on the GPU, if it is the sampler's."""
@@ -514,12 +540,31 @@ class _Training:
             self.loaded, self.resting = -1, False
             await in_thread(learner.wake)
 
-    async def _sample(self, step: int, learner: Learner | Ranks, worlds: Worlds) -> tuple[list[Group], Effort]:
-        """Return the groups of a step, sampled with the learner's weights, and the effort that they
-        took.
-        """
-        place, grpo = self.rollouts.place, self.job.objective.grpo
-        policy = await self._load(step - 1, learner)
+    async def _groups(self, step: int, learner: Learner | Ranks, worlds: Worlds) -> _Sampled:
+        """Return the groups of a step: those that were sampled ahead or are stored, or new ones."""
+        if self.ahead is not None:
+            sampled, self.ahead = await self.ahead, None
+            return sampled
+        if groups := load_groups(self.rollouts.place.store, self.job.experience, step):
+            return _Sampled(groups, Effort(), None)
+        # Only the first step after a saved state is neither of these.
+        if self.behind is not None:
+            return await self._sample(step, await self._load_behind(*self.behind), worlds)
+        return await self._sample(step, await self._load(step - 1, learner), worlds)
+
+    async def _load_behind(self, done: int, saved: Path) -> Checkpoint:
+        """Load the weights after a step, saved beside a state, into the sampler."""
+        file, model = self._file(done), self.rollouts.sampler.model
+        assert isinstance(model, Reloading)
+        file.parent.mkdir()
+        shutil.copyfile(saved, file)
+        await model.reload(file)
+        self.loaded = done
+        return self._policy(done)
+
+    async def _sample(self, step: int, policy: Checkpoint, worlds: Worlds) -> _Sampled:
+        """Return the groups of a step, sampled with a policy that the sampler has."""
+        place, grpo, started = self.rollouts.place, self.job.objective.grpo, time.perf_counter()
         # The past rewards of instances, by key. Variants of one instance, such as goals under other
         # names, share theirs.
         outcomes = load_outcomes(place.store, self.job.experience, until=step - 1)
@@ -542,7 +587,7 @@ class _Training:
                 for group in groups
             )
         )
-        return groups, effort
+        return _Sampled(groups, effort, time.perf_counter() - started)
 
     def _rows(self, group: Group, worlds: Worlds) -> Iterator[PolicyRow]:
         """Yield the rows of a group's episodes that have anything to train; none without

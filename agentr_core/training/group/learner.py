@@ -114,6 +114,16 @@ class Snapshot(NamedTuple):
     history: list[TrainingStep]
     made_of: list[str]
 
+    @property
+    def sampler(self) -> tuple[int, Path] | None:
+        """The step after which the sampler's weights were taken, and their file."""
+        file = next(self.parts.glob(f"{_SAMPLER}*.safetensors"), None)
+        return None if file is None else (int(file.stem.removeprefix(_SAMPLER)), file)
+
+
+_SAMPLER = "sampler-"
+"""How the name of a file of the sampler's weights begins, before the number of their step."""
+
 
 def save_snapshot(
     folder: Path,
@@ -121,11 +131,15 @@ def save_snapshot(
     state: Callable[[Path], dict[str, Any]],
     history: list[TrainingStep],
     made_of: Sequence[str],
+    *,
+    sampler: tuple[int, Path] | None = None,
 ) -> None:
     """Write the state after a step, and remove earlier ones.
 
     Args:
         state: returns that of the learner; it may write parts of it to a folder, which it makes.
+        sampler: the file of the weights that sample the next step, if they are not the learner's,
+            and the step that they came after.
 
     Raises `DiskError`.
     """
@@ -135,6 +149,9 @@ def save_snapshot(
         folder.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(_parts(file), ignore_errors=True)
         learner = state(_parts(file))
+        if sampler is not None:
+            _parts(file).mkdir(exist_ok=True)
+            shutil.copyfile(sampler[1], _parts(file) / f"{_SAMPLER}{sampler[0]}.safetensors")
         lines = [STEP.dump_json(entry).decode() for entry in history]
         with draft.open("wb") as stream:
             torch.save({"step": step, "learner": learner, "history": lines, "made_of": list(made_of)}, stream)
