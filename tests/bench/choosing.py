@@ -44,8 +44,8 @@ class TimedDecoder(Decoder):
 
 
 def measure(*, small: bool, clock: Clock) -> list[Measure]:
-    """Return the largest share for each vocabulary. `small`: one layer, fewer tokens."""
-    part, steps = (64, 2) if small else (1, 8)
+    """Return the largest share for each vocabulary. `small`: one layer, fewer rows and tokens."""
+    part, steps, history, batches = (64, 2, 30, ROWS[:1]) if small else (1, 8, HISTORY, ROWS)
     smol = LlamaConfig(
         vocab_size=SMOL // part, hidden_size=576, intermediate_size=1536, num_hidden_layers=1 if small else 30,
         num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True,
@@ -59,8 +59,8 @@ def measure(*, small: bool, clock: Clock) -> list[Measure]:
         model = kind(config).bfloat16().eval()
         use_grouped_attention(model)
         shares = {
-            (rows, temperature): _share(model, rows, temperature, steps, clock)
-            for rows in ROWS
+            (rows, temperature): _share(model, rows, temperature, history, steps, clock)
+            for rows in batches
             for temperature in (0.0, 1.0)
         }
         parts = [
@@ -73,7 +73,7 @@ def measure(*, small: bool, clock: Clock) -> list[Measure]:
     return found
 
 
-def _share(model: Any, rows: int, temperature: float, steps: int, clock: Clock) -> tuple[float, float]:
+def _share(model: Any, rows: int, temperature: float, history: int, steps: int, clock: Clock) -> tuple[float, float]:
     """Return what choosing takes, in per cent of a step, and the seconds of a step."""
     config = model.config
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -88,7 +88,7 @@ def _share(model: Any, rows: int, temperature: float, steps: int, clock: Clock) 
         prefix_cache_bytes=0,
         clock=clock,
     )
-    prompt = torch.randint(config.vocab_size, (HISTORY,), generator=torch.Generator().manual_seed(rows)).tolist()
+    prompt = torch.randint(config.vocab_size, (history,), generator=torch.Generator().manual_seed(rows)).tolist()
     wave = Wave(1, tuple(Row(0, (number,)) for number in range(rows)))
     for limit in (1, steps):  # The first step compiles kernels.
         each: dict[str, Any] = {"prompt": 0, "seed": rows, "top_p": 1.0, "logprobs": True, "stops": ()}
