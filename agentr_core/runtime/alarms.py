@@ -88,17 +88,20 @@ def _measures(place: Workplace, store: Store, iteration: int, stage: Stage) -> d
     asked = {*stage.roles} - {"actor", "teacher"}
     if not (purpose or asked):
         return {}
-    found, measured = bounds(queries.shares(store, key)), dict[str, float | None]()
+    intervals, measured = bounds(queries.shares(store, key)), dict[str, float | None]()
     for rule, part in (("cut_replies", "cut"), ("empty_replies", "empty")):
-        measured[rule] = found.get(f"{part} {purpose}", (None, None))[0]
+        measured[rule] = intervals.get(f"{part} {purpose}", (None, None))[0]
     # While experience is gathered, a world may ask any helper.
     helpers = {role: n for role, n in unreadable_replies(store, key).items() if stage.gathers or role in asked}
-    read = [*bounds(helpers).values(), *([found["unread verdicts"]] if judges and "unread verdicts" in found else [])]
-    measured["unreadable_replies"] = max((low for low, _ in read), default=None)
-    if judges and (agreed := {name: one for name, one in found.items() if name.startswith("agrees ")}):
+    unreadable = [
+        *bounds(helpers).values(),
+        *([intervals["unread verdicts"]] if judges and "unread verdicts" in intervals else []),
+    ]
+    measured["unreadable_replies"] = max((low for low, _ in unreadable), default=None)
+    if judges and (agreed := {name: interval for name, interval in intervals.items() if name.startswith("agrees ")}):
         measured["judge_agreement"] = min(high for _, high in agreed.values())
         earlier = (bounds(queries.shares(store, place.iteration_id(number))) for number in range(1, iteration))
-        first = next((one for one in earlier if "agrees tree" in one), {})
+        first = next((past for past in earlier if "agrees tree" in past), {})
         drops = [first[name][0] - high for name, (_, high) in agreed.items() if name in first]
         measured["judge_drift"] = max(drops, default=None)
     if evaluates and (gain := queries.held_out_gain(store, key)) and queries.improved(store, key):
