@@ -196,12 +196,12 @@ def _holder(path: Path) -> int | None:
 
 def holders() -> dict[int, int]:
     """Return the PID that holds each `flock` of this machine, by the inode of its file; 0 for a
-    process that this one cannot see. Raises `OSError` if the kernel does not tell.
+    process that this one cannot see. Raises `OSError` if the kernel does not list its locks.
     """
-    found = {}
+    pids = {}
     for line in Path("/proc/locks").read_text().splitlines():
         # 3: FLOCK  ADVISORY  WRITE 4711 fe:00:2147983 0 EOF; an arrow marks one that waits.
         fields = line.split()
         if fields[1] == "FLOCK":
-            found[int(fields[5].rpartition(":")[2])] = int(fields[4])
-    return found
+            pids[int(fields[5].rpartition(":")[2])] = int(fields[4])
+    return pids
