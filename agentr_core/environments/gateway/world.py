@@ -69,21 +69,21 @@ class _Presence:
         with self._lock:
             if self.name == unknown:
                 self._leave()
-                where = f"{self._url}/run/arrive"
+                url = f"{self._url}/run/arrive"
                 try:
                     client = self._exit_stack.enter_context(httpx.Client(headers=self._headers, timeout=_TIMEOUT))
-                    answer = self._exit_stack.enter_context(client.stream("POST", where))
+                    answer = self._exit_stack.enter_context(client.stream("POST", url))
                     # The answer has no end while this process lives; without its iterator it is
                     # closed.
                     self._lines = answer.iter_lines()
                     name = next(self._lines, "")
                 except httpx.HTTPError as error:
                     raise EnvironmentUnavailable(
-                        f"{where} broke the connection ({error or type(error).__name__})"
+                        f"{url} broke the connection ({error or type(error).__name__})"
                     ) from error
                 if answer.status_code != httpx.codes.OK:
                     raise EnvironmentServerError(
-                        f"{where} answered {answer.status_code} ({name[:300]}): this is not a gateway of agentr of "
+                        f"{url} answered {answer.status_code} ({name[:300]}): this is not a gateway of agentr of "
                         "this version, or it wants another token; correct the address, or set AGENTR_GATEWAY_TOKEN"
                     )
                 self.name = name

@@ -198,12 +198,14 @@ class _ResponseEvents(Events):
                 self._part_event("content_part.done", part=part),
             ]
         else:
-            where, arguments = {"item_id": item["id"], "output_index": index}, item["arguments"]
+            reference, arguments = {"item_id": item["id"], "output_index": index}, item["arguments"]
             begun = {**item, "status": "in_progress", "arguments": ""}
             parts = [
                 self._event("response.output_item.added", output_index=index, item=begun),
-                self._event("response.function_call_arguments.delta", **where, delta=arguments),
-                self._event("response.function_call_arguments.done", **where, name=item["name"], arguments=arguments),
+                self._event("response.function_call_arguments.delta", **reference, delta=arguments),
+                self._event(
+                    "response.function_call_arguments.done", **reference, name=item["name"], arguments=arguments
+                ),
             ]
         return "".join((*parts, self._event("response.output_item.done", output_index=index, item=item)))
 
