@@ -229,14 +229,14 @@ class _Resumed:
 
     def resume(self, instance: Instance, steps: Sequence[Step]) -> str:
         # A step of several calls is one for each; what is known of all together is the last one's.
-        apart: list[Step] = []
+        single_steps: list[Step] = []
         for step in steps:
             actions = actions_in(step.action)
             results = read_results(step.observation, len(actions)) or [step.observation] * len(actions)
             for action, result in zip(actions, results, strict=True):
-                apart.append(replace(step, action=action, observation=result, reward=0.0, tool_calls=()))
-            apart[-1] = replace(apart[-1], reward=step.reward, tool_calls=step.tool_calls)
-        first: str = super().resume(instance, apart)  # type: ignore[misc]
+                single_steps.append(replace(step, action=action, observation=result, reward=0.0, tool_calls=()))
+            single_steps[-1] = replace(single_steps[-1], reward=step.reward, tool_calls=step.tool_calls)
+        first: str = super().resume(instance, single_steps)  # type: ignore[misc]
         self._last_reward = steps[-1].reward if steps else 0.0
         return first
 

@@ -76,8 +76,8 @@ def unfinished(pending: Sequence[Unfinished]) -> list[str]:
 
 
 def _progress(evaluation: Unfinished) -> str:
-    of = "" if evaluation.planned is None else f" of {wording.count(evaluation.planned)}"
-    return f"{wording.count(evaluation.episodes)}{of}"
+    suffix = "" if evaluation.planned is None else f" of {wording.count(evaluation.planned)}"
+    return f"{wording.count(evaluation.episodes)}{suffix}"
 
 
 def scores(all_scores: Sequence[IterationScore], current: int, pending: Sequence[Unfinished] = ()) -> Table:
@@ -270,14 +270,14 @@ def set_by_depth(all_scores: Sequence[IterationScore], name: str, current: int) 
     rows = []
     for depth in sorted({depth for _, depth in cells}):
         parts = [cells.get((score.iteration, depth)) for score, _ in played]
-        now = cells.get((current, depth))
+        current_part = cells.get((current, depth))
         rows.append(
             Row(
                 (
                     str(depth),
                     wording.count(max(part.success.n for part in parts if part)),
                     *(_meter(part.success if part else None) for part in parts),
-                    *([gain(now.versus_base if now else None)] if current != BASE else []),
+                    *([gain(current_part.versus_base if current_part else None)] if current != BASE else []),
                 )
             )
         )

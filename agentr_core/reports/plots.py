@@ -258,11 +258,11 @@ def radar(axes: Sequence[str], series: Mapping[str, Sequence[float]], current: s
     other_names = [name for name in series if name != current]
     for name in other_names:
         ET.SubElement(svg, "polygon", {"class": "base" if name == other_names[0] else "line", **outline(series[name])})
-    now = ET.SubElement(svg, "g", {"class": "now"})
-    ET.SubElement(now, "polygon", {"class": "error", **outline(series[current])})
+    group = ET.SubElement(svg, "g", {"class": "now"})
+    ET.SubElement(group, "polygon", {"class": "error", **outline(series[current])})
     for number, share in enumerate(series[current]):
         x, y = place(number, share)
-        ET.SubElement(now, "circle", {"class": "dot", "cx": _at(x), "cy": _at(y), "r": "3"})
+        ET.SubElement(group, "circle", {"class": "dot", "cx": _at(x), "cy": _at(y), "r": "3"})
     return _markup(svg)
 
 

@@ -97,11 +97,11 @@ def of_sets(scores: Sequence[IterationScore]) -> dict[str, list[tuple[int, Estim
     """
     series: dict[str, list[tuple[int, Estimate]]] = {}
     for score in scores:
-        once = iteration.played_once([score])
+        names = iteration.played_once([score])
         played = [
             set_score
             for set_score in (*score.sets, *score.worlds)
-            if set_score in score.worlds or set_score.name in once
+            if set_score in score.worlds or set_score.name in names
         ]
         for set_score in played:
             series.setdefault(set_score.name, []).append((score.iteration, set_score.success))
@@ -163,33 +163,33 @@ def _costs(reports: Sequence[IterationReport]) -> Section:
     )
     parts = tuple(dict.fromkeys(part for report in reports for part in report.time))
     seconds = [[sum(report.time.values()), *(report.time.get(part, 0.0) for part in parts)] for report in reports]
-    says: list[Callable[[float], str]] = [wording.duration] * (1 + len(parts))
-    times = _by_iteration(reports, ("Time", *map(str.capitalize, parts)), seconds, says)
+    formatters: list[Callable[[float], str]] = [wording.duration] * (1 + len(parts))
+    times = _by_iteration(reports, ("Time", *map(str.capitalize, parts)), seconds, formatters)
 
     titles = ["Prompt tokens", "Completion tokens", "Trained tokens"]
     counts: list[list[float]] = [
         [used.prompt, used.completion, used.all_trained] if (used := report.tokens) else [0, 0, 0] for report in reports
     ]
-    says = [lambda number: wording.count(round(number))] * 3
+    formatters = [lambda number: wording.count(round(number))] * 3
     if any(bill.cost is not None for report in reports for bill in _bills(report)):
         titles.append("Cost")
-        says.append(wording.decimal)
+        formatters.append(wording.decimal)
         for report, numbers in zip(reports, counts, strict=True):
             numbers.append(sum(bill.cost or 0.0 for bill in _bills(report)))
     # Side by side, they would be wider than a page.
-    return Section("costs", title, (times, _by_iteration(reports, titles, counts, says)), note)
+    return Section("costs", title, (times, _by_iteration(reports, titles, counts, formatters)), note)
 
 
 def _by_iteration(
     reports: Sequence[IterationReport],
     titles: Sequence[str],
     spent: Sequence[Sequence[float]],
-    says: Sequence[Callable[[float], str]],
+    formatters: Sequence[Callable[[float], str]],
 ) -> Table:
     """Return a row for each iteration and, where there are several, their total."""
 
     def row(name: str, numbers: Sequence[float], tone: RowTone = "") -> Row:
-        return Row((name, *(say(number) for say, number in zip(says, numbers, strict=True))), tone)
+        return Row((name, *(formatter(number) for formatter, number in zip(formatters, numbers, strict=True))), tone)
 
     rows = [row(wording.iteration(report.iteration), numbers) for report, numbers in zip(reports, spent, strict=True)]
     if len(rows) > 1:

@@ -323,8 +323,8 @@ def plan_rollouts(place: Workplace, iteration: int, plans: Mapping[str, EpisodeP
         missing = place.store.missing("trajectory", list(plans))
         if not missing:
             break
-        theirs = replace(place, run_id=run).iteration_id(iteration)
-        originals = {key: rollout_id(theirs, collector.id, plans[key]) for key in missing}
+        other_iteration_id = replace(place, run_id=run).iteration_id(iteration)
+        originals = {key: rollout_id(other_iteration_id, collector.id, plans[key]) for key in missing}
         copy_trajectories(place.store, originals, iteration_id=iteration_id)
 
 

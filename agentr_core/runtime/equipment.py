@@ -169,10 +169,10 @@ class Equipment:
 
     def on_error(self, sink: Sink, stage: str, iteration: int) -> Callable[[UnitError], None]:
         """Return a callback that stores each failed try of a unit as an event."""
-        about = {"run_id": self.run_id, "iteration_id": self.iteration_id(iteration), "stage": stage}
+        context = {"run_id": self.run_id, "iteration_id": self.iteration_id(iteration), "stage": stage}
 
         def store(error: UnitError) -> None:
-            sink.add(event_rows(error, **about))
+            sink.add(event_rows(error, **context))
             self.spend(sink, stage, iteration, error.spent)
 
         return store

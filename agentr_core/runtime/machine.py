@@ -87,12 +87,12 @@ def commit(package: str = DISTRIBUTION) -> str:
     """
     root = Path(__file__).parents[2]
     if (root / ".git").exists():
-        asked = ["git", "-C", str(root), "--no-optional-locks", "describe", "--always", "--abbrev=40", "--dirty=+"]
+        command = ["git", "-C", str(root), "--no-optional-locks", "describe", "--always", "--abbrev=40", "--dirty=+"]
         # Variables of a hook would lead to another repository.
         plain = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
         with suppress(OSError, subprocess.SubprocessError):
             answer = subprocess.run(
-                [*asked, "--exclude=*"], capture_output=True, text=True, check=True, timeout=10, env=plain
+                [*command, "--exclude=*"], capture_output=True, text=True, check=True, timeout=10, env=plain
             )
             return answer.stdout.strip()
     with suppress(PackageNotFoundError, ValueError, AttributeError):

@@ -342,8 +342,8 @@ class Workplace(Equipment):
         """Return the checkpoint that plays the training instances of an iteration: the teacher
         while it collects, else the policy. Raises as `policy`.
         """
-        asked = any("teacher" in stage.roles for stage in self.plan(iteration).stages)
-        teacher = teacher_of(self.recipe) if asked and self.recipe.taught(iteration) else None
+        asks_teacher = any("teacher" in stage.roles for stage in self.plan(iteration).stages)
+        teacher = teacher_of(self.recipe) if asks_teacher and self.recipe.taught(iteration) else None
         return teacher or self.policy(iteration)
 
     def trained(self, iteration: int) -> Checkpoint:

@@ -71,19 +71,23 @@ def remaining(place: Workplace, stage: str, iteration: int) -> Remaining:
         for number in range(recipe.iterations + 1)
         for entry in place.method.plan_of(recipe, number).stages
     ]
-    now = next((at for at, (number, entry) in enumerate(order) if (number, entry.name) == (iteration, stage)), None)
-    if now is None:
+    position = next(
+        (at for at, (number, entry) in enumerate(order) if (number, entry.name) == (iteration, stage)), None
+    )
+    if position is None:
         return Remaining()
-    both = [key for number, entry in order[:now] if (key := (number, entry.name)) in current and key in reference]
-    compared = sum(reference[key] for key in both)
-    ratio = sum(current[key] for key in both) / compared if compared >= _LEAST_COMPARED else 1.0
+    shared = [
+        key for number, entry in order[:position] if (key := (number, entry.name)) in current and key in reference
+    ]
+    total = sum(reference[key] for key in shared)
+    ratio = sum(current[key] for key in shared) / total if total >= _LEAST_COMPARED else 1.0
 
     def expected(number: int, name: str) -> float | None:
         if (number, name) in reference:
             return ratio * reference[number, name]
         return next((current[before, name] for before in range(number - 1, -1, -1) if (before, name) in current), None)
 
-    later = [(expected(number, entry.name), entry.needs) for number, entry in order[now + 1 :]]
+    later = [(expected(number, entry.name), entry.needs) for number, entry in order[position + 1 :]]
     # What needs neither a model nor a world takes seconds.
     complete = all(seconds is not None or not needs for seconds, needs in later)
     return Remaining(

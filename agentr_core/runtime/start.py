@@ -476,13 +476,13 @@ async def start(place: Workplace, *, evaluates: bool = False, collects: bool = F
     now = datetime.now(UTC)
     general = [] if evaluates or collects else _general_data(place)
     # A run that is known keeps what it began with.
-    confined = {} if state else await asyncio.to_thread(_sandboxes, place)
+    sandboxes = {} if state else await asyncio.to_thread(_sandboxes, place)
     run = run_rows(
         place.run_id,
         recipe=place.recipe.name,
         method=place.recipe.method,
         config=config,
-        versions={**await asyncio.to_thread(versions), "bfloat16": bfloat16() or "not fast here", **confined},
+        versions={**await asyncio.to_thread(versions), "bfloat16": bfloat16() or "not fast here", **sandboxes},
         workspace=str(place.root),
         status=status,
         started_at=now,
@@ -605,9 +605,9 @@ def _inputs(place: Workplace, now: datetime) -> list[Rows]:
         return []
     configs = recipe.own_models()
     weights: dict[ModelRole, str] = {role: identity(model) for role, model in configs.items() if role != "actor"}
-    begun = place.started_at() or now
+    started_at = place.started_at() or now
     asked, files, prompts = asked_for(recipe, place.method), input_files(recipe), prompt_files(recipe)
-    hashes = input_ids(recipe, asked, weights=weights, files=files, prompts=prompts, at=begun)
+    hashes = input_ids(recipe, asked, weights=weights, files=files, prompts=prompts, at=started_at)
     inputs = {stage: key for stage, key in hashes.items() if stage.partition("/")[0] in place.method.taken_over}
     return [stage_input_rows(place.run_id, inputs)]
 

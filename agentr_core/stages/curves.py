@@ -45,21 +45,21 @@ def group_learning(steps: Sequence[GroupStep], validated: Sequence[Validation], 
     Args:
         size: the episodes of a group.
     """
-    held = " and of the development set" if validated else ""
+    suffix = " and of the development set" if validated else ""
     success = {
         "pass@1": [(row.step, row.pass_at_1) for row in steps],
         f"pass@{size}": [(row.step, row.pass_at_n) for row in steps],
         "mixed": [(row.step, row.mixed_share) for row in steps],
         "validation": [(validation.step, validation.success) for validation in validated],
     }
-    about = f"Shares of successful episodes{held}, of groups with a success and of mixed groups."
+    caption = f"Shares of successful episodes{suffix}, of groups with a success and of mixed groups."
     return [
         *figure(
-            f"Mean reward of the episodes of a step{held}.",
+            f"Mean reward of the episodes of a step{suffix}.",
             reward=((row.step, row.reward) for row in steps),
             validation=((validation.step, validation.reward) for validation in validated),
         ),
-        *figure(about, **success),
+        *figure(caption, **success),
         *figure(
             "Of the episodes that went on from a failed one, the share that succeeded.",
             recovered=((row.step, row.recovered) for row in steps),

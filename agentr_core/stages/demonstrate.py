@@ -157,7 +157,7 @@ def writing(bare: Bare) -> Generator[Asked, Answer, Written]:
     with its thoughts, or why it gets none.
     """
     steps: list[Step] = []
-    asked: list[str] = []
+    prompt_hashes: list[str] = []
     first: int | None = None
     for position, step in enumerate(bare.trajectory.steps):
         spoken = labelled(bare.env, step.reply)
@@ -167,7 +167,7 @@ def writing(bare: Bare) -> Generator[Asked, Answer, Written]:
         first = position if first is None else first
         for attempt in range(bare.config.tries):
             answer = yield _thought_question(bare, steps, step, attempt)
-            asked.append(answer.prompt_hash)
+            prompt_hashes.append(answer.prompt_hash)
             thought = thought_in(answer)
             reply = with_thought(spoken, thought)
             if thought and bare.env.parse(reply) == step.action:
@@ -176,16 +176,18 @@ def writing(bare: Bare) -> Generator[Asked, Answer, Written]:
             return Thoughtless("no-thought", f"step {position}: {answer.role}: {answer.text[:_SHOWN]}")
         steps.append(replace(step, reply=reply))
     trajectory = replace(bare.trajectory, steps=tuple(steps))
-    return Thoughtful(trajectory=trajectory, position=first, prompt_hash=fingerprint(*asked) if asked else "")
+    return Thoughtful(
+        trajectory=trajectory, position=first, prompt_hash=fingerprint(*prompt_hashes) if prompt_hashes else ""
+    )
 
 
 def written(bare: Bare, answers: Mapping[str, Answer]) -> Written | None:
     """Return the outcome for an episode from answers by their ids; None if an answer is missing."""
     questions = writing(bare)
     try:
-        asked = next(questions)
-        while asked.answer_id in answers:
-            asked = questions.send(answers[asked.answer_id])
+        request = next(questions)
+        while request.answer_id in answers:
+            request = questions.send(answers[request.answer_id])
     except StopIteration as end:
         outcome: Written = end.value
         return outcome
@@ -523,7 +525,7 @@ async def _think(place: Workplace, iteration: int, *, samples: bool) -> dict[str
         if missing:
             outcomes |= await _write_thoughts(place, iteration, missing, answers, total=len(bare))
         accepted = {key: outcome for key, outcome in outcomes.items() if isinstance(outcome, Thoughtful)}
-        turned = [
+        rejections = [
             Rejection(stage=STAGE, subject=bare[key].name, reason=outcome.reason, detail=outcome.detail)
             for key, outcome in outcomes.items()
             if isinstance(outcome, Thoughtless)
@@ -545,13 +547,13 @@ async def _think(place: Workplace, iteration: int, *, samples: bool) -> dict[str
                 expert_rows(iteration_id, thoughtful.trajectory, number, env=episode.env, samples=samples),
                 derivation_rows([derived], iteration_id=iteration_id),
             ]
-        place.store.write(merge([*units, rejection_rows(turned, iteration_id=iteration_id)]))
+        place.store.write(merge([*units, rejection_rows(rejections, iteration_id=iteration_id)]))
     if bare and not accepted:
         raise ConfigError(
             f"no thought could be read from what the editor wrote for any of {len(bare)} demonstrations; name another "
             "model in models.editor, or raise eto.expert.thoughts.max_new_tokens or .tries"
         )
-    return {"expert": len(accepted), "rejected": len(turned), "asked": len(missing)}
+    return {"expert": len(accepted), "rejected": len(rejections), "asked": len(missing)}
 
 
 def _bare(place: Workplace, iteration: int, worlds: Worlds) -> dict[str, Bare]:
@@ -608,11 +610,11 @@ class Editor(NamedTuple):
 async def _write(bare: Bare, answers: dict[str, Answer], editor: Editor) -> Written:
     questions = writing(bare)
     try:
-        asked = next(questions)
+        request = next(questions)
         while True:
-            if asked.answer_id not in answers:
-                answers[asked.answer_id] = await _ask(asked, bare, editor)
-            asked = questions.send(answers[asked.answer_id])
+            if request.answer_id not in answers:
+                answers[request.answer_id] = await _ask(request, bare, editor)
+            request = questions.send(answers[request.answer_id])
     except StopIteration as end:
         outcome: Written = end.value
         return outcome
@@ -620,14 +622,14 @@ async def _write(bare: Bare, answers: dict[str, Answer], editor: Editor) -> Writ
         return Thoughtless("prompt-too-long", str(error))
 
 
-async def _ask(asked: Asked, bare: Bare, editor: Editor) -> Answer:
+async def _ask(request: Asked, bare: Bare, editor: Editor) -> Answer:
     session = f"{bare.name}#editor"
-    reply = await answer(editor.sampler, asked.question, seed=asked.seed, session=session)
+    reply = await answer(editor.sampler, request.question, seed=request.seed, session=session)
     editor.writer.add(
         edit_rows(
-            asked.answer_id,
+            request.answer_id,
             reply,
-            subject=asked.subject,
+            subject=request.subject,
             prompt=NAME,
             instance=bare.trajectory.instance,
             iteration_id=editor.iteration_id,

@@ -119,11 +119,11 @@ def measure(
     }
     if voiced is not None:
         # The share of episodes in which the model says a reflection; replayed steps do not count.
-        says = [any(voiced(step.reply) for step in e.trajectory.steps[e.cut :]) for e in played]
-        measures["reflecting"] = metrics.clustered_share([float(flag) for flag in says], [e.origin for e in played])
+        flags = [any(voiced(step.reply) for step in e.trajectory.steps[e.cut :]) for e in played]
+        measures["reflecting"] = metrics.clustered_share([float(flag) for flag in flags], [e.origin for e in played])
     for depth, group in by_depth(episodes):
-        classed = _shares(group, base) | _pass_at(group) | _contrast(group)
-        measures |= {f"depth-{depth}/{name}": estimate for name, estimate in classed.items()}
+        estimates = _shares(group, base) | _pass_at(group) | _contrast(group)
+        measures |= {f"depth-{depth}/{name}": estimate for name, estimate in estimates.items()}
     return {name: estimate for name, estimate in measures.items() if not math.isnan(estimate.mean)}
 
 
@@ -137,8 +137,8 @@ def of_depths(measures: Measures) -> list[tuple[int, Measures]]:
     """Return the measures of each difficulty class, in ascending order."""
     classes: dict[int, Measures] = {}
     for name, estimate in measures.items():
-        if classed := re.fullmatch(r"depth-(-?\d+)/(.+)", name):
-            classes.setdefault(int(classed[1]), {})[classed[2]] = estimate
+        if match := re.fullmatch(r"depth-(-?\d+)/(.+)", name):
+            classes.setdefault(int(match[1]), {})[match[2]] = estimate
     return sorted(classes.items())
 
 
@@ -578,7 +578,7 @@ async def _play(place: Workplace, iteration: int, series: Sequence[Series]) -> d
     """Play the missing episodes of several evaluations together; return the success of each by
     name.
     """
-    anything = await play_evaluations(place, iteration, series)
+    has_new_episodes = await play_evaluations(place, iteration, series)
     with snapshot(place.store) as state:
         now = dataclasses.replace(place, store=state)
         measured = [(evaluation, measure_evaluation(now, iteration, evaluation.name)) for evaluation in series]
@@ -586,7 +586,7 @@ async def _play(place: Workplace, iteration: int, series: Sequence[Series]) -> d
     scores = {
         evaluation.name: asdict(measures["success"]) if measures else {"n": 0} for evaluation, measures in measured
     }
-    if anything:
+    if has_new_episodes:
         # The gains of later iterations are relative to this one.
         with snapshot(place.store) as state:
             now = dataclasses.replace(place, store=state)

@@ -95,9 +95,9 @@ async def headroom(
     for evaluation in series:
         # Episodes that an interrupted call for more left behind are excluded: wins finish first, so
         # they would be overrepresented.
-        asked = {(plan.instance.key, plan.number) for plan in evaluation.plans}
+        plan_keys = {(plan.instance.key, plan.number) for plan in evaluation.plans}
         stored = counted_episodes(place, evaluation.evaluation_id)
-        played[evaluation.name] = [e for e in stored if (e.instance.key, e.repeat) in asked]
+        played[evaluation.name] = [e for e in stored if (e.instance.key, e.repeat) in plan_keys]
     measures = {
         evaluation.name: measure(
             played[evaluation.name],
@@ -167,11 +167,11 @@ def _series(
 
     def series(name: str, number: int, temperature: float, repeats: int) -> Series:
         sampling = replace(sampled, temperature=temperature)
-        asked = {"sampling": sampling, "max_steps": steps, "repeats": repeats}
+        config = {"sampling": sampling, "max_steps": steps, "repeats": repeats}
         if limits != NO_LIMITS:
-            asked |= {"limits": limits}
+            config |= {"limits": limits}
         return Series(
-            evaluation_id=fingerprint(STAGE, VERSION, place.iteration_id(0), name, asked),
+            evaluation_id=fingerprint(STAGE, VERSION, place.iteration_id(0), name, config),
             name=name,
             split=place.recipe.instances.test if held_out else place.recipe.instances.train,
             plans=episode_plans(instances, episodes=number, seed=seed),
@@ -179,7 +179,7 @@ def _series(
             max_steps=steps,
             repeats=repeats,
             limits=limits,
-            config=asked,
+            config=config,
         )
 
     max_repeats = evaluation.repeats if held_out else acting.repeats

@@ -176,10 +176,10 @@ def take_back(place: Workplace, iteration: int, training: Training) -> str:
         source = VALIDATION if episode.rollout.validates else "rollout"
         rows.append(trajectory_rows(episode.key, episode.trajectory, source=source, iteration_id=iteration_id))
     _store(place, iteration, training, policy, key, merge(rows), sorted(steps))
-    about = f"{counted(len(training.rollouts), 'rollout')} of {counted(len({p.instance for p in played}), 'question')}"
+    counts = f"{counted(len(training.rollouts), 'rollout')} of {counted(len({p.instance for p in played}), 'question')}"
     note = "" if _has_tokenizer(training.checkpoint) else "; it has no tokenizer, so the run's goes on"
     return "; ".join(
-        [f"iteration {iteration} of run {place.run_id}: checkpoint {key}, {about}{note}", *training.left_out]
+        [f"iteration {iteration} of run {place.run_id}: checkpoint {key}, {counts}{note}", *training.left_out]
     )
 
 
@@ -201,24 +201,24 @@ def _check_model(checkpoint: Path, policy: Path) -> None:
     from transformers import AutoConfig
 
     try:
-        theirs = AutoConfig.from_pretrained(checkpoint, local_files_only=True).to_dict()
+        their_config = AutoConfig.from_pretrained(checkpoint, local_files_only=True).to_dict()
     # What a foreign file makes the library raise is anyone's guess.
     except Exception as error:
         raise ModelDirectoryError(f"{checkpoint / 'config.json'} cannot be read: {' '.join(str(error).split())}") from (
             error
         )
-    ours = AutoConfig.from_pretrained(adapter_base(policy) or policy, local_files_only=True).to_dict()
-    for name in sorted(ours.keys() | theirs.keys()):
+    our_config = AutoConfig.from_pretrained(adapter_base(policy) or policy, local_files_only=True).to_dict()
+    for name in sorted(our_config.keys() | their_config.keys()):
         if name in _VOLATILE or name.endswith("token_id") or name == "use_cache":
             continue
-        if ours.get(name) != theirs.get(name):
+        if our_config.get(name) != their_config.get(name):
             raise ModelDirectoryError(
                 f"{checkpoint} is another model than {policy}, with which the iteration begins: its {name} is "
-                f"{quoted(repr(theirs.get(name)), 60)} and not {quoted(repr(ours.get(name)), 60)}"
+                f"{quoted(repr(their_config.get(name)), 60)} and not {quoted(repr(our_config.get(name)), 60)}"
             )
     shapes, their_shapes = dict(_shapes(adapter_base(policy) or policy)), dict(_shapes(checkpoint, finite=True))
     for name in sorted(shapes.keys() | their_shapes.keys()):
-        if ours.get("tie_word_embeddings") and name in _SAME_WEIGHTS:
+        if our_config.get("tie_word_embeddings") and name in _SAME_WEIGHTS:
             continue
         if shapes.get(name) != their_shapes.get(name):
             in_checkpoint, in_policy = (
@@ -439,7 +439,7 @@ def _store(
     steps: Sequence[int],
 ) -> None:
     iteration_id, destination = place.iteration_id(iteration), checkpoint_folder(place.root, key)
-    about = {
+    record = {
         "program": PROGRAM,
         "source": str(training.folder.resolve()),
         "files": training.files,
@@ -462,7 +462,7 @@ def _store(
                 key,
                 path=str(from_here(destination)),
                 weights_sha256=training.weights,
-                config={"outside": about},
+                config={"outside": record},
                 parent_id=policy.id,
                 iteration_id=iteration_id,
             )

@@ -76,8 +76,8 @@ def by_world(place: Workplace) -> Scoring:
     with place.worlds() as opened:
         for recipe, env in opened:
             options = recipe.environment.options
-            once = Repeatability(env.repeatability) is Repeatability.NEVER or env.has(Environment.relay)
-            if env.grader is None and once:
+            unrepeatable = Repeatability(env.repeatability) is Repeatability.NEVER or env.has(Environment.relay)
+            if env.grader is None and unrepeatable:
                 raise ConfigError(f"world {env.name} does not repeat itself, so it cannot score again; choose another")
             worlds[env.name] = {
                 "name": recipe.environment.name,

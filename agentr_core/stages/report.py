@@ -185,23 +185,23 @@ class Scoreboard:
         """
         if iteration not in self._episodes:
             # Two iterations are compared at a time; with their texts, all would fill the memory.
-            held = {number: earlier for number, earlier in self._episodes.items() if number == iteration - 1}
+            cached = {number: earlier for number, earlier in self._episodes.items() if number == iteration - 1}
             episodes = ended_episodes(self._place, evaluation_id(self._place, iteration, TEST))
-            self._episodes = held | {iteration: episodes}
+            self._episodes = cached | {iteration: episodes}
         return self._episodes[iteration]
 
     def unfinished(self, iteration: int) -> tuple[Unfinished, ...]:
         """Return how far the evaluations of the models up to an iteration are that have begun and
         are not finished.
         """
-        asked = {
+        evaluations = {
             evaluation_id(self._place, number, name): (number, name)
             for number in range(iteration + 1)
             for name in self._names
         }
-        ended = unfinished_evaluations(self._place.store, list(asked))
+        ended = unfinished_evaluations(self._place.store, list(evaluations))
         open_sets: list[Unfinished] = []
-        for key, (number, name) in asked.items():
+        for key, (number, name) in evaluations.items():
             if key not in ended:
                 continue
             # How many episodes the set has, as the first model played them.
@@ -665,9 +665,9 @@ def _last(place: Workplace) -> int:
     ended = {evaluation.evaluation_id for evaluation in finished_evaluations(place.store, place.run_id, after=-1)}
     numbers = [n for n in iterations_of(place.store, place.run_id) if evaluation_id(place, n, TEST) in ended]
     if not numbers:
-        begun = Scoreboard(place).unfinished(max(iterations_of(place.store, place.run_id), default=0))
-        if begun:
-            raise ConfigError(f"run {place.run_id} cannot be compared yet; {unfinished(begun)[-1]}")
+        pending = Scoreboard(place).unfinished(max(iterations_of(place.store, place.run_id), default=0))
+        if pending:
+            raise ConfigError(f"run {place.run_id} cannot be compared yet; {unfinished(pending)[-1]}")
         raise ConfigError(f"run {place.run_id} has no model that was evaluated, so there is nothing to compare")
     chosen = promoted(place, numbers[-1])
     return chosen.iteration if chosen else numbers[-1]
@@ -683,19 +683,19 @@ def _column(place: Workplace, first: Workplace, last_of_first: int) -> RunColumn
         if not episodes:
             continue
         measured = board.measured(iteration, name)
-        theirs = [] if place is first else ended_episodes(first, evaluation_id(first, last_of_first, name))
-        solved = {_key(episode): episode.trajectory.success for episode in theirs if _is_known(episode)}
+        first_episodes = [] if place is first else ended_episodes(first, evaluation_id(first, last_of_first, name))
+        solved = {_key(episode): episode.trajectory.success for episode in first_episodes if _is_known(episode)}
         shared = [episode for episode in episodes if _is_known(episode) and _key(episode) in solved]
-        apart = [(episode.trajectory.success, solved[_key(episode)]) for episode in shared]
-        depths = ((depth, finite(gain(group, theirs))) for depth, group in by_depth(shared))
+        outcomes = [(episode.trajectory.success, solved[_key(episode)]) for episode in shared]
+        depths = ((depth, finite(gain(group, first_episodes))) for depth, group in by_depth(shared))
         sets.append(
             PairedScore(
                 name=wording.label(name),
                 success=estimate(measured.get("success_clustered", measured["success"])),
-                difference=finite(gain(shared, theirs)) if shared else None,
+                difference=finite(gain(shared, first_episodes)) if shared else None,
                 shared=len(shared),
-                won=apart.count((True, False)),
-                lost=apart.count((False, True)),
+                won=outcomes.count((True, False)),
+                lost=outcomes.count((False, True)),
                 depths=tuple((depth, difference) for depth, difference in depths if difference is not None),
             )
         )

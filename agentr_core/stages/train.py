@@ -88,8 +88,8 @@ def job_of(place: Workplace, iteration: int) -> TrainingJob:
     config, epochs, objective = training.config, training.num_train_epochs, training.objective
     parent = place.trained(0) if training.anew else place.policy(iteration)
     seed = derive_seed(place.recipe.seed, "train", iteration) % 2**31
-    about = (parent.id, built.hash, config.anywhere(), epochs, seed)
-    checkpoint_id = fingerprint("checkpoint", *about, *objective.settings.values())
+    inputs = (parent.id, built.hash, config.anywhere(), epochs, seed)
+    checkpoint_id = fingerprint("checkpoint", *inputs, *objective.settings.values())
     return TrainingJob(
         model_dir=parent.path,
         dataset_file=dataset_file(place, iteration),

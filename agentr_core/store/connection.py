@@ -33,8 +33,8 @@ def tell_runs_at_work(con: Any, workspace: Path) -> None:
     """
     folder = workspace / LOCKS
     try:
-        held = holders()
-        names = [file.name for file in folder.iterdir() if file.stat().st_ino in held] if folder.exists() else []
+        locks = holders()
+        names = [file.name for file in folder.iterdir() if file.stat().st_ino in locks] if folder.exists() else []
     except OSError:
         return
     con.execute("set variable runs_at_work = ?::varchar[]", [names])

@@ -56,13 +56,13 @@ def burst(path: Path, deadline: float) -> Iterator[float]:
     """Return the deadline of this thread for the lock of `path`: nearer inside another burst, which
     would wait for itself for ever.
     """
-    mine: list[Path] = _own.__dict__.setdefault("paths", [])
-    nearer = min(deadline, time.monotonic() + _OWN_S) if path in mine else deadline
-    mine.append(path)
+    paths: list[Path] = _own.__dict__.setdefault("paths", [])
+    nearer = min(deadline, time.monotonic() + _OWN_S) if path in paths else deadline
+    paths.append(path)
     try:
         yield nearer
     finally:
-        mine.remove(path)
+        paths.remove(path)
 
 
 @contextmanager

@@ -306,21 +306,21 @@ class Gateway(Environment):
         if not isinstance(fault, PromptTooLong):
             self._without_reply(self._next(refusal), f"a call was refused ({fault})")
         self._num_without_room += 1
-        nothing = Transition("", 0.0, False, True, {"success": False})
+        transition = Transition("", 0.0, False, True, {"success": False})
         if self._num_without_room > _MOST_WITHOUT_ROOM:
             self.release(str(fault))
-            raise Undelivered(str(fault), nothing, StopReason.CONTEXT_LIMIT)
+            raise Undelivered(str(fault), transition, StopReason.CONTEXT_LIMIT)
         refusal["code"] = "context_length_exceeded"
         if fault.context_length:
             refusal |= {"prompt_tokens": fault.tokens, "context": fault.context_length}
         try:
             event = self._next(refusal, patience=min(self._patience, _SECONDS_WITHOUT_ROOM))
-        except EnvironmentUnavailable as gone:
-            if not (self._over or isinstance(gone, EnvironmentTimeout)):
+        except EnvironmentUnavailable as unavailable:
+            if not (self._over or isinstance(unavailable, EnvironmentTimeout)):
                 # The gateway is gone, and the agent might have gone on.
                 raise
             self.release(str(fault))
-            raise Undelivered(str(fault), nothing, StopReason.CONTEXT_LIMIT) from gone
+            raise Undelivered(str(fault), transition, StopReason.CONTEXT_LIMIT) from unavailable
         self._without_reply(event, f"a call was refused ({fault})")
 
     def relay(self, generation: Generation) -> None:

@@ -465,11 +465,11 @@ class OpenEnv(RemoteWorld):
         train, test, url = self.instances("train"), self.instances("test"), self._server.url
         if self._server.calls and not isinstance(self, Calls):
             return [("actions", f"{self.name}: {url} takes calls of tools: set environment.transcript: native")]
-        first, again = self._look(train[0]), self._look(train[0])
+        first, second = self._look(train[0]), self._look(train[0])
         # What differs between two beginnings of one instance, such as a time, tells nothing.
-        drawn = {key for key in first.state if first.state[key] != again.state.get(key)}
-        if self.repeatability is Repeatability.EXACT and (first.text != again.text or drawn):
-            difference = f"the state {', '.join(sorted(drawn))}" if first.text == again.text else "another text"
+        drawn = {key for key in first.state if first.state[key] != second.state.get(key)}
+        if self.repeatability is Repeatability.EXACT and (first.text != second.text or drawn):
+            difference = f"the state {', '.join(sorted(drawn))}" if first.text == second.text else "another text"
             return [
                 (
                     "repeats",

@@ -105,15 +105,15 @@ def problem_of(
     whose domain nothing says.
     """
     row = {key: value for key, value in row.items() if value is not None}
-    rewarded = row.get("reward_model")
-    if isinstance(rewarded, Mapping) and "prompt" in row:
+    reward_model = row.get("reward_model")
+    if isinstance(reward_model, Mapping) and "prompt" in row:
         extra = row.get("extra_info")
         extra = {key: value for key, value in extra.items() if value is not None} if isinstance(extra, Mapping) else {}
         # A prompt is a text, or turns, of which the last one of the user is the question.
         prompt = row["prompt"]
         if isinstance(prompt, list) and all(isinstance(turn, Mapping) for turn in prompt):
             prompt = next((turn.get("content") for turn in reversed(prompt) if turn.get("role") == "user"), None)
-        gold = rewarded.get("ground_truth")
+        gold = reward_model.get("ground_truth")
         domain = _ABILITIES.get(str(row.get("ability")).lower())
         columns = {
             "question": extra.get("question") or prompt,

@@ -159,10 +159,10 @@ class AnsweredCalls:
         """Return the calls that have a stored answer, with that answer and its duration, by
         identity. Raises as `Store.reading` does.
         """
-        asked = {call.identity: call for call in calls}
+        by_identity = {call.identity: call for call in calls}
         return {
-            key: replace(asked[key], status=status, milliseconds=milliseconds, output=output)
-            for key, status, milliseconds, output in self._store.rows(_ANSWERS, list(asked))
+            key: replace(by_identity[key], status=status, milliseconds=milliseconds, output=output)
+            for key, status, milliseconds, output in self._store.rows(_ANSWERS, list(by_identity))
         }
 
     def keep(self, calls: Sequence[ToolCall]) -> None:

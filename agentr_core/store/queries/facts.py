@@ -53,7 +53,7 @@ def with_facts(store: Store, name: str) -> tuple[Listing, list[Told]]:
     facts = [Told(*row) for row in store.rows(_TOLD)] if name in _INSTANCE else []
     if not facts:
         return listing, []
-    of = f"from instance_facts f where f.instance_id = {_INSTANCE[name]}"
+    source = f"from instance_facts f where f.instance_id = {_INSTANCE[name]}"
     values = ", ".join(f"{fact.value} as {fact.column}" for fact in facts)
     distinct = {
         fact.column: f"select distinct {fact.text} from instance_facts where {fact.text} <> ''" for fact in facts
@@ -62,13 +62,13 @@ def with_facts(store: Store, name: str) -> tuple[Listing, list[Told]]:
     return replace(
         listing,
         details=f"{listing.details} left join (select instance_id, {values} from instance_facts) using (instance_id)",
-        filters={**listing.filters, **{fact.column: f"exists ({of} and {fact.text} = $value)" for fact in facts}},
+        filters={**listing.filters, **{fact.column: f"exists ({source} and {fact.text} = $value)" for fact in facts}},
         choices={**listing.choices, **{column: sql for column, sql in distinct.items() if column in few}},
         suggestions={
             **listing.suggestions,
             **{column: f"select v, '' from ({sql}) some(v) order by 1" for column, sql in distinct.items()},
         },
-        sorts={fact.column: f"(select {fact.value} {of})" for fact in facts},
+        sorts={fact.column: f"(select {fact.value} {source})" for fact in facts},
     ), facts
 
 
