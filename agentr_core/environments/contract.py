@@ -119,8 +119,8 @@ def _violations(
                 raise
             except Exception as error:
                 detail = f"{instance.key}: {cause(error)}"
-                if isinstance(own := own_fault(env.name, error, detail), MissingPart):
-                    raise own from error
+                if isinstance(world_fault := own_fault(env.name, error, detail), MissingPart):
+                    raise world_fault from error
                 yield Violation(rule="exception", detail=detail)
         progress(len(chosen), len(chosen), f"instances of split {split} played")
 
@@ -140,9 +140,9 @@ def _chosen(
             )
         return _spread(instances, per_split or (1 if env.blocking else 3))
     of_split = [instance for instance in gold if instance.split == split]
-    known = instances if isinstance(instances, Instances) else set(instances)
+    members = instances if isinstance(instances, Instances) else set(instances)
     for instance in of_split:
-        if instance not in known:
+        if instance not in members:
             raise ConfigError(f"{env.name} has no instance {instance.key}; correct the gold answers")
     return _spread(of_split, per_split or len(of_split))
 
@@ -154,7 +154,7 @@ def _episode(
     env.facts(instance)
     for reply in ("", NONSENSE):
         env.parse(reply)
-    who, replies = ("expert", env.expert(instance)) if gold is None else ("gold", gold)
+    rule, replies = ("expert", env.expert(instance)) if gold is None else ("gold", gold)
     # The expert is somebody's code, which may go on for ever.
     replies = replies if replies is None or gold is not None else replies[: MAX_STEPS + 1]
     actions = [NONSENSE, ""] if replies is None else [env.parse(reply) for reply in replies]
@@ -184,15 +184,15 @@ def _episode(
             detail = (
                 f"{instance.key}: step {position} has reward {last.reward:g}, and one below 0 ends an episode as lost"
             )
-            yield Violation(rule=who, detail=detail)
+            yield Violation(rule=rule, detail=detail)
             return
         if last.terminated or last.truncated:
             break
     if replies is None or (gold is None and len(actions) > MAX_STEPS):
         return
     if _wins(env, _trajectory(instance, first_observation, replies, actions, transitions)) is False:
-        told = "the expert does not succeed" if gold is None else "the gold answer does not succeed"
-        yield Violation(rule=who, detail=f"{instance.key}: {told}")
+        sentence = "the expert does not succeed" if gold is None else "the gold answer does not succeed"
+        yield Violation(rule=rule, detail=f"{instance.key}: {sentence}")
 
 
 def _idle(env: Environment, instance: Instance) -> Iterator[Violation]:

@@ -38,24 +38,24 @@ def read_gold(path: Path, *, world: str, split: str = "train", setting: str = "-
     """
     golds: dict[Instance, Gold] = {}
     for number, record in records(path, setting=setting):
-        where = f"{path}:{number}"
-        instance = instance_of(record, where, world=World(world), split=split)
-        gold = Gold(answers=_texts(record, "answer", where), replies=_texts(record, "replies", where))
+        location = f"{path}:{number}"
+        instance = instance_of(record, location, world=World(world), split=split)
+        gold = Gold(answers=_texts(record, "answer", location), replies=_texts(record, "replies", location))
         if not (gold.answers or gold.replies):
-            raise DataFileError(f"{where}: there is neither answer nor replies; give one of them")
+            raise DataFileError(f"{location}: there is neither answer nor replies; give one of them")
         if instance in golds:
-            raise DataFileError(f"{where}: {instance.key} is there twice; give all its answers in one list")
+            raise DataFileError(f"{location}: {instance.key} is there twice; give all its answers in one list")
         golds[instance] = gold
     if not golds:
         raise DataFileError(f"{path} has no gold answers; write one JSON object on each line")
     return golds
 
 
-def _texts(record: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
+def _texts(record: Mapping[str, Any], key: str, location: str) -> tuple[str, ...]:
     value = record.get(key, [])
     texts = []
     for part in value if isinstance(value, list) else [value]:
         if isinstance(part, bool) or not isinstance(part, str | int | float) or not str(part).strip():
-            raise DataFileError(f"{where}: {key} has {part!r}; it must be a text or a number, or a list of them")
+            raise DataFileError(f"{location}: {key} has {part!r}; it must be a text or a number, or a list of them")
         texts.append(str(part))
     return tuple(texts)

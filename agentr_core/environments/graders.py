@@ -68,8 +68,8 @@ def answer_within(pattern: str) -> AnswerOf:
 
     def answer(trajectory: Trajectory) -> str:
         reply = without_thought(trajectory.steps[-1].reply) if trajectory.steps else ""
-        found = list(compiled.finditer(reply))
-        return (found[-1][1 if compiled.groups else 0] or "").strip() if found else ""
+        matches = list(compiled.finditer(reply))
+        return (matches[-1][1 if compiled.groups else 0] or "").strip() if matches else ""
 
     return answer
 
@@ -126,14 +126,14 @@ class NumericAnswer(_ByRule):
 
     def rule(self, trajectory: Trajectory) -> Grade | None:
         """Return the grade. Raises `EnvironmentFault` where a right answer has no number."""
-        given = _last_number(self._answer(trajectory))
+        number = _last_number(self._answer(trajectory))
         right = False
         for gold in self._golds(trajectory.instance):
-            wanted = _last_number(gold)
-            if wanted is None:
+            target = _last_number(gold)
+            if target is None:
                 raise EnvironmentFault(f"{trajectory.instance.key}: the right answer {gold!r} has no number")
-            if given is not None:
-                right |= abs(given - wanted) <= self._tolerance * (abs(wanted) or 1.0)
+            if number is not None:
+                right |= abs(number - target) <= self._tolerance * (abs(target) or 1.0)
         return Grade(reward=float(right), success=right)
 
 
@@ -179,7 +179,7 @@ class Command(_ByRule):
 
     def rule(self, trajectory: Trajectory) -> Grade | None:
         """Return the grade once the command has ended. Raises `EnvironmentFault`."""
-        where = trajectory.instance.key
+        key = trajectory.instance.key
         # Its own session, so that at the limit what the command has started ends with it.
         child = subprocess.Popen(
             self._command,
@@ -194,7 +194,7 @@ class Command(_ByRule):
         try:
             output, errors = child.communicate(json.dumps(episode_json(trajectory)), timeout=self._seconds)
         except subprocess.TimeoutExpired:
-            raise EnvironmentFault(f"{where}: the command took more than {self._seconds:g} seconds") from None
+            raise EnvironmentFault(f"{key}: the command took more than {self._seconds:g} seconds") from None
         finally:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(child.pid, signal.SIGKILL)
@@ -203,8 +203,8 @@ class Command(_ByRule):
                 if stream is not None:
                     stream.close()
         if child.returncode:
-            told = quoted((errors.strip() or output.strip()).rpartition("\n")[2], _QUOTED)
-            raise EnvironmentFault(f"{where}: the command ended with status {child.returncode}: {told}")
+            reason = quoted((errors.strip() or output.strip()).rpartition("\n")[2], _QUOTED)
+            raise EnvironmentFault(f"{key}: the command ended with status {child.returncode}: {reason}")
         last = output.strip().rpartition("\n")[2].strip()
         try:
             reward = float(last)
@@ -212,7 +212,7 @@ class Command(_ByRule):
             reward = math.nan
         if not 0 <= reward <= 1:
             raise EnvironmentFault(
-                f"{where}: the last line of the command's output is {quoted(last, _QUOTED)}, no number from 0 to 1"
+                f"{key}: the last line of the command's output is {quoted(last, _QUOTED)}, no number from 0 to 1"
             )
         return Grade(reward=reward, success=reward > self._success_from)
 
@@ -312,10 +312,10 @@ def episode_json(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def _last_number(text: str) -> float | None:
-    found = [match[0] for match in _NUMBER.finditer(text) if any(map(str.isdigit, match[0]))]
-    if not found:
+    numbers = [match[0] for match in _NUMBER.finditer(text) if any(map(str.isdigit, match[0]))]
+    if not numbers:
         return None
-    above, _, below = found[-1].replace(",", "").partition("/")
+    above, _, below = numbers[-1].replace(",", "").partition("/")
     value = float(above) / float(below) if below and float(below) else float(above)
     return value if math.isfinite(value) else None
 

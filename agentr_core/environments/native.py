@@ -58,7 +58,7 @@ def actions_in(action: str) -> list[str]:
         actions = json.loads(action.removeprefix(_SEVERAL))
     except (ValueError, RecursionError):
         return [action]
-    is_list = isinstance(actions, list) and bool(actions) and all(isinstance(each, str) for each in actions)
+    is_list = isinstance(actions, list) and bool(actions) and all(isinstance(item, str) for item in actions)
     return actions if is_list else [action]
 
 
@@ -69,7 +69,7 @@ def misread(call: Misread) -> str:
 
 def is_misread(action: str) -> bool:
     """Return whether an action stands for a call that could not be read, or one of several does."""
-    return any(each.startswith(MISREAD) for each in actions_in(action))
+    return any(part.startswith(MISREAD) for part in actions_in(action))
 
 
 def feedback(action: str) -> str:
@@ -130,22 +130,22 @@ class _Several:
         return transition
 
 
-def _joined(made: Sequence[Transition], num_late: int) -> Transition:
+def _joined(transitions: Sequence[Transition], num_late: int) -> Transition:
     """Return the transitions of calls as one; `num_late` more were not made, as the episode was
     over.
     """
-    if len(made) + num_late == 1:
-        return made[0]
-    infos = [transition.info for transition in made]
+    if len(transitions) + num_late == 1:
+        return transitions[0]
+    infos = [transition.info for transition in transitions]
     info = dict(infos[-1])
-    if valid := [each["valid"] for each in infos if each.get("valid") is not None]:
+    if valid := [item["valid"] for item in infos if item.get("valid") is not None]:
         info["valid"] = all(valid)
-    if any(each.get("matched") is not None for each in infos):
-        info["matched"] = join_actions([each.get("matched") or "" for each in infos])
-    if tool_calls := [call for each in infos for call in each.get("tool_calls", ())]:
+    if any(item.get("matched") is not None for item in infos):
+        info["matched"] = join_actions([item.get("matched") or "" for item in infos])
+    if tool_calls := [call for item in infos for call in item.get("tool_calls", ())]:
         info["tool_calls"] = tuple(tool_calls)
-    observation = format_results([*(transition.observation for transition in made), *[OVER] * num_late])
-    return made[-1]._replace(observation=observation, info=info)
+    observation = format_results([*(transition.observation for transition in transitions), *[OVER] * num_late])
+    return transitions[-1]._replace(observation=observation, info=info)
 
 
 class _AnsweringSeveral(_Several):
@@ -182,9 +182,9 @@ class _Acting:
         if isinstance(texts, Misread):
             return misread(texts)
         words = texts["action"]
-        read = super().parse  # type: ignore[misc]
+        parse = super().parse  # type: ignore[misc]
         # Some worlds mark an action by other means than a label.
-        action: str = read(f"{LABEL} {words}") or read(words)
+        action: str = parse(f"{LABEL} {words}") or parse(words)
         return action or misread(Misread("its action has not the form that is asked for"))
 
     def step(self, action: str) -> Transition:
@@ -229,14 +229,14 @@ class _Resumed:
 
     def resume(self, instance: Instance, steps: Sequence[Step]) -> str:
         # A step of several calls is one for each; what is known of all together is the last one's.
-        apart: list[Step] = []
+        single_steps: list[Step] = []
         for step in steps:
             actions = actions_in(step.action)
             results = read_results(step.observation, len(actions)) or [step.observation] * len(actions)
             for action, result in zip(actions, results, strict=True):
-                apart.append(replace(step, action=action, observation=result, reward=0.0, tool_calls=()))
-            apart[-1] = replace(apart[-1], reward=step.reward, tool_calls=step.tool_calls)
-        first: str = super().resume(instance, apart)  # type: ignore[misc]
+                single_steps.append(replace(step, action=action, observation=result, reward=0.0, tool_calls=()))
+            single_steps[-1] = replace(single_steps[-1], reward=step.reward, tool_calls=step.tool_calls)
+        first: str = super().resume(instance, single_steps)  # type: ignore[misc]
         self._last_reward = steps[-1].reward if steps else 0.0
         return first
 
@@ -247,7 +247,7 @@ class _Judged:
     def oracle(self, instance: Instance, actions: Sequence[str]) -> Sequence[Verdict]:
         """Return the verdicts on the actions: several together are as good as the worst of them."""
         parts = [actions_in(action) for action in actions]
-        verdicts = iter(super().oracle(instance, [each for part in parts for each in part]))  # type: ignore[misc]
+        verdicts = iter(super().oracle(instance, [action for part in parts for action in part]))  # type: ignore[misc]
         return [max((next(verdicts) for _ in part), key=_BADNESS.index) for part in parts]
 
 

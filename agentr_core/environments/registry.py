@@ -323,8 +323,8 @@ class Reads:
         elif event in _PROGRAMS and args[0]:
             self.programs.add(Path(os.fsdecode(args[0])).name)
         elif event == "socket.connect":
-            where = args[1]
-            self.addresses.add(":".join(map(str, where[:2])) if isinstance(where, tuple) else os.fsdecode(where))
+            address = args[1]
+            self.addresses.add(":".join(map(str, address[:2])) if isinstance(address, tuple) else os.fsdecode(address))
 
 
 _active: list[Reads] = []

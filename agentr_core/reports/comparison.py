@@ -220,8 +220,10 @@ def scores(report: ComparisonReport) -> Table:
         *(Column(wording.measure_name(metric)) for metric in report.metrics),
         Column("Seeds"),
     )
-    known = report.base_metrics
-    measured = [wording.measure_value(name, known[name]) if name in known else "" for name in report.metrics]
+    base_metrics = report.base_metrics
+    measured = [
+        wording.measure_value(name, base_metrics[name]) if name in base_metrics else "" for name in report.metrics
+    ]
     rows = []
     if report.base is not None:
         score = report.base
@@ -237,7 +239,7 @@ def scores(report: ComparisonReport) -> Table:
         )
         rows.append(Row((*cells, *measured, "")))
     for arm in report.arms:
-        done, planned = len(arm.runs), len(report.seeds)
+        count, planned = len(arm.runs), len(report.seeds)
         rows.append(
             Row(
                 (
@@ -249,7 +251,7 @@ def scores(report: ComparisonReport) -> Table:
                     _cell(arm.steps, partial(wording.decimal, digits=1)),
                     _cell(arm.revision, wording.percent),
                     *(_cell(arm.metrics.get(name), partial(wording.measure_value, name)) for name in report.metrics),
-                    str(done) if done == planned else f"{done} of {planned}",
+                    str(count) if count == planned else f"{count} of {planned}",
                 )
             )
         )
@@ -282,11 +284,14 @@ def group_means(means: Sequence[GroupMean]) -> Table:
     return Table(columns, tuple(rows))
 
 
-def paired_differences(found: Sequence[Difference]) -> Table:
+def paired_differences(differences: Sequence[Difference]) -> Table:
     """Return one row for each pair of models, with a column for each set."""
-    names = dict.fromkeys(name for one in found for name in one.sets)
+    names = dict.fromkeys(name for difference in differences for name in difference.sets)
     columns = (Column("Arm", "text"), Column("Against", "text"), *(Column(wording.label(name)) for name in names))
-    rows = (Row((one.arm, one.other, *(gain(one.sets.get(name)) for name in names))) for one in found)
+    rows = (
+        Row((difference.arm, difference.other, *(gain(difference.sets.get(name)) for name in names)))
+        for difference in differences
+    )
     return Table(columns, tuple(rows))
 
 

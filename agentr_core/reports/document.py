@@ -352,7 +352,7 @@ class IterationScore:
 
     def of_set(self, name: str) -> SetScore | None:
         """Return the score on a set or in a world, or None when it was not played."""
-        return next((one for one in (*self.sets, *self.worlds) if one.name == name), None)
+        return next((score for score in (*self.sets, *self.worlds) if score.name == name), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -41,7 +41,7 @@ def environment(package: str) -> Environment:
     """Return an environment of the templates of a package, in which every text is escaped and its
     invisible characters are written out.
     """
-    made = Environment(
+    env = Environment(
         loader=PackageLoader(package),
         autoescape=True,
         undefined=StrictUndefined,
@@ -50,8 +50,8 @@ def environment(package: str) -> Environment:
         keep_trailing_newline=True,
         finalize=_finalize,
     )
-    made.globals.update(wording=wording)
-    return made
+    env.globals.update(wording=wording)
+    return env
 
 
 def _render(template: str, **values: object) -> str:

@@ -48,14 +48,14 @@ from agentr_core.reports.document import (
 def unfinished_rows(columns: Sequence[Column], pending: Sequence[Unfinished]) -> tuple[Row, ...]:
     """Return a row for each evaluation that is not finished, in a table of scores."""
 
-    def row(one: Unfinished) -> Row:
-        known = {
-            "Model": wording.iteration(one.iteration),
-            "Set": wording.label(one.name),
+    def row(evaluation: Unfinished) -> Row:
+        cells = {
+            "Model": wording.iteration(evaluation.iteration),
+            "Set": wording.label(evaluation.name),
             "Success %": "not finished",
-            "Episodes": _progress(one),
+            "Episodes": _progress(evaluation),
         }
-        return Row(tuple(None if column.drawn else known.get(column.title, wording.NOTHING) for column in columns))
+        return Row(tuple(None if column.drawn else cells.get(column.title, wording.NOTHING) for column in columns))
 
     return tuple(map(row, pending))
 
@@ -64,19 +64,20 @@ def unfinished(pending: Sequence[Unfinished]) -> list[str]:
     """Return a sentence for each model whose evaluation is not finished: how far it is, and what
     goes on with it.
     """
-    told: dict[int, list[str]] = {}
-    for one in pending:
-        told.setdefault(one.iteration, []).append(f"{_progress(one)} episodes of {wording.label(one.name)}")
+    by_iteration: dict[int, list[str]] = {}
+    for evaluation in pending:
+        parts = by_iteration.setdefault(evaluation.iteration, [])
+        parts.append(f"{_progress(evaluation)} episodes of {wording.label(evaluation.name)}")
     return [
         f"{wording.iteration(number)}: the evaluation is not finished: {', '.join(parts)}; "
         "the command that began the run goes on with it."
-        for number, parts in told.items()
+        for number, parts in by_iteration.items()
     ]
 
 
-def _progress(one: Unfinished) -> str:
-    of = "" if one.planned is None else f" of {wording.count(one.planned)}"
-    return f"{wording.count(one.episodes)}{of}"
+def _progress(evaluation: Unfinished) -> str:
+    suffix = "" if evaluation.planned is None else f" of {wording.count(evaluation.planned)}"
+    return f"{wording.count(evaluation.episodes)}{suffix}"
 
 
 def scores(all_scores: Sequence[IterationScore], current: int, pending: Sequence[Unfinished] = ()) -> Table:
@@ -107,15 +108,13 @@ def scores(all_scores: Sequence[IterationScore], current: int, pending: Sequence
         )
         for score in all_scores
     )
-    known = {score.iteration for score in all_scores}
-    first = {one.iteration: one for one in reversed(pending) if one.iteration not in known}
-    return Table(columns, (*rows, *unfinished_rows(columns, sorted(first.values(), key=lambda one: one.iteration))))
+    evaluated = {score.iteration for score in all_scores}
+    first = {item.iteration: item for item in reversed(pending) if item.iteration not in evaluated}
+    return Table(columns, (*rows, *unfinished_rows(columns, sorted(first.values(), key=lambda item: item.iteration))))
 
 
 def lost(all_scores: Sequence[IterationScore]) -> list[str]:
-    """Return a sentence for each model with episodes that failed for good: how many, and how they
-    count.
-    """
+    """Return a sentence for each model with lost episodes: how many, and how they count."""
     ways = {"out": "left out of the means", "zero": "counted as failures with reward 0"}
     return [
         f"{wording.model(score)}: episodes that failed for good, {ways[score.lost_as]}: {wording.count(score.lost)}."
@@ -124,16 +123,16 @@ def lost(all_scores: Sequence[IterationScore]) -> list[str]:
     ]
 
 
-def promoted(found: Promoted) -> str:
+def promoted(promotion: Promoted) -> str:
     """Return a sentence about the model with which the run goes on."""
-    name, success = wording.iteration(found.iteration), wording.percent(found.success)
-    return f"Promoted: {name}, with {success}% success on the development set {found.development} the best so far."
+    name, success = wording.iteration(promotion.iteration), wording.percent(promotion.success)
+    return f"Promoted: {name}, with {success}% success on the development set {promotion.development} the best so far."
 
 
 def by_depth(all_scores: Sequence[IterationScore]) -> Table:
     """Return success for each difficulty class (rows) and model (columns)."""
     depths = sorted({depth.depth for score in all_scores for depth in score.by_depth})
-    found = {(score.iteration, depth.depth): depth.success for score in all_scores for depth in score.by_depth}
+    successes = {(score.iteration, depth.depth): depth.success for score in all_scores for depth in score.by_depth}
     columns = (
         Column("Depth", "text"),
         Column("Episodes"),
@@ -141,7 +140,7 @@ def by_depth(all_scores: Sequence[IterationScore]) -> Table:
     )
     rows = []
     for depth in depths:
-        estimates = [found.get((score.iteration, depth)) for score in all_scores]
+        estimates = [successes.get((score.iteration, depth)) for score in all_scores]
         episodes = sorted({estimate.n for estimate in estimates if estimate})
         rows.append(
             Row(
@@ -174,21 +173,21 @@ def sets(all_scores: Sequence[IterationScore], current: int, pending: Sequence[U
             (
                 wording.model(score),
                 name,
-                wording.percent(found.success.value),
-                wording.interval(found.success),
-                _whisker(found.success),
-                gain(found.versus_base),
-                wording.count(found.instances),
-                wording.count(found.success.n),
+                wording.percent(set_score.success.value),
+                wording.interval(set_score.success),
+                _whisker(set_score.success),
+                gain(set_score.versus_base),
+                wording.count(set_score.instances),
+                wording.count(set_score.success.n),
             ),
             _tone(score, current),
         )
         for name in played_once(all_scores)
         for score in all_scores
-        if (found := score.of_set(name))
+        if (set_score := score.of_set(name))
     ]
-    shown = set_names(all_scores)
-    return Table(columns, (*rows, *unfinished_rows(columns, [one for one in pending if one.name in shown])))
+    names = set_names(all_scores)
+    return Table(columns, (*rows, *unfinished_rows(columns, [item for item in pending if item.name in names])))
 
 
 def world_tables(all_scores: Sequence[IterationScore], current: int) -> Table:
@@ -206,10 +205,10 @@ def world_tables(all_scores: Sequence[IterationScore], current: int) -> Table:
         Column("Episodes"),
     )
     rows = [
-        _world_row(score, current, name, found)
-        for name in dict.fromkeys(one.name for score in all_scores for one in score.worlds)
+        _world_row(score, current, name, world_score)
+        for name in dict.fromkeys(world.name for score in all_scores for world in score.worlds)
         for score in all_scores
-        if (found := score.of_set(name))
+        if (world_score := score.of_set(name))
     ]
     for score in all_scores:
         if score.worlds:
@@ -229,17 +228,17 @@ def world_tables(all_scores: Sequence[IterationScore], current: int) -> Table:
     return Table(columns, tuple(rows))
 
 
-def _world_row(score: IterationScore, current: int, name: str, found: SetScore | IterationScore) -> Row:
+def _world_row(score: IterationScore, current: int, name: str, result: SetScore | IterationScore) -> Row:
     return Row(
         (
             name,
             wording.model(score),
-            _measured(found.success),
-            _measured(found.reward),
-            gain(found.versus_base),
-            _measured(found.revision),
-            _measured(found.revision_reward),
-            wording.count(found.success.n),
+            _measured(result.success),
+            _measured(result.reward),
+            gain(result.versus_base),
+            _measured(result.revision),
+            _measured(result.revision_reward),
+            wording.count(result.success.n),
         ),
         _tone(score, current),
     )
@@ -247,8 +246,8 @@ def _world_row(score: IterationScore, current: int, name: str, found: SetScore |
 
 def _mean(estimates: Sequence[Estimate | None]) -> float | None:
     """Return the mean of estimates; None where one of them is missing."""
-    known = [estimate.value for estimate in estimates if estimate]
-    return fmean(known) if known and len(known) == len(estimates) else None
+    values = [estimate.value for estimate in estimates if estimate]
+    return fmean(values) if values and len(values) == len(estimates) else None
 
 
 def _measured(estimate: Estimate | None) -> Cell:
@@ -260,8 +259,8 @@ def set_by_depth(all_scores: Sequence[IterationScore], name: str, current: int) 
     """Return success on one set for each difficulty class (rows) and model (columns), and the
     current one's gain.
     """
-    played = [(score, found) for score in all_scores if (found := score.of_set(name))]
-    cells = {(score.iteration, part.depth): part for score, found in played for part in found.by_depth}
+    played = [(score, set_score) for score in all_scores if (set_score := score.of_set(name))]
+    cells = {(score.iteration, part.depth): part for score, set_score in played for part in set_score.by_depth}
     columns = (
         Column("Depth", "text"),
         Column("Episodes"),
@@ -271,14 +270,14 @@ def set_by_depth(all_scores: Sequence[IterationScore], name: str, current: int) 
     rows = []
     for depth in sorted({depth for _, depth in cells}):
         parts = [cells.get((score.iteration, depth)) for score, _ in played]
-        now = cells.get((current, depth))
+        current_part = cells.get((current, depth))
         rows.append(
             Row(
                 (
                     str(depth),
                     wording.count(max(part.success.n for part in parts if part)),
                     *(_meter(part.success if part else None) for part in parts),
-                    *([gain(now.versus_base if now else None)] if current != BASE else []),
+                    *([gain(current_part.versus_base if current_part else None)] if current != BASE else []),
                 )
             )
         )
@@ -289,8 +288,8 @@ def pass_at(all_scores: Sequence[IterationScore]) -> Table:
     """Return the chance that one of k sampled episodes succeeds, for each k: of all instances and
     by difficulty.
     """
-    found = [(score, one) for score in all_scores for one in score.sets if one.pass_at]
-    depths = sorted({part.depth for _, one in found for at in one.pass_at for part in at.by_depth})
+    sampled = [(score, set_score) for score in all_scores for set_score in score.sets if set_score.pass_at]
+    depths = sorted({part.depth for _, set_score in sampled for at in set_score.pass_at for part in at.by_depth})
     columns = (
         Column("Model", "text"),
         Column("Set", "text"),
@@ -301,14 +300,14 @@ def pass_at(all_scores: Sequence[IterationScore]) -> Table:
         Column("Instances"),
     )
     rows = []
-    for score, one in found:
-        for at in one.pass_at:
+    for score, set_score in sampled:
+        for at in set_score.pass_at:
             by_depth = {part.depth: part.success for part in at.by_depth}
             rows.append(
                 Row(
                     (
                         wording.model(score),
-                        one.name,
+                        set_score.name,
                         f"pass@{at.k}",
                         wording.percent(at.success.value),
                         wording.interval(at.success),
@@ -322,12 +321,12 @@ def pass_at(all_scores: Sequence[IterationScore]) -> Table:
 
 def set_names(all_scores: Sequence[IterationScore]) -> tuple[str, ...]:
     """Return the names of the held-out sets that some model played, in their order."""
-    return tuple(dict.fromkeys(one.name for score in all_scores for one in score.sets))
+    return tuple(dict.fromkeys(set_score.name for score in all_scores for set_score in score.sets))
 
 
 def played_once(all_scores: Sequence[IterationScore]) -> tuple[str, ...]:
     """Return the names of the sets without pass@k: those of one episode an instance."""
-    sampled = {one.name for score in all_scores for one in score.sets if one.pass_at}
+    sampled = {set_score.name for score in all_scores for set_score in score.sets if set_score.pass_at}
     return tuple(name for name in set_names(all_scores) if name not in sampled)
 
 
@@ -442,13 +441,13 @@ def tokens(counts: TokenCounts) -> Table:
     one pass over the dataset has, that of the pass by class, and that of training.
     """
     trained = sum(counts.trained.values())
-    whole = counts.all_trained == trained
+    single_pass = counts.all_trained == trained
     rows = [
         Row(("prompt", wording.count(counts.prompt), ""), "strong"),
         Row(("completion", wording.count(counts.completion), ""), "strong"),
         Row(
             (
-                "trained (with loss)" if whole else "with loss, in one pass",
+                "trained (with loss)" if single_pass else "with loss, in one pass",
                 wording.count(trained),
                 wording.percent(1.0) if trained else wording.NOTHING,
             ),
@@ -459,12 +458,12 @@ def tokens(counts: TokenCounts) -> Table:
         Row((wording.label(name), wording.count(count), wording.percent(wording.share(count, trained))), "minor")
         for name, count in counts.trained.items()
     ]
-    if not whole:
+    if not single_pass:
         rows.append(Row(("trained (with loss)", wording.count(counts.all_trained), ""), "strong"))
     return Table((Column("Tokens", "text"), Column("Count"), Column("Of trained %")), tuple(rows))
 
 
-def cut_replies(found: Mapping[str, tuple[int, int]], whole: str, part: str) -> Table:
+def cut_replies(numbers: Mapping[str, tuple[int, int]], whole: str, part: str) -> Table:
     """Return how many of all replies were cut, by purpose or role; `whole` and `part` name both."""
     rows = (
         Row(
@@ -475,7 +474,7 @@ def cut_replies(found: Mapping[str, tuple[int, int]], whole: str, part: str) -> 
                 wording.percent(wording.share(cut, replies)),
             )
         )
-        for name, (replies, cut) in found.items()
+        for name, (replies, cut) in numbers.items()
     )
     return Table((Column(whole, "text"), Column("Count"), Column(part), Column("%")), tuple(rows))
 
@@ -535,9 +534,9 @@ def faults(record: ErrorRecord) -> Table:
     return Table(columns, tuple(rows))
 
 
-def counts(title: str, unit: str, found: Counts, whole: int | None = None) -> Table:
-    """Return counts with their share of the whole (by default their sum) as numbers and bars."""
-    total = sum(found.values()) if whole is None else whole
+def counts(title: str, unit: str, numbers: Counts, whole: int | None = None) -> Table:
+    """Return counts with their shares of `whole`, by default their sum, as numbers and bars."""
+    total = sum(numbers.values()) if whole is None else whole
     rows = (
         Row(
             (
@@ -547,7 +546,7 @@ def counts(title: str, unit: str, found: Counts, whole: int | None = None) -> Ta
                 Bar(wording.share(count, total) or 0.0),
             )
         )
-        for name, count in found.items()
+        for name, count in numbers.items()
     )
     return Table((Column(title, "text"), Column(unit), Column("%"), Column("", "bar")), tuple(rows))
 
@@ -557,18 +556,18 @@ def named(title: str, values: Mapping[str, str]) -> Table:
     return Table((Column(title, "text"), Column("", "code")), tuple(map(Row, values.items())))
 
 
-def by_count(found: Counts) -> dict[str, int]:
+def by_count(numbers: Counts) -> dict[str, int]:
     """Return counts, the largest first."""
-    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+    return dict(sorted(numbers.items(), key=lambda item: (-item[1], item[0])))
 
 
 def worlds(data: Mapping[str, Counts]) -> Table:
     """Return what was made in each world, and in all of them; kinds without any are left out."""
-    kinds = dict.fromkeys(kind for made in data.values() for kind, count in made.items() if count)
-    rows = [*data.items(), ("all", {kind: sum(made.get(kind, 0) for made in data.values()) for kind in kinds})]
+    kinds = dict.fromkeys(kind for products in data.values() for kind, count in products.items() if count)
+    rows = [*data.items(), ("all", {kind: sum(products.get(kind, 0) for products in data.values()) for kind in kinds})]
     return Table(
         (Column("World", "text"), *(Column(wording.label(kind)) for kind in kinds)),
-        tuple(Row((name, *(wording.count(made.get(kind, 0)) for kind in kinds))) for name, made in rows),
+        tuple(Row((name, *(wording.count(products.get(kind, 0)) for kind in kinds))) for name, products in rows),
     )
 
 
@@ -602,8 +601,8 @@ def headline(report: IterationReport) -> Headline | None:
         return None
     estimate = score.success
     deltas, readings = [], []
-    for other, difference in _comparisons(report):
-        against = wording.iteration(other)
+    for reference, difference in _comparisons(report):
+        against = wording.iteration(reference)
         if difference:
             deltas.append(Delta(wording.points(difference.value), wording.points_interval(difference), against))
             if difference.low <= 0 <= difference.high:
@@ -611,7 +610,7 @@ def headline(report: IterationReport) -> Headline | None:
             else:
                 side = "Above" if difference.low > 0 else "Below"
                 readings.append(f"{side} {against}: the 95% interval of the difference excludes zero.")
-        elif earlier := report.score(other):
+        elif earlier := report.score(reference):
             deltas.append(Delta(wording.points(estimate.value - earlier.success.value), "", against))
     return Headline(
         wording.percent(estimate.value),
@@ -623,13 +622,14 @@ def headline(report: IterationReport) -> Headline | None:
 
 
 def _headline(report: IterationReport) -> Section:
-    found = headline(report)
-    if found is None:
-        title, own = "Held-out success", [one for one in report.unfinished if one.iteration == report.iteration]
-        if own:
-            return Section("headline", title, tuple(map(Paragraph, unfinished(own))))
+    summary = headline(report)
+    if summary is None:
+        title = "Held-out success"
+        pending = [item for item in report.unfinished if item.iteration == report.iteration]
+        if pending:
+            return Section("headline", title, tuple(map(Paragraph, unfinished(pending))))
         return not_measured("headline", title, "this iteration has not been evaluated on held-out instances")
-    blocks: list[Block] = [found]
+    blocks: list[Block] = [summary]
     if len(report.scores) > 1:
         drawing = plots.success(report.scores, report.iteration)
         blocks.append(Figure(drawing, "Success in percent with 95% intervals; the dashed line is the base model."))
@@ -644,12 +644,12 @@ def _scores(report: IterationReport) -> Section:
     if report.interval_method:
         note += f" Intervals: {report.interval_method}."
     table = scores(report.scores, report.iteration, report.unfinished)
-    said = [
+    sentences = [
         *([promoted(report.promoted)] if report.promoted else []),
         *unfinished(report.unfinished),
         *lost(report.scores),
     ]
-    return Section("scores", title, (table, *map(Paragraph, said)), note)
+    return Section("scores", title, (table, *map(Paragraph, sentences)), note)
 
 
 def _held_out(report: IterationReport) -> Iterator[Section]:
@@ -689,11 +689,11 @@ def _held_out(report: IterationReport) -> Iterator[Section]:
             yield not_measured("depth", "Success by depth", why)
 
 
-def _by_depth(report: IterationReport, names: tuple[str, ...], what: str) -> Iterator[Block]:
+def _by_depth(report: IterationReport, names: tuple[str, ...], title: str) -> Iterator[Block]:
     for name in names:
         played = [of_set for score in report.scores if (of_set := score.of_set(name))]
         if any(score.by_depth for score in played):
-            yield Paragraph(f"{what} {name}")
+            yield Paragraph(f"{title} {name}")
             yield set_by_depth(report.scores, name, report.iteration)
 
 

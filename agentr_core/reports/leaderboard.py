@@ -89,9 +89,9 @@ def entry_of(report: IterationReport, *, seed: int, seconds: float) -> Entry:
 
 
 def add(page: Path, entry: Entry | None = None) -> Table:
-    """Put an entry into the leaderboard of a Markdown file, in the place of an older one of the
-    same run, and return the whole table; without an entry, write the table anew. A file that is not
-    there is made; in one that is, only what stands between the marks changes.
+    """Add an entry to the leaderboard of a Markdown file, in place of an older entry of the same
+    run, and return the whole table; without an entry, write the table anew. A missing file is
+    created; in an existing one, only the text between the marks changes.
 
     Raises:
         ConfigError: the file has text and no marks, or the entries beside it cannot be read.
@@ -99,7 +99,7 @@ def add(page: Path, entry: Entry | None = None) -> Table:
     """
     with _alone_in(page.parent):
         lines = page.with_suffix(".jsonl")
-        entries = [each for each in read(lines) if entry is None or not each.run or each.run != entry.run]
+        entries = [row for row in read(lines) if entry is None or not row.run or row.run != entry.run]
         if entry is not None:
             entries.append(entry)
         board = table(entries)
@@ -111,7 +111,7 @@ def add(page: Path, entry: Entry | None = None) -> Table:
                 f"{page} has no place for a leaderboard; put the lines {START} and {END} where it shall be"
             )
         # The entries first: from them the page can be made anew.
-        write_text(lines, "".join(f"{each.model_dump_json(exclude_defaults=True)}\n" for each in entries))
+        write_text(lines, "".join(f"{row.model_dump_json(exclude_defaults=True)}\n" for row in entries))
         write_text(page, f"{head}{START}\n\n{table_markdown(board)}\n{END}{tail}")
         return board
 
@@ -141,8 +141,8 @@ def read(file: Path) -> list[Entry]:
             entries.append(Entry.model_validate_json(line))
         except ValidationError as error:
             fault = error.errors()[0]
-            where = ".".join(map(str, fault["loc"])) or "line"
-            raise ConfigError(f"{file}, line {number}: {where}: {fault['msg']}") from None
+            location = ".".join(map(str, fault["loc"])) or "line"
+            raise ConfigError(f"{file}, line {number}: {location}: {fault['msg']}") from None
     return entries
 
 
@@ -160,7 +160,9 @@ def table(entries: Sequence[Entry]) -> Table:
         Column("Core hours"),
         Column("Commit, date", "text"),
     )
-    ordered = sorted(entries, key=lambda each: (each.world, each.measure, -each.score, each.recipe, each.seed or 0))
+    ordered = sorted(
+        entries, key=lambda entry: (entry.world, entry.measure, -entry.score, entry.recipe, entry.seed or 0)
+    )
     return Table(columns, tuple(map(_row, ordered)))
 
 

@@ -62,11 +62,14 @@ def escape(text: str) -> str:
 
 def table_markdown(table: document.Table) -> str:
     """Return a table with its numbers right-aligned; drawn columns are left out."""
-    kept = [i for i, column in enumerate(table.columns) if not column.drawn]
+    positions = [i for i, column in enumerate(table.columns) if not column.drawn]
     lines = [
-        [escape(table.columns[i].title) for i in kept],
-        [_ALIGN[table.columns[i].kind] for i in kept],
-        *([_cell(row.cells[i], row, table.columns[i], first=i == kept[0]) for i in kept] for row in table.rows),
+        [escape(table.columns[i].title) for i in positions],
+        [_ALIGN[table.columns[i].kind] for i in positions],
+        *(
+            [_cell(row.cells[i], row, table.columns[i], first=i == positions[0]) for i in positions]
+            for row in table.rows
+        ),
     ]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
@@ -75,9 +78,9 @@ def fence(text: str, language: str = "text") -> str:
     """Return a text in a fenced block whose fence is longer than any run of backticks in the
     text.
     """
-    shown = wording.visible(text)
-    ticks = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", shown)), default=0))
-    return f"{ticks}{language}\n{shown}\n{ticks}\n"
+    visible = wording.visible(text)
+    ticks = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", visible)), default=0))
+    return f"{ticks}{language}\n{visible}\n{ticks}\n"
 
 
 def _section(section: document.Section) -> str:
@@ -128,8 +131,8 @@ def _cell(cell: document.Cell, row: document.Row, column: document.Column, *, fi
 
 
 def _code(text: str) -> str:
-    shown = " ".join(wording.visible(text).split())
-    return f"`{shown}`" if "`" not in shown and "|" not in shown else escape(shown)
+    visible = " ".join(wording.visible(text).split())
+    return f"`{visible}`" if "`" not in visible and "|" not in visible else escape(visible)
 
 
 def _example(number: int, example: RevisionExample) -> str:

@@ -158,11 +158,11 @@ def summary_markdown(reports: Sequence[IterationReport]) -> str:
 
 def table_text(table: Table) -> str:
     """Return a table as aligned plain text, one line a row; drawn columns are left out."""
-    kept = [position for position, column in enumerate(table.columns) if not column.drawn]
-    columns = [table.columns[position] for position in kept]
+    positions = [position for position, column in enumerate(table.columns) if not column.drawn]
+    columns = [table.columns[position] for position in positions]
     lines = [
         [column.title for column in columns],
-        *([str(row.cells[position]) for position in kept] for row in table.rows),
+        *([str(row.cells[position]) for position in positions] for row in table.rows),
     ]
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     return "".join(
@@ -223,7 +223,7 @@ def _table(reports: Sequence[IterationReport]) -> Table:
         for _, score in sorted(scores.items())
         if score.revision
     ]
-    return Table(columns, (*rows, *unfinished_rows(columns, [one for one in pending if one.name == "test"])))
+    return Table(columns, (*rows, *unfinished_rows(columns, [item for item in pending if item.name == "test"])))
 
 
 def _table_of_sets(scores: Sequence[IterationScore], pending: Sequence[Unfinished]) -> Table:
@@ -236,17 +236,17 @@ def _table_of_sets(scores: Sequence[IterationScore], pending: Sequence[Unfinishe
         Column("Episodes"),
     )
     rows = [
-        _set_row(name, score, found.success, found.versus_base)
+        _set_row(name, score, set_score.success, set_score.versus_base)
         for name in played_once(scores)
         for score in scores
-        if (found := score.of_set(name))
+        if (set_score := score.of_set(name))
     ]
     rows += [_set_row("revision test", score, score.revision, None) for score in scores if score.revision]
     rows += [
-        _set_row(f"{one.name}, pass@{at.k}", score, at.success, None)
+        _set_row(f"{set_score.name}, pass@{at.k}", score, at.success, None)
         for score in scores
-        for one in score.sets
-        for at in (*one.pass_at[:1], *one.pass_at[1:][-1:])
+        for set_score in score.sets
+        for at in (*set_score.pass_at[:1], *set_score.pass_at[1:][-1:])
     ]
     return Table(columns, (*rows, *unfinished_rows(columns, pending)))
 

@@ -78,30 +78,33 @@ def set_curves(series: Mapping[str, Sequence[tuple[int, Estimate]]], spoken: str
     overlap.
     """
     height, right = 230.0, 12.0
-    top = _ceiling(max(one.high for points in series.values() for _, one in points))
+    top = _ceiling(max(estimate.high for points in series.values() for _, estimate in points))
     last = max(number for points in series.values() for number, _ in points)
     slot = (_WIDTH - _LEFT - right) / (last + 1)
 
     def y(share: float) -> float:
         return height - _BOTTOM - (height - _TOP - _BOTTOM) * share / top
 
-    told = (f"{name}: {', '.join(_point(number, one) for number, one in points)}" for name, points in series.items())
-    svg = _canvas(height, f"{spoken}: {'; '.join(told)}")
+    descriptions = (
+        f"{name}: {', '.join(_point(number, estimate) for number, estimate in points)}"
+        for name, points in series.items()
+    )
+    svg = _canvas(height, f"{spoken}: {'; '.join(descriptions)}")
     for tick in range(5):
         _ruler(svg, y(top * tick / 4), f"{100 * top * tick / 4:g}", first=tick == 0)
     for number in range(last + 1):
         name = wording.iteration(number)
-        shown = name if last < _NAMED else name.split()[-1]
-        _text(svg, _LEFT + slot * (number + 0.5), height - 8, shown, "middle", "tick")
+        label = name if last < _NAMED else name.split()[-1]
+        _text(svg, _LEFT + slot * (number + 0.5), height - 8, label, "middle", "tick")
     for place, points in enumerate(series.values()):
         aside = (place - (len(series) - 1) / 2) * min(9.0, slot / (len(series) + 1))
         group = ET.SubElement(svg, "g", {"class": f"s{place % _KINDS}"})
-        centres = [(_LEFT + slot * (number + 0.5) + aside, one) for number, one in points]
-        joined = " ".join(f"{_at(x)},{_at(y(one.value))}" for x, one in centres)
+        centres = [(_LEFT + slot * (number + 0.5) + aside, estimate) for number, estimate in points]
+        joined = " ".join(f"{_at(x)},{_at(y(estimate.value))}" for x, estimate in centres)
         ET.SubElement(group, "polyline", {"class": "line", "points": joined})
-        for x, one in centres:
-            _error_bar(group, x, one, y)
-            _mark(group, place % _KINDS, x, y(one.value))
+        for x, estimate in centres:
+            _error_bar(group, x, estimate, y)
+            _mark(group, place % _KINDS, x, y(estimate.value))
     return _markup(svg)
 
 
@@ -124,23 +127,23 @@ def histogram(counts: Mapping[int, int], spoken: str) -> str:
     return bars({last if value == _LONGEST else str(value): capped[value] for value in values}, spoken)
 
 
-def bars(found: Counts, spoken: str) -> str:
+def bars(numbers: Counts, spoken: str) -> str:
     """Return counts as named bars side by side."""
     height = 150.0
-    most = max([1, *found.values()])
+    most = max([1, *numbers.values()])
     # A bar is never wider than a tenth of the drawing: three lengths should not look like three
     # walls.
-    slot = min((_WIDTH - 2 * _RIGHT) / len(found), _WIDTH / 10)
-    svg = _canvas(height, f"{spoken}: " + "; ".join(f"{name}: {count}" for name, count in found.items()))
+    slot = min((_WIDTH - 2 * _RIGHT) / len(numbers), _WIDTH / 10)
+    svg = _canvas(height, f"{spoken}: " + "; ".join(f"{name}: {count}" for name, count in numbers.items()))
     floor, room = height - _BOTTOM, height - _TOP - _BOTTOM
-    for place, (name, count) in enumerate(found.items()):
+    for place, (name, count) in enumerate(numbers.items()):
         x, tall = _RIGHT + slot * place, room * count / most
         box = {"x": _at(x + slot * 0.12), "y": _at(floor - tall), "width": _at(slot * 0.76), "height": _at(tall)}
         ET.SubElement(svg, "rect", {"class": "bar", **box})
         if count:
             _text(svg, x + slot / 2, floor - tall - 4, str(count), "middle", "number")
         _text(svg, x + slot / 2, height - 9, name, "middle", "tick")
-    _line(svg, "axis", _RIGHT, floor, _RIGHT + slot * len(found), floor)
+    _line(svg, "axis", _RIGHT, floor, _RIGHT + slot * len(numbers), floor)
     return _markup(svg)
 
 
@@ -148,11 +151,11 @@ def curves(series: Mapping[str, Sequence[Point]], spoken: str) -> str:
     """Return curves over steps on one scale, each with its name at the right: the first solid,
     others dashed and in other colours. A curve of one point is a dot.
 
-    Steps ascend in each of them; any may begin late, end early, or have gaps. Of a long one, only
-    the lowest and the highest points are drawn, and that cannot be seen.
+    The steps of a curve ascend; it may begin late, end early, or have gaps. A long curve is thinned
+    to the lowest and the highest point of each stretch, which looks the same.
     """
     height, left, right = 180.0, _LEFT + 14, 70.0
-    points = [point for some in series.values() for point in some]
+    points = [point for curve in series.values() for point in curve]
     ticks = _ticks(min(value for _, value in points), max(value for _, value in points))
     first, last = min(step for step, _ in points), max(step for step, _ in points)
 
@@ -169,23 +172,23 @@ def curves(series: Mapping[str, Sequence[Point]], spoken: str) -> str:
         _text(svg, left - 7, y(value) + 4, _tick(value, ticks[1] - ticks[0]), "end", "tick")
     # Names stand at the heights of the last points, moved apart where they would overlap: down and,
     # where that would leave the drawing, up again.
-    heights, above = [y(some[-1][1]) + 4 for some in series.values()], -math.inf
+    heights, above = [y(curve[-1][1]) + 4 for curve in series.values()], -math.inf
     order = sorted(range(len(heights)), key=heights.__getitem__)
     for number in order:
         above = heights[number] = max(heights[number], above + _LEADING)
     below = height - _BOTTOM + 4 + _LEADING
     for number in reversed(order):
         below = heights[number] = min(heights[number], below - _LEADING)
-    for number, (name, some) in enumerate(series.items()):
-        part = max(1, math.ceil(len(some) / _DRAWN))
+    for number, (name, curve) in enumerate(series.items()):
+        part = max(1, math.ceil(len(curve) / _DRAWN))
         thinned = [
             point
-            for at in range(0, len(some), part)
-            for point in sorted({min(some[at : at + part], key=_value), max(some[at : at + part], key=_value)})
+            for at in range(0, len(curve), part)
+            for point in sorted({min(curve[at : at + part], key=_value), max(curve[at : at + part], key=_value)})
         ]
         group = ET.SubElement(svg, "g", {"class": f"s{number % _KINDS}"})
-        if len(some) == 1:
-            ((step, value),) = some
+        if len(curve) == 1:
+            ((step, value),) = curve
             ET.SubElement(group, "circle", {"class": "dot", "cx": _at(x(step)), "cy": _at(y(value)), "r": "3"})
         else:
             joined = " ".join(f"{_at(x(step))},{_at(y(value))}" for step, value in thinned)
@@ -202,12 +205,12 @@ def _value(point: Point) -> float:
     return point[1]
 
 
-def scatter(others: Sequence[Point], marked: Sequence[Point], spoken: str) -> str:
+def scatter(unmarked: Sequence[Point], marked: Sequence[Point], spoken: str) -> str:
     """Return a scatter plot of points, each axis from 0 to its largest number; the marked points
     are coloured, and a dot is larger where several points coincide.
     """
     height = 240.0
-    x_ticks, y_ticks = (_ticks(0.0, max((p[axis] for p in (*others, *marked)), default=0.0)) for axis in (0, 1))
+    x_ticks, y_ticks = (_ticks(0.0, max((p[axis] for p in (*unmarked, *marked)), default=0.0)) for axis in (0, 1))
 
     def x(value: float) -> float:
         return _LEFT + _LARGEST + (_WIDTH - _LEFT - _LARGEST - _RIGHT) * value / x_ticks[-1]
@@ -220,12 +223,12 @@ def scatter(others: Sequence[Point], marked: Sequence[Point], spoken: str) -> st
         _ruler(svg, y(value), _tick(value, y_ticks[1]), first=not value)
     for value in x_ticks:
         _text(svg, x(value), height - 8, _tick(value, x_ticks[1]), "middle", "tick")
-    for kind, points in (("then", others), ("now", marked)):
+    for kind, points in (("then", unmarked), ("now", marked)):
         group = ET.SubElement(svg, "g", {"class": kind})
         for (across, up), number in sorted(Counter(points).items()):
             size = min(_LARGEST, 2.5 + number**0.5)
-            where = {"cx": _at(x(across)), "cy": _at(y(up)), "r": _at(size)}
-            ET.SubElement(group, "circle", {"class": "dot", **where})
+            attributes = {"cx": _at(x(across)), "cy": _at(y(up)), "r": _at(size)}
+            ET.SubElement(group, "circle", {"class": "dot", **attributes})
     return _markup(svg)
 
 
@@ -252,14 +255,14 @@ def radar(axes: Sequence[str], series: Mapping[str, Sequence[float]], current: s
         x, y = place(number, 1.1)
         side = "middle" if abs(x - middle_x) < 1 else "start" if x > middle_x else "end"
         _text(svg, x, y + 4, axis, side, "tick")
-    others = [name for name in series if name != current]
-    for name in others:
-        ET.SubElement(svg, "polygon", {"class": "base" if name == others[0] else "line", **outline(series[name])})
-    now = ET.SubElement(svg, "g", {"class": "now"})
-    ET.SubElement(now, "polygon", {"class": "error", **outline(series[current])})
+    other_names = [name for name in series if name != current]
+    for name in other_names:
+        ET.SubElement(svg, "polygon", {"class": "base" if name == other_names[0] else "line", **outline(series[name])})
+    group = ET.SubElement(svg, "g", {"class": "now"})
+    ET.SubElement(group, "polygon", {"class": "error", **outline(series[current])})
     for number, share in enumerate(series[current]):
         x, y = place(number, share)
-        ET.SubElement(now, "circle", {"class": "dot", "cx": _at(x), "cy": _at(y), "r": "3"})
+        ET.SubElement(group, "circle", {"class": "dot", "cx": _at(x), "cy": _at(y), "r": "3"})
     return _markup(svg)
 
 
@@ -283,9 +286,9 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _tick(value: float, step: float) -> str:
-    """Return a number that fits beside an axis; all of an axis in steps of this size are alike."""
-    told = f"{value:.6g}" if step >= 0.0001 or not value else f"{value:.0e}"
-    return told if value >= 0 else f"{wording.MINUS}{told.removeprefix('-')}"
+    """Return the label of an axis tick; all ticks with this step get the same notation."""
+    text = f"{value:.6g}" if step >= 0.0001 or not value else f"{value:.0e}"
+    return text if value >= 0 else f"{wording.MINUS}{text.removeprefix('-')}"
 
 
 def _point(number: int, estimate: Estimate) -> str:

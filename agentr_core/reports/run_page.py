@@ -76,18 +76,18 @@ def sections(reports: Sequence[IterationReport]) -> tuple[Section, ...]:
     """
     ordered = of_one_run(reports)
     last = ordered[-1]
-    said = {section.key: section for section in sections_of(last)}
+    by_key = {section.key: section for section in sections_of(last)}
     series = of_sets(last.scores)
     return (
-        *(said[key] for key in _FROM_LAST),
+        *(by_key[key] for key in _FROM_LAST),
         # One curve stands in the headline already.
         *([] if len(series) == 1 else [curves("Success by iteration", series)]),
         _funnels(ordered),
         _costs(ordered),
         *last.run,
         _pages(ordered),
-        said["recipe"],
-        said["versions"],
+        by_key["recipe"],
+        by_key["versions"],
     )
 
 
@@ -95,26 +95,30 @@ def of_sets(scores: Sequence[IterationScore]) -> dict[str, list[tuple[int, Estim
     """Return success by iteration for each held-out set that was played once, each world, and the
     revision test.
     """
-    found: dict[str, list[tuple[int, Estimate]]] = {}
+    series: dict[str, list[tuple[int, Estimate]]] = {}
     for score in scores:
-        once = iteration.played_once([score])
-        played = [one for one in (*score.sets, *score.worlds) if one in score.worlds or one.name in once]
-        for one in played:
-            found.setdefault(one.name, []).append((score.iteration, one.success))
+        names = iteration.played_once([score])
+        played = [
+            set_score
+            for set_score in (*score.sets, *score.worlds)
+            if set_score in score.worlds or set_score.name in names
+        ]
+        for set_score in played:
+            series.setdefault(set_score.name, []).append((score.iteration, set_score.success))
         if not played:
-            found.setdefault(_TEST, []).append((score.iteration, score.success))
+            series.setdefault(_TEST, []).append((score.iteration, score.success))
         if score.revision:
-            found.setdefault(_REVISION, []).append((score.iteration, score.revision))
-    return found
+            series.setdefault(_REVISION, []).append((score.iteration, score.revision))
+    return series
 
 
 def curves(title: str, series: Mapping[str, Sequence[tuple[int, Estimate]]]) -> Section:
-    """Return success by iteration as lines with error bars, and the same as a table."""
+    """Return a section with success by iteration as lines with error bars and as a table."""
     if not series:
         return not_measured("curves", title, "no model of this run has been evaluated")
     numbers = sorted({number for points in series.values() for number, _ in points})
-    found = {name: dict(points) for name, points in series.items()}
-    rows = tuple(Row((name, *(_measured(found[name].get(number)) for number in numbers))) for name in found)
+    by_name = {name: dict(points) for name, points in series.items()}
+    rows = tuple(Row((name, *(_measured(by_name[name].get(number)) for number in numbers))) for name in by_name)
     table = Table((Column("Success %", "text"), *(Column(wording.iteration(number)) for number in numbers)), rows)
     caption = "Success in percent with 95% intervals."
     blocks: tuple[Block, ...] = (Figure(plots.set_curves(series, title), caption), Legend(tuple(series)), table)
@@ -159,35 +163,35 @@ def _costs(reports: Sequence[IterationReport]) -> Section:
     )
     parts = tuple(dict.fromkeys(part for report in reports for part in report.time))
     seconds = [[sum(report.time.values()), *(report.time.get(part, 0.0) for part in parts)] for report in reports]
-    says: list[Callable[[float], str]] = [wording.duration] * (1 + len(parts))
-    times = _by_iteration(reports, ("Time", *map(str.capitalize, parts)), seconds, says)
+    formatters: list[Callable[[float], str]] = [wording.duration] * (1 + len(parts))
+    times = _by_iteration(reports, ("Time", *map(str.capitalize, parts)), seconds, formatters)
 
     titles = ["Prompt tokens", "Completion tokens", "Trained tokens"]
     counts: list[list[float]] = [
         [used.prompt, used.completion, used.all_trained] if (used := report.tokens) else [0, 0, 0] for report in reports
     ]
-    says = [lambda number: wording.count(round(number))] * 3
+    formatters = [lambda number: wording.count(round(number))] * 3
     if any(bill.cost is not None for report in reports for bill in _bills(report)):
         titles.append("Cost")
-        says.append(wording.decimal)
+        formatters.append(wording.decimal)
         for report, numbers in zip(reports, counts, strict=True):
             numbers.append(sum(bill.cost or 0.0 for bill in _bills(report)))
     # Side by side, they would be wider than a page.
-    return Section("costs", title, (times, _by_iteration(reports, titles, counts, says)), note)
+    return Section("costs", title, (times, _by_iteration(reports, titles, counts, formatters)), note)
 
 
 def _by_iteration(
     reports: Sequence[IterationReport],
     titles: Sequence[str],
     spent: Sequence[Sequence[float]],
-    says: Sequence[Callable[[float], str]],
+    formatters: Sequence[Callable[[float], str]],
 ) -> Table:
     """Return a row for each iteration and, where there are several, their total."""
 
     def row(name: str, numbers: Sequence[float], tone: RowTone = "") -> Row:
-        return Row((name, *(say(number) for say, number in zip(says, numbers, strict=True))), tone)
+        return Row((name, *(formatter(number) for formatter, number in zip(formatters, numbers, strict=True))), tone)
 
-    rows = [row(wording.iteration(one.iteration), numbers) for one, numbers in zip(reports, spent, strict=True)]
+    rows = [row(wording.iteration(report.iteration), numbers) for report, numbers in zip(reports, spent, strict=True)]
     if len(rows) > 1:
         rows.append(row("total", [sum(numbers) for numbers in zip(*spent, strict=True)], "strong"))
     return Table((Column("Iteration", "text"), *map(Column, titles)), tuple(rows))
@@ -213,8 +217,8 @@ def _pages(reports: Sequence[IterationReport]) -> Section:
         counts: list[Cell] = []
         for name in names:
             count = report.rows.get(name, 0)
-            where = document.listing(name, run=report.run_id, iteration=report.iteration)
-            counts.append(Link(wording.count(count), f"{report.viewer}{where}") if count else None)
+            path = document.listing(name, run=report.run_id, iteration=report.iteration)
+            counts.append(Link(wording.count(count), f"{report.viewer}{path}") if count else None)
         rows.append(
             Row(
                 (
@@ -323,7 +327,7 @@ _NOTE = (
 def label(report: RunsReport, place: int) -> str:
     """Return the label of a run: its recipe, and its id if other runs have the same recipe."""
     run = report.runs[place]
-    alike = sum(one.recipe_name == run.recipe_name for one in report.runs) > 1
+    alike = sum(other_run.recipe_name == run.recipe_name for other_run in report.runs) > 1
     return f"{run.recipe_name} {run.run_id[:6]}" if alike else run.recipe_name
 
 
@@ -339,7 +343,7 @@ def paired_table(report: RunsReport) -> Table:
         Column("Lost"),
         Column("Shared episodes"),
     )
-    names = tuple(dict.fromkeys(one.name for run in report.runs for one in run.sets))
+    names = tuple(dict.fromkeys(score.name for run in report.runs for score in run.sets))
     rows = []
     for name in names:
         for place, run in enumerate(report.runs):
@@ -357,14 +361,14 @@ def paired_table(report: RunsReport) -> Table:
 
 
 def _depths(report: RunsReport) -> list[Section]:
-    depths = sorted({depth for run in report.runs for one in run.sets for depth, _ in one.depths})
+    depths = sorted({depth for run in report.runs for score in run.sets for depth, _ in score.depths})
     if not depths:
         return []
     rows = [
-        Row((one.name, label(report, place), *(gain(dict(one.depths).get(depth)) for depth in depths)))
+        Row((score.name, label(report, place), *(gain(dict(score.depths).get(depth)) for depth in depths)))
         for place, run in enumerate(report.runs)
-        for one in run.sets
-        if one.depths
+        for score in run.sets
+        if score.depths
     ]
     columns = (Column("Set", "text"), Column("Run", "text"), *(Column(f"Depth {depth}") for depth in depths))
     note = "Points against the first run in each difficulty class, with 95% intervals."

@@ -85,21 +85,24 @@ def _measures(place: Workplace, store: Store, iteration: int, stage: Stage) -> d
 
     # Group RL is watched step by step.
     purpose = "judged" if judges else "evaluated" if evaluates else "collected" if stage.gathers else ""
-    asked = {*stage.roles} - {"actor", "teacher"}
-    if not (purpose or asked):
+    helper_roles = {*stage.roles} - {"actor", "teacher"}
+    if not (purpose or helper_roles):
         return {}
-    found, measured = bounds(queries.shares(store, key)), dict[str, float | None]()
+    intervals, measured = bounds(queries.shares(store, key)), dict[str, float | None]()
     for rule, part in (("cut_replies", "cut"), ("empty_replies", "empty")):
-        measured[rule] = found.get(f"{part} {purpose}", (None, None))[0]
+        measured[rule] = intervals.get(f"{part} {purpose}", (None, None))[0]
     # While experience is gathered, a world may ask any helper.
-    helpers = {role: n for role, n in unreadable_replies(store, key).items() if stage.gathers or role in asked}
-    read = [*bounds(helpers).values(), *([found["unread verdicts"]] if judges and "unread verdicts" in found else [])]
-    measured["unreadable_replies"] = max((low for low, _ in read), default=None)
-    if judges and (agreed := {name: one for name, one in found.items() if name.startswith("agrees ")}):
-        measured["judge_agreement"] = min(high for _, high in agreed.values())
+    helpers = {role: n for role, n in unreadable_replies(store, key).items() if stage.gathers or role in helper_roles}
+    unreadable = [
+        *bounds(helpers).values(),
+        *([intervals["unread verdicts"]] if judges and "unread verdicts" in intervals else []),
+    ]
+    measured["unreadable_replies"] = max((low for low, _ in unreadable), default=None)
+    if judges and (agreement := {name: interval for name, interval in intervals.items() if name.startswith("agrees ")}):
+        measured["judge_agreement"] = min(high for _, high in agreement.values())
         earlier = (bounds(queries.shares(store, place.iteration_id(number))) for number in range(1, iteration))
-        first = next((one for one in earlier if "agrees tree" in one), {})
-        drops = [first[name][0] - high for name, (_, high) in agreed.items() if name in first]
+        first = next((past for past in earlier if "agrees tree" in past), {})
+        drops = [first[name][0] - high for name, (_, high) in agreement.items() if name in first]
         measured["judge_drift"] = max(drops, default=None)
     if evaluates and (gain := queries.held_out_gain(store, key)) and queries.improved(store, key):
         measured["held_out_drop"] = -gain[1]

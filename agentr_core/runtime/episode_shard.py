@@ -69,10 +69,10 @@ def load_ungraded(store: Store, plans: Mapping[str, EpisodePlan]) -> dict[str, E
 
     Raises as `Store.reading`.
     """
-    found = load_trajectories(store, list(plans))
-    draws = load_draws(store, "step", list(found))
+    trajectories = load_trajectories(store, list(plans))
+    draws = load_draws(store, "step", list(trajectories))
     results = {}
-    for key, trajectory in found.items():
+    for key, trajectory in trajectories.items():
         plan = plans[key]
         replies = tuple(
             Reply(
@@ -154,7 +154,7 @@ class EpisodeShard:
         """
         recipe = equipment.recipe
         iteration_id = equipment.iteration_id(self.iteration)
-        what = f"episodes of {self.name}"
+        units = f"episodes of {self.name}"
         with closing(SharedEnvironments(equipment.make_environment)) as environments:
             player = Player(
                 environments=environments,
@@ -168,7 +168,7 @@ class EpisodeShard:
                 tokens_of=tokens_in(batcher),
                 ungraded={plan.key: self.ungraded[plan.key] for plan in self.plans if plan.key in self.ungraded},
             )
-            async with units_done(equipment.progress, batcher, what, total=self.total, done=self.done) as count:
+            async with units_done(equipment.progress, batcher, units, total=self.total, done=self.done) as count:
 
                 def take(result: EpisodeResult) -> None:
                     sink.add(self._rows(result, iteration_id))
@@ -261,12 +261,12 @@ class EpisodeShards:
         """Play the episodes; `sink` is given the rows of each. Raises as `equipment.Shard.work`."""
         path = self.checkpoint.path
         async with equipment.sampling(path) as batcher, helpers(equipment, path, batcher, sink) as aside:
-            done = {part.name: part.done for part in self.parts}
+            completed = {part.name: part.done for part in self.parts}
 
             def counted(name: str) -> Progress:
                 def progress(number: int, total: int, note: str) -> None:
-                    done[name] = number
-                    equipment.progress(sum(done.values()), self.total, f"held-out episodes, {speed(batcher)}")
+                    completed[name] = number
+                    equipment.progress(sum(completed.values()), self.total, f"held-out episodes, {speed(batcher)}")
 
                 return progress
 
@@ -293,8 +293,8 @@ def rollout_id(iteration_id: str, checkpoint_id: str, plan: EpisodePlan) -> str:
     """Return the trajectory id of a rollout, made of its iteration, checkpoint and episode, and of
     the steps that it goes on from.
     """
-    given = [(step.reply, step.observation) for step in plan.prefix]
-    return fingerprint("rollout", iteration_id, checkpoint_id, plan.key, *([given] if given else []))
+    prefix = [(step.reply, step.observation) for step in plan.prefix]
+    return fingerprint("rollout", iteration_id, checkpoint_id, plan.key, *([prefix] if prefix else []))
 
 
 def with_ungraded(store: Store, shard: EpisodeShard, iteration_id: str) -> EpisodeShard:
@@ -309,29 +309,29 @@ def with_ungraded(store: Store, shard: EpisodeShard, iteration_id: str) -> Episo
 # Rollouts on training instances: those of an iteration that are not stored yet are played.
 
 
-def plan_rollouts(place: Workplace, iteration: int, wanted: Mapping[str, EpisodePlan], *, stage: str) -> None:
+def plan_rollouts(place: Workplace, iteration: int, plans: Mapping[str, EpisodePlan], *, stage: str) -> None:
     """Store which rollouts an iteration plans to play, by trajectory id; those that runs with the
     same inputs of a stage have played are copied.
     """
     iteration_id, collector = place.iteration_id(iteration), place.collector(iteration)
     planned = [
         PlannedRollout(trajectory_id=key, instance=plan.instance, number=plan.number, forced=len(plan.prefix))
-        for key, plan in wanted.items()
+        for key, plan in plans.items()
     ]
     place.store.write(planned_rows(iteration_id, planned))
     for run in runs_alike(place.store, place.run_id, stage):
-        missing = place.store.missing("trajectory", list(wanted))
+        missing = place.store.missing("trajectory", list(plans))
         if not missing:
             break
-        theirs = replace(place, run_id=run).iteration_id(iteration)
-        originals = {key: rollout_id(theirs, collector.id, wanted[key]) for key in missing}
+        other_iteration_id = replace(place, run_id=run).iteration_id(iteration)
+        originals = {key: rollout_id(other_iteration_id, collector.id, plans[key]) for key in missing}
         copy_trajectories(place.store, originals, iteration_id=iteration_id)
 
 
 async def play_rollouts(
     place: Workplace,
     iteration: int,
-    wanted: Mapping[str, EpisodePlan],
+    plans: Mapping[str, EpisodePlan],
     *,
     stage: str,
     name: str,
@@ -344,14 +344,14 @@ async def play_rollouts(
     Rollouts that were played and wait for their grade are only graded.
 
     Args:
-        wanted: by trajectory id (`episode_shard.rollout_id`).
+        plans: by trajectory id (`episode_shard.rollout_id`).
         name: what the episodes are for, as a word for progress lines.
         max_steps: the most replies of the policy in an episode.
         limits: the most tokens and seconds of an episode.
 
     Raises as `equipment.carry_out`.
     """
-    unplayed = place.store.missing("trajectory", list(wanted))
+    unplayed = place.store.missing("trajectory", list(plans))
     missing, left = unplayed[: place.limit], len(unplayed)
     if missing:
         shard = EpisodeShard(
@@ -360,12 +360,12 @@ async def play_rollouts(
             name=name,
             iteration=iteration,
             checkpoint=place.collector(iteration),
-            plans=tuple(wanted[key] for key in missing),
+            plans=tuple(plans[key] for key in missing),
             sampling=sampling,
             max_steps=max_steps,
             limits=limits,
-            done=len(wanted) - left,
-            total=len(wanted) - left + len(missing),
+            done=len(plans) - left,
+            total=len(plans) - left + len(missing),
         )
         shard = with_ungraded(place.store, shard, place.iteration_id(iteration))
         await place.work_through(shard, stage, iteration, f"episodes of {name}")

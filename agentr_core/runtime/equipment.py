@@ -169,10 +169,10 @@ class Equipment:
 
     def on_error(self, sink: Sink, stage: str, iteration: int) -> Callable[[UnitError], None]:
         """Return a callback that stores each failed try of a unit as an event."""
-        about = {"run_id": self.run_id, "iteration_id": self.iteration_id(iteration), "stage": stage}
+        context = {"run_id": self.run_id, "iteration_id": self.iteration_id(iteration), "stage": stage}
 
         def store(error: UnitError) -> None:
-            sink.add(event_rows(error, **about))
+            sink.add(event_rows(error, **context))
             self.spend(sink, stage, iteration, error.spent)
 
         return store
@@ -245,9 +245,9 @@ def speed(batcher: Sampler) -> str:
     """Return what a batcher has done so far, as a phrase for a progress line: replies that have
     ended, and tokens also of those that have not, where the model counts them.
     """
-    stats, written = batcher.stats(), _written(batcher)
-    rate = written / stats.generate_seconds if stats.generate_seconds else 0.0
-    line = f"{stats.sequences:,} replies, {written:,} tokens, {rate:.0f}/s, batches {stats.fill:.0%} full"
+    stats, tokens = batcher.stats(), _written(batcher)
+    rate = tokens / stats.generate_seconds if stats.generate_seconds else 0.0
+    line = f"{stats.sequences:,} replies, {tokens:,} tokens, {rate:.0f}/s, batches {stats.fill:.0%} full"
     if isinstance(batcher.model, Caching):
         line += f", {batcher.model.cached_share():.0%} of prompts cached"
     return line
@@ -255,8 +255,8 @@ def speed(batcher: Sampler) -> str:
 
 def _written(batcher: Sampler) -> int:
     """Return the tokens of a batcher's replies so far."""
-    done, model = batcher.stats().completion_tokens, batcher.model
-    return max(done, model.written()) if isinstance(model, Counting) else done
+    tokens, model = batcher.stats().completion_tokens, batcher.model
+    return max(tokens, model.written()) if isinstance(model, Counting) else tokens
 
 
 @asynccontextmanager
@@ -282,18 +282,18 @@ async def following(batcher: Sampler, show: Callable[[], None]) -> AsyncIterator
 
 @asynccontextmanager
 async def units_done(
-    progress: Progress, sampler: Sampler, what: str, *, total: int, done: int = 0
+    progress: Progress, sampler: Sampler, units: str, *, total: int, done: int = 0
 ) -> AsyncIterator[Callable[..., None]]:
-    """Yield a function that counts one more unit as done, whatever it is given. The count and the
-    sampler's speed are shown each time, and while the model writes, as `following` says.
+    """Yield a function that counts one more unit as done; it ignores its arguments. Each call shows
+    the count and the sampler's speed, and so does `following` while the model writes.
 
     Args:
-        what: the units, for progress lines.
+        units: the units, for progress lines.
         done: the units that were done before.
     """
 
     def show() -> None:
-        progress(done, total, f"{what}, {speed(sampler)}")
+        progress(done, total, f"{units}, {speed(sampler)}")
 
     def count(*_: object) -> None:
         nonlocal done
@@ -419,7 +419,8 @@ def spent(*samplers: Sampler) -> Effort:
     """Return what samplers have spent so far."""
     stats = [sampler.stats() for sampler in samplers]
     return Effort(
-        generate_seconds=sum(one.generate_seconds for one in stats), tokens=sum(one.completion_tokens for one in stats)
+        generate_seconds=sum(stat.generate_seconds for stat in stats),
+        tokens=sum(stat.completion_tokens for stat in stats),
     )
 
 
@@ -515,12 +516,12 @@ async def work_through(shard: Shard, equipment: Equipment) -> Batch:
     return Batch(rows=rows, units=len(shard), effort=effort, worker=f"{platform.node()}/{os.getpid()}", fault=fault)
 
 
-async def carry_out(shard: Shard, equipment: Equipment, spread: Spread | None, writer: Writer, what: str) -> Effort:
-    """Have a shard worked through, here or by workers, and its rows stored; return what it took.
+async def carry_out(shard: Shard, equipment: Equipment, spread: Spread | None, writer: Writer, units: str) -> Effort:
+    """Work through a shard, in this process or on workers, and store its rows; return its effort.
 
     Args:
-        spread: hands parts of the shard to workers; without it the work is done here.
-        what: the units of the shard, as a word for progress lines.
+        spread: hands parts of the shard to workers; None: this process does all the work.
+        units: the units of the shard, as a word for progress lines.
 
     Raises:
         ErrorBudgetSpent: more units were lost than the recipe allows; what was made is stored.
@@ -532,8 +533,8 @@ async def carry_out(shard: Shard, equipment: Equipment, spread: Spread | None, w
     recipe = equipment.recipe
     parts = shard.split(recipe.scale.shard_size)
     allowed = allowed_losses(recipe.errors, shard.total)
-    effort, returned, done = Effort(), 0, shard.done
-    equipment.progress(done, shard.total, f"{what}, {len(parts)} shards")
+    effort, returned, completed = Effort(), 0, shard.done
+    equipment.progress(completed, shard.total, f"{units}, {len(parts)} shards")
     async with aclosing(spread(parts)) as batches:
         async for batch in batches:
             writer.add(batch.rows)
@@ -543,13 +544,13 @@ async def carry_out(shard: Shard, equipment: Equipment, spread: Spread | None, w
             effort += batch.effort
             if effort.lost > allowed:
                 raise ErrorBudgetSpent(
-                    f"{effort.lost} of {shard.total} {what} failed on the workers and {allowed} may; table event has "
+                    f"{effort.lost} of {shard.total} {units} failed on the workers and {allowed} may; table event has "
                     f"the errors; fix the cause, or raise errors.budget ({recipe.errors.budget})"
                 )
             returned += 1
-            done += batch.units - batch.effort.lost
+            completed += batch.units - batch.effort.lost
             equipment.progress(
-                done, shard.total, f"{what}, {returned} of {len(parts)} shards, {effort.tokens} tokens generated"
+                completed, shard.total, f"{units}, {returned} of {len(parts)} shards, {effort.tokens} tokens generated"
             )
     return effort
 

@@ -59,9 +59,9 @@ def training_instances(recipe: Recipe, env: Environment, iteration: int) -> tupl
     return _distinct(chosen)
 
 
-def _distinct(found: Iterable[Instance]) -> tuple[Instance, ...]:
-    """Return instances as they are. Raises `IllTypedAnswer` for one that is there twice."""
-    all_ = tuple(found)
+def _distinct(instances: Iterable[Instance]) -> tuple[Instance, ...]:
+    """Return instances unchanged. Raises `IllTypedAnswer` if one occurs twice."""
+    all_ = tuple(instances)
     if len(set(all_)) < len(all_):
         twice = Counter(all_).most_common(1)[0][0]
         raise IllTypedAnswer(
@@ -120,17 +120,17 @@ def _named(listed: Sequence[Instance], config: InstancesConfig) -> Sequence[Inst
     if highest < len(listed) and all(listed[number].index == number for number in numbers):
         # A split that counts from 0 may hold billions of instances, and need not be searched.
         return [listed[number] for number in sorted(numbers)]
-    wanted = numbers if isinstance(numbers, range) else frozenset(numbers)
-    found = [instance for instance in listed if instance.index in wanted]
-    missing = sorted(set(numbers) - {instance.index for instance in found}) if isinstance(wanted, frozenset) else []
-    if missing or not found:
+    indices = numbers if isinstance(numbers, range) else frozenset(numbers)
+    selected = [instance for instance in listed if instance.index in indices]
+    missing = sorted(set(numbers) - {instance.index for instance in selected}) if isinstance(indices, frozenset) else []
+    if missing or not selected:
         which = f"no instance {', '.join(map(str, missing[:5]))}" if missing else f"none of {config.only}"
         least, most = min(i.index for i in listed), max(i.index for i in listed)
         raise ConfigError(
             f"instances.only: split {config.train} of the environment has {which}; it has {len(listed)} instances, "
             f"numbered from {least} to {most}"
         )
-    return found
+    return selected
 
 
 def test_instances(recipe: Recipe, env: Environment) -> tuple[Instance, ...]:
@@ -172,9 +172,9 @@ def held_out(place: Workplace) -> dict[str, tuple[Instance, ...]]:
     rows: list[Rows] = []
     with place.worlds() as worlds:
         for recipe, env in worlds:
-            own = _held_out_sets(recipe, env)
-            rows.append(stored_rows(env, dict.fromkeys(itertools.chain(*own.values()))))
-            chosen |= {**own, TEST: chosen[TEST] + own[TEST]}
+            sets = _held_out_sets(recipe, env)
+            rows.append(stored_rows(env, dict.fromkeys(itertools.chain(*sets.values()))))
+            chosen |= {**sets, TEST: chosen[TEST] + sets[TEST]}
     place.store.write({**merge(rows), **chosen_rows(base, chosen)})
     return chosen
 
@@ -204,7 +204,7 @@ def stored_rows(env: Environment, instances: Collection[Instance]) -> Rows:
     facts = [(i, env.facts(i)) for i in instances if env.has(Environment.facts)]
     return {
         "instance": [instance_row(i, env.depth(i), env.origin(i)) for i in instances],
-        "instance_facts": [{"instance_id": i.key, "facts": told} for i, told in facts if told],
+        "instance_facts": [{"instance_id": i.key, "facts": description} for i, description in facts if description],
     }
 
 
@@ -231,9 +231,9 @@ async def separate_instances(place: Workplace, iteration: int) -> tuple[Instance
     iteration_id = place.iteration_id(iteration)
     if stored := load_chosen(place.store, iteration_id):
         return stored[TRAIN]
-    found, rows = await _separated(place, iteration)
-    place.store.write({**rows, **chosen_rows(iteration_id, {TRAIN: found})})
-    return found
+    instances, rows = await _separated(place, iteration)
+    place.store.write({**rows, **chosen_rows(iteration_id, {TRAIN: instances})})
+    return instances
 
 
 async def foreseen_instances(place: Workplace, iteration: int) -> tuple[Instance, ...]:
@@ -244,22 +244,22 @@ async def foreseen_instances(place: Workplace, iteration: int) -> tuple[Instance
     """
     if stored := load_chosen(place.store, place.iteration_id(iteration)):
         return stored[TRAIN]
-    found, rows = await _separated(place, iteration)
+    instances, rows = await _separated(place, iteration)
     place.store.write(rows)
-    return found
+    return instances
 
 
 async def _separated(place: Workplace, iteration: int) -> tuple[tuple[Instance, ...], Rows]:
     """Return the instances of an iteration, and the rows of these and of the held-out ones."""
-    found: list[Instance] = []
+    instances: list[Instance] = []
     rows: list[Rows] = []
     with place.worlds() as worlds:
         for recipe, env in worlds:
-            chosen, others = training_instances(recipe, env, iteration), held_out_instances(recipe, env)
-            await in_thread(check_separate, env, chosen, others)
-            rows.append(stored_rows(env, (*chosen, *others)))
-            found += chosen
-    return tuple(found), merge(rows)
+            chosen, test_set = training_instances(recipe, env, iteration), held_out_instances(recipe, env)
+            await in_thread(check_separate, env, chosen, test_set)
+            rows.append(stored_rows(env, (*chosen, *test_set)))
+            instances += chosen
+    return tuple(instances), merge(rows)
 
 
 async def trained_instances(place: Workplace, iteration: int) -> tuple[Instance, ...]:
@@ -318,18 +318,18 @@ def has_begun(place: Workplace, iteration: int) -> bool:
 
 def made(place: Workplace, iteration: int) -> frozenset[Product]:
     """Return what an iteration has made so far."""
-    found = published(place.store, place.iteration_id(iteration))
-    products: dict[Product, str | None] = {"dataset": found.dataset_id, "checkpoint": found.checkpoint_id}
+    ids = published(place.store, place.iteration_id(iteration))
+    products: dict[Product, str | None] = {"dataset": ids.dataset_id, "checkpoint": ids.checkpoint_id}
     return frozenset(product for product, key in products.items() if key is not None)
 
 
 def settled(place: Workplace, iteration: int) -> Sequence[Stage]:
-    """Return the stages of an iteration that add nothing more: what is trained on its data, here or
-    in another run, has been made.
+    """Return the stages of an iteration that must not add anything more, since what is made from
+    their data exists already, in this run or in another.
     """
     plan = place.plan(iteration)
     drawn_on = place.method.drawn_on(place) if iteration else ()
-    own = plan.settled(made(place, iteration))
-    if any(one.iteration == iteration for one in trained_outside(place.store, place.run_id)):
-        own = plan.stages[: 1 + max(at for at, stage in enumerate(plan.stages) if stage.makes == "checkpoint")]
-    return [stage for stage in plan.stages if stage in own or stage in drawn_on]
+    stages = plan.settled(made(place, iteration))
+    if any(training.iteration == iteration for training in trained_outside(place.store, place.run_id)):
+        stages = plan.stages[: 1 + max(at for at, stage in enumerate(plan.stages) if stage.makes == "checkpoint")]
+    return [stage for stage in plan.stages if stage in stages or stage in drawn_on]

@@ -87,16 +87,17 @@ def tell_step(workspace: Path, run_id: str, iteration: int, step: StepLine | Non
 
 
 def read_steps(workspace: Path, run_id: str, iteration: int) -> list[StepLine]:
-    """Return the steps that a training at work has told, in their order. Of one that went back to
-    its last intermediate checkpoint, only those up to there and the new ones count.
+    """Return the steps that a running training has reported, in order; none if its file is missing
+    or malformed. After a restart from an intermediate checkpoint, the new steps replace the old
+    ones with the same or a higher number.
     """
-    found: list[StepLine] = []
+    steps: list[StepLine] = []
     with suppress(OSError, ValidationError):
         if not _PLAIN.issuperset(run_id):
             return []
-        whole, _, _ = steps_file(workspace, run_id, iteration).read_bytes().rpartition(b"\n")
-        for step in _STEPS.validate_json(b"[%s]" % whole.replace(b"\n", b",")):
-            while found and found[-1][0] >= step[0]:
-                found.pop()
-            found.append(step)
-    return found
+        lines, _, _ = steps_file(workspace, run_id, iteration).read_bytes().rpartition(b"\n")
+        for step in _STEPS.validate_json(b"[%s]" % lines.replace(b"\n", b",")):
+            while steps and steps[-1][0] >= step[0]:
+                steps.pop()
+            steps.append(step)
+    return steps

@@ -58,18 +58,18 @@ def memory() -> Memory:
 
 
 def described() -> dict[str, str]:
-    """Return what a run is made with beside packages, as text: the `commit` of the code, where it
-    is known; `processor`, `memory` and `system`; and `gpu`, where PyTorch sees some.
+    """Return facts about the code and the machine of a run, as text by name: `commit`, if it is
+    known; `processor`, `memory` and `system`; and `gpu`, if PyTorch sees one.
     """
     # Slow to import.
     import psutil
     import torch
 
-    told = _PROCESSOR.read_text(encoding="utf-8") if _PROCESSOR.exists() else ""
-    named = re.search(r"^model name\s*: *(.+)$", told, re.MULTILINE)
+    cpuinfo = _PROCESSOR.read_text(encoding="utf-8") if _PROCESSOR.exists() else ""
+    named = re.search(r"^model name\s*: *(.+)$", cpuinfo, re.MULTILINE)
     name = named[1] if named else platform.processor() or platform.machine()
     code = commit()
-    found = {
+    facts = {
         **({"commit": code} if code else {}),
         "processor": f"{name}, {processors()} of {psutil.cpu_count()}",
         "memory": f"{psutil.virtual_memory().total / 2**30:.1f} GiB",
@@ -77,8 +77,8 @@ def described() -> dict[str, str]:
     }
     if torch.cuda.is_available():
         count, total = torch.cuda.device_count(), torch.cuda.get_device_properties(0).total_memory
-        found["gpu"] = f"{count} of {torch.cuda.get_device_name(0)}, {total / 2**30:.0f} GiB each"
-    return found
+        facts["gpu"] = f"{count} of {torch.cuda.get_device_name(0)}, {total / 2**30:.0f} GiB each"
+    return facts
 
 
 def commit(package: str = DISTRIBUTION) -> str:
@@ -87,12 +87,12 @@ def commit(package: str = DISTRIBUTION) -> str:
     """
     root = Path(__file__).parents[2]
     if (root / ".git").exists():
-        asked = ["git", "-C", str(root), "--no-optional-locks", "describe", "--always", "--abbrev=40", "--dirty=+"]
+        command = ["git", "-C", str(root), "--no-optional-locks", "describe", "--always", "--abbrev=40", "--dirty=+"]
         # Variables of a hook would lead to another repository.
         plain = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
         with suppress(OSError, subprocess.SubprocessError):
             answer = subprocess.run(
-                [*asked, "--exclude=*"], capture_output=True, text=True, check=True, timeout=10, env=plain
+                [*command, "--exclude=*"], capture_output=True, text=True, check=True, timeout=10, env=plain
             )
             return answer.stdout.strip()
     with suppress(PackageNotFoundError, ValueError, AttributeError):
@@ -159,14 +159,14 @@ def instructions(processor: str) -> str:
 
 
 def formats(recipe: Recipe, *, trains: bool = True) -> str:
-    """Return, as one line, the format in which each model of a settled recipe is sampled, and the
-    format of training where one `trains`; empty where all models are served and nobody does.
+    """Return one line with the number format in which each local model of a settled recipe is
+    sampled and, if the run `trains`, that of training; empty if there is nothing to name.
     """
     sampled = [f"{role} {model.dtype}" for role, model in recipe.own_models().items() if model.backend != "openai"]
     trained = [f"training {'bfloat16' if recipe.training.bf16 else 'float32'}"] if trains else []
-    if not (found := ", ".join([*sampled, *trained])):
+    if not (text := ", ".join([*sampled, *trained])):
         return ""
-    return f"number formats: {found}; {bfloat16_speed()}"
+    return f"number formats: {text}; {bfloat16_speed()}"
 
 
 def accelerators() -> list[str]:

@@ -60,11 +60,11 @@ Check = Callable[["Recipe", "Environment", "Sequence[Instance]"], None]
 """Raises `UserError` for what would stop a stage; the instances are training instances."""
 
 
-def imported(where: str) -> Callable[..., Any]:
+def imported(reference: str) -> Callable[..., Any]:
     """Return a function that, when called, imports the function `module:name` and calls that."""
 
     def call(*args: Any, **options: Any) -> Any:
-        return resolve_name(where)(*args, **options)
+        return resolve_name(reference)(*args, **options)
 
     return call
 
@@ -148,11 +148,11 @@ class Plan:
         last = max((place for place, stage in enumerate(self.stages, start=1) if stage.gathers), default=0)
         return self.stages[: last + any(stage.chooses for stage in self.stages[last : last + 1])]
 
-    def settled(self, made: Collection[Product]) -> tuple[Stage, ...]:
-        """Return the stages before the last one that made something which is there: what they would
-        still add would be in none of it.
+    def settled(self, products: Collection[Product]) -> tuple[Stage, ...]:
+        """Return the stages before the last stage whose product exists: anything they added now
+        would not be in that product.
         """
-        last = max((place for place, stage in enumerate(self.stages) if stage.makes in made), default=0)
+        last = max((place for place, stage in enumerate(self.stages) if stage.makes in products), default=0)
         return self.stages[:last]
 
     def stage(self, name: str) -> Stage:
@@ -162,7 +162,9 @@ class Plan:
         for stage in self.stages:
             if stage.name == name:
                 return stage
-        raise ConfigError(f"this iteration has no stage {name}; it has {', '.join(one.name for one in self.stages)}")
+        raise ConfigError(
+            f"this iteration has no stage {name}; it has {', '.join(stage.name for stage in self.stages)}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,8 +342,8 @@ class Workplace(Equipment):
         """Return the checkpoint that plays the training instances of an iteration: the teacher
         while it collects, else the policy. Raises as `policy`.
         """
-        asked = any("teacher" in stage.roles for stage in self.plan(iteration).stages)
-        teacher = teacher_of(self.recipe) if asked and self.recipe.taught(iteration) else None
+        asks_teacher = any("teacher" in stage.roles for stage in self.plan(iteration).stages)
+        teacher = teacher_of(self.recipe) if asks_teacher and self.recipe.taught(iteration) else None
         return teacher or self.policy(iteration)
 
     def trained(self, iteration: int) -> Checkpoint:
@@ -349,10 +351,10 @@ class Workplace(Equipment):
 
         Raises `DataFault` if there is none yet.
         """
-        made = checkpoint_made(self.store, self.iteration_id(iteration))
-        if made is None:
+        checkpoint = checkpoint_made(self.store, self.iteration_id(iteration))
+        if checkpoint is None:
             raise DataFault(f"run {self.run_id} has no checkpoint of iteration {iteration} yet; run its training first")
-        return self._known(made)
+        return self._known(checkpoint)
 
     def _known(self, stored: StoredCheckpoint) -> Checkpoint:
         # Another run may begin with the same weights in another directory, with another chat
@@ -388,15 +390,14 @@ class Workplace(Equipment):
                 clock.add_batcher(sampler)
             clock.add({"store": writer.seconds})
 
-    async def work_through(self, shard: Shard, stage: str, iteration: int, what: str) -> None:
-        """Have the work of a shard done and its rows stored; its effort becomes a timing of the
-        stage.
+    async def work_through(self, shard: Shard, stage: str, iteration: int, units: str) -> None:
+        """Work through a shard, store its rows, and record its effort as a timing of the stage.
 
-        `what` names the units of the shard in progress lines. Raises as `equipment.carry_out`.
+        `units` names the units of the shard in progress lines. Raises as `equipment.carry_out`.
         """
         with self.timed(stage, iteration) as clock:
             async with Writer(self.store) as writer:
-                effort = await carry_out(shard, self, self.spread, writer, what)
+                effort = await carry_out(shard, self, self.spread, writer, units)
                 clock.add_effort(effort)
                 if effort.lost:
                     # Each worker knew of its own losses alone.
@@ -436,19 +437,19 @@ class Clock:
 
 
 async def answer(sampler: Sampler, question: Question, *, seed: int, session: str) -> Answer:
-    """Return what a model says to a question. Raises as `ChatModel.generate`."""
+    """Return a model's answer to a question. Raises as `ChatModel.generate`."""
     request = Request(messages=question.messages, sampling=question.sampling, seed=seed, session=session, helper=True)
-    (said,) = await sampler.sample(request)
+    (generation,) = await sampler.sample(request)
     return Answer(
         role=question.role,
         model=sampler.model.fingerprint,
         prompt_hash=fingerprint([(message.role, message.text) for message in question.messages]),
         seed=seed,
-        text=said.text,
-        finish_reason=said.finish_reason,
-        prompt_tokens=said.prompt_tokens,
-        completion_tokens=said.completion_tokens,
-        thinks=said.thinks,
+        text=generation.text,
+        finish_reason=generation.finish_reason,
+        prompt_tokens=generation.prompt_tokens,
+        completion_tokens=generation.completion_tokens,
+        thinks=generation.thinks,
     )
 
 
@@ -472,19 +473,19 @@ class Helpers:
         self._loading = asyncio.Lock()
 
     async def ask(self, question: Question, *, seed: int, session: str) -> Answer:
-        """Return what the model of a role says to a question.
+        """Return the answer of a role's model to a question.
 
         Raises `IllTypedAnswer` for an unknown role, else as `ChatModel.generate` and
         `Readings.count`.
         """
         sampler = await self._sampler(question.role)
         await self._sink.room()
-        said = await answer(sampler, question, seed=seed, session=session)
+        reply = await answer(sampler, question, seed=seed, session=session)
         if question.role not in self._readings:
             counting = readings_of(question.role, sampler.model.name)
             self._readings[question.role] = self._opened.enter_context(counting)
-        self._readings[question.role].count(said)
-        return said
+        self._readings[question.role].count(reply)
+        return reply
 
     def effort(self) -> Effort:
         """Return the effort of the models that were loaded here."""
@@ -496,10 +497,10 @@ class Helpers:
             raise IllTypedAnswer(
                 f"an environment asks a model of role {name!r}; the roles are {', '.join(get_args(ModelRole))}"
             )
-        own, wanted = self._equipment.recipe.own_models(), self._equipment.recipe.model_of(role)
+        models, config = self._equipment.recipe.own_models(), self._equipment.recipe.model_of(role)
         first: ModelRole = "actor"
-        if role != "actor" and role in own:
-            first = next(other for other, model in own.items() if other != "actor" and model == wanted)
+        if role != "actor" and role in models:
+            first = next(candidate for candidate, model in models.items() if candidate != "actor" and model == config)
         elif self._actor is not None:
             return self._actor
         async with self._loading:

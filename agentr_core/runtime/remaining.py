@@ -43,10 +43,10 @@ class Remaining:
         stage: float | None = None
         slower = 1.0
         if self.stage is not None:
-            whole = max(0.0, self.stage - self.spent)
-            by_pace = (1 - share) * whole + measured if share else whole
-            stage = max(_LEAST_LEFT * self.stage, whole - elapsed, (1 - share) * by_pace - waited if share else 0.0)
-            slower = max(1.0, by_pace / whole) if whole else 1.0
+            expected = max(0.0, self.stage - self.spent)
+            by_pace = (1 - share) * expected + measured if share else expected
+            stage = max(_LEAST_LEFT * self.stage, expected - elapsed, (1 - share) * by_pace - waited if share else 0.0)
+            slower = max(1.0, by_pace / expected) if expected else 1.0
         elif share:
             ahead = measured / share * (1 - share)
             stage = max(_LEAST_LEFT * ahead, ahead - waited)
@@ -60,34 +60,38 @@ def remaining(place: Workplace, stage: str, iteration: int) -> Remaining:
     ratio of the two runs so far. Without such a run it takes as long as in this run's last
     iteration that had it; the first evaluation stands for later ones.
     """
-    here = stage_seconds(place.store, place.run_id)
+    current = stage_seconds(place.store, place.run_id)
     recipe = place.recipe
     earlier = last_finished(
         place.store, recipe=recipe.name, method=recipe.method, iterations=recipe.iterations, beside=place.run_id
     )
-    there = stage_seconds(place.store, earlier) if earlier else {}
+    reference = stage_seconds(place.store, earlier) if earlier else {}
     order = [
-        (number, each)
+        (number, entry)
         for number in range(recipe.iterations + 1)
-        for each in place.method.plan_of(recipe, number).stages
+        for entry in place.method.plan_of(recipe, number).stages
     ]
-    now = next((at for at, (number, each) in enumerate(order) if (number, each.name) == (iteration, stage)), None)
-    if now is None:
+    position = next(
+        (at for at, (number, entry) in enumerate(order) if (number, entry.name) == (iteration, stage)), None
+    )
+    if position is None:
         return Remaining()
-    both = [key for number, each in order[:now] if (key := (number, each.name)) in here and key in there]
-    compared = sum(there[key] for key in both)
-    ratio = sum(here[key] for key in both) / compared if compared >= _LEAST_COMPARED else 1.0
+    shared = [
+        key for number, entry in order[:position] if (key := (number, entry.name)) in current and key in reference
+    ]
+    total = sum(reference[key] for key in shared)
+    ratio = sum(current[key] for key in shared) / total if total >= _LEAST_COMPARED else 1.0
 
     def expected(number: int, name: str) -> float | None:
-        if (number, name) in there:
-            return ratio * there[number, name]
-        return next((here[before, name] for before in range(number - 1, -1, -1) if (before, name) in here), None)
+        if (number, name) in reference:
+            return ratio * reference[number, name]
+        return next((current[before, name] for before in range(number - 1, -1, -1) if (before, name) in current), None)
 
-    later = [(expected(number, each.name), each.needs) for number, each in order[now + 1 :]]
+    later = [(expected(number, entry.name), entry.needs) for number, entry in order[position + 1 :]]
     # What needs neither a model nor a world takes seconds.
-    known = all(seconds is not None or not needs for seconds, needs in later)
+    complete = all(seconds is not None or not needs for seconds, needs in later)
     return Remaining(
         stage=expected(iteration, stage),
-        spent=here.get((iteration, stage), 0.0),
-        after=sum(seconds or 0.0 for seconds, _ in later) if known else None,
+        spent=current.get((iteration, stage), 0.0),
+        after=sum(seconds or 0.0 for seconds, _ in later) if complete else None,
     )

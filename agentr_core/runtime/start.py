@@ -98,13 +98,13 @@ def input_ids(
             return plain, weights.get(role, "")
         path = Path(config.path)
         # The actor's weights are those of the checkpoint that acts.
-        own = "" if config is recipe.model else weights[role]
-        return plain, own, behaviour_files_sha256(path), at.date().isoformat() if prints_date(path) else ""
+        digest = "" if config is recipe.model else weights[role]
+        return plain, digest, behaviour_files_sha256(path), at.date().isoformat() if prints_date(path) else ""
 
     world, train = _worlds(recipe, asked)
     # What else decides how a recipe acts, apart from the actor and its world.
     besides: list[Any] = []
-    if any(registry.asks_models(own.environment.name) for own in recipe.worlds().values()):
+    if any(registry.asks_models(config.environment.name) for config in recipe.worlds().values()):
         # Rewards and observations may be made with these models as well.
         besides.append({role: model(role) for role in recipe.own_models() if role != "actor"})
     elif recipe.models.teacher is not None:
@@ -144,17 +144,17 @@ def _evaluations(recipe: Recipe, asked: Mapping[str, Any], acting: Sequence[Any]
     config = {field: value for field, value in asked["evaluation"].items() if field not in ("sets", "development")}
     instances = asked["environments"] if recipe.environments else asked["instances"]
     held_out = {field: value for field, value in instances.items() if recipe.environments or field.startswith("test")}
-    whole = fingerprint("evaluate", *acting, held_out, config)
+    inputs = fingerprint("evaluate", *acting, held_out, config)
     sets = asked["evaluation"].get("sets", {})
-    return {"evaluate": whole, **{f"evaluate/{name}": fingerprint(whole, chosen) for name, chosen in sets.items()}}
+    return {"evaluate": inputs, **{f"evaluate/{name}": fingerprint(inputs, chosen) for name, chosen in sets.items()}}
 
 
 def played_from(recipe: Recipe) -> dict[str, str]:
     """Return the files and folders that the worlds of a recipe play from, by their names in ids."""
-    found: dict[str, str] = {}
+    files: dict[str, str] = {}
     for world in recipe.worlds().values():
-        found |= registry.files_of(world.environment.name, world.environment.options, os.environ)
-    return found
+        files |= registry.files_of(world.environment.name, world.environment.options, os.environ)
+    return files
 
 
 def input_files(recipe: Recipe) -> dict[str, str]:
@@ -166,8 +166,8 @@ def input_files(recipe: Recipe) -> dict[str, str]:
     settings = launch.deepspeed if launch and Path(launch.deepspeed).is_file() else ""
     named = (recipe.eto.expert.file, recipe.eto.preferences.file, settings)
     files = {**{name: name for name in named if name}, **played_from(recipe)}
-    found = {name: contents(Path(path), recipe) for name, path in files.items()}
-    return {name: sha256 for name, sha256 in found.items() if SHIPPED.get(name) != sha256}
+    hashes = {name: contents(Path(path), recipe) for name, path in files.items()}
+    return {name: sha256 for name, sha256 in hashes.items() if SHIPPED.get(name) != sha256}
 
 
 def contents(path: Path, recipe: Recipe) -> str:
@@ -224,22 +224,22 @@ def example_ids(recipe: Recipe) -> frozenset[str]:
     if not prompt.examples:
         return frozenset()
     file = _examples_file(prompt, recipe.environment.name)
-    told = islice(records(file, setting="environment.prompt.examples_file"), prompt.examples)
-    return frozenset(str(record["id"]) for _, record in told if "id" in record)
+    examples = islice(records(file, setting="environment.prompt.examples_file"), prompt.examples)
+    return frozenset(str(record["id"]) for _, record in examples if "id" in record)
 
 
 def prompt_files(recipe: Recipe) -> dict[str, str]:
     """Return the SHA-256 of each file that the prompts of a recipe name, by world and kind, for the
     run's id. Raises as `opening_of`.
     """
-    found: dict[str, str] = {}
+    hashes: dict[str, str] = {}
     for name, world in recipe.worlds().items():
         prompt = world.environment.prompt
         if prompt.instruction_file:
-            found[f"instruction of {name}"] = _sha256(Path(prompt.instruction_file))
+            hashes[f"instruction of {name}"] = _sha256(Path(prompt.instruction_file))
         if prompt.examples:
-            found[f"examples of {name}"] = _sha256(_examples_file(prompt, world.environment.name))
-    return found
+            hashes[f"examples of {name}"] = _sha256(_examples_file(prompt, world.environment.name))
+    return hashes
 
 
 # Cached, since hundreds of environments of a world are opened at once.
@@ -273,16 +273,16 @@ def _read(prompt: PromptConfig, environment: str) -> Opening:
             raise DataFileError(
                 f"environment.prompt: file {placed(file)} cannot be read: {unreadable(error)}"
             ) from error
-    shown = examples[: prompt.examples]
+    selected = examples[: prompt.examples]
     turns: list[Message] = []
-    for example in shown if as_turns else ():
+    for example in selected if as_turns else ():
         # Up to its last reply, as the turns of an episode before this one.
         last = max(number for number, turn in enumerate(example) if turn.role == "assistant")
         turns += [Message(role=turn.role, text=turn.text, example=True) for turn in example[: last + 1]]
     return Opening(
         system=prompt.system,
         instruction=instruction,
-        examples=() if as_turns else tuple(map(example_text, shown)),
+        examples=() if as_turns else tuple(map(example_text, selected)),
         turns=tuple(turns),
     )
 
@@ -338,13 +338,13 @@ def check_weights(place: Workplace, iteration: int, folder: Path, *, parent_weig
 
 
 def check_run(place: Workplace, *iterations: int) -> None:
-    """Check the weights that iterations of a run have made, by default all of them: they are those
-    that are stored, and were made of rows that are stored.
+    """Check the weights of some iterations of a run, by default of all: their hash must be the
+    stored one, and the rows that they were trained on must be in the store.
 
-    Weights that are not there are not checked. Raises `StoreError` if others are not right.
+    Weights whose folder is missing are not checked. Raises `StoreError` if a check fails.
     """
-    made = trained_iterations(place.store, place.run_id)
-    for iteration in made if not iterations else sorted({*made} & {*iterations}):
+    trained = trained_iterations(place.store, place.run_id)
+    for iteration in trained if not iterations else sorted({*trained} & {*iterations}):
         stored = checkpoint_made(place.store, place.iteration_id(iteration))
         try:
             manifest = read_manifest(stored.path) if stored is not None and stored.trained else None
@@ -410,12 +410,12 @@ def run_id_of(recipe: Recipe, method: Method) -> str:
     files of demonstrations, of pairs and of the worlds, and the version of a world's texts once
     these have changed.
     """
-    own = recipe.own_models()
+    configs = recipe.own_models()
     behaviour = {
-        role: behaviour_files_sha256(Path(model.path)) for role, model in own.items() if model.backend != "openai"
+        role: behaviour_files_sha256(Path(model.path)) for role, model in configs.items() if model.backend != "openai"
     }
     files = input_files(recipe)
-    models = {role: identity(model) for role, model in own.items()}
+    models = {role: identity(model) for role, model in configs.items()}
     # Only versions above the first: ids of other runs stay what they were.
     of_texts = {
         name if recipe.environments else "environment": registry.version_of(
@@ -467,22 +467,22 @@ async def start(place: Workplace, *, evaluates: bool = False, collects: bool = F
         check_model_directory(Path(model.path))
     checkpoint_id = fingerprint("checkpoint", digest := identity(model))
     config = resolved(place.recipe)
-    known = run_state(place.store, place.run_id)
+    state = run_state(place.store, place.run_id)
     status: Status = "evaluating" if evaluates else "collecting" if collects else "running"
     ended: datetime | None = None
-    if known is not None and (evaluates or collects):
+    if state is not None and (evaluates or collects):
         # Neither an evaluation nor a collection changes how far a run goes or how it ended.
-        status, ended, config["iterations"] = known.status, known.finished_at, known.iterations
+        status, ended, config["iterations"] = state.status, state.finished_at, state.iterations
     now = datetime.now(UTC)
     general = [] if evaluates or collects else _general_data(place)
     # A run that is known keeps what it began with.
-    confined = {} if known else await asyncio.to_thread(_sandboxes, place)
-    own = run_rows(
+    sandboxes = {} if state else await asyncio.to_thread(_sandboxes, place)
+    run = run_rows(
         place.run_id,
         recipe=place.recipe.name,
         method=place.recipe.method,
         config=config,
-        versions={**await asyncio.to_thread(versions), "bfloat16": bfloat16() or "not fast here", **confined},
+        versions={**await asyncio.to_thread(versions), "bfloat16": bfloat16() or "not fast here", **sandboxes},
         workspace=str(place.root),
         status=status,
         started_at=now,
@@ -508,8 +508,8 @@ async def start(place: Workplace, *, evaluates: bool = False, collects: bool = F
                 parent_id=checkpoint_with(place.store, teacher.weights_sha256),
             )
         )
-    inputs = [stage_input_rows(place.run_id, {OF_FILES: _files(place.recipe)}), *([] if known else _inputs(place, now))]
-    place.store.write(merge([own, *models, *inputs, *general]))
+    inputs = [stage_input_rows(place.run_id, {OF_FILES: _files(place.recipe)}), *([] if state else _inputs(place, now))]
+    place.store.write(merge([run, *models, *inputs, *general]))
     base = place.iteration_id(0)
     if iteration_state(place.store, base) is None:
         place.store.write(iteration_rows(base, run_id=place.run_id, iteration=0, checkpoint_out=checkpoint_id))
@@ -523,8 +523,8 @@ def check_files(place: Workplace, stage: Stage) -> None:
     A start looks for the run of the files that are there. What goes on with a run by its id, such
     as its next stage, must not go on with other files.
     """
-    known = known_input(place.store, place.run_id, OF_FILES)
-    if known not in (None, _files(place.recipe)):
+    stored = known_input(place.store, place.run_id, OF_FILES)
+    if stored not in (None, _files(place.recipe)):
         named = ", ".join([*input_files(place.recipe), *prompt_files(place.recipe)]) or "its files"
         raise ConfigError(
             f"run {place.run_id} cannot go on: {named} are not what they were when it was started; bring them back, "
@@ -577,52 +577,55 @@ async def end(place: Workplace, iteration: int) -> None:
 
 async def finish(place: Workplace, status: Literal["finished", "failed"], *, evaluates: bool = False) -> None:
     """Store how a run ended; with `evaluates`, only if the run was just an evaluation."""
-    known = run_state(place.store, place.run_id)
-    if evaluates and known is not None and known.status != "evaluating":
+    state = run_state(place.store, place.run_id)
+    if evaluates and state is not None and state.status != "evaluating":
         return
     place.store.update("run", {"run_id": place.run_id, "status": status, "finished_at": _now()})
 
 
 def _sandboxes(place: Workplace) -> dict[str, str]:
-    """Return how far each world confines code of a model here, by a name for it."""
-    found = {}
+    """Return the sandbox level on this machine of each world that runs a model's code, by `sandbox
+    of NAME`.
+    """
+    levels = {}
     for name, world in place.recipe.worlds().items():
         if registry.runs_code(world.environment.name):
             with closing(place.make_environment(name)) as env:
                 if level := env.sandbox():
-                    found[f"sandbox of {env.name}"] = level
-    return found
+                    levels[f"sandbox of {env.name}"] = level
+    return levels
 
 
 def _inputs(place: Workplace, now: datetime) -> list[Rows]:
-    """Return the rows of what decides a new run's replies; none for one that takes those of a
-    pool.
+    """Return the rows of the stage inputs of a new run; none for a run that uses the experience of
+    a pool.
     """
     recipe = place.recipe
     if recipe.compare.pool:
         return []
-    own = recipe.own_models()
-    weights: dict[ModelRole, str] = {role: identity(model) for role, model in own.items() if role != "actor"}
-    begun = place.started_at() or now
+    configs = recipe.own_models()
+    weights: dict[ModelRole, str] = {role: identity(model) for role, model in configs.items() if role != "actor"}
+    started_at = place.started_at() or now
     asked, files, prompts = asked_for(recipe, place.method), input_files(recipe), prompt_files(recipe)
-    known = input_ids(recipe, asked, weights=weights, files=files, prompts=prompts, at=begun)
-    inputs = {stage: key for stage, key in known.items() if stage.partition("/")[0] in place.method.taken_over}
+    hashes = input_ids(recipe, asked, weights=weights, files=files, prompts=prompts, at=started_at)
+    inputs = {stage: key for stage, key in hashes.items() if stage.partition("/")[0] in place.method.taken_over}
     return [stage_input_rows(place.run_id, inputs)]
 
 
 # The hash is a row and not part of the id, which would have changed the ids of all runs with
 # general data.
 def _general_data(place: Workplace) -> list[Rows]:
-    """Return the row of what is in the file of general data; none where it is stored already.
+    """Return the row with the hash of the file of general data; none if the recipe uses no such
+    file.
 
-    Raises `ConfigError` if that is not what is in the file now: the run's id has only its name.
+    Raises `ConfigError` if the stored hash is another one: the run's id has only the file's name.
     """
     general = place.recipe.data.general
     if not general.share:
         return []
     content = contents(Path(general.file), place.recipe)
-    known = known_input(place.store, place.run_id, OF_DATASETS)
-    if known not in (None, content):
+    stored = known_input(place.store, place.run_id, OF_DATASETS)
+    if stored not in (None, content):
         raise ConfigError(
             f"data.general.file: {general.file} is not what it was when run {place.run_id} began to train; bring its "
             "contents back, or give other conversations a file of another name"

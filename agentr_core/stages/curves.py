@@ -45,34 +45,34 @@ def group_learning(steps: Sequence[GroupStep], validated: Sequence[Validation], 
     Args:
         size: the episodes of a group.
     """
-    held = " and of the development set" if validated else ""
+    suffix = " and of the development set" if validated else ""
     success = {
-        "pass@1": [(one.step, one.pass_at_1) for one in steps],
-        f"pass@{size}": [(one.step, one.pass_at_n) for one in steps],
-        "mixed": [(one.step, one.mixed_share) for one in steps],
-        "validation": [(one.step, one.success) for one in validated],
+        "pass@1": [(row.step, row.pass_at_1) for row in steps],
+        f"pass@{size}": [(row.step, row.pass_at_n) for row in steps],
+        "mixed": [(row.step, row.mixed_share) for row in steps],
+        "validation": [(validation.step, validation.success) for validation in validated],
     }
-    about = f"Shares of successful episodes{held}, of groups with a success and of mixed groups."
+    caption = f"Shares of successful episodes{suffix}, of groups with a success and of mixed groups."
     return [
         *figure(
-            f"Mean reward of the episodes of a step{held}.",
-            reward=((one.step, one.reward) for one in steps),
-            validation=((one.step, one.reward) for one in validated),
+            f"Mean reward of the episodes of a step{suffix}.",
+            reward=((row.step, row.reward) for row in steps),
+            validation=((validation.step, validation.reward) for validation in validated),
         ),
-        *figure(about, **success),
+        *figure(caption, **success),
         *figure(
             "Of the episodes that went on from a failed one, the share that succeeded.",
-            recovered=((one.step, one.recovered) for one in steps),
+            recovered=((row.step, row.recovered) for row in steps),
         ),
-        *figure("Entropy of the policy in nats a token.", entropy=((one.step, one.entropy) for one in steps)),
-        *figure("Share of tokens whose ratio is clipped.", clipped=((one.step, one.clip_share) for one in steps)),
-        *figure("KL to the sampler in nats a token.", sampler=((one.step, one.sampler_kl) for one in steps)),
-        *figure("KL to the start in nats a token.", start=((one.step, one.kl) for one in steps)),
-        *figure("Norm of the gradient before it is clipped.", norm=((one.step, one.grad_norm) for one in steps)),
-        *figure("Learning rate.", rate=((one.step, one.learning_rate) for one in steps)),
+        *figure("Entropy of the policy in nats a token.", entropy=((row.step, row.entropy) for row in steps)),
+        *figure("Share of tokens whose ratio is clipped.", clipped=((row.step, row.clip_share) for row in steps)),
+        *figure("KL to the sampler in nats a token.", sampler=((row.step, row.sampler_kl) for row in steps)),
+        *figure("KL to the start in nats a token.", start=((row.step, row.kl) for row in steps)),
+        *figure("Norm of the gradient before it is clipped.", norm=((row.step, row.grad_norm) for row in steps)),
+        *figure("Learning rate.", rate=((row.step, row.learning_rate) for row in steps)),
         *figure(
             "Loss: it says little here, since the data changes with each step.",
-            loss=((one.step, one.loss) for one in steps),
+            loss=((row.step, row.loss) for row in steps),
         ),
-        *figure("Sampled tokens of an episode.", tokens=((one.step, one.episode_tokens) for one in steps)),
+        *figure("Sampled tokens of an episode.", tokens=((row.step, row.episode_tokens) for row in steps)),
     ]

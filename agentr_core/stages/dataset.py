@@ -108,9 +108,9 @@ def _hash_of(file: Path) -> str:
     if the file has no dataset.
     """
     try:
-        known = (pq.read_schema(file).metadata or {}).get(_HASH)
-        if known is not None:
-            return str(known.decode())
+        stored_hash = (pq.read_schema(file).metadata or {}).get(_HASH)
+        if stored_hash is not None:
+            return str(stored_hash.decode())
         columns = pq.read_table(file).to_pydict()
         sides = [""] if "input_ids" in columns else ["chosen_", "rejected_"]
         rows = [zip(columns[f"{side}input_ids"], columns[f"{side}labels"], strict=True) for side in sides]
@@ -125,11 +125,13 @@ def _build(place: Workplace, iteration: int) -> dict[str, Any]:
     if stored is not None and file.exists() and _hash_of(file) == stored.hash:
         return {"dataset_hash": stored.hash, **stored.counts}
     renderer = load_renderer(place.policy(iteration).path, at=place.started_at())
-    made = _make_pairs(place, iteration, renderer) if place.plan(iteration).pairs else _make(place, iteration, renderer)
-    _check(place, iteration, made.dataset, stored.hash if stored is not None else None)
-    _write_file(made.sides, file, made.dataset.manifest.dataset_hash)
-    used = {row.sample_id for row in made.dataset.rows}
-    manifest = made.dataset.manifest
+    build = (
+        _make_pairs(place, iteration, renderer) if place.plan(iteration).pairs else _make(place, iteration, renderer)
+    )
+    _check(place, iteration, build.dataset, stored.hash if stored is not None else None)
+    _write_file(build.sides, file, build.dataset.manifest.dataset_hash)
+    used = {row.sample_id for row in build.dataset.rows}
+    manifest = build.dataset.manifest
     counts: dict[str, Any] = {
         "rows": manifest.rows,
         "tokens": manifest.tokens,
@@ -140,24 +142,24 @@ def _build(place: Workplace, iteration: int) -> dict[str, Any]:
         "seed": manifest.seed,
     }
     # Trained turns that were sampled with another tokenizer.
-    replies = {sample_id(sample): trained_spans(sample) for sample in made.samples if sample_id(sample) in used}
+    replies = {sample_id(sample): trained_spans(sample) for sample in build.samples if sample_id(sample) in used}
     anew = sum(bool(span.token_ids) and not renderer.own_ids(span) for spans in replies.values() for span in spans)
     if anew:
         counts["tokenised_anew"] = anew
     iteration_id = place.iteration_id(iteration)
-    new = [*made.exchanged, *(sample for sample in made.general if sample_id(sample) in used)]
+    new = [*build.exchanged, *(sample for sample in build.general if sample_id(sample) in used)]
     rows = [
         *(sample_rows(sample_id(sample), sample, iteration_id=iteration_id) for sample in new),
-        rejection_rows([*made.useless, *made.dataset.rejections], iteration_id=iteration_id),
+        rejection_rows([*build.useless, *build.dataset.rejections], iteration_id=iteration_id),
         dataset_rows(
             key,
-            [row.sample_id for row in made.dataset.rows],
+            [row.sample_id for row in build.dataset.rows],
             iteration_id=iteration_id,
             content_hash=manifest.dataset_hash,
             counts=counts,
         ),
     ]
-    lengths = {row.sample_id: (len(row.input_ids), sum(row.trained_tokens.values())) for row in made.dataset.rows}
+    lengths = {row.sample_id: (len(row.input_ids), sum(row.trained_tokens.values())) for row in build.dataset.rows}
     store_dataset(place.store, merge(rows), lengths)
     return {"dataset_hash": manifest.dataset_hash, **counts}
 
@@ -250,10 +252,12 @@ def _held_out(place: Workplace, samples: Iterable[Sample]) -> list[Instance]:
     samples that are variants of the same instance as one of them.
     """
     test = list(dict.fromkeys(chain.from_iterable(held_out(place).values())))
-    own = list(dict.fromkeys(sample.instance for sample in samples if sample.instance is not None))
-    traits = instance_traits(place.store, [instance.key for instance in (*test, *own)])
+    instances = list(dict.fromkeys(sample.instance for sample in samples if sample.instance is not None))
+    traits = instance_traits(place.store, [instance.key for instance in (*test, *instances)])
     origins = {traits[instance.key].origin for instance in test if instance.key in traits}
-    return test + [one for one in own if one.key in traits and traits[one.key].origin in origins]
+    return test + [
+        instance for instance in instances if instance.key in traits and traits[instance.key].origin in origins
+    ]
 
 
 def _shares(place: Workplace) -> dict[str, float]:
@@ -266,10 +270,10 @@ def _check(place: Workplace, iteration: int, dataset: Dataset, stored_hash: str 
     key, content, file = dataset_id(place, iteration), dataset.manifest.dataset_hash, dataset_file(place, iteration)
     if not dataset.rows:
         plan = place.plan(iteration)
-        wanted = f" for {place.recipe.name} ({plan.phase})" if plan.takes else ""
+        purpose = f" for {place.recipe.name} ({plan.phase})" if plan.takes else ""
         raise DataFault(
             f"iteration {iteration} of run {place.source_run(iteration)} has no sample to train on"
-            f"{wanted}; `select * from v_funnel` and `select * from v_rejections` show where they were lost"
+            f"{purpose}; `select * from v_funnel` and `select * from v_rejections` show where they were lost"
         )
     if stored_hash is not None and stored_hash != content:
         raise DataFault(
@@ -310,11 +314,11 @@ def whole_rows(place: Workplace, iteration: int, trajectories: Mapping[str, Traj
     with place.worlds() as worlds:
         for key, trajectory in trajectories.items():
             env = worlds.of(trajectory.instance)
-            for read in whole_samples(env, key, trajectory, place.recipe.data.windowed, stage=stage):
-                if isinstance(read, Rejection):
-                    units.append(rejection_rows([read], iteration_id=iteration_id))
+            for result in whole_samples(env, key, trajectory, place.recipe.data.windowed, stage=stage):
+                if isinstance(result, Rejection):
+                    units.append(rejection_rows([result], iteration_id=iteration_id))
                 else:
-                    units.append(sample_rows(sample_id(read), read, iteration_id=iteration_id, trajectory_id=key))
+                    units.append(sample_rows(sample_id(result), result, iteration_id=iteration_id, trajectory_id=key))
     return merge(units)
 
 
@@ -328,12 +332,12 @@ def whole_samples(
         if part.is_left_out:
             continue
         extra = {"trajectory": key} | ({"conversation": part.positions[0]} if len(parts) > 1 else {})
-        whole = Sample(
+        sample = Sample(
             kind=SampleKind.GOOD,
             messages=part.messages,
             instance=trajectory.instance,
             provenance=Provenance(good_reward=trajectory.reward, extra=extra),
         )
         dropped = [trajectory.steps[position].dropped for position in part.positions]
-        read = split(whole, dropped, windowed, stage=stage, subject=key)
-        yield from [read] if isinstance(read, Rejection) else read
+        result = split(sample, dropped, windowed, stage=stage, subject=key)
+        yield from [result] if isinstance(result, Rejection) else result

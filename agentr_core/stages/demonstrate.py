@@ -145,9 +145,9 @@ def thought_in(answer: Answer) -> str:
     """
     if answer.finish_reason == "length":
         return ""
-    said = (readable(answer) or "").strip().removeprefix(THOUGHT)
-    label = _LABEL.search(said)
-    return " ".join(said[: label.start() if label else None].split())
+    text = (readable(answer) or "").strip().removeprefix(THOUGHT)
+    label = _LABEL.search(text)
+    return " ".join(text[: label.start() if label else None].split())
 
 
 # One question a step, with what the expert had seen by then: thoughts that are asked for together
@@ -157,7 +157,7 @@ def writing(bare: Bare) -> Generator[Asked, Answer, Written]:
     with its thoughts, or why it gets none.
     """
     steps: list[Step] = []
-    asked: list[str] = []
+    prompt_hashes: list[str] = []
     first: int | None = None
     for position, step in enumerate(bare.trajectory.steps):
         spoken = labelled(bare.env, step.reply)
@@ -167,7 +167,7 @@ def writing(bare: Bare) -> Generator[Asked, Answer, Written]:
         first = position if first is None else first
         for attempt in range(bare.config.tries):
             answer = yield _thought_question(bare, steps, step, attempt)
-            asked.append(answer.prompt_hash)
+            prompt_hashes.append(answer.prompt_hash)
             thought = thought_in(answer)
             reply = with_thought(spoken, thought)
             if thought and bare.env.parse(reply) == step.action:
@@ -175,20 +175,22 @@ def writing(bare: Bare) -> Generator[Asked, Answer, Written]:
         else:
             return Thoughtless("no-thought", f"step {position}: {answer.role}: {answer.text[:_SHOWN]}")
         steps.append(replace(step, reply=reply))
-    whole = replace(bare.trajectory, steps=tuple(steps))
-    return Thoughtful(trajectory=whole, position=first, prompt_hash=fingerprint(*asked) if asked else "")
+    trajectory = replace(bare.trajectory, steps=tuple(steps))
+    return Thoughtful(
+        trajectory=trajectory, position=first, prompt_hash=fingerprint(*prompt_hashes) if prompt_hashes else ""
+    )
 
 
-def written(bare: Bare, known: Mapping[str, Answer]) -> Written | None:
-    """Return the outcome for an episode from known answers; None if an answer is missing."""
+def written(bare: Bare, answers: Mapping[str, Answer]) -> Written | None:
+    """Return the outcome for an episode from answers by their ids; None if an answer is missing."""
     questions = writing(bare)
     try:
-        asked = next(questions)
-        while asked.answer_id in known:
-            asked = questions.send(known[asked.answer_id])
+        request = next(questions)
+        while request.answer_id in answers:
+            request = questions.send(answers[request.answer_id])
     except StopIteration as end:
-        made: Written = end.value
-        return made
+        outcome: Written = end.value
+        return outcome
     return None
 
 
@@ -198,11 +200,13 @@ def _action_at(reply: str) -> int:
 
 
 def _thought_question(bare: Bare, before: list[Step], step: Step, attempt: int) -> Asked:
-    done = "\n".join(f"{each.reply}\nObservation: {each.observation}" for each in before) or "Nothing yet."
+    history = (
+        "\n".join(f"{previous.reply}\nObservation: {previous.observation}" for previous in before) or "Nothing yet."
+    )
     parts = {
         "What the expert was told": bare.env.instruction,
         "Task": bare.trajectory.first_observation,
-        "Done so far": done,
+        "Done so far": history,
         "Next action": step.action,
     }
     text = "\n\n".join([PROMPT, *(f"{title}:\n{words}" for title, words in parts.items())])
@@ -248,8 +252,8 @@ def best_experts(place: Workplace, iteration: int) -> dict[str, tuple[str, Traje
 
     played = load_trajectories(place.store, iteration_id=place.iteration_id(iteration), source="expert")
     best: dict[str, tuple[str, Trajectory]] = {}
-    for key, found in sorted(played.items(), key=lambda item: rank(item[1])):
-        best.setdefault(found.instance.key, (key, found))
+    for key, episode in sorted(played.items(), key=lambda item: rank(item[1])):
+        best.setdefault(episode.instance.key, (key, episode))
     return best
 
 
@@ -297,17 +301,17 @@ def _make(
     allowed = allowed_losses(place.recipe.errors, len(instances))
     with place.worlds() as worlds:
         experts = {env.name: expert_of(recipe, env) for recipe, env in worlds}
-        for done, instance in enumerate(instances, start=1):
+        for position, instance in enumerate(instances, start=1):
             check_wanted()
-            place.progress(done, len(instances), "expert episodes")
+            place.progress(position, len(instances), "expert episodes")
             env = worlds.of(instance)
             ids = (id_of(iteration_id, instance, number) for number in count())
-            known = [played[key] for key in takewhile(played.__contains__, ids)]
-            found = known or _tolerant(experts[env.name], env, instance, faults, allowed)
-            sound = [one for one in found if isinstance(one, Trajectory)]
-            rejections += [one for one in found if isinstance(one, Rejection)]
+            stored = [played[key] for key in takewhile(played.__contains__, ids)]
+            outcomes = stored or _tolerant(experts[env.name], env, instance, faults, allowed)
+            sound = [outcome for outcome in outcomes if isinstance(outcome, Trajectory)]
+            rejections += [outcome for outcome in outcomes if isinstance(outcome, Rejection)]
             rows = bare_rows if bare else partial(expert_rows, env=env, samples=samples)
-            units += [rows(iteration_id, one, number) for number, one in enumerate(sound)]
+            units += [rows(iteration_id, trajectory, number) for number, trajectory in enumerate(sound)]
     if not units:
         file = place.recipe.eto.expert.file
         reasons = ", ".join(sorted({rejection.reason for rejection in rejections}))
@@ -344,22 +348,24 @@ def expert_of(recipe: Recipe, env: Environment) -> Expert:
     config = recipe.eto.expert
     if not config.file:
         return _built_in
-    known = _demonstrations(recipe, env)
+    demonstrations = _demonstrations(recipe, env)
 
     def demonstrated(env: Environment, instance: Instance) -> Sequence[Trajectory | Rejection]:
-        if instance.key not in known:
+        if instance.key not in demonstrations:
             return [Rejection(stage=STAGE, subject=instance.key, reason="no-demonstration")]
-        return [played(one, number) for number, one in enumerate(known[instance.key])]
+        return [played(demonstration, number) for number, demonstration in enumerate(demonstrations[instance.key])]
 
-    def played(one: Demonstration, number: int) -> Trajectory | Rejection:
+    def played(demonstration: Demonstration, number: int) -> Trajectory | Rejection:
         if config.thoughts.enabled:
-            one = replace(one, replies=tuple(labelled(env, reply) for reply in one.replies))
-        trajectory, fault = replayed(env, one)
+            demonstration = replace(
+                demonstration, replies=tuple(labelled(env, reply) for reply in demonstration.replies)
+            )
+        trajectory, fault = replayed(env, demonstration)
         if not fault:
             return trajectory
         if config.failed_replay == "error":
             raise DataFileError(f"{fault}; leave it out of the file, or set eto.expert.failed_replay=reject")
-        subject = one.instance.key + (f"#{number}" if number else "")
+        subject = demonstration.instance.key + (f"#{number}" if number else "")
         return Rejection(stage=STAGE, subject=subject, reason="failed-replay", detail=fault)
 
     return demonstrated
@@ -506,27 +512,27 @@ async def think_and_clone(place: Workplace, iteration: int) -> dict[str, Any]:
 
 
 async def _think(place: Workplace, iteration: int, *, samples: bool) -> dict[str, Any]:
-    known = {
+    answers = {
         edit.edit_id: edit.answer
         for number in range(1, iteration + 1)
         for edit in load_edits(place.store, place.iteration_id(number))
     }
     with place.worlds() as worlds:
         bare = await in_thread(_bare, place, iteration, worlds)
-        looked_up = {key: written(one, known) for key, one in bare.items()}
-        found = {key: one for key, one in looked_up.items() if one is not None}
-        missing = {key: one for key, one in bare.items() if key not in found}
+        looked_up = {key: written(episode, answers) for key, episode in bare.items()}
+        outcomes = {key: outcome for key, outcome in looked_up.items() if outcome is not None}
+        missing = {key: episode for key, episode in bare.items() if key not in outcomes}
         if missing:
-            found |= await _write_thoughts(place, iteration, missing, known, total=len(bare))
-        made = {key: one for key, one in found.items() if isinstance(one, Thoughtful)}
-        turned = [
-            Rejection(stage=STAGE, subject=bare[key].name, reason=one.reason, detail=one.detail)
-            for key, one in found.items()
-            if isinstance(one, Thoughtless)
+            outcomes |= await _write_thoughts(place, iteration, missing, answers, total=len(bare))
+        accepted = {key: outcome for key, outcome in outcomes.items() if isinstance(outcome, Thoughtful)}
+        rejections = [
+            Rejection(stage=STAGE, subject=bare[key].name, reason=outcome.reason, detail=outcome.detail)
+            for key, outcome in outcomes.items()
+            if isinstance(outcome, Thoughtless)
         ]
         iteration_id = place.iteration_id(iteration)
         units: list[Rows] = []
-        for key, thoughtful in made.items():
+        for key, thoughtful in accepted.items():
             episode, instance = bare[key], thoughtful.trajectory.instance
             number = int(episode.name.rpartition("#")[2])
             derived = Derivation(
@@ -541,24 +547,24 @@ async def _think(place: Workplace, iteration: int, *, samples: bool) -> dict[str
                 expert_rows(iteration_id, thoughtful.trajectory, number, env=episode.env, samples=samples),
                 derivation_rows([derived], iteration_id=iteration_id),
             ]
-        place.store.write(merge([*units, rejection_rows(turned, iteration_id=iteration_id)]))
-    if bare and not made:
+        place.store.write(merge([*units, rejection_rows(rejections, iteration_id=iteration_id)]))
+    if bare and not accepted:
         raise ConfigError(
             f"no thought could be read from what the editor wrote for any of {len(bare)} demonstrations; name another "
             "model in models.editor, or raise eto.expert.thoughts.max_new_tokens or .tries"
         )
-    return {"expert": len(made), "rejected": len(turned), "asked": len(missing)}
+    return {"expert": len(accepted), "rejected": len(rejections), "asked": len(missing)}
 
 
 def _bare(place: Workplace, iteration: int, worlds: Worlds) -> dict[str, Bare]:
     """Return the expert's episodes as they were played, by the id of the episode with thoughts."""
     iteration_id = place.iteration_id(iteration)
     played = load_trajectories(place.store, iteration_id=iteration_id, source=BARE)
-    found: dict[str, Bare] = {}
-    for instance in {one.instance.key: one.instance for one in played.values()}.values():
+    episodes: dict[str, Bare] = {}
+    for instance in {trajectory.instance.key: trajectory.instance for trajectory in played.values()}.values():
         ids = (bare_id(iteration_id, instance, number) for number in count())
         for number, key in enumerate(takewhile(played.__contains__, ids)):
-            found[expert_id(iteration_id, instance, number)] = Bare(
+            episodes[expert_id(iteration_id, instance, number)] = Bare(
                 env=worlds.of(instance),
                 trajectory=played[key],
                 name=instance.episode(number),
@@ -566,22 +572,22 @@ def _bare(place: Workplace, iteration: int, worlds: Worlds) -> dict[str, Bare]:
                 config=place.recipe.eto.expert.thoughts,
                 seed=place.recipe.seed,
             )
-    return found
+    return episodes
 
 
 async def _write_thoughts(
-    place: Workplace, iteration: int, missing: Mapping[str, Bare], known: dict[str, Answer], *, total: int
+    place: Workplace, iteration: int, missing: Mapping[str, Bare], answers: dict[str, Answer], *, total: int
 ) -> dict[str, Written]:
-    """Return the outcome of episodes for which the editor must be asked; its answers are added to
-    `known`. Episodes that fail for good are stored as events.
+    """Ask the editor about episodes, add its answers to `answers`, and return the outcomes by
+    episode id. An episode that fails for good has no outcome; its errors are stored as events.
     """
     # All iterations have the thoughts of one model: without an editor, the run's first model.
     async with place.asking("editor", place.trained(0).path, THINK, iteration) as (sampler, writer, readings):
-        done = total - len(missing)
-        async with units_done(place.progress, sampler, "episodes with thoughts", total=total, done=done) as count:
-            found = await run_all(
+        stored = total - len(missing)
+        async with units_done(place.progress, sampler, "episodes with thoughts", total=total, done=stored) as count:
+            outcomes = await run_all(
                 list(missing.items()),
-                lambda item: _write(item[1], known, Editor(sampler, writer, readings, place.iteration_id(iteration))),
+                lambda item: _write(item[1], answers, Editor(sampler, writer, readings, place.iteration_id(iteration))),
                 key=lambda item: item[0],
                 errors=place.recipe.errors,
                 on_error=place.on_error(writer, THINK, iteration),
@@ -589,7 +595,7 @@ async def _write_thoughts(
                 on_result=count,
                 total=total,
             )
-    return found
+    return outcomes
 
 
 class Editor(NamedTuple):
@@ -601,29 +607,29 @@ class Editor(NamedTuple):
     iteration_id: str
 
 
-async def _write(bare: Bare, known: dict[str, Answer], editor: Editor) -> Written:
+async def _write(bare: Bare, answers: dict[str, Answer], editor: Editor) -> Written:
     questions = writing(bare)
     try:
-        asked = next(questions)
+        request = next(questions)
         while True:
-            if asked.answer_id not in known:
-                known[asked.answer_id] = await _ask(asked, bare, editor)
-            asked = questions.send(known[asked.answer_id])
+            if request.answer_id not in answers:
+                answers[request.answer_id] = await _ask(request, bare, editor)
+            request = questions.send(answers[request.answer_id])
     except StopIteration as end:
-        made: Written = end.value
-        return made
+        outcome: Written = end.value
+        return outcome
     except PromptTooLong as error:
         return Thoughtless("prompt-too-long", str(error))
 
 
-async def _ask(asked: Asked, bare: Bare, editor: Editor) -> Answer:
+async def _ask(request: Asked, bare: Bare, editor: Editor) -> Answer:
     session = f"{bare.name}#editor"
-    said = await answer(editor.sampler, asked.question, seed=asked.seed, session=session)
+    reply = await answer(editor.sampler, request.question, seed=request.seed, session=session)
     editor.writer.add(
         edit_rows(
-            asked.answer_id,
-            said,
-            subject=asked.subject,
+            request.answer_id,
+            reply,
+            subject=request.subject,
             prompt=NAME,
             instance=bare.trajectory.instance,
             iteration_id=editor.iteration_id,
@@ -632,5 +638,5 @@ async def _ask(asked: Asked, bare: Bare, editor: Editor) -> Answer:
     # An editor is a large model: each answer is stored before the next question, and is never
     # requested again.
     await editor.writer.flush()
-    editor.readings.count(said)
-    return said
+    editor.readings.count(reply)
+    return reply

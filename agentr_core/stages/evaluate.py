@@ -119,11 +119,11 @@ def measure(
     }
     if voiced is not None:
         # The share of episodes in which the model says a reflection; replayed steps do not count.
-        says = [any(voiced(step.reply) for step in e.trajectory.steps[e.cut :]) for e in played]
-        measures["reflecting"] = metrics.clustered_share([float(each) for each in says], [e.origin for e in played])
-    for depth, some in by_depth(episodes):
-        classed = _shares(some, base) | _pass_at(some) | _contrast(some)
-        measures |= {f"depth-{depth}/{name}": estimate for name, estimate in classed.items()}
+        flags = [any(voiced(step.reply) for step in e.trajectory.steps[e.cut :]) for e in played]
+        measures["reflecting"] = metrics.clustered_share([float(flag) for flag in flags], [e.origin for e in played])
+    for depth, group in by_depth(episodes):
+        estimates = _shares(group, base) | _pass_at(group) | _contrast(group)
+        measures |= {f"depth-{depth}/{name}": estimate for name, estimate in estimates.items()}
     return {name: estimate for name, estimate in measures.items() if not math.isnan(estimate.mean)}
 
 
@@ -137,8 +137,8 @@ def of_depths(measures: Measures) -> list[tuple[int, Measures]]:
     """Return the measures of each difficulty class, in ascending order."""
     classes: dict[int, Measures] = {}
     for name, estimate in measures.items():
-        if classed := re.fullmatch(r"depth-(-?\d+)/(.+)", name):
-            classes.setdefault(int(classed[1]), {})[classed[2]] = estimate
+        if match := re.fullmatch(r"depth-(-?\d+)/(.+)", name):
+            classes.setdefault(int(match[1]), {})[match[2]] = estimate
     return sorted(classes.items())
 
 
@@ -159,11 +159,11 @@ def load_measures(store: Store, evaluation_id: str) -> Measures:
     """Return the stored measures of an evaluation; empty until it is finished, and in stores of
     versions that stored only some measures. Raises as `Store.reading`.
     """
-    found = {
-        one.name: Estimate(mean=one.value, low=_or_nan(one.low), high=_or_nan(one.high), n=one.n)
-        for one in evaluation_metrics(store, evaluation_id)
+    measures = {
+        metric.name: Estimate(mean=metric.value, low=_or_nan(metric.low), high=_or_nan(metric.high), n=metric.n)
+        for metric in evaluation_metrics(store, evaluation_id)
     }
-    return found if "success" in found else {}
+    return measures if "success" in measures else {}
 
 
 def gain(now: Sequence[Episode], before: Sequence[Episode]) -> Estimate:
@@ -195,14 +195,15 @@ def given_steps(episode: Episode) -> tuple[str, ...]:
     return tuple(step.reply for step in episode.trajectory.steps[: episode.cut])
 
 
-def mean_gain(found: Sequence[tuple[float, str]]) -> Estimate:
-    """Return the mean of gains, each with its cluster; its interval is clipped to [-1, 1].
+def mean_gain(clustered_gains: Sequence[tuple[float, str]]) -> Estimate:
+    """Return the mean of gains, given as pairs of gain and cluster, with a 95% interval within
+    [-1, 1].
 
-    Where all gains are equal, that interval would have no width; it then reaches as far as the
-    share of clusters that differ might, none of those seen having done so (Wilson).
+    If all gains are equal, the interval would have no width. It is then widened on both sides by
+    the upper Wilson bound of a share of 0 successes among the clusters.
     """
-    origins = [origin for _, origin in found]
-    gained = metrics.clustered_mean([gain for gain, _ in found], origins)
+    origins = [origin for _, origin in clustered_gains]
+    gained = metrics.clustered_mean([gain for gain, _ in clustered_gains], origins)
     if gained.low == gained.high:
         unseen = metrics.success_rate([False] * len(set(origins))).high
         gained = replace(gained, low=gained.mean - unseen, high=gained.mean + unseen)
@@ -211,11 +212,11 @@ def mean_gain(found: Sequence[tuple[float, str]]) -> Estimate:
 
 def by_depth(episodes: Iterable[Episode]) -> list[tuple[int, list[Episode]]]:
     """Return the episodes of each difficulty class, in ascending order."""
-    found: dict[int, list[Episode]] = {}
+    groups: dict[int, list[Episode]] = {}
     for episode in episodes:
         if episode.depth is not None:
-            found.setdefault(episode.depth, []).append(episode)
-    return sorted(found.items())
+            groups.setdefault(episode.depth, []).append(episode)
+    return sorted(groups.items())
 
 
 def _shares(episodes: Sequence[Episode], base: Sequence[Episode]) -> Measures:
@@ -224,24 +225,24 @@ def _shares(episodes: Sequence[Episode], base: Sequence[Episode]) -> Measures:
 
 
 def _rate(hits: Sequence[bool], clusters: Sequence[str]) -> Estimate:
-    """Return the share of hits: with Wilson's interval where each is a cluster of its own, else
-    over clusters.
+    """Return the share of hits with a 95% interval: Wilson's if each hit is a cluster of its own,
+    otherwise the one over clusters.
     """
     if len(set(clusters)) == len(clusters):
         return metrics.success_rate(hits)
-    found = metrics.clustered_share([float(hit) for hit in hits], clusters)
-    return found if math.isfinite(found.low) else metrics.success_rate(hits)
+    share = metrics.clustered_share([float(hit) for hit in hits], clusters)
+    return share if math.isfinite(share.low) else metrics.success_rate(hits)
 
 
 def _reward(rewards: Sequence[float], clusters: Sequence[str]) -> Estimate:
-    """Return the mean reward: with a bootstrap interval where each is a cluster of its own, else
-    over clusters; where all rewards are equal, with Wilson's.
+    """Return the mean reward with a 95% interval: a bootstrap one if each reward is a cluster of
+    its own, otherwise the one over clusters; Wilson's if all rewards are equal.
     """
     independent = len(set(clusters))
     if independent < len(clusters):
-        found = metrics.within(metrics.clustered_mean(rewards, clusters), min(0.0, *rewards), 1.0)
-        if math.isfinite(found.low):
-            return metrics.with_width(found, independent)
+        mean = metrics.within(metrics.clustered_mean(rewards, clusters), min(0.0, *rewards), 1.0)
+        if math.isfinite(mean.low):
+            return metrics.with_width(mean, independent)
     return metrics.with_width(metrics.mean_reward(rewards), len(rewards))
 
 
@@ -256,9 +257,9 @@ def _repeated(episodes: Sequence[Episode], disaster_counts: float) -> Measures:
     means = [fmean(e.trajectory.success for e in group) for group in groups]
     return {
         f"best_of_{most}_success": _rate([any(e.trajectory.success for e in group) for group in groups], origins),
-        f"best_of_{most}_reward": _reward([max(some) for some in rewards], origins),
+        f"best_of_{most}_reward": _reward([max(values) for values in rewards], origins),
         f"mean@{most}": metrics.clustered_share(means, origins),
-        f"mean_reward@{most}": _reward([fmean(some) for some in rewards], origins),
+        f"mean_reward@{most}": _reward([fmean(values) for values in rewards], origins),
         **_pass_at(episodes),
         **_contrast(episodes),
     }
@@ -268,14 +269,14 @@ def _pass_at(episodes: Sequence[Episode]) -> Measures:
     """Return pass@k for k = 1, 2, 4, ...; instances of fewer than k episodes are left out."""
     groups = by_instance(episodes)
     most = max(map(len, groups))
-    found = {}
+    measures = {}
     for k in metrics.powers_of_two(most) if most > 1 else ():
         counted = [group for group in groups if len(group) >= k]
-        found[f"pass@{k}"] = metrics.clustered_share(
+        measures[f"pass@{k}"] = metrics.clustered_share(
             [metrics.pass_at(k, len(group), sum(e.trajectory.success for e in group)) for group in counted],
             [group[0].origin for group in counted],
         )
-    return found
+    return measures
 
 
 def _contrast(episodes: Sequence[Episode]) -> Measures:
@@ -286,15 +287,15 @@ def _contrast(episodes: Sequence[Episode]) -> Measures:
     most = max(map(len, groups))
     if most < 2:
         return {}
-    whole = [group for group in groups if len(group) == most]
-    shares = [fmean(e.trajectory.success for e in group) for group in whole]
-    origins = [group[0].origin for group in whole]
+    full_groups = [group for group in groups if len(group) == most]
+    shares = [fmean(e.trajectory.success for e in group) for group in full_groups]
+    origins = [group[0].origin for group in full_groups]
     kinds = {
         "always": [s == 1 for s in shares],
         "mixed": [0 < s < 1 for s in shares],
         "never": [s == 0 for s in shares],
     }
-    return {f"{kind}@{most}": _rate(found, origins) for kind, found in kinds.items()}
+    return {f"{kind}@{most}": _rate(flags, origins) for kind, flags in kinds.items()}
 
 
 def by_instance(episodes: Iterable[Episode]) -> list[list[Episode]]:
@@ -335,18 +336,20 @@ def revision_states(place: Workplace, base_evaluation: str) -> tuple[EpisodePlan
     """
     with snapshot(place.store) as state:
         place = replace(place, store=state)
-        other = place.recipe.evaluation.revision_test.states
-        if other:
-            plans = _load(place, other)
+        other_run = place.recipe.evaluation.revision_test.states
+        if other_run:
+            plans = _load(place, other_run)
             if not plans:
                 raise DataFault(
-                    f"run {other} has no states of a revision test; name a run whose first model was evaluated, in "
+                    f"run {other_run} has no states of a revision test; name a run whose first model was evaluated, in "
                     "evaluation.revision_test.states"
                 )
-            own = {instance.environment for some in held_out(place).values() for instance in some}
-            strange = next((plan.instance.environment for plan in plans if plan.instance.environment not in own), None)
+            environments = {instance.environment for instances in held_out(place).values() for instance in instances}
+            strange = next(
+                (plan.instance.environment for plan in plans if plan.instance.environment not in environments), None
+            )
             if strange is not None:
-                raise DataFault(f"the states of run {other} are of {strange}, not of this environment")
+                raise DataFault(f"the states of run {other_run} are of {strange}, not of this environment")
             return tuple(replace(plan, prefix=of_another_run(plan.prefix)) for plan in plans)
         owner = place.recipe.compare.pool or place.run_id
         plans = _load(place, owner)
@@ -426,11 +429,11 @@ def lost_episodes(place: Workplace, evaluation_id: str) -> list[Episode]:
     subjects = rejected_subjects(place.store, stage=STAGE, reason=REASON, prefix=f"{evaluation_id}:")
     if not subjects:
         return []
-    done = {_key(episode) for episode in load_episodes(place.store, evaluation_id)}
+    played_keys = {_key(episode) for episode in load_episodes(place.store, evaluation_id)}
     lost: list[Episode] = []
     for subject in subjects:
         key = subject.removeprefix(f"{evaluation_id}:")
-        if key in done:
+        if key in played_keys:
             continue
         name, _, numbers = key.rpartition("#")
         environment, split, index = name.rsplit("/", 2)
@@ -557,13 +560,13 @@ def limited(recipe: Recipe, name: str, plans: Iterable[EpisodePlan]) -> tuple[Ep
     """Return plans with the limits of their worlds; the revision test has one step limit for all
     worlds.
     """
-    limits = {world: own.evaluation for world, own in recipe.worlds().items()}
-    told = []
+    limits = {world: config.evaluation for world, config in recipe.worlds().items()}
+    limited_plans = []
     for plan in plans:
-        own = limits[recipe.world_name(plan.instance.environment)]
-        steps = recipe.evaluation.revision_test.max_steps if name == REVISION else own.max_steps
-        told.append(dataclasses.replace(plan, max_steps=steps, repeats=own.repeats))
-    return tuple(told)
+        evaluation = limits[recipe.world_name(plan.instance.environment)]
+        steps = recipe.evaluation.revision_test.max_steps if name == REVISION else evaluation.max_steps
+        limited_plans.append(dataclasses.replace(plan, max_steps=steps, repeats=evaluation.repeats))
+    return tuple(limited_plans)
 
 
 def _test_split(recipe: Recipe) -> str:
@@ -575,53 +578,62 @@ async def _play(place: Workplace, iteration: int, series: Sequence[Series]) -> d
     """Play the missing episodes of several evaluations together; return the success of each by
     name.
     """
-    anything = await play_evaluations(place, iteration, series)
+    has_new_episodes = await play_evaluations(place, iteration, series)
     with snapshot(place.store) as state:
         now = dataclasses.replace(place, store=state)
-        measured = [(one, measure_evaluation(now, iteration, one.name)) for one in series]
+        measured = [(evaluation, measure_evaluation(now, iteration, evaluation.name)) for evaluation in series]
     keep_measures(place, iteration, measured)
-    scores = {one.name: asdict(measures["success"]) if measures else {"n": 0} for one, measures in measured}
-    if anything:
+    scores = {
+        evaluation.name: asdict(measures["success"]) if measures else {"n": 0} for evaluation, measures in measured
+    }
+    if has_new_episodes:
         # The gains of later iterations are relative to this one.
         with snapshot(place.store) as state:
             now = dataclasses.replace(place, store=state)
-            later = [one for one in finished_evaluations(state, place.run_id, after=iteration) if one.name in scores]
-            rows = [measure_rows(one.evaluation_id, measure_evaluation(now, one.iteration, one.name)) for one in later]
+            later = [
+                evaluation
+                for evaluation in finished_evaluations(state, place.run_id, after=iteration)
+                if evaluation.name in scores
+            ]
+            rows = [
+                measure_rows(evaluation.evaluation_id, measure_evaluation(now, evaluation.iteration, evaluation.name))
+                for evaluation in later
+            ]
         if rows:
             place.store.write(merge(rows))
     return scores
 
 
 async def play_evaluations(place: Workplace, iteration: int, series: Sequence[Series]) -> bool:
-    """Play the episodes of several evaluations that are not stored yet, all together; return
-    whether there were any.
+    """Play the episodes of several evaluations that are not stored yet, all at once; return whether
+    there were any.
 
-    Episodes that failed for good are kept as rejections. Raises as `evaluate`.
+    Episodes that failed for good are stored as rejections. Raises as `evaluate`.
     """
     checkpoint = place.trained(iteration)
-    place.store.write(merge(_head(place, iteration, one, checkpoint, finished=False) for one in series))
+    place.store.write(merge(_head(place, iteration, evaluation, checkpoint, finished=False) for evaluation in series))
     _take_over(place, iteration, series, checkpoint)
     iteration_id = place.iteration_id(iteration)
     shards: list[EpisodeShard] = []
     with snapshot(place.store) as state:
-        for one in series:
-            stored = {(e.instance.key, e.repeat, e.cut) for e in load_episodes(state, one.evaluation_id)}
-            left = tuple(p for p in one.plans if (p.instance.key, p.number, len(p.prefix)) not in stored)
+        for evaluation in series:
+            stored = {(e.instance.key, e.repeat, e.cut) for e in load_episodes(state, evaluation.evaluation_id)}
+            left = tuple(p for p in evaluation.plans if (p.instance.key, p.number, len(p.prefix)) not in stored)
             if not left:
                 continue
             shard = EpisodeShard(
                 stage=STAGE,
-                evaluation_id=one.evaluation_id,
-                name=one.name,
+                evaluation_id=evaluation.evaluation_id,
+                name=evaluation.name,
                 iteration=iteration,
                 checkpoint=checkpoint,
                 plans=left,
-                sampling=one.sampling,
-                max_steps=one.max_steps,
-                repeats=one.repeats,
-                limits=one.limits,
-                done=len(one.plans) - len(left),
-                total=len(one.plans),
+                sampling=evaluation.sampling,
+                max_steps=evaluation.max_steps,
+                repeats=evaluation.repeats,
+                limits=evaluation.limits,
+                done=len(evaluation.plans) - len(left),
+                total=len(evaluation.plans),
             )
             shards.append(with_ungraded(state, shard, iteration_id))
     if not shards:
@@ -631,9 +643,11 @@ async def play_evaluations(place: Workplace, iteration: int, series: Sequence[Se
     lost: list[Rejection] = []
     detail = "the episode has no reward; table event has the error that ended it"
     with snapshot(place.store) as state:
-        for one in series:
-            done = {_key(episode) for episode in load_episodes(state, one.evaluation_id)}
-            subjects = [f"{one.evaluation_id}:{plan.key}" for plan in one.plans if plan.key not in done]
+        for evaluation in series:
+            played_keys = {_key(episode) for episode in load_episodes(state, evaluation.evaluation_id)}
+            subjects = [
+                f"{evaluation.evaluation_id}:{plan.key}" for plan in evaluation.plans if plan.key not in played_keys
+            ]
             lost += [Rejection(stage=STAGE, subject=subject, reason=REASON, detail=detail) for subject in subjects]
     if lost:
         place.store.write(rejection_rows(lost, iteration_id=iteration_id))
@@ -641,82 +655,86 @@ async def play_evaluations(place: Workplace, iteration: int, series: Sequence[Se
 
 
 def _take_over(place: Workplace, iteration: int, series: Sequence[Series], checkpoint: Checkpoint) -> None:
-    """Copy the missing episodes of evaluations that other runs have played with equal weights, as
-    this run would play them.
+    """Copy missing episodes from evaluations of other runs that played the same episodes with the
+    same weights.
     """
     copies: list[tuple[str, dict[str, str]]] = []
     with snapshot(place.store) as state:
-        for one in series:
-            stage = STAGE if one.name in (TEST, REVISION) else f"{STAGE}/{one.name}"
-            others = evaluations_alike(
+        for evaluation in series:
+            stage = STAGE if evaluation.name in (TEST, REVISION) else f"{STAGE}/{evaluation.name}"
+            sources = evaluations_alike(
                 state,
                 place.run_id,
                 stage,
                 iteration=iteration,
-                name=one.name,
+                name=evaluation.name,
                 weights_sha256=checkpoint.weights_sha256,
             )
-            played = {_key(episode) for episode in load_episodes(state, one.evaluation_id)} if others else set()
-            missing = {plan.key: plan for plan in one.plans if plan.key not in played}
+            played_keys = (
+                {_key(episode) for episode in load_episodes(state, evaluation.evaluation_id)} if sources else set()
+            )
+            missing = {plan.key: plan for plan in evaluation.plans if plan.key not in played_keys}
             originals: dict[str, str] = {}
-            for other in others:
-                for episode in load_episodes(state, other) if missing else []:
+            for source in sources:
+                for episode in load_episodes(state, source) if missing else []:
                     plan = missing.get(key := _key(episode))
                     # The revision test of another run may go on from other steps.
                     if plan and given_steps(episode) == tuple(step.reply for step in plan.prefix):
-                        originals[episode_id(one.evaluation_id, key)] = episode.trajectory_id
+                        originals[episode_id(evaluation.evaluation_id, key)] = episode.trajectory_id
                         del missing[key]
             if originals:
-                copies.append((one.evaluation_id, originals))
-    for evaluation, originals in copies:
-        copy_trajectories(place.store, originals, evaluation_id=evaluation, iteration_id=place.iteration_id(iteration))
+                copies.append((evaluation.evaluation_id, originals))
+    for target, originals in copies:
+        copy_trajectories(place.store, originals, evaluation_id=target, iteration_id=place.iteration_id(iteration))
 
 
 # Rows, so that SQL, reports and the viewer show the same numbers, and none computes them anew.
-def keep_measures(place: Workplace, iteration: int, found: Sequence[tuple[Series, Measures]]) -> None:
-    """Store the measures of evaluations, which finishes them."""
+def keep_measures(place: Workplace, iteration: int, measured: Sequence[tuple[Series, Measures]]) -> None:
+    """Store the measures of evaluations, and mark the evaluations as finished."""
     checkpoint = place.trained(iteration)
-    heads = (_head(place, iteration, one, checkpoint, finished=True) for one, _ in found)
-    place.store.write(merge([*heads, *(measure_rows(one.evaluation_id, measures) for one, measures in found)]))
+    heads = (_head(place, iteration, evaluation, checkpoint, finished=True) for evaluation, _ in measured)
+    place.store.write(
+        merge([*heads, *(measure_rows(evaluation.evaluation_id, measures) for evaluation, measures in measured)])
+    )
 
 
-def _head(place: Workplace, iteration: int, one: Series, checkpoint: Checkpoint, *, finished: bool) -> Rows:
+def _head(place: Workplace, iteration: int, evaluation: Series, checkpoint: Checkpoint, *, finished: bool) -> Rows:
     return evaluation_rows(
-        one.evaluation_id,
+        evaluation.evaluation_id,
         iteration_id=place.iteration_id(iteration),
         checkpoint_id=checkpoint.id,
-        name=one.name,
-        split=one.split,
-        config=one.config,
+        name=evaluation.name,
+        split=evaluation.split,
+        config=evaluation.config,
         finished=finished,
     )
 
 
 def measure_evaluation(place: Workplace, iteration: int, name: str) -> Measures:
     """Return the measures of the stored episodes of an evaluation; empty if there are none. Gains
-    are over models whose evaluations are finished.
+    are relative to models whose evaluations are finished.
     """
-    own = counted_episodes(place, evaluation_id(place, iteration, name))
+    current = counted_episodes(place, evaluation_id(place, iteration, name))
     base = ended_episodes(place, evaluation_id(place, 0, name)) if iteration else []
     previous = ended_episodes(place, evaluation_id(place, iteration - 1, name)) if iteration > 1 else []
 
     def measured(episodes: Sequence[Episode]) -> Measures:
-        found = measure(
+        result = measure(
             episodes,
             base=base,
             previous=previous,
             disaster_counts=place.recipe.evaluation.disaster_counts,
             voiced=place.method.voiced,
         )
-        found |= place.method.measures(place, iteration, name, episodes)
-        return found if name != REVISION else {key: found[key] for key in OF_REVISION if key in found}
+        result |= place.method.measures(place, iteration, name, episodes)
+        return result if name != REVISION else {key: result[key] for key in OF_REVISION if key in result}
 
     # A further set belongs to one world.
     if not place.recipe.environments or name in place.recipe.evaluation.sets:
-        return measured(own)
+        return measured(current)
     # Difficulty classes of different worlds are not the same, so they are measured only by world.
-    measures = {name: estimate for name, estimate in measured(own).items() if not name.startswith("depth-")}
-    for world in dict.fromkeys(episode.instance.environment for episode in own):
-        of_one = measured([episode for episode in own if episode.instance.environment == world])
+    measures = {name: estimate for name, estimate in measured(current).items() if not name.startswith("depth-")}
+    for world in dict.fromkeys(episode.instance.environment for episode in current):
+        of_one = measured([episode for episode in current if episode.instance.environment == world])
         measures |= {f"world-{world}/{name}": estimate for name, estimate in of_one.items()}
     return measures

@@ -92,24 +92,26 @@ async def headroom(
     series = [*_series(place, TRAIN, train, episodes, acting), *_series(place, TEST, test, episodes, acting)]
     await play_evaluations(place, 0, series)
     played: dict[str, list[Episode]] = {}
-    for one in series:
+    for evaluation in series:
         # Episodes that an interrupted call for more left behind are excluded: wins finish first, so
         # they would be overrepresented.
-        asked = {(plan.instance.key, plan.number) for plan in one.plans}
-        episodes_of_one = counted_episodes(place, one.evaluation_id)
-        played[one.name] = [e for e in episodes_of_one if (e.instance.key, e.repeat) in asked]
+        plan_keys = {(plan.instance.key, plan.number) for plan in evaluation.plans}
+        stored = counted_episodes(place, evaluation.evaluation_id)
+        played[evaluation.name] = [e for e in stored if (e.instance.key, e.repeat) in plan_keys]
     measures = {
-        one.name: measure(
-            played[one.name],
+        evaluation.name: measure(
+            played[evaluation.name],
             disaster_counts=place.recipe.evaluation.disaster_counts,
             voiced=place.method.voiced,
         )
-        for one in series
+        for evaluation in series
     }
-    keep_measures(place, 0, [(one, measures[one.name]) for one in series])
-    known = _known(played[TRAIN], played[TRAIN + GREEDY], instances=len(chosen), has_expert=has_expert)
-    prospects = tuple(method.prospect(place.recipe, known) for method in methods if method.prospect)
-    forecasts = {OF_FORECASTS + one.name: one.expected for prospect in prospects for one in prospect.forecasts}
+    keep_measures(place, 0, [(evaluation, measures[evaluation.name]) for evaluation in series])
+    experience = _known(played[TRAIN], played[TRAIN + GREEDY], instances=len(chosen), has_expert=has_expert)
+    prospects = tuple(method.prospect(place.recipe, experience) for method in methods if method.prospect)
+    forecasts = {
+        OF_FORECASTS + forecast.name: forecast.expected for prospect in prospects for forecast in prospect.forecasts
+    }
     place.store.write(measure_rows(series[0].evaluation_id, forecasts))
     lost = _lost(played[TRAIN], judged, place.recipe.seed)
     tried = await place.method.trial(place, lost, judges) if place.method.trial else ()
@@ -128,7 +130,9 @@ def _lost(played: Sequence[Episode], number: int, seed: int) -> list[Episode]:
     the beginning of more.
     """
     ways: dict[str, list[Episode]] = {}
-    for episode in sorted(played, key=lambda one: derive_seed(seed, STAGE, "lost", one.instance.key, one.repeat)):
+    for episode in sorted(
+        played, key=lambda episode: derive_seed(seed, STAGE, "lost", episode.instance.key, episode.repeat)
+    ):
         if not episode.trajectory.success:
             ways.setdefault(episode.instance.key, []).append(episode)
     turns = itertools.chain.from_iterable(itertools.zip_longest(*ways.values()))
@@ -140,8 +144,8 @@ def _choose(place: Workplace, chosen: Sequence[Instance], number: int) -> tuple[
     the beginning of a larger one.
     """
     train, test = (
-        sorted(some, key=lambda one: derive_seed(place.recipe.seed, STAGE, one.key))[: number or None]
-        for some in (chosen, held_out(place)[EVERY_TEST])
+        sorted(instances, key=lambda instance: derive_seed(place.recipe.seed, STAGE, instance.key))[: number or None]
+        for instances in (chosen, held_out(place)[EVERY_TEST])
     )
     with place.worlds() as worlds:
         return train, test, bool(train) and worlds.of(train[0]).expert(train[0]) is not None
@@ -163,11 +167,11 @@ def _series(
 
     def series(name: str, number: int, temperature: float, repeats: int) -> Series:
         sampling = replace(sampled, temperature=temperature)
-        asked = {"sampling": sampling, "max_steps": steps, "repeats": repeats}
+        config = {"sampling": sampling, "max_steps": steps, "repeats": repeats}
         if limits != NO_LIMITS:
-            asked |= {"limits": limits}
+            config |= {"limits": limits}
         return Series(
-            evaluation_id=fingerprint(STAGE, VERSION, place.iteration_id(0), name, asked),
+            evaluation_id=fingerprint(STAGE, VERSION, place.iteration_id(0), name, config),
             name=name,
             split=place.recipe.instances.test if held_out else place.recipe.instances.train,
             plans=episode_plans(instances, episodes=number, seed=seed),
@@ -175,11 +179,11 @@ def _series(
             max_steps=steps,
             repeats=repeats,
             limits=limits,
-            config=asked,
+            config=config,
         )
 
-    own = evaluation.repeats if held_out else acting.repeats
-    return series(name, episodes, sampled.temperature, own), series(name + GREEDY, 1, 0.0, evaluation.repeats)
+    max_repeats = evaluation.repeats if held_out else acting.repeats
+    return series(name, episodes, sampled.temperature, max_repeats), series(name + GREEDY, 1, 0.0, evaluation.repeats)
 
 
 def _known(sampled: Sequence[Episode], greedy: Sequence[Episode], *, instances: int, has_expert: bool) -> Headroom:

@@ -41,10 +41,10 @@ def seed_groups(recipes: Mapping[str, Recipe]) -> list[SeedGroup]:
     groups: dict[str, dict[int, str]] = {}
     settings: dict[str, dict[str, str]] = {}
     for run_id, recipe in recipes.items():
-        own = {name: value for name, value in resolved(recipe).items() if name not in _BESIDE}
-        key = json.dumps(own, sort_keys=True)
+        config = {name: value for name, value in resolved(recipe).items() if name not in _BESIDE}
+        key = json.dumps(config, sort_keys=True)
         groups.setdefault(key, {})[recipe.seed] = run_id
-        settings.setdefault(key, dict(_fields(masked(own))))
+        settings.setdefault(key, dict(_fields(masked(config))))
     names = dict.fromkeys(name for fields in settings.values() for name in fields)
     deciding = [name for name in names if len({fields.get(name, "") for fields in settings.values()}) > 1]
     named = []
@@ -69,8 +69,8 @@ def means_over_seeds(store: Store, recipes: Mapping[str, Recipe]) -> list[GroupM
     groups = seed_groups(recipes)
     means = []
     scores = evaluation_scores(store, list(recipes))
-    for (name, iteration), some in groupby(scores, key=lambda score: (score.name, score.iteration)):
-        by_run = {score.run_id: score for score in some}
+    for (name, iteration), members in groupby(scores, key=lambda score: (score.name, score.iteration)):
+        by_run = {score.run_id: score for score in members}
         first: dict[int, float] = {}
         for number, group in enumerate(groups):
             runs = {seed: run for seed, run in sorted(group.runs.items()) if run in by_run}

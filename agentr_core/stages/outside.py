@@ -89,9 +89,9 @@ def read_training(folder: Path) -> Training:
         raise ConfigError(f"{placed(folder)} is no folder; name that of a training, with its checkpoint and rollouts")
     checkpoint = _checkpoint_in(folder)
     weights = weights_sha256(checkpoint)
-    found = verl.rollout_files(folder)
-    prompts = [file for file in found if verl.has_prompts_only(file)]
-    files = [file for file in found if file not in prompts]
+    candidates = verl.rollout_files(folder)
+    prompts = [file for file in candidates if verl.has_prompts_only(file)]
+    files = [file for file in candidates if file not in prompts]
     rollouts = tuple(rollout for file in files for rollout in verl.read_rollouts(file))
     hashes = [(str(file.relative_to(folder)), file_sha256(file)) for file in files]
     return Training(
@@ -105,14 +105,14 @@ def read_training(folder: Path) -> Training:
 
 
 def _checkpoint_in(folder: Path) -> Path:
-    found = sorted({file.parent for file in folder.rglob("*.safetensors") if (file.parent / "config.json").is_file()})
-    if len(found) > 1:
+    folders = sorted({file.parent for file in folder.rglob("*.safetensors") if (file.parent / "config.json").is_file()})
+    if len(folders) > 1:
         raise ConfigError(
-            f"{folder} has {len(found)} checkpoints ({found[0]} and {found[1]} among them), and one is an iteration; "
-            "leave one in the folder"
+            f"{folder} has {len(folders)} checkpoints ({folders[0]} and {folders[1]} among them), and one is an "
+            "iteration; leave one in the folder"
         )
-    if found:
-        return found[0]
+    if folders:
+        return folders[0]
     for pattern, backend, up in (("model_world_size_*_rank_*.pt", "fsdp", 1), ("*.distcp", "megatron", 2)):
         if shard := next(iter(sorted(folder.rglob(pattern))), None):
             command = _MERGE.format(backend=backend, folder=shard.parents[up - 1])
@@ -127,11 +127,11 @@ def _checkpoint_in(folder: Path) -> Path:
 
 
 def known_import(place: Workplace, training: Training) -> tuple[int, bool] | None:
-    """Return which iteration of the run a training is already, and whether that is finished; None
-    if it is none.
+    """Return the iteration of the run as which a training was imported, and whether that import is
+    finished; None if it was not imported.
     """
-    found = [one for one in trained_outside(place.store, place.run_id) if one.files == training.files]
-    return (found[-1].iteration, found[-1].finished) if found else None
+    matches = [record for record in trained_outside(place.store, place.run_id) if record.files == training.files]
+    return (matches[-1].iteration, matches[-1].finished) if matches else None
 
 
 def next_iteration(place: Workplace) -> int:
@@ -165,21 +165,21 @@ def take_back(place: Workplace, iteration: int, training: Training) -> str:
     key = fingerprint("checkpoint", "outside", iteration_id, training.files)
     tokenizer = load_tokenizer(policy.path)
     played = _played(place, iteration, training, Renderer(tokenizer, at=place.started_at()), tokenizer)
-    steps = _steps(place, iteration, key, [one for one in played if not one.rollout.validates], tokenizer)
+    steps = _steps(place, iteration, key, [episode for episode in played if not episode.rollout.validates], tokenizer)
     rows = [*steps.values()]
     validations: dict[int, list[str]] = {}
-    for one in played:
-        if one.rollout.validates:
-            validations.setdefault(one.rollout.step, []).append(one.key)
+    for episode in played:
+        if episode.rollout.validates:
+            validations.setdefault(episode.rollout.step, []).append(episode.key)
     rows += [validation_rows(iteration_id, step, keys) for step, keys in validations.items()]
-    for one in played:
-        source = VALIDATION if one.rollout.validates else "rollout"
-        rows.append(trajectory_rows(one.key, one.trajectory, source=source, iteration_id=iteration_id))
+    for episode in played:
+        source = VALIDATION if episode.rollout.validates else "rollout"
+        rows.append(trajectory_rows(episode.key, episode.trajectory, source=source, iteration_id=iteration_id))
     _store(place, iteration, training, policy, key, merge(rows), sorted(steps))
-    about = f"{counted(len(training.rollouts), 'rollout')} of {counted(len({p.instance for p in played}), 'question')}"
-    own = "" if _has_tokenizer(training.checkpoint) else "; it has no tokenizer, so the run's goes on"
+    counts = f"{counted(len(training.rollouts), 'rollout')} of {counted(len({p.instance for p in played}), 'question')}"
+    note = "" if _has_tokenizer(training.checkpoint) else "; it has no tokenizer, so the run's goes on"
     return "; ".join(
-        [f"iteration {iteration} of run {place.run_id}: checkpoint {key}, {about}{own}", *training.left_out]
+        [f"iteration {iteration} of run {place.run_id}: checkpoint {key}, {counts}{note}", *training.left_out]
     )
 
 
@@ -201,42 +201,47 @@ def _check_model(checkpoint: Path, policy: Path) -> None:
     from transformers import AutoConfig
 
     try:
-        theirs = AutoConfig.from_pretrained(checkpoint, local_files_only=True).to_dict()
+        their_config = AutoConfig.from_pretrained(checkpoint, local_files_only=True).to_dict()
     # What a foreign file makes the library raise is anyone's guess.
     except Exception as error:
         raise ModelDirectoryError(f"{checkpoint / 'config.json'} cannot be read: {' '.join(str(error).split())}") from (
             error
         )
-    ours = AutoConfig.from_pretrained(adapter_base(policy) or policy, local_files_only=True).to_dict()
-    for name in sorted(ours.keys() | theirs.keys()):
+    our_config = AutoConfig.from_pretrained(adapter_base(policy) or policy, local_files_only=True).to_dict()
+    for name in sorted(our_config.keys() | their_config.keys()):
         if name in _VOLATILE or name.endswith("token_id") or name == "use_cache":
             continue
-        if ours.get(name) != theirs.get(name):
+        if our_config.get(name) != their_config.get(name):
             raise ModelDirectoryError(
                 f"{checkpoint} is another model than {policy}, with which the iteration begins: its {name} is "
-                f"{quoted(repr(theirs.get(name)), 60)} and not {quoted(repr(ours.get(name)), 60)}"
+                f"{quoted(repr(their_config.get(name)), 60)} and not {quoted(repr(our_config.get(name)), 60)}"
             )
     shapes, their_shapes = dict(_shapes(adapter_base(policy) or policy)), dict(_shapes(checkpoint, finite=True))
     for name in sorted(shapes.keys() | their_shapes.keys()):
-        if ours.get("tie_word_embeddings") and name in _SAME_WEIGHTS:
+        if our_config.get("tie_word_embeddings") and name in _SAME_WEIGHTS:
             continue
         if shapes.get(name) != their_shapes.get(name):
-            there, here = (
-                f"has shape {some[name]}" if name in some else "is missing" for some in (their_shapes, shapes)
+            in_checkpoint, in_policy = (
+                f"has shape {model_shapes[name]}" if name in model_shapes else "is missing"
+                for model_shapes in (their_shapes, shapes)
             )
             raise ModelDirectoryError(
-                f"{checkpoint} does not fit {policy}, with which the iteration begins: weight {name} {there} there "
-                f"and {here} here"
+                f"{checkpoint} does not fit {policy}, with which the iteration begins: weight {name} "
+                f"{in_checkpoint} there and {in_policy} here"
             )
     if not _has_tokenizer(checkpoint):
         return
-    its, own = load_tokenizer(checkpoint), load_tokenizer(policy)
-    if its.get_vocab() != own.get_vocab():
+    their_tokenizer, our_tokenizer = load_tokenizer(checkpoint), load_tokenizer(policy)
+    if their_tokenizer.get_vocab() != our_tokenizer.get_vocab():
         raise ModelDirectoryError(
             f"the tokenizer in {checkpoint} is not that of {policy}, with which the iteration begins: they differ in "
             "their tokens"
         )
-    if its.chat_template and own.chat_template and its.chat_template.strip() != own.chat_template.strip():
+    if (
+        their_tokenizer.chat_template
+        and our_tokenizer.chat_template
+        and their_tokenizer.chat_template.strip() != our_tokenizer.chat_template.strip()
+    ):
         raise ModelDirectoryError(
             f"the chat template in {checkpoint} is not that of {policy}, with which the iteration begins; train with "
             "that one"
@@ -271,20 +276,20 @@ class _Played:
 def _played(place: Workplace, iteration: int, training: Training, renderer: Renderer, tokenizer: Any) -> list[_Played]:
     if not training.rollouts:
         return []
-    found: list[_Played] = []
+    episodes: list[_Played] = []
     with place.worlds() as worlds:
         for _, env in worlds:
             _check_world(env, training)
-        known = _Questions(place, renderer, tokenizer)
+        questions = _Questions(place, renderer, tokenizer)
         for number, rollout in enumerate(training.rollouts):
-            instance = known.of(rollout)
+            instance = questions.of(rollout)
             env = worlds.of(instance)
             assert env.has(Environment.recall)
             # A score outside [0, 1] is no reward but has a penalty or a bonus: where the dump tells
             # nothing else, the world's rule decides.
             scores = (rollout.correctness, rollout.score)
             reward = next((score for score in scores if score is not None and 0 <= score <= 1), None)
-            found.append(
+            episodes.append(
                 _Played(
                     key=fingerprint("outside", place.iteration_id(iteration), training.files, number),
                     rollout=rollout,
@@ -292,7 +297,7 @@ def _played(place: Workplace, iteration: int, training: Training, renderer: Rend
                     trajectory=env.recall(instance, rollout.reply, reward),
                 )
             )
-    return found
+    return episodes
 
 
 def _check_world(env: Environment, training: Training) -> None:
@@ -308,7 +313,7 @@ class _Questions:
 
     def __init__(self, place: Workplace, renderer: Renderer, tokenizer: Any) -> None:
         self._store = place.store
-        self._held_out = {one.key for some in held_out(place).values() for one in some}
+        self._held_out = {instance.key for instances in held_out(place).values() for instance in instances}
         self._by_id: dict[str, Instance] = {}
         self._by_text: dict[str, Instance] = {}
         self._instructions: set[str] = set()
@@ -324,41 +329,41 @@ class _Questions:
         except EnvironmentFault:
             # It is of another run's questions.
             return
-        shown = _plain(tokenizer.decode(renderer.render_prompt(messages), skip_special_tokens=True))
+        prompt = _plain(tokenizer.decode(renderer.render_prompt(messages), skip_special_tokens=True))
         instruction = _plain(messages[0].text)
         self._instructions.add(instruction)
         self._by_id[instance.key] = instance
         turns = verl.canonical_turns(verl.turns(messages))
-        for text in (shown, shown[max(0, shown.find(instruction)) :], turns, _plain(messages[-1].text)):
+        for text in (prompt, prompt[max(0, prompt.find(instruction)) :], turns, _plain(messages[-1].text)):
             self._by_text.setdefault(text, instance)
 
     def of(self, rollout: Rollout) -> Instance:
         """Return the instance of a rollout's question. Raises `DataFileError` if the store does not
         know it, or training must not see it.
         """
-        found = self._by_id.get(rollout.instance_id) or self._found(rollout)
-        if found is None:
+        instance = self._by_id.get(rollout.instance_id) or self._found(rollout)
+        if instance is None:
             raise DataFileError(
                 f"{rollout.where}: {self._store.path} knows no question with the prompt "
                 f"{quoted(rollout.prompt or rollout.turns, 120)}; import into the workspace of the run whose prompts "
                 "were exported"
             )
-        if found.key in self._held_out and not rollout.validates:
+        if instance.key in self._held_out and not rollout.validates:
             raise DataFileError(
-                f"{rollout.where}: {found.key} is held out for evaluation, and a training must not see it; train on "
+                f"{rollout.where}: {instance.key} is held out for evaluation, and a training must not see it; train on "
                 "other questions, or put dumps of a validation into a folder `validation`"
             )
-        return found
+        return instance
 
     def _found(self, rollout: Rollout) -> Instance | None:
         if rollout.turns:
             return self._by_text.get(rollout.turns)
-        said = _plain(rollout.prompt)
-        if said in self._by_text:
-            return self._by_text[said]
+        prompt = _plain(rollout.prompt)
+        if prompt in self._by_text:
+            return self._by_text[prompt]
         # Some templates write something before the instruction, such as the date.
-        starts = [at for one in self._instructions if one and (at := said.find(one)) >= 0]
-        return next((self._by_text[said[at:]] for at in starts if said[at:] in self._by_text), None)
+        starts = [at for instruction in self._instructions if instruction and (at := prompt.find(instruction)) >= 0]
+        return next((self._by_text[prompt[at:]] for at in starts if prompt[at:] in self._by_text), None)
 
 
 def _plain(text: str) -> str:
@@ -370,26 +375,26 @@ def _steps(
 ) -> dict[int, Rows]:
     """Return the rows of each step: its groups, one for each question, and its measures."""
     by_step: dict[int, dict[str, list[_Played]]] = {}
-    for one in played:
-        by_step.setdefault(one.rollout.step, {}).setdefault(one.instance.key, []).append(one)
-    found: dict[int, Rows] = {}
+    for attempt in played:
+        by_step.setdefault(attempt.rollout.step, {}).setdefault(attempt.instance.key, []).append(attempt)
+    rows_of_steps: dict[int, Rows] = {}
     for step, members in sorted(by_step.items()):
         groups: list[Group] = []
-        for number, some in enumerate(members.values()):
-            scores = [one.rollout.score for one in some]
+        for number, attempts in enumerate(members.values()):
+            scores = [attempt.rollout.score for attempt in attempts]
             groups.append(
                 Group(
                     number=number,
                     draw=0,
                     policy=f"{checkpoint_id}@{step - 1}",
-                    instance=some[0].instance,
-                    episodes={one.key: one.trajectory for one in some},
+                    instance=attempts[0].instance,
+                    episodes={attempt.key: attempt.trajectory for attempt in attempts},
                     shaped=None if None in scores else tuple(score for score in scores if score is not None),
                 )
             )
         tokens = [
-            [len(tokenizer(one.rollout.reply, add_special_tokens=False)["input_ids"]) for one in some]
-            for some in members.values()
+            [len(tokenizer(attempt.rollout.reply, add_special_tokens=False)["input_ids"]) for attempt in attempts]
+            for attempts in members.values()
         ]
         rows = [
             group_rows(
@@ -404,7 +409,7 @@ def _steps(
         episodes = [episode for group in groups for episode in group.episodes.values()]
         shaped = [worth for group in groups for worth in group.shaped or ()]
         mixed = [has_contrast(group.compared) for group in groups]
-        counts = [count for some in tokens for count in some]
+        counts = [count for lengths in tokens for count in lengths]
         # What the rollouts tell; the measures of the updates are not known.
         unknown = ("loss", "entropy", "kl", "sampler_kl", "clip_share", "grad_norm", "recovered", "cut_share")
         measures = {
@@ -417,11 +422,11 @@ def _steps(
             "episode_tokens": fmean(counts),
             "episode_steps": fmean(len(episode.steps) for episode in episodes),
             "sampled_tokens": sum(counts),
-            "trained_tokens": sum(sum(some) for some, trains in zip(tokens, mixed, strict=True) if trains),
+            "trained_tokens": sum(sum(lengths) for lengths, trains in zip(tokens, mixed, strict=True) if trains),
             **dict.fromkeys((*unknown, "learning_rate", "sampling_seconds", "training_seconds")),
         }
-        found[step] = merge([*rows, rl_step_rows(place.iteration_id(iteration), step, measures)])
-    return found
+        rows_of_steps[step] = merge([*rows, rl_step_rows(place.iteration_id(iteration), step, measures)])
+    return rows_of_steps
 
 
 def _store(
@@ -434,7 +439,7 @@ def _store(
     steps: Sequence[int],
 ) -> None:
     iteration_id, destination = place.iteration_id(iteration), checkpoint_folder(place.root, key)
-    about = {
+    record = {
         "program": PROGRAM,
         "source": str(training.folder.resolve()),
         "files": training.files,
@@ -457,7 +462,7 @@ def _store(
                 key,
                 path=str(from_here(destination)),
                 weights_sha256=training.weights,
-                config={"outside": about},
+                config={"outside": record},
                 parent_id=policy.id,
                 iteration_id=iteration_id,
             )
@@ -519,14 +524,14 @@ def _manifest(training: Training, policy: Checkpoint, iteration_id: str, made_of
 
 
 def outside_section(place: Workplace, iteration: int) -> tuple[Section, ...]:
-    """Return the section of a report that names a training outside; none for our own trainings."""
-    for one in trained_outside(place.store, place.run_id):
-        if one.iteration == iteration:
+    """Return the report's section on a training by another program; none for our own trainings."""
+    for training in trained_outside(place.store, place.run_id):
+        if training.iteration == iteration:
             facts: Mapping[str, str] = {
-                "Program": one.program,
-                "Folder": one.source,
-                "Hash of its files": one.files,
-                "Rollouts": str(one.rollouts),
+                "Program": training.program,
+                "Folder": training.source,
+                "Hash of its files": training.files,
+                "Rollouts": str(training.rollouts),
                 "Steps with rollouts": str(len(step_hashes(place.store, place.iteration_id(iteration)))),
             }
             table = Table((Column("Of the training", "text"), Column("", "text")), tuple(map(Row, facts.items())))

@@ -69,18 +69,18 @@ class Regraded:
 def by_world(place: Workplace) -> Scoring:
     """Return the scoring of a recipe's worlds as they are installed now.
 
-    Raises `ConfigError` where a world has no grader and does not repeat itself, and
-    `DataFileError` for a file of it that cannot be read.
+    Raises `ConfigError` for a world that has no grader and does not repeat itself, and
+    `DataFileError` if one of its files cannot be read.
     """
     worlds: dict[str, Any] = {}
     with place.worlds() as opened:
-        for own, env in opened:
-            options = own.environment.options
-            once = Repeatability(env.repeatability) is Repeatability.NEVER or env.has(Environment.relay)
-            if env.grader is None and once:
+        for recipe, env in opened:
+            options = recipe.environment.options
+            unrepeatable = Repeatability(env.repeatability) is Repeatability.NEVER or env.has(Environment.relay)
+            if env.grader is None and unrepeatable:
                 raise ConfigError(f"world {env.name} does not repeat itself, so it cannot score again; choose another")
             worlds[env.name] = {
-                "name": own.environment.name,
+                "name": recipe.environment.name,
                 "options": options,
                 "version": env.version_of(options),
                 "asks": asked_model(place, env.grader.asks) if env.grader and env.grader.asks else None,
@@ -102,8 +102,8 @@ async def regrade(
 ) -> Regraded:
     """Score the episodes of a run that a scoring has not scored yet, and store their new rewards.
 
-    An episode that a grader fails on gets no reward: it is told as an event, and tried again the
-    next time. A reply that gives no grade is stored as it is.
+    An episode on which the grader fails gets no reward: the failure is stored as an event, and the
+    next call tries the episode again. A reply without a readable grade is stored as it is.
 
     Args:
         evaluations: only the episodes of evaluations, or only the others; None: all.
@@ -113,16 +113,16 @@ async def regrade(
         ConfigError: there is no episode to score.
         ErrorBudgetSpent: the grader fails on more episodes than the recipe allows.
     """
-    wanted = scorable(place.store, place.run_id, evaluations=evaluations, iteration=iteration)
-    if not wanted:
+    episodes = scorable(place.store, place.run_id, evaluations=evaluations, iteration=iteration)
+    if not episodes:
         raise ConfigError(f"run {place.run_id} has no such episodes; `select * from v_episodes` lists those it has")
-    originals = list(dict.fromkeys(wanted.values()))
+    originals = list(dict.fromkeys(episodes.values()))
     stored = load_regrades(place.store, scoring.id, originals)
     left = [key for key in originals if key not in stored]
     settings = json.dumps(scoring.settings, sort_keys=True)
     place.store.write({"scoring": [{"scoring_id": scoring.id, "grader": scoring.name, "settings": settings}]})
     faults: list[str] = []
-    done = len(stored)
+    count = len(stored)
     path = place.trained(0).path
     with closing(SharedEnvironments(lambda name: place.make_environment(place.recipe.world_name(name)))) as lent:
         async with Writer(place.store) as writer, helpers(place, path, None, writer) as models:
@@ -146,10 +146,10 @@ async def regrade(
                     faults.append(f"{error.kind}: {error.message}")
 
             def on_result(key: str, result: Regrade) -> None:
-                nonlocal done
-                done += 1
+                nonlocal count
+                count += 1
                 writer.add({"regrade": [row_of("regrade", result, scoring_id=scoring.id, trajectory_id=key)]})
-                place.progress(done, len(originals), f"episodes scored by {scoring.name}")
+                place.progress(count, len(originals), f"episodes scored by {scoring.name}")
 
             for start in range(0, len(left), _LOADED):
                 played = load_trajectories(place.store, left[start : start + _LOADED])
@@ -162,7 +162,7 @@ async def regrade(
                     on_result=on_result,
                     concurrency=_AT_ONCE,
                 )
-    return Regraded(episodes=len(originals), new=done - len(stored), faults=faults)
+    return Regraded(episodes=len(originals), new=count - len(stored), faults=faults)
 
 
 def scored_by(place: Workplace, trajectories: Mapping[str, Trajectory]) -> dict[str, Trajectory]:

@@ -98,7 +98,7 @@ def bills(place: Workplace, iteration: int) -> tuple[Bill, ...]:
     lent = [role for role in get_args(ModelRole) if role not in recipe.own_models()] if taught else []
     asking = [stage.roles for stage in place.plan(iteration).stages if "teacher" in stage.roles]
     edited = [role for role in lent if any(role in roles for roles in asking)]
-    found = []
+    entries = []
     for role in get_args(ModelRole):
         model = recipe.model_of(role)
         if model.backend != "openai":
@@ -114,7 +114,7 @@ def bills(place: Workplace, iteration: int) -> tuple[Bill, ...]:
         )
         if used.requests:
             cost = (used.prompt * model.prices.prompt + used.completion * model.prices.completion) / _MILLION
-            found.append(
+            entries.append(
                 Bill(
                     role=role,
                     model=model.label,
@@ -124,7 +124,7 @@ def bills(place: Workplace, iteration: int) -> tuple[Bill, ...]:
                     cost=cost if model.prices.prompt or model.prices.completion else None,
                 )
             )
-    return tuple(found)
+    return tuple(entries)
 
 
 # The scores of a report: every model evaluated to the end so far, on the same held-out
@@ -144,8 +144,8 @@ class Scoreboard:
         """Return the score of the base model and of each iteration up to the given one, where it
         was evaluated.
         """
-        found = (self.score(number) for number in range(iteration + 1))
-        return tuple(score for score in found if score is not None)
+        scores = (self.score(number) for number in range(iteration + 1))
+        return tuple(score for score in scores if score is not None)
 
     def score(self, iteration: int) -> IterationScore | None:
         """Return the score of the model that an iteration made (0: the base model); None where it
@@ -161,22 +161,22 @@ class Scoreboard:
 
         None when one of the two was not evaluated.
         """
-        found = self.measured(iteration, TEST)
-        return finite(found.get("gain_over_base" if other == 0 else "gain_over_previous"))
+        measures = self.measured(iteration, TEST)
+        return finite(measures.get("gain_over_base" if other == 0 else "gain_over_previous"))
 
     def measured(self, iteration: int, name: str) -> Measures:
-        """Return what was measured of an iteration's model on a set; empty until its evaluation is
+        """Return the measures of an iteration's model on a set; empty until its evaluation is
         finished.
 
-        One of an earlier version is measured now.
+        If an earlier version finished the evaluation without storing them, they are computed now.
         """
         key = iteration, name
         if key not in self._measures:
             store, evaluation = self._place.store, evaluation_id(self._place, iteration, name)
-            found = load_measures(store, evaluation)
-            if not found and is_finished(store, evaluation):
-                found = measure_evaluation(self._place, iteration, name)
-            self._measures[key] = found
+            measures = load_measures(store, evaluation)
+            if not measures and is_finished(store, evaluation):
+                measures = measure_evaluation(self._place, iteration, name)
+            self._measures[key] = measures
         return self._measures[key]
 
     def episodes(self, iteration: int) -> list[Episode]:
@@ -185,23 +185,23 @@ class Scoreboard:
         """
         if iteration not in self._episodes:
             # Two iterations are compared at a time; with their texts, all would fill the memory.
-            held = {number: some for number, some in self._episodes.items() if number == iteration - 1}
-            own = ended_episodes(self._place, evaluation_id(self._place, iteration, TEST))
-            self._episodes = held | {iteration: own}
+            cached = {number: earlier for number, earlier in self._episodes.items() if number == iteration - 1}
+            episodes = ended_episodes(self._place, evaluation_id(self._place, iteration, TEST))
+            self._episodes = cached | {iteration: episodes}
         return self._episodes[iteration]
 
     def unfinished(self, iteration: int) -> tuple[Unfinished, ...]:
         """Return how far the evaluations of the models up to an iteration are that have begun and
         are not finished.
         """
-        asked = {
+        evaluations = {
             evaluation_id(self._place, number, name): (number, name)
             for number in range(iteration + 1)
             for name in self._names
         }
-        ended = unfinished_evaluations(self._place.store, list(asked))
+        ended = unfinished_evaluations(self._place.store, list(evaluations))
         open_sets: list[Unfinished] = []
-        for key, (number, name) in asked.items():
+        for key, (number, name) in evaluations.items():
             if key not in ended:
                 continue
             # How many episodes the set has, as the first model played them.
@@ -249,57 +249,57 @@ class Scoreboard:
             looping=measures["looping"].mean if "looping" in measures else None,
             sets=tuple(sets),
             worlds=tuple(self._worlds(iteration)),
-            lost=sum(len(lost_episodes(self._place, one)) for one in evaluations),
+            lost=sum(len(lost_episodes(self._place, evaluation)) for evaluation in evaluations),
             lost_as=recipe.errors.count_as,
         )
 
     def _worlds(self, iteration: int) -> Iterator[SetScore]:
         """Yield the score of an iteration's model on the test set of each of several worlds."""
         for name, world in self._place.recipe.environments.items():
-            if found := of_world(self.measured(iteration, TEST), name):
+            if measures := of_world(self.measured(iteration, TEST), name):
                 revised = of_world(self.measured(iteration, REVISION), name)
                 yield replace(
-                    _set_score(name, world.instances.test, found),
-                    reward=estimate(found["reward"]),
+                    _set_score(name, world.instances.test, measures),
+                    reward=estimate(measures["reward"]),
                     revision=estimate(revised["success"]) if revised else None,
                     revision_reward=estimate(revised["reward"]) if revised else None,
                 )
 
 
-def _set_score(name: str, split: str, found: Measures) -> SetScore:
+def _set_score(name: str, split: str, measures: Measures) -> SetScore:
     pass_at = []
-    for k in ks_of_pass(found):
-        whole = finite(found[f"pass@{k}"])
-        if whole is not None:
-            parts = ((depth, finite(part.get(f"pass@{k}"))) for depth, part in of_depths(found))
+    for k in ks_of_pass(measures):
+        overall = finite(measures[f"pass@{k}"])
+        if overall is not None:
+            parts = ((depth, finite(part.get(f"pass@{k}"))) for depth, part in of_depths(measures))
             by_depth = tuple(DepthScore(depth=depth, success=part) for depth, part in parts if part is not None)
-            pass_at.append(PassAt(k=k, success=whole, by_depth=by_depth))
+            pass_at.append(PassAt(k=k, success=overall, by_depth=by_depth))
     return SetScore(
         name=name,
         split=split,
-        instances=int(found["instances"].mean),
-        success=estimate(found["success_clustered"]),
-        versus_base=finite(found.get("gain_over_base")),
+        instances=int(measures["instances"].mean),
+        success=estimate(measures["success_clustered"]),
+        versus_base=finite(measures.get("gain_over_base")),
         by_depth=tuple(
             DepthScore(
                 depth=depth,
                 success=estimate(part["success_clustered"]),
                 versus_base=finite(part.get("gain_over_base")),
             )
-            for depth, part in of_depths(found)
+            for depth, part in of_depths(measures)
         ),
         pass_at=tuple(pass_at),
     )
 
 
-def estimate(found: metrics.Estimate) -> Estimate:
-    """Return a measured number as a report shows it."""
-    return Estimate(value=found.mean, low=found.low, high=found.high, n=found.n)
+def estimate(measured: metrics.Estimate) -> Estimate:
+    """Return a measured estimate in the type of the reports."""
+    return Estimate(value=measured.mean, low=measured.low, high=measured.high, n=measured.n)
 
 
-def finite(found: metrics.Estimate | None) -> Estimate | None:
-    """Return an estimate for a report; None if there is none, or if it has no finite interval."""
-    return estimate(found) if found is not None and math.isfinite(found.low) else None
+def finite(measured: metrics.Estimate | None) -> Estimate | None:
+    """Return an estimate in the type of the reports; None for None and for an infinite interval."""
+    return estimate(measured) if measured is not None and math.isfinite(measured.low) else None
 
 
 _LISTS = ("trees", "trajectories", "pairs", "preferences", "groups", "samples", "rejections")
@@ -446,17 +446,17 @@ _GOAL_CHARS = 90
 
 
 def failures(iteration: int, board: Scoreboard) -> tuple[Section, ...]:
-    """Return the section on failed held-out episodes: up to five, those first that the model before
-    had won, each with what went wrong in words; none where none failed.
+    """Return the section on failed held-out episodes: up to five, each with a sentence on what went
+    wrong, first those that the previous iteration's model had won; none if no episode failed.
     """
     before = board.episodes(iteration - 1) if iteration else []
-    own = board.episodes(iteration)
-    failed = [episode for episode in own if not episode.trajectory.success and episode.trajectory_id]
+    episodes = board.episodes(iteration)
+    failed = [episode for episode in episodes if not episode.trajectory.success and episode.trajectory_id]
     if not failed:
         return ()
     won_before = {_key(episode) for episode in before if episode.trajectory.success}
     lost = sum(_key(episode) in won_before for episode in failed)
-    gained = sum(_key(e) in won_before for e in own if e.trajectory.success)
+    gained = sum(_key(e) in won_before for e in episodes if e.trajectory.success)
     columns = (
         Column("Instance", "text"),
         Column("Problem", "text"),
@@ -475,9 +475,9 @@ def failures(iteration: int, board: Scoreboard) -> tuple[Section, ...]:
             str(len(played.steps)),
         )
         rows.append(Row((*cells, *(["won" if _key(episode) in won_before else "lost"] if before else []))))
-    note = f"{len(failed)} of {len(own)} episodes failed."
+    note = f"{len(failed)} of {len(episodes)} episodes failed."
     if before:
-        name, won = wording.iteration(iteration - 1), len(own) - len(failed)
+        name, won = wording.iteration(iteration - 1), len(episodes) - len(failed)
         note += f" {name.capitalize()} had won {lost} of them; {won - gained} that it lost are won now."
     return (Section("failures", "Failed episodes", (Table(columns, tuple(rows)),), note),)
 
@@ -511,10 +511,10 @@ def promoted(place: Workplace, iteration: int) -> Promoted | None:
     """
     if place.recipe.promote == "last":
         return None
-    found = promotion_of(place.store, place.run_id, iteration)
-    if found is None or found.success is None:
+    promotion = promotion_of(place.store, place.run_id, iteration)
+    if promotion is None or promotion.success is None:
         return None
-    return Promoted(iteration=found.iteration, development=found.development, success=found.success)
+    return Promoted(iteration=promotion.iteration, development=promotion.development, success=promotion.success)
 
 
 def roles(recipe: Recipe) -> dict[str, str]:
@@ -544,7 +544,7 @@ class _Played:
     instances: frozenset[str]
 
 
-def beside(place: Workplace, others: Sequence[Workplace]) -> tuple[BesideScore, ...]:
+def beside(place: Workplace, single_runs: Sequence[Workplace]) -> tuple[BesideScore, ...]:
     """Return the held-out scores of a run of several worlds, and those of runs of one world each,
     by iteration, starting with the model that the runs began with.
 
@@ -554,56 +554,58 @@ def beside(place: Workplace, others: Sequence[Workplace]) -> tuple[BesideScore, 
     if len(worlds) < 2:
         raise ConfigError(f"run {place.run_id} has one world; name a run of several worlds first")
     by_name: dict[str, Workplace] = {}
-    for other in others:
-        own = other.recipe.world_names
-        if len(own) > 1 or own[0] not in worlds:
+    for run in single_runs:
+        run_worlds = run.recipe.world_names
+        if len(run_worlds) > 1 or run_worlds[0] not in worlds:
             raise ConfigError(
-                f"run {other.run_id} is of {', '.join(own)}; name runs of one world of run {place.run_id} each"
+                f"run {run.run_id} is of {', '.join(run_worlds)}; name runs of one world of run {place.run_id} each"
             )
-        if own[0] in by_name:
+        if run_worlds[0] in by_name:
             raise ConfigError(
-                f"runs {by_name[own[0]].run_id} and {other.run_id} are both of {own[0]}; name one of them"
+                f"runs {by_name[run_worlds[0]].run_id} and {run.run_id} are both of {run_worlds[0]}; name one of them"
             )
-        by_name[own[0]] = other
+        by_name[run_worlds[0]] = run
     together = _scores(place)
-    apart = {name: _scores(other) for name, other in by_name.items()}
-    for name, other in by_name.items():
+    apart = {name: _scores(run) for name, run in by_name.items()}
+    for name, run in by_name.items():
         for mine, theirs in ((together[number], apart[name][number]) for number in together.keys() & apart[name]):
             if name in mine and name in theirs and mine[name].instances != theirs[name].instances:
                 raise ConfigError(
-                    f"run {other.run_id} played other held-out instances of {name} than run {place.run_id}; compare "
+                    f"run {run.run_id} played other held-out instances of {name} than run {place.run_id}; compare "
                     "runs with the same test split and test_limit"
                 )
-    last = max([0, *together, *(number for found in apart.values() for number in found)])
-    found = []
+    last = max([0, *together, *(number for scores in apart.values() for number in scores)])
+    result = []
     for iteration in range(last + 1):
         rows = {
             TOGETHER: together.get(iteration, {}),
-            APART: {name: one[iteration][name] for name, one in apart.items() if name in one.get(iteration, {})},
+            APART: {
+                name: scores[iteration][name] for name, scores in apart.items() if name in scores.get(iteration, {})
+            },
         }
-        found += [
+        result += [
             BesideScore(
                 iteration=iteration,
                 mode=mode,
-                success={name: one.success for name, one in played.items()},
-                reward={name: one.reward for name, one in played.items()},
+                success={name: score.success for name, score in played.items()},
+                reward={name: score.reward for name, score in played.items()},
             )
             for mode, played in rows.items()
             if played
         ]
-    return tuple(found)
+    return tuple(result)
 
 
-def differences(place: Workplace, others: Sequence[Workplace]) -> list[str]:
-    """Return the recipe sections in which each run of one world differs from the run of several,
-    one sentence each.
+def differences(place: Workplace, single_runs: Sequence[Workplace]) -> list[str]:
+    """Return one sentence for each run of one world whose recipe differs from that of the run of
+    several worlds; it names the sections that differ.
     """
-    told = []
-    for other in others:
-        (name,) = other.recipe.world_names
-        if differing := differing_sections(place.recipe.in_world(name), other.recipe.in_world(name)):
-            told.append(f"run {other.run_id} also differs in {', '.join(differing)}")
-    return told
+    sentences = []
+    for run in single_runs:
+        (name,) = run.recipe.world_names
+        if differing := differing_sections(place.recipe.in_world(name), run.recipe.in_world(name)):
+            sentences.append(f"run {run.run_id} also differs in {', '.join(differing)}")
+    return sentences
 
 
 def differing_sections(recipe: Recipe, other: Recipe) -> list[str]:
@@ -626,10 +628,10 @@ def _scores(place: Workplace) -> dict[int, dict[str, _Played]]:
         measured = board.measured(number, TEST)
         instances = [e.instance for e in counted_episodes(place, evaluation_id(place, number, TEST))]
         for name in place.recipe.world_names:
-            if own := of_world(measured, name) if place.recipe.environments else measured:
+            if measures := of_world(measured, name) if place.recipe.environments else measured:
                 scores.setdefault(number, {})[name] = _Played(
-                    success=estimate(own["success_clustered"]),
-                    reward=estimate(own["reward"]),
+                    success=estimate(measures["success_clustered"]),
+                    reward=estimate(measures["reward"]),
                     instances=frozenset(i.key for i in instances if place.recipe.world_name(i.environment) == name),
                 )
     return scores
@@ -660,12 +662,12 @@ def _last(place: Workplace) -> int:
     """Return the iteration whose model a run ends with so far: the last one that was evaluated, or
     the one that this iteration promotes.
     """
-    ended = {one.evaluation_id for one in finished_evaluations(place.store, place.run_id, after=-1)}
+    ended = {evaluation.evaluation_id for evaluation in finished_evaluations(place.store, place.run_id, after=-1)}
     numbers = [n for n in iterations_of(place.store, place.run_id) if evaluation_id(place, n, TEST) in ended]
     if not numbers:
-        begun = Scoreboard(place).unfinished(max(iterations_of(place.store, place.run_id), default=0))
-        if begun:
-            raise ConfigError(f"run {place.run_id} cannot be compared yet; {unfinished(begun)[-1]}")
+        pending = Scoreboard(place).unfinished(max(iterations_of(place.store, place.run_id), default=0))
+        if pending:
+            raise ConfigError(f"run {place.run_id} cannot be compared yet; {unfinished(pending)[-1]}")
         raise ConfigError(f"run {place.run_id} has no model that was evaluated, so there is nothing to compare")
     chosen = promoted(place, numbers[-1])
     return chosen.iteration if chosen else numbers[-1]
@@ -674,26 +676,26 @@ def _last(place: Workplace) -> int:
 def _column(place: Workplace, first: Workplace, last_of_first: int) -> RunColumn:
     iteration, board = _last(place), Scoreboard(place)
     outlines = [build_outline(place, number, board) for number in range(1, iteration + 1)]
-    tokens = [one.tokens for one in outlines if one.tokens]
+    tokens = [outline.tokens for outline in outlines if outline.tokens]
     sets: list[PairedScore] = []
     for name in (TEST, *place.recipe.evaluation.sets, REVISION):
-        own = ended_episodes(place, evaluation_id(place, iteration, name))
-        if not own:
+        episodes = ended_episodes(place, evaluation_id(place, iteration, name))
+        if not episodes:
             continue
         measured = board.measured(iteration, name)
-        theirs = [] if place is first else ended_episodes(first, evaluation_id(first, last_of_first, name))
-        solved = {_key(episode): episode.trajectory.success for episode in theirs if _is_known(episode)}
-        shared = [episode for episode in own if _is_known(episode) and _key(episode) in solved]
-        apart = [(episode.trajectory.success, solved[_key(episode)]) for episode in shared]
-        depths = ((depth, finite(gain(some, theirs))) for depth, some in by_depth(shared))
+        first_episodes = [] if place is first else ended_episodes(first, evaluation_id(first, last_of_first, name))
+        solved = {_key(episode): episode.trajectory.success for episode in first_episodes if _is_known(episode)}
+        shared = [episode for episode in episodes if _is_known(episode) and _key(episode) in solved]
+        outcomes = [(episode.trajectory.success, solved[_key(episode)]) for episode in shared]
+        depths = ((depth, finite(gain(group, first_episodes))) for depth, group in by_depth(shared))
         sets.append(
             PairedScore(
                 name=wording.label(name),
                 success=estimate(measured.get("success_clustered", measured["success"])),
-                difference=finite(gain(shared, theirs)) if shared else None,
+                difference=finite(gain(shared, first_episodes)) if shared else None,
                 shared=len(shared),
-                won=apart.count((True, False)),
-                lost=apart.count((False, True)),
+                won=outcomes.count((True, False)),
+                lost=outcomes.count((False, True)),
                 depths=tuple((depth, difference) for depth, difference in depths if difference is not None),
             )
         )
@@ -706,10 +708,10 @@ def _column(place: Workplace, first: Workplace, last_of_first: int) -> RunColumn
         iteration=iteration,
         scores=board.up_to(iteration),
         sets=tuple(sets),
-        seconds=sum(seconds for one in outlines for seconds in one.time.values()),
-        prompt=sum(one.prompt for one in tokens),
-        completion=sum(one.completion for one in tokens),
-        trained=sum(one.all_trained for one in tokens),
+        seconds=sum(seconds for outline in outlines for seconds in outline.time.values()),
+        prompt=sum(counts.prompt for counts in tokens),
+        completion=sum(counts.completion for counts in tokens),
+        trained=sum(counts.all_trained for counts in tokens),
         differs=() if place is first else tuple(differing_sections(first.recipe, place.recipe)),
     )
 
@@ -743,14 +745,17 @@ def expert_funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
     return to_rows(place, iteration, [expert_episodes(place, iteration)])
 
 
-def to_rows(place: Workplace, iteration: int, made: Sequence[FunnelStage]) -> tuple[FunnelStage, ...]:
+def to_rows(place: Workplace, iteration: int, stages: Sequence[FunnelStage]) -> tuple[FunnelStage, ...]:
     """Return the given stages, followed by the numbers of samples and of trained rows."""
-    own, source = place.iteration_id(iteration), place.source_id(iteration)
-    samples, rows = datasets.count_samples(place.store, source), datasets.count_trained_rows(place.store, own)
+    iteration_id, source_id = place.iteration_id(iteration), place.source_id(iteration)
+    samples, rows = (
+        datasets.count_samples(place.store, source_id),
+        datasets.count_trained_rows(place.store, iteration_id),
+    )
     return (
-        *made,
-        FunnelStage(name="samples of the pool" if source != own else "samples", count=samples),
-        FunnelStage(name="trained rows", count=rows, rejected=rejected_by(place, own, "filter")),
+        *stages,
+        FunnelStage(name="samples of the pool" if source_id != iteration_id else "samples", count=samples),
+        FunnelStage(name="trained rows", count=rows, rejected=rejected_by(place, iteration_id, "filter")),
     )
 
 

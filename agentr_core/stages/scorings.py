@@ -17,7 +17,7 @@ _NOTE = (
 
 
 def scored_table(scored: Sequence[Scored]) -> Table:
-    """Return a row for the episodes of each kind in each iteration, with old and new scores."""
+    """Return a table with a row for each iteration and kind of episode: old and new scores."""
     columns = (
         Column("Iteration"),
         Column("Episodes of", "text"),
@@ -26,17 +26,17 @@ def scored_table(scored: Sequence[Scored]) -> Table:
     rows = [
         Row(
             (
-                wording.NOTHING if one.iteration is None else str(one.iteration),
-                one.episodes_of,
-                wording.count(one.episodes),
-                wording.percent(one.success),
-                wording.percent(one.new_success),
-                wording.decimal(one.reward, 3),
-                wording.decimal(one.new_reward, 3),
-                *map(wording.count, (one.won, one.lost, one.up, one.down, one.unreadable)),
+                wording.NOTHING if result.iteration is None else str(result.iteration),
+                result.episodes_of,
+                wording.count(result.episodes),
+                wording.percent(result.success),
+                wording.percent(result.new_success),
+                wording.decimal(result.reward, 3),
+                wording.decimal(result.new_reward, 3),
+                *map(wording.count, (result.won, result.lost, result.up, result.down, result.unreadable)),
             )
         )
-        for one in scored
+        for result in scored
     ]
     return Table(columns, tuple(rows))
 
@@ -47,7 +47,7 @@ def scoring_section(place: Workplace, iteration: int | None = None) -> tuple[Sec
     """
     blocks: list[Paragraph | Table] = []
     for scoring, scored in scorings_of(place.store, place.run_id).items():
-        own = [one for one in scored if iteration in (None, one.iteration)]
-        if own:
-            blocks += [Paragraph(f"Scored by {scoring.grader}, scoring {scoring.scoring_id}."), scored_table(own)]
+        selected = [result for result in scored if iteration in (None, result.iteration)]
+        if selected:
+            blocks += [Paragraph(f"Scored by {scoring.grader}, scoring {scoring.scoring_id}."), scored_table(selected)]
     return (Section("scorings", "Scored again", tuple(blocks), _NOTE),) if blocks else ()

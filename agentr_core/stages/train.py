@@ -32,8 +32,8 @@ STAGE = "train"
 
 
 async def train(place: Workplace, iteration: int) -> dict[str, Any]:
-    """Fine-tune on the dataset of an iteration, or find the checkpoint that an earlier try
-    published.
+    """Fine-tune on the dataset of an iteration, unless an earlier attempt published its checkpoint;
+    return the checkpoint's name, its loss, the number of trained tokens and how training ended.
 
     Raises:
         AlarmRaised: an alarm ended the training.
@@ -55,21 +55,21 @@ async def train(place: Workplace, iteration: int) -> dict[str, Any]:
         place.progress(event.step, event.total_steps, f"steps, loss {event.loss:.3f}")
         tell_step(place.root, place.run_id, iteration, (event.step, event.loss, event.learning_rate, event.grad_norm))
 
-    found = is_complete(job.output_dir)
+    was_complete = is_complete(job.output_dir)
     with place.timed(STAGE, iteration) as clock:
-        made = await fine_tune(job, on_progress=show)
-        clock.add({"train": made.seconds})
-        clock.tokens = made.trained_tokens
+        result = await fine_tune(job, on_progress=show)
+        clock.add({"train": result.seconds})
+        clock.tokens = result.trained_tokens
     key = dataset_id(place, iteration)
-    store_checkpoint(place, iteration, job, job.objective.settings, made, dataset_id=key)
+    store_checkpoint(place, iteration, job, job.objective.settings, result, dataset_id=key)
     tell_step(place.root, place.run_id, iteration, None)
-    if not found:
-        made.check_ending()
+    if not was_complete:
+        result.check_ending()
     return {
         "checkpoint": job.output_dir.name,
-        "loss": made.final_loss,
-        "trained_tokens": made.trained_tokens,
-        "ended_by": made.ended_by,
+        "loss": result.final_loss,
+        "trained_tokens": result.trained_tokens,
+        "ended_by": result.ended_by,
     }
 
 
@@ -88,8 +88,8 @@ def job_of(place: Workplace, iteration: int) -> TrainingJob:
     config, epochs, objective = training.config, training.num_train_epochs, training.objective
     parent = place.trained(0) if training.anew else place.policy(iteration)
     seed = derive_seed(place.recipe.seed, "train", iteration) % 2**31
-    about = (parent.id, built.hash, config.anywhere(), epochs, seed)
-    checkpoint_id = fingerprint("checkpoint", *about, *objective.settings.values())
+    inputs = (parent.id, built.hash, config.anywhere(), epochs, seed)
+    checkpoint_id = fingerprint("checkpoint", *inputs, *objective.settings.values())
     return TrainingJob(
         model_dir=parent.path,
         dataset_file=dataset_file(place, iteration),

@@ -28,16 +28,16 @@ LOCKS = "locks"
 
 
 def tell_runs_at_work(con: Any, workspace: Path) -> None:
-    """Set the variable by which view v_runs tells a run that a process of this machine is working
-    on from one that has stopped; it stays unset if the kernel does not tell.
+    """Set the variable that tells view v_runs which runs a process of this machine is working on;
+    it stays unset if the kernel does not list its locks.
     """
     folder = workspace / LOCKS
     try:
-        held = holders()
-        found = [file.name for file in folder.iterdir() if file.stat().st_ino in held] if folder.exists() else []
+        locks = holders()
+        names = [file.name for file in folder.iterdir() if file.stat().st_ino in locks] if folder.exists() else []
     except OSError:
         return
-    con.execute("set variable runs_at_work = ?::varchar[]", [found])
+    con.execute("set variable runs_at_work = ?::varchar[]", [names])
 
 
 # The meaning of DuckDB's errors: pure functions from its exceptions to ours.
@@ -57,8 +57,8 @@ _HELD = ("Could not set lock on file", "Unique file handle conflict")
 
 def holder(error: duckdb.Error) -> int | None:
     """Return the PID in DuckDB's message about a database that is open elsewhere, or None."""
-    found = re.search(r"PID (\d+)", str(error))
-    return int(found[1]) if found else None
+    match = re.search(r"PID (\d+)", str(error))
+    return int(match[1]) if match else None
 
 
 def storage_fault(error: duckdb.Error, path: Path) -> StoreError | None:
@@ -148,16 +148,17 @@ def connected(path: Path, deadline: float, *, read_only: bool, beside: Sequence[
 
 
 @contextmanager
-def cursor(instance: Any, path: Path, *, own: bool = True) -> Iterator[Any]:
+def cursor(instance: Any, path: Path, *, internal: bool = True) -> Iterator[Any]:
     """Return a connection to an instance of DuckDB that `attached` gave, whose default database is
     the file at `path`. Nothing but its settings remains after the body.
 
     Args:
-        own: whether the queries are the store's own; a user's have more threads in a large file.
+        internal: whether the queries are the store's own; those of users get more threads for a
+            large file.
     """
     with closing(instance.cursor()) as con:
         con.execute("set enable_progress_bar = false; use store.main")
-        if not own and path.stat().st_size >= _LARGE_BYTES:
+        if not internal and path.stat().st_size >= _LARGE_BYTES:
             con.execute(f"set threads = {_QUERY_THREADS}")
         yield con
 

@@ -110,8 +110,8 @@ class Store:
         if not self.path.exists():
             return []
         with self.reading() as con:
-            found: list[tuple[Any, ...]] = con.execute(sql, list(params)).fetchall()
-        return found
+            rows: list[tuple[Any, ...]] = con.execute(sql, list(params)).fetchall()
+        return rows
 
     def count(self, sql: str, *params: Any) -> int:
         """Return the single number of a counting query; 0 if there is no store yet. Raises as
@@ -156,16 +156,16 @@ class Store:
             StoreBusy, CorruptStore, StoreError: as in `reading`.
         """
         # Opened for this query alone and for reading, whatever the query says.
-        with self._newest_state(own=False, files=files) as con:
+        with self._newest_state(internal=False, files=files) as con:
             tell_runs_at_work(con, self.path.parent)
             try:
                 with questions.limited(con, seconds):
-                    found = questions.ask(con, sql, params, self.path, files=files)
+                    table = questions.ask(con, sql, params, self.path, files=files)
             except duckdb.Error as error:
                 raise questions.closed_door(error) or connection.query_fault(error, self.path) from error
-        if found is None:
+        if table is None:
             raise ConfigError("SQL: there is no statement to run; try `select * from v_iterations`")
-        return found
+        return table
 
     def write(self, rows: Rows) -> None:
         """Store the rows of many tables in one transaction.
@@ -208,10 +208,10 @@ class Store:
         (column,) = TABLES[table].key
         if not ids:
             return []
-        known = self.rows(
+        rows = self.rows(
             f"select {quoted(column)} from {quoted(table)} where {quoted(column)} in (select unnest(?))", list(ids)
         )
-        present = {identifier for (identifier,) in known}
+        present = {identifier for (identifier,) in rows}
         return [identifier for identifier in ids if identifier not in present]
 
     def version(self) -> int:
@@ -274,37 +274,37 @@ class Store:
                 self._keep_alive = None
 
     @contextmanager
-    def _newest_state(self, *, own: bool = True, files: bool = False) -> Iterator[Any]:
-        """Return a connection as `reading` does. A query that is not `own` has a file that was
-        opened for reading alone, and with `files` it reaches other files, too.
+    def _newest_state(self, *, internal: bool = True, files: bool = False) -> Iterator[Any]:
+        """Return a connection as `reading` does. For a query that is not `internal`, the file is
+        opened for that query alone and read-only; with `files` the query may use other files, too.
         """
         deadline = time.monotonic() + self.wait_s
         self._must_exist()
-        with self._burst(deadline, read_only=True, own=own, files=files) as con:
+        with self._burst(deadline, read_only=True, internal=internal, files=files) as con:
             con.begin()
             file = self._file()
-            if migrations.check(con, self.path, self._newest, known=self._known == file):
+            if migrations.check(con, self.path, self._newest, unchanged=self._known == file):
                 self._known = file
                 yield con
                 return
         with self.transaction():
             pass
-        with self._burst(deadline, read_only=True, own=own, files=files) as con:
+        with self._burst(deadline, read_only=True, internal=internal, files=files) as con:
             con.begin()
             yield con
 
     @contextmanager
-    def _burst(self, deadline: float, *, read_only: bool, own: bool = True, files: bool = False) -> Iterator[Any]:
-        """Return a connection under the lock. What another burst has left open is used, and what
-        this one leaves may be, if it is one of our `own` and ends well.
+    def _burst(self, deadline: float, *, read_only: bool, internal: bool = True, files: bool = False) -> Iterator[Any]:
+        """Return a connection under the lock. An `internal` burst takes over the open file that an
+        earlier one has left, if there is any, and leaves its own open unless it fails.
         """
-        keep_alive = self._keep_alive if own else None
+        keep_alive = self._keep_alive if internal else None
         with lock.burst(self.path, deadline) as nearer, storage_faults(self.path):
             file = keep_alive.take(read_only=read_only) if keep_alive is not None else None
             if file is None:
                 file = self._open(nearer, read_only=read_only, files=files)
             with file.stack as stack:
-                with cursor(file.instance, self.path, own=own) as con:
+                with cursor(file.instance, self.path, internal=internal) as con:
                     yield con
                 if keep_alive is not None:
                     keep_alive.give(OpenFile(file.instance, file.read_only, stack.pop_all()))
@@ -321,7 +321,7 @@ class Store:
 
     def _migrate(self, con: Any) -> None:
         file = self._file()
-        migrations.migrate(con, self.path, self._migrations, known=self._known == file)
+        migrations.migrate(con, self.path, self._migrations, unchanged=self._known == file)
         self._known = file
 
     def _file(self) -> tuple[int, int]:
@@ -356,12 +356,12 @@ class Store:
 
 # A process that makes several stores, as tests do by the hundred, runs all migrations only once.
 @cache
-def _empty(wanted: tuple[migrations.Migration, ...]) -> bytes:
+def _empty(scripts: tuple[migrations.Migration, ...]) -> bytes:
     """Return a database file with all tables and no rows."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "store.duckdb"
         with connected(path, time.monotonic(), read_only=False) as con:
-            migrations.migrate(con, path, wanted)
+            migrations.migrate(con, path, scripts)
             con.execute("checkpoint")
         return path.read_bytes()
 
@@ -399,14 +399,14 @@ def _check_writer(con: Any, table: str, fixed: Sequence[str]) -> None:
     if not fixed:
         return
     key = ", ".join(map(quoted, TABLES[table].key))
-    other = con.execute(
+    row = con.execute(
         f"select {key} from incoming join {quoted(table)} stored using ({key}) where "
         + " or ".join(f"incoming.{quoted(column)} is distinct from stored.{quoted(column)}" for column in fixed)
         + " limit 1"
     ).fetchone()
-    if other is not None:
+    if row is not None:
         raise RunBusy(
-            f"{table} {', '.join(map(str, other))} is being written by another process, too; let one of the two go "
+            f"{table} {', '.join(map(str, row))} is being written by another process, too; let one of the two go "
             "on alone, and run the same command again when it has ended"
         )
 
@@ -600,8 +600,8 @@ def settled_state(store: Store, read: Callable[[Store], T]) -> T:
     raises.
     """
     with snapshot(store) as state:
-        found = read(state)
+        result = read(state)
     if not any(state.later):
-        return found
+        return result
     with snapshot(store) as state:
         return read(state)

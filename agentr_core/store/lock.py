@@ -56,13 +56,13 @@ def burst(path: Path, deadline: float) -> Iterator[float]:
     """Return the deadline of this thread for the lock of `path`: nearer inside another burst, which
     would wait for itself for ever.
     """
-    mine: list[Path] = _own.__dict__.setdefault("paths", [])
-    nearer = min(deadline, time.monotonic() + _OWN_S) if path in mine else deadline
-    mine.append(path)
+    paths: list[Path] = _own.__dict__.setdefault("paths", [])
+    nearer = min(deadline, time.monotonic() + _OWN_S) if path in paths else deadline
+    paths.append(path)
     try:
         yield nearer
     finally:
-        mine.remove(path)
+        paths.remove(path)
 
 
 @contextmanager
@@ -196,12 +196,12 @@ def _holder(path: Path) -> int | None:
 
 def holders() -> dict[int, int]:
     """Return the PID that holds each `flock` of this machine, by the inode of its file; 0 for a
-    process that this one cannot see. Raises `OSError` if the kernel does not tell.
+    process that this one cannot see. Raises `OSError` if the kernel does not list its locks.
     """
-    found = {}
+    pids = {}
     for line in Path("/proc/locks").read_text().splitlines():
         # 3: FLOCK  ADVISORY  WRITE 4711 fe:00:2147983 0 EOF; an arrow marks one that waits.
         fields = line.split()
         if fields[1] == "FLOCK":
-            found[int(fields[5].rpartition(":")[2])] = int(fields[4])
-    return found
+            pids[int(fields[5].rpartition(":")[2])] = int(fields[4])
+    return pids

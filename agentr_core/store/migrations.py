@@ -102,18 +102,18 @@ def version(con: Any, path: Path) -> int:
     return _version(con, path, _catalogue(con, path))
 
 
-def check(con: Any, path: Path, newest: int, *, known: bool = False) -> bool:
+def check(con: Any, path: Path, newest: int, *, unchanged: bool = False) -> bool:
     """Return whether an open database has the newest schema; False means it needs `migrate`.
 
     Args:
-        known: whether an earlier check returned True, or `migrate` has made this file what it is:
-            only the version is looked at then.
+        unchanged: whether the file has not changed since a check of it returned True or `migrate`
+            ended; then only the version is looked at.
 
     Raises:
         StoreError: the database was written by a newer version, belongs to something else, or has
             tables under our names that are not ours.
     """
-    catalogue = None if known else _catalogue(con, path)
+    catalogue = None if unchanged else _catalogue(con, path)
     current = _newest_version(con) if catalogue is None else _version(con, path, catalogue)
     if 0 < current < FIRST:
         raise StoreError(
@@ -131,33 +131,33 @@ def check(con: Any, path: Path, newest: int, *, known: bool = False) -> bool:
         return current == newest
     # Tables are to be as the scripts make them up to this version: only columns without a default,
     # and indexes, may have been added.
-    ours, own = _own(current)
-    missing = own.keys() - catalogue.tables.keys()
+    ours, expected = _own(current)
+    missing = expected.keys() - catalogue.tables.keys()
     if missing:
         raise StoreError(f"{path} has no table {min(missing)}, so it is no whole store of agentr; name another one")
-    early = catalogue.tables.keys() - own.keys()
+    early = catalogue.tables.keys() - expected.keys()
     if early:
         raise _in_the_way(path, min(early))
-    parts = _parts(con, frozenset(own))
-    for table, (columns, rules) in own.items():
+    parts = _parts(con, frozenset(expected))
+    for table, (columns, rules) in expected.items():
         present, constraints = parts[table]
         odd = [name for name, facts in columns.items() if present.get(name) != facts]
         odd += [name for name, (_, default) in present.items() if name not in columns and default is not None]
         if odd or rules != constraints:
-            what = f"column {min(odd)!r}" if odd else "a constraint"
+            difference = f"column {min(odd)!r}" if odd else "a constraint"
             raise StoreError(
-                f"{path} has a table {table} that agentr did not make ({what} differs), and is not opened; put it "
-                "right with the duckdb shell, or name another workspace or store"
+                f"{path} has a table {table} that agentr did not make ({difference} differs), and is not opened; put "
+                "it right with the duckdb shell, or name another workspace or store"
             )
     return current == newest and catalogue.views == ours.views
 
 
-def migrate(con: Any, path: Path, migrations: tuple[Migration, ...], *, known: bool = False) -> None:
+def migrate(con: Any, path: Path, migrations: tuple[Migration, ...], *, unchanged: bool = False) -> None:
     """Bring an open database up to the last of the migrations, each in a transaction of its own,
     and fold them into the file; make our views anew where they are not ours. Raises as `check`
     does.
     """
-    if check(con, path, migrations[-1].number, known=known):
+    if check(con, path, migrations[-1].number, unchanged=unchanged):
         return
     current = _version(con, path, _catalogue(con, path))
     for migration in migrations:
@@ -210,19 +210,19 @@ def _catalogue(con: Any, path: Path) -> _Catalogue:
         StoreError: it has a view where we look for a table, a table where we look for a view, or
             functions or types in place of those of DuckDB, which our queries use.
     """
-    names = _view_names(next(one.sql for one in _shipped() if one.number == VIEWS))
+    names = _view_names(next(migration.sql for migration in _shipped() if migration.number == VIEWS))
     # Where the database is not the default, nothing of it is looked up: neither its macros, which
     # come before DuckDB's functions and even operators, nor its types.
     con.execute("use memory")
     try:
         tables = con.execute(_TABLES).fetchall()
         views = con.execute(_VIEWS).fetchall()
-        own = con.execute(_FUNCTIONS_AND_TYPES, {"database": "store", "internal": False}).fetchall()
+        definitions = con.execute(_FUNCTIONS_AND_TYPES, {"database": "store", "internal": False}).fetchall()
         # DuckDB's are thousands, and hardly a store has any of its own.
-        builtin = own and con.execute(_FUNCTIONS_AND_TYPES, {"database": "system", "internal": True}).fetchall()
+        builtin = definitions and con.execute(_FUNCTIONS_AND_TYPES, {"database": "system", "internal": True}).fetchall()
     finally:
         con.execute("use store.main")
-    if shadows := {*own} & {*builtin}:
+    if shadows := {*definitions} & {*builtin}:
         raise StoreError(
             f"{path} has a function or type of its own in place of DuckDB's {min(shadows)[0]}, which agentr does not "
             "run; drop it with the duckdb shell, or name another workspace or store"

@@ -135,7 +135,7 @@ def _check(statements: Sequence[Any], store: Path, *, files: bool) -> None:
         # The statement may write: targets may not be the store's files or their folders, and must
         # be names that can be read here.
         if _OBSCURE.search(masked) or any(
-            not masked[found.end() :].lstrip().startswith("''") for found in _TO.finditer(masked)
+            not masked[match.end() :].lstrip().startswith("''") for match in _TO.finditer(masked)
         ):
             raise ConfigError("SQL: a file is named by one string in single quotes; write it so")
         for literal in re.findall(r"'((?:[^']|'')*)'", statement.query):
@@ -152,7 +152,7 @@ def _no_query(kind: str) -> ConfigError:
 
 def _masked(query: str) -> str:
     """Return a statement with the text in its quotes removed."""
-    return re.sub(r"""'(?:[^']|'')*'|"(?:[^"]|"")*\"""", lambda found: found[0][0] * 2, query)
+    return re.sub(r"""'(?:[^']|'')*'|"(?:[^"]|"")*\"""", lambda match: match[0][0] * 2, query)
 
 
 _TO = re.compile(r"\bto\b", re.IGNORECASE)
@@ -169,8 +169,8 @@ def closed_door(error: duckdb.Error) -> ConfigError | None:
     other error of DuckDB.
     """
     if isinstance(error, duckdb.PermissionException) and "disabled" in str(error):
-        found = re.search(r'"([^"]*)"', str(error))
-        return ConfigError(f"SQL: {f'{found[1]} is a file, and ' if found else ''}{_FILES_ARE_SHUT}")
+        match = re.search(r'"([^"]*)"', str(error))
+        return ConfigError(f"SQL: {f'{match[1]} is a file, and ' if match else ''}{_FILES_ARE_SHUT}")
     return None
 
 
@@ -196,10 +196,10 @@ def examples() -> dict[str, Example]:
 
 def example(name: str) -> Example:
     """Return a query by its name. Raises `ConfigError` for an unknown one."""
-    known = examples()
-    if name not in known:
-        raise ConfigError(f"there is no example {name}; there are {', '.join(known)}")
-    return known[name]
+    by_name = examples()
+    if name not in by_name:
+        raise ConfigError(f"there is no example {name}; there are {', '.join(by_name)}")
+    return by_name[name]
 
 
 # Answers to SQL queries as text: pure functions from an Arrow table to a table, or, without loss,

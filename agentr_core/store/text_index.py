@@ -85,15 +85,15 @@ class TextIndex:
         Raises `StoreError` if the file cannot be written.
         """
         # Within quotes there are no operators.
-        wanted = " ".join('"' + phrase.replace('"', " ") + '"' for phrase in phrases(words))
-        if not wanted:
+        query = " ".join('"' + phrase.replace('"', " ") + '"' for phrase in phrases(words))
+        if not query:
             return Matches([], 0)
         with self._opened() as index:
-            ((total,),) = index.execute(_COUNT, (wanted, RANKED))
-            found: dict[str, list[Place]] = {}
-            for digest, *place in index.execute(_BEST, (wanted, RANKED, limit, offset)):
-                found.setdefault(digest, []).append(Place(*place))
-        return Matches([Match(digest, places) for digest, places in found.items()], total)
+            ((total,),) = index.execute(_COUNT, (query, RANKED))
+            matches: dict[str, list[Place]] = {}
+            for digest, *place in index.execute(_BEST, (query, RANKED, limit, offset)):
+                matches.setdefault(digest, []).append(Place(*place))
+        return Matches([Match(digest, places) for digest, places in matches.items()], total)
 
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
@@ -139,8 +139,8 @@ class TextIndex:
 
 def phrases(words: str) -> list[str]:
     """Return the words and phrases of a search, spelled as in the texts."""
-    found = _WORDS.findall(words.replace("\0", " "))
-    return [phrase or word for phrase, word in found if (phrase or word).strip()]
+    matches = _WORDS.findall(words.replace("\0", " "))
+    return [phrase or word for phrase, word in matches if (phrase or word).strip()]
 
 
 def texts_of(store: Store, matches: Sequence[Match]) -> dict[str, str]:

@@ -10,5 +10,5 @@ def weights_now(store: Store, checkpoint_id: str, stored: str) -> str:
     """Return the folder of a checkpoint's weights: the one beside its store if it is there, since a
     workspace may have been copied or moved, else the one that is `stored`.
     """
-    here = checkpoint_folder(store.path.parent, checkpoint_id)
-    return str(here) if here.is_dir() else stored
+    folder = checkpoint_folder(store.path.parent, checkpoint_id)
+    return str(folder) if folder.is_dir() else stored

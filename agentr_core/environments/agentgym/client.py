@@ -223,29 +223,29 @@ class Connection:
                 time.sleep(wait)
 
     def _post(self, path: str, body: dict[str, Any], timeout: httpx.Timeout) -> Any:
-        where, response = f"{self.url}{path}", self._send("POST", path, body, timeout)
+        url, response = f"{self.url}{path}", self._send("POST", path, body, timeout)
         status = response.status_code
         words = " ".join(response.text.split())[:300] or "without a word"
         if status in _UNAVAILABLE:
-            raise EnvironmentUnavailable(f"{where} answered {status}: {words}")
+            raise EnvironmentUnavailable(f"{url} answered {status}: {words}")
         if status == _LOCKED:
-            raise EnvironmentServerError(f"{where} answered {status} ({words}): set its token")
+            raise EnvironmentServerError(f"{url} answered {status} ({words}): set its token")
         if status in _WRONG_SERVER:
             raise EnvironmentServerError(
-                f"{where} answered {status} ({words}): this is not {self._kind}; correct the address"
+                f"{url} answered {status} ({words}): this is not {self._kind}; correct the address"
             )
         if status != httpx.codes.OK:
-            raise EnvironmentRefusal(f"{where} answered {status}: {words}")
+            raise EnvironmentRefusal(f"{url} answered {status}: {words}")
         try:
             answer = response.json()
         except ValueError as error:
-            raise MalformedAnswer(f"{where} did not answer with JSON: {words}") from error
+            raise MalformedAnswer(f"{url} did not answer with JSON: {words}") from error
         if isinstance(answer, dict) and "error" in answer:
-            raise EnvironmentRefusal(f"{where} answered: {answer['error']}")
+            raise EnvironmentRefusal(f"{url} answered: {answer['error']}")
         return answer
 
     def _send(self, method: str, path: str, body: dict[str, Any] | None, timeout: httpx.Timeout) -> httpx.Response:
-        where = f"{self.url}{path}"
+        url = f"{self.url}{path}"
         try:
             until = time.monotonic() + (timeout.read or 0)
             response = self._client.http.request(method, path, json=body, timeout=timeout, extensions={"until": until})
@@ -253,16 +253,16 @@ class Connection:
             raise
         except LargeAnswer as error:
             raise EnvironmentFault(
-                f"{where} gives too large an answer: {error}; raise environment.options.answer_mib"
+                f"{url} gives too large an answer: {error}; raise environment.options.answer_mib"
             ) from error
         except GarbledAnswer as error:
-            raise MalformedAnswer(f"{where} gives an answer that cannot be read: {error}") from error
+            raise MalformedAnswer(f"{url} gives an answer that cannot be read: {error}") from error
         except (httpx.TimeoutException, LateAnswer) as error:
             raise EnvironmentUnavailable(
-                f"{where} gave no answer within {timeout.read:g} s; see whether the server works, or raise timeout_s"
+                f"{url} gave no answer within {timeout.read:g} s; see whether the server works, or raise timeout_s"
             ) from error
         except httpx.HTTPError as error:
-            raise EnvironmentUnavailable(f"{where} broke the connection ({error or type(error).__name__})") from error
+            raise EnvironmentUnavailable(f"{url} broke the connection ({error or type(error).__name__})") from error
         self._responsive = True
         return response
 

@@ -277,9 +277,9 @@ class Wire:
             return observation if self.first == "text" else [observation, None]
         introduction, line_end, rest = observation.partition("\n")
         # Without a second line, the first one is no introduction.
-        parted = (introduction, rest) if self.introduction and line_end else ("", observation)
-        answer = {self.id_key: env_id, "observation": parted[1], "reward": 0.0, "done": False}
-        answer |= {self.introduction: parted[0]} if self.introduction else {}
+        parts = (introduction, rest) if self.introduction and line_end else ("", observation)
+        answer = {self.id_key: env_id, "observation": parts[1], "reward": 0.0, "done": False}
+        answer |= {self.introduction: parts[0]} if self.introduction else {}
         answer |= {self.choices: []} if self.choices else {}
         return answer | ({self.reward: 0.0} if self.reward != "reward" else {})
 

@@ -641,8 +641,10 @@ class _Draft:
         self.recipes.append(Recipe(output=name, count=makes, output_tag=None, inputs=tuple(inputs)))
         if depth == 1 and self.rng.random() < rates.several_recipes:
             for _ in range(self._pick(_OTHER_RECIPES)):
-                other = (_ingredient(next(self.names), self._pick(_RAW_COUNT)),)
-                self.recipes.append(Recipe(output=name, count=self._pick(_PART_MAKES), output_tag=None, inputs=other))
+                alternative = (_ingredient(next(self.names), self._pick(_RAW_COUNT)),)
+                self.recipes.append(
+                    Recipe(output=name, count=self._pick(_PART_MAKES), output_tag=None, inputs=alternative)
+                )
         return name
 
     def _bring_in_planks(self, *, in_plan: bool) -> None:

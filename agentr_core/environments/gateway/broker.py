@@ -364,8 +364,8 @@ class Broker:
         if not episode.queue or (episode.call is not None and (not episode.call.reply.done() or episode.call.clients)):
             return
         call = episode.queue.pop(0)
-        told = {"turns": list(call.turns), "stream": call.is_streamed, "delivered": episode.delivered}
-        episode.events.put_nowait({"event": "call", **told})
+        content = {"turns": list(call.turns), "stream": call.is_streamed, "delivered": episode.delivered}
+        episode.events.put_nowait({"event": "call", **content})
         episode.call = call
         episode.reply_timer = asyncio.get_running_loop().call_later(
             _REPLY_SECONDS, self._give_up, episode, _REPLY_SECONDS

@@ -179,7 +179,7 @@ class Conversations:
             if matches:
                 # A reply may have been given twice; the latest conversation has the say.
                 (after, turn), shared = matches[0], position + 1
-                rivals = [step for step, other in matches if other == turn]
+                rivals = [step for step, candidate in matches if candidate == turn]
             else:
                 rivals, turn = [], self._elsewhere(sent, prompt)
             prompt.append(turn)

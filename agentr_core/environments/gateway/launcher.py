@@ -147,18 +147,19 @@ def _absolute(word: str) -> str:
 
 
 def read_reward(line: str) -> dict[str, Any]:
-    """Return the reward that a line says, as the gateway takes it: a number from 0 to 1, or a JSON
-    object with `reward` and perhaps `success`. Raises `ValueError` with what is wrong.
+    """Return the reward in a line, in the form that the gateway takes. The line is a number from 0
+    to 1, or a JSON object with `reward` and perhaps `success`. Raises `ValueError` for other lines,
+    with the end of a sentence that says what is wrong.
     """
-    told: Any
+    value: Any
     try:
-        told = float(line)
+        value = float(line)
     except ValueError:
         try:
-            told = json.loads(line)
+            value = json.loads(line)
         except (ValueError, RecursionError):
-            told = None
-    body = told if isinstance(told, dict) else {"reward": told}
+            value = None
+    body = value if isinstance(value, dict) else {"reward": value}
     reward, success = body.get("reward"), body.get("success")
     if isinstance(reward, bool) or not isinstance(reward, int | float) or not 0 <= reward <= 1:
         raise ValueError('is no number from 0 to 1, and no JSON such as {"reward": 0.5}')
@@ -276,13 +277,13 @@ def _fits(text: str) -> bool:
 
 
 def copy_values(offer: Offer, *, token: str, private: Path) -> dict[str, str]:
-    """Return what placeholders stand for, by their names; the copy's folder has its task's file."""
+    """Return the values of placeholders by their names; one is the file of the copy's task."""
     folder, task = private / "work", offer["task"]
     file = "" if task is None else str(folder / ("task.txt" if isinstance(task, str) else "task.json"))
     url = offer["base_url"].removesuffix("/v1")
-    told: dict[str, Any] = {"anthropic_url": url, "key": token or offer["episode"], **offer}
+    fields: dict[str, Any] = {"anthropic_url": url, "key": token or offer["episode"], **offer}
     names = ("base_url", "anthropic_url", "key", "model", "split", "index", "episode")
-    return {name: str(told[name]) for name in names} | {
+    return {name: str(fields[name]) for name in names} | {
         "task": "" if task is None else _text(task),
         "task_file": file,
         "episode_url": url,
@@ -293,8 +294,8 @@ def copy_values(offer: Offer, *, token: str, private: Path) -> dict[str, str]:
 def copy_variables(
     values: Mapping[str, str], outer: Mapping[str, str], *, home: Path, directory: Path
 ) -> dict[str, str]:
-    """Return the variables of a copy, by what placeholders stand for. A task that is too long for a
-    variable is in its file only.
+    """Return the environment variables of a copy, made from the values of its placeholders. A task
+    that is too long for a variable is in its file only.
 
     Args:
         outer: the variables of this process; switches and folders of harnesses that are set there
@@ -303,7 +304,7 @@ def copy_variables(
     """
     openai = {name: values["base_url"] for name in ("OPENAI_BASE_URL", "OPENAI_API_BASE")}
     keys = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
-    own = {
+    variables = {
         **openai,
         "ANTHROPIC_BASE_URL": values["anthropic_url"],
         **dict.fromkeys(keys, values["key"]),
@@ -316,16 +317,16 @@ def copy_variables(
         "PWD": str(directory),
     }
     if _fits(values["task"]):
-        own["AGENTR_TASK"] = values["task"]
+        variables["AGENTR_TASK"] = values["task"]
     host = urlsplit(values["base_url"]).hostname
     if host in LOOPBACK:
         # Else clients would ask a proxy for this machine.
-        others = outer.get("no_proxy") or outer.get("NO_PROXY") or ""
-        own |= dict.fromkeys(("NO_PROXY", "no_proxy"), ",".join(filter(None, (others, host))))
+        no_proxy = outer.get("no_proxy") or outer.get("NO_PROXY") or ""
+        variables |= dict.fromkeys(("NO_PROXY", "no_proxy"), ",".join(filter(None, (no_proxy, host))))
     defaults = _SWITCHES | {name: str(home) for name in _HOMES}
     # A task of an outer launcher must not be taken for this one's.
     outer = {name: value for name, value in outer.items() if name != "AGENTR_TASK"}
-    return {**defaults, **outer, **own}
+    return {**defaults, **outer, **variables}
 
 
 class Launcher:
@@ -530,11 +531,11 @@ class Launcher:
         assert process.stdout is not None
         assert process.stderr is not None
         streams = (process.stdout, copy.output), (process.stderr, copy.errors)
-        read = asyncio.gather(*(_read(stream, tail, *logs) for stream, tail in streams))
+        reading = asyncio.gather(*(_read(stream, tail, *logs) for stream, tail in streams))
         exited = asyncio.ensure_future(process.wait())
         over = asyncio.ensure_future(self._until_over(copy))
         # A copy whose output can no longer be written would wait for ever.
-        read.add_done_callback(lambda done: over.cancel() if not done.cancelled() and done.exception() else None)
+        reading.add_done_callback(lambda task: over.cancel() if not task.cancelled() and task.exception() else None)
         try:
             await asyncio.wait((exited, over), timeout=self._launch.time_limit, return_when=asyncio.FIRST_COMPLETED)
             is_over = over.done() and not exited.done()
@@ -546,10 +547,10 @@ class Launcher:
             over.cancel()
             await _end(process, exited)
             # Nobody else holds the other ends of the pipes, unless the guard was killed.
-            await asyncio.wait((read,), timeout=_PAUSE)
-            read.cancel()
-        if read.done() and not read.cancelled():
-            read.result()
+            await asyncio.wait((reading,), timeout=_PAUSE)
+            reading.cancel()
+        if reading.done() and not reading.cancelled():
+            reading.result()
         return (exited.result() if exited.done() else -signal.SIGKILL), is_over
 
     async def _until_over(self, copy: _Copy) -> None:
@@ -594,13 +595,13 @@ class Launcher:
         self._counts["closed by their run" if state.get("reward") is None else "rewarded"] += 1
 
     async def _request(
-        self, method: str, where: str, body: Any = None, *, patience: float | None = None, say: bool = True
+        self, method: str, path: str, body: Any = None, *, patience: float | None = None, say: bool = True
     ) -> httpx.Response:
         """Return the gateway's answer. One that cannot be reached is waited for; raises `_Away`."""
         deadline = time.monotonic() + (_PATIENCE if patience is None else patience)
         while True:
             try:
-                answer = await self._http.request(method, where, json=body)
+                answer = await self._http.request(method, path, json=body)
                 reason = f"it answered {answer.status_code}"
                 if answer.status_code < httpx.codes.INTERNAL_SERVER_ERROR:
                     if self._away:

@@ -162,9 +162,9 @@ class Observed(Response):
             self._settle(self._sent)
 
     async def _deliver(self, leaving: asyncio.Future[None], scope: Scope, receive: Receive, send: Send) -> None:
-        whole = await self._answer(scope, receive, send)
+        complete = await self._answer(scope, receive, send)
         # At the end of the answer, the server says that the client left.
-        self._sent = whole and not (leaving.done() or self._lost)
+        self._sent = complete and not (leaving.done() or self._lost)
 
     def _lose_it(self) -> None:
         self._lost = True
@@ -356,8 +356,8 @@ def _taking(broker: Broker) -> Callable[[Request], Awaitable[Response]]:
                 await Response(status_code=204)(scope, receive, send)
                 return True
             episodes.append(episode)
-            where = f"{base}/episodes/{episode.id}"
-            addresses = {"base_url": f"{where}/v1", "anthropic_url": where, "key": episode.id}
+            url = f"{base}/episodes/{episode.id}"
+            addresses = {"base_url": f"{url}/v1", "anthropic_url": url, "key": episode.id}
             content = {"episode": episode.id, **addresses, "model": MODEL, **episode.offer}
             await JSONResponse(content)(scope, receive, send)
             return True

@@ -69,21 +69,21 @@ class _Presence:
         with self._lock:
             if self.name == unknown:
                 self._leave()
-                where = f"{self._url}/run/arrive"
+                url = f"{self._url}/run/arrive"
                 try:
                     client = self._exit_stack.enter_context(httpx.Client(headers=self._headers, timeout=_TIMEOUT))
-                    answer = self._exit_stack.enter_context(client.stream("POST", where))
+                    answer = self._exit_stack.enter_context(client.stream("POST", url))
                     # The answer has no end while this process lives; without its iterator it is
                     # closed.
                     self._lines = answer.iter_lines()
                     name = next(self._lines, "")
                 except httpx.HTTPError as error:
                     raise EnvironmentUnavailable(
-                        f"{where} broke the connection ({error or type(error).__name__})"
+                        f"{url} broke the connection ({error or type(error).__name__})"
                     ) from error
                 if answer.status_code != httpx.codes.OK:
                     raise EnvironmentServerError(
-                        f"{where} answered {answer.status_code} ({name[:300]}): this is not a gateway of agentr of "
+                        f"{url} answered {answer.status_code} ({name[:300]}): this is not a gateway of agentr of "
                         "this version, or it wants another token; correct the address, or set AGENTR_GATEWAY_TOKEN"
                     )
                 self.name = name
@@ -306,21 +306,21 @@ class Gateway(Environment):
         if not isinstance(fault, PromptTooLong):
             self._without_reply(self._next(refusal), f"a call was refused ({fault})")
         self._num_without_room += 1
-        nothing = Transition("", 0.0, False, True, {"success": False})
+        transition = Transition("", 0.0, False, True, {"success": False})
         if self._num_without_room > _MOST_WITHOUT_ROOM:
             self.release(str(fault))
-            raise Undelivered(str(fault), nothing, StopReason.CONTEXT_LIMIT)
+            raise Undelivered(str(fault), transition, StopReason.CONTEXT_LIMIT)
         refusal["code"] = "context_length_exceeded"
         if fault.context_length:
             refusal |= {"prompt_tokens": fault.tokens, "context": fault.context_length}
         try:
             event = self._next(refusal, patience=min(self._patience, _SECONDS_WITHOUT_ROOM))
-        except EnvironmentUnavailable as gone:
-            if not (self._over or isinstance(gone, EnvironmentTimeout)):
+        except EnvironmentUnavailable as unavailable:
+            if not (self._over or isinstance(unavailable, EnvironmentTimeout)):
                 # The gateway is gone, and the agent might have gone on.
                 raise
             self.release(str(fault))
-            raise Undelivered(str(fault), nothing, StopReason.CONTEXT_LIMIT) from gone
+            raise Undelivered(str(fault), transition, StopReason.CONTEXT_LIMIT) from unavailable
         self._without_reply(event, f"a call was refused ({fault})")
 
     def relay(self, generation: Generation) -> None:

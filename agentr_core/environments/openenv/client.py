@@ -300,8 +300,8 @@ class OpenEnv(RemoteWorld):
         """Return the line after the last "Action:" of a reply; all that follows it where an action
         is a JSON object.
         """
-        read = line_after_label if self._field else block_after_label
-        return read(reply, self.labels or "lenient")
+        extract = line_after_label if self._field else block_after_label
+        return extract(reply, self.labels or "lenient")
 
     @cached_property
     def _field(self) -> str:
@@ -392,10 +392,10 @@ class OpenEnv(RemoteWorld):
         if (value is _MISSING or value is None) and not done:
             return False
         if not isinstance(value, bool):
-            told = "no such field" if value is _MISSING else shown(value)
+            description = "no such field" if value is _MISSING else shown(value)
             raise IllTypedAnswer(
-                f"{self.name}: option success: an episode ended with {told} at {self._success}, not true or false; the "
-                f"observation has {', '.join(fields)}"
+                f"{self.name}: option success: an episode ended with {description} at {self._success}, not true or "
+                f"false; the observation has {', '.join(fields)}"
             )
         return value
 
@@ -459,39 +459,39 @@ class OpenEnv(RemoteWorld):
             raise EnvironmentServerError(f"{self.name}: {fault}; {self.start_hint()}") from fault
 
     def flaws(self) -> Sequence[tuple[str, str]]:
-        """Return what of the server cannot be trained on as the options stand, each as rule and
-        sentence: an instance is begun twice, and beside it others.
+        """Return why the server, with these options, cannot be trained on, as pairs of rule and
+        sentence; empty if it can. To find out, one instance is begun twice, and others once.
         """
-        train, test, where = self.instances("train"), self.instances("test"), self._server.url
+        train, test, url = self.instances("train"), self.instances("test"), self._server.url
         if self._server.calls and not isinstance(self, Calls):
-            return [("actions", f"{self.name}: {where} takes calls of tools: set environment.transcript: native")]
-        first, again = self._look(train[0]), self._look(train[0])
+            return [("actions", f"{self.name}: {url} takes calls of tools: set environment.transcript: native")]
+        first, second = self._look(train[0]), self._look(train[0])
         # What differs between two beginnings of one instance, such as a time, tells nothing.
-        drawn = {key for key in first.state if first.state[key] != again.state.get(key)}
-        if self.repeatability is Repeatability.EXACT and (first.text != again.text or drawn):
-            what = f"the state {', '.join(sorted(drawn))}" if first.text == again.text else "another text"
+        drawn = {key for key in first.state if first.state[key] != second.state.get(key)}
+        if self.repeatability is Repeatability.EXACT and (first.text != second.text or drawn):
+            difference = f"the state {', '.join(sorted(drawn))}" if first.text == second.text else "another text"
             return [
                 (
                     "repeats",
-                    f"{self.name}: {train[0].key} began twice at {where}, the second time with {what}: what was won "
-                    "once can be lost by the same actions, and after a fault an episode cannot be restored; correct "
-                    "reset_arguments, or set repeatability: never",
+                    f"{self.name}: {train[0].key} began twice at {url}, the second time with {difference}: what was "
+                    "won once can be lost by the same actions, and after a fault an episode cannot be restored; "
+                    "correct reset_arguments, or set repeatability: never",
                 )
             ]
         if self._instances_differ:
             return []
         arguments = {key: json.dumps(value) for key, value in self._arguments.items()}
-        others = [("{index}", (*train[1:2], test[0])[0])]
-        others += [("{split}", test[0])] if any("{split}" in value for value in arguments.values()) else []
-        without = [placeholder for placeholder, other in others if self._alike(first, other, drawn)]
+        probes = [("{index}", (*train[1:2], test[0])[0])]
+        probes += [("{split}", test[0])] if any("{split}" in value for value in arguments.values()) else []
+        without = [placeholder for placeholder, instance in probes if self._alike(first, instance, drawn)]
         if not without:
             return []
         named = [key for key, value in arguments.items() if any(placeholder in value for placeholder in without)]
-        told = f"the reset argument {', '.join(named)} has no effect" if named else "a reset is sent no number"
+        reason = f"the reset argument {', '.join(named)} has no effect" if named else "a reset is sent no number"
         return [
             (
                 "arguments",
-                f"{self.name}: {told} at {where}: {train[0].key} and others begin alike, so train and test cannot be "
+                f"{self.name}: {reason} at {url}: {train[0].key} and others begin alike, so train and test cannot be "
                 "kept apart; set reset_arguments to what its reset takes, or instances_differ: true if they differ "
                 "later",
             )
@@ -504,8 +504,8 @@ class OpenEnv(RemoteWorld):
         state = answer["data"] if answer.get("type") == "state" else {}
         return Beginning(text, {key: value for key, value in state.items() if key not in ("episode_id", "step_count")})
 
-    def _alike(self, first: Beginning, other: Instance, drawn: set[str]) -> bool:
-        beginning = self._look(other)
+    def _alike(self, first: Beginning, instance: Instance, drawn: set[str]) -> bool:
+        beginning = self._look(instance)
         keys = (first.state.keys() | beginning.state.keys()) - drawn
         return beginning.text == first.text and all(first.state.get(k) == beginning.state.get(k) for k in keys)
 

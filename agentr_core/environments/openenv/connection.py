@@ -32,8 +32,8 @@ class Session:
     second reset of a place may go on where the first one ended.
     """
 
-    def __init__(self, where: str, socket: ClientConnection, timeout_s: float, answer_mib: int) -> None:
-        self._where = where
+    def __init__(self, url: str, socket: ClientConnection, timeout_s: float, answer_mib: int) -> None:
+        self._url = url
         self._socket = socket
         self._timeout = timeout_s
         self._answer_mib = answer_mib
@@ -52,27 +52,27 @@ class Session:
             text = self._socket.recv(timeout=self._timeout)
         except TimeoutError as error:
             raise EnvironmentUnavailable(
-                f"{self._where} gave no answer within {self._timeout:g} s; see whether the server works, or raise "
+                f"{self._url} gave no answer within {self._timeout:g} s; see whether the server works, or raise "
                 "timeout_s"
             ) from error
         except ConnectionClosed as error:
             if error.sent is not None and error.sent.code == 1009:
                 raise IllTypedAnswer(
-                    f"{self._where} gives an answer of more than {self._answer_mib} MiB; raise "
+                    f"{self._url} gives an answer of more than {self._answer_mib} MiB; raise "
                     "environment.options.answer_mib"
                 ) from error
-            raise EnvironmentUnavailable(f"{self._where} broke the connection ({error})") from error
+            raise EnvironmentUnavailable(f"{self._url} broke the connection ({error})") from error
         try:
             answer = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise MalformedAnswer(f"{self._where} did not answer with JSON: {shown(text)}") from error
+            raise MalformedAnswer(f"{self._url} did not answer with JSON: {shown(text)}") from error
         expected = "observation" if kind in ("reset", "step") else kind
         if (
             not isinstance(answer, dict)
             or answer.get("type") not in ("error", expected)
             or not isinstance(answer.get("data"), dict)
         ):
-            raise MalformedAnswer(f"{self._where}: a {kind} was answered with {shown(answer)}")
+            raise MalformedAnswer(f"{self._url}: a {kind} was answered with {shown(answer)}")
         return answer
 
     def close(self) -> None:
@@ -120,10 +120,10 @@ class Server:
 
     def _open(self) -> Session:
         parts = urlsplit(self.url)
-        where = f"{'wss' if parts.scheme == 'https' else 'ws'}://{parts.netloc}{parts.path}/ws"
+        url = f"{'wss' if parts.scheme == 'https' else 'ws'}://{parts.netloc}{parts.path}/ws"
         try:
             socket = connect(
-                where,
+                url,
                 open_timeout=_CONNECT_SECONDS,
                 close_timeout=_CLOSE_SECONDS,
                 # A server whose step blocks its loop answers no ping; `timeout_s` says how long.
@@ -135,14 +135,14 @@ class Server:
         except InvalidStatus as error:
             status = error.response.status_code
             if status in _NOT_NOW:
-                raise _NotNowError(f"{where} answered {status}") from error
+                raise _NotNowError(f"{url} answered {status}") from error
             raise EnvironmentServerError(
-                f"{where} answered {status}: this is no OpenEnv server; correct the address"
+                f"{url} answered {status}: this is no OpenEnv server; correct the address"
             ) from error
         # A server that dies during the handshake closes a connection that was never open.
         except (OSError, InvalidHandshake, ConnectionClosed, EOFError) as error:
             raise self._absent(error) from error
-        return Session(where, socket, self._timeout, self._answer_mib)
+        return Session(url, socket, self._timeout, self._answer_mib)
 
     def _absent(self, error: Exception) -> _NotNowError:
         reason = str(error) or type(error).__name__
@@ -169,11 +169,11 @@ class Server:
         """Return the answer to a request that changes nothing; None where the server has no such
         path.
         """
-        where = f"{self.url}{path}"
+        url = f"{self.url}{path}"
 
         def attempt() -> httpx.Response:
             try:
-                return httpx.request(method, where, json=body, timeout=self._timeout)
+                return httpx.request(method, url, json=body, timeout=self._timeout)
             except httpx.HTTPError as error:
                 raise self._absent(error) from error
 
@@ -184,7 +184,7 @@ class Server:
             return response.raise_for_status().json()
         except (httpx.HTTPStatusError, ValueError) as error:
             raise EnvironmentServerError(
-                f"{where} answered {response.status_code} and {shown(response.text)}; correct the server"
+                f"{url} answered {response.status_code} and {shown(response.text)}; correct the server"
             ) from error
 
     @property

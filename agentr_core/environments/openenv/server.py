@@ -238,8 +238,8 @@ class Places:
             self._taken -= 1
             if not isinstance(error, Exception):
                 raise
-            told = str(error) if isinstance(error, AgentrError) else cause(error)
-            raise Refused("FACTORY_ERROR", f"The world cannot be made: {told}.") from error
+            reason = str(error) if isinstance(error, AgentrError) else cause(error)
+            raise Refused("FACTORY_ERROR", f"The world cannot be made: {reason}.") from error
 
     async def close(self, place: Place) -> None:
         """Close a place."""
@@ -322,8 +322,8 @@ async def _refuse(socket: WebSocket, refused: Refused, more: Mapping[str, Any]) 
 def _rpc(body: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the answer to a JSON-RPC request: a world of words has no tools."""
     asker = body.get("id")
-    known = isinstance(asker, str) or (isinstance(asker, int) and abs(asker) < 2**63)
-    answer = {"jsonrpc": "2.0", "id": asker if known else None}
+    is_valid = isinstance(asker, str) or (isinstance(asker, int) and abs(asker) < 2**63)
+    answer = {"jsonrpc": "2.0", "id": asker if is_valid else None}
     if body.get("method") == "tools/list":
         return answer | {"result": {"tools": []}}
     return answer | {"error": {"code": -32601, "message": "There is no such method; episodes are played at /ws."}}

@@ -453,8 +453,8 @@ def _same_relations(a: _Node, b: _Node) -> bool:
     intervals = [_intervals(node) for node in (a, b)]
     if all(intervals) and _bound_name(a) == _bound_name(b):
         return _in_any_order(intervals[0], intervals[1])
-    for turned in (b, _turned(b)):
-        if turned.signs == a.signs and _in_order(a.parts, turned.parts):
+    for variant in (b, _turned(b)):
+        if variant.signs == a.signs and _in_order(a.parts, variant.parts):
             return True
     leaves = all(part.kind == "leaf" for relation in (a, b) for part in relation.parts)
     if len(a.signs) > 1 or len(b.signs) > 1 or not leaves:

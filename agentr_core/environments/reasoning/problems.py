@@ -93,9 +93,9 @@ class Problem:
 
 
 def problem_of(
-    row: Mapping[str, Any], where: str, *, source: str = "", domains: Mapping[str, Domain] | None = None
+    row: Mapping[str, Any], location: str, *, source: str = "", domains: Mapping[str, Domain] | None = None
 ) -> Problem:
-    """Return the problem of a row; errors begin with `where`.
+    """Return the problem of a row; errors begin with `location`.
 
     Args:
         source: the source of the row, whatever it says itself; empty: as it says.
@@ -105,15 +105,15 @@ def problem_of(
     whose domain nothing says.
     """
     row = {key: value for key, value in row.items() if value is not None}
-    rewarded = row.get("reward_model")
-    if isinstance(rewarded, Mapping) and "prompt" in row:
+    reward_model = row.get("reward_model")
+    if isinstance(reward_model, Mapping) and "prompt" in row:
         extra = row.get("extra_info")
         extra = {key: value for key, value in extra.items() if value is not None} if isinstance(extra, Mapping) else {}
         # A prompt is a text, or turns, of which the last one of the user is the question.
         prompt = row["prompt"]
         if isinstance(prompt, list) and all(isinstance(turn, Mapping) for turn in prompt):
             prompt = next((turn.get("content") for turn in reversed(prompt) if turn.get("role") == "user"), None)
-        gold = rewarded.get("ground_truth")
+        gold = reward_model.get("ground_truth")
         domain = _ABILITIES.get(str(row.get("ability")).lower())
         columns = {
             "question": extra.get("question") or prompt,
@@ -127,31 +127,31 @@ def problem_of(
         row = {key: value for key, value in columns.items() if value is not None}
     if not source and row.get("source") is None:
         raise DataFileError(
-            f"{where}: the row has no source; name that of its file in the recipe, as in "
+            f"{location}: the row has no source; name that of its file in the recipe, as in "
             "environment.options.questions: [{path: FILE, source: aime24}]"
         )
-    source = source or _text(row, "source", where)
+    source = source or _text(row, "source", location)
     depth = row.get("depth")
     if depth is not None and (isinstance(depth, bool) or not isinstance(depth, int)):
-        raise DataFileError(f"{where}: depth is {depth!r}; it must be a whole number, or left out")
+        raise DataFileError(f"{location}: depth is {depth!r}; it must be a whole number, or left out")
     name = next((name for name in _QUESTION if name in row), "question")
-    parts = [_text(row, body, where) for body in ("body", "Body") if body in row]
-    question = " ".join([*parts, _text(row, name, where)])
-    golds = _golds(row, source, where)
-    options = _options(row, where)
+    parts = [_text(row, body, location) for body in ("body", "Body") if body in row]
+    question = " ".join([*parts, _text(row, name, location)])
+    golds = _golds(row, source, location)
+    options = _options(row, location)
     if options:
-        golds = _right_option(row, golds, options, where)
+        golds = _right_option(row, golds, options, location)
         question = f"{question}\n\n" + "\n".join(map("{}. {}".format, _LETTERS, options))
     elif question_options := _listed_options(question, golds):
-        golds, options = _right_option(row, golds[:1], question_options, where), question_options
+        golds, options = _right_option(row, golds[:1], question_options, location), question_options
     return Problem(
-        id=_id(row, where),
+        id=_id(row, location),
         question=question,
         golds=golds,
         source=source,
-        domain=_domain(row, source, domains or {}, where),
+        domain=_domain(row, source, domains or {}, location),
         depth=depth,
-        solution=_solution(row.get("solution"), where),
+        solution=_solution(row.get("solution"), location),
         options=options,
     )
 
@@ -164,16 +164,16 @@ def source_key(source: str) -> str:
 _DOMAIN_OF_SOURCE: Final = {source_key(name): domain for domain, names in SOURCES.items() for name in names}
 
 
-def _id(row: Mapping[str, Any], where: str) -> str:
+def _id(row: Mapping[str, Any], location: str) -> str:
     """Return the id that a row has, or the empty string."""
     name = next((name for name in _ID if name in row), "")
     value = row.get(name)
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
-    return _text(row, name, where) if name else ""
+    return _text(row, name, location) if name else ""
 
 
-def _domain(row: Mapping[str, Any], source: str, domains: Mapping[str, Domain], where: str) -> Domain:
+def _domain(row: Mapping[str, Any], source: str, domains: Mapping[str, Domain], location: str) -> Domain:
     row_domain = row.get("domain")
     if row_domain is None:
         key = source_key(source)
@@ -182,7 +182,7 @@ def _domain(row: Mapping[str, Any], source: str, domains: Mapping[str, Domain], 
         ) or _DOMAIN_OF_SOURCE.get(key)
         if source_domain is None:
             raise DataFileError(
-                f"{where}: nothing says whether questions of {source!r} are mathematics or knowledge; say it, as in "
+                f"{location}: nothing says whether questions of {source!r} are mathematics or knowledge; say it, as in "
                 f"environment.options.domains: {{{source}: knowledge}}, or math; known as mathematics are "
                 f"{', '.join(SOURCES['math'])}, and as knowledge {', '.join(SOURCES['knowledge'])}"
             )
@@ -191,14 +191,14 @@ def _domain(row: Mapping[str, Any], source: str, domains: Mapping[str, Domain], 
         if row_domain == domain:
             chosen: Domain = domain
             return chosen
-    raise DataFileError(f"{where}: domain is {row_domain!r}; it is {' or '.join(get_args(Domain))}")
+    raise DataFileError(f"{location}: domain is {row_domain!r}; it is {' or '.join(get_args(Domain))}")
 
 
-def _golds(row: Mapping[str, Any], source: str, where: str) -> tuple[str, ...]:
+def _golds(row: Mapping[str, Any], source: str, location: str) -> tuple[str, ...]:
     name = next((name for name in _ANSWER if name in row), "answer")
     answer = row.get(name)
     if answer is None and isinstance(parts := row.get("final_answer"), list) and parts:
-        return (", ".join(_gold(part, "final_answer", where) for part in parts),)
+        return (", ".join(_gold(part, "final_answer", location) for part in parts),)
     if answer is None:
         answer = row.get("final_answer")
     if answer is None and isinstance(solution := row.get("solution"), str):
@@ -210,32 +210,32 @@ def _golds(row: Mapping[str, Any], source: str, where: str) -> tuple[str, ...]:
     golds = answer if isinstance(answer, list) else [answer]
     aliases = row.get("answer_aliases", [])
     if not golds or not isinstance(aliases, list):
-        raise DataFileError(f"{where}: {name} is {answer!r}; {_ANSWER_RULE}")
-    return tuple(dict.fromkeys(_gold(gold, name, where) for gold in [*golds, *aliases]))
+        raise DataFileError(f"{location}: {name} is {answer!r}; {_ANSWER_RULE}")
+    return tuple(dict.fromkeys(_gold(gold, name, location) for gold in [*golds, *aliases]))
 
 
 _ANSWER_RULE: Final = "it must be a text or a number, or a list of such that are all correct"
 
 
-def _gold(answer: Any, name: str, where: str) -> str:
+def _gold(answer: Any, name: str, location: str) -> str:
     if isinstance(answer, bool | int):
         return str(answer)
     if isinstance(answer, float) and math.isfinite(answer):
         return str(int(answer) if answer.is_integer() else answer)
     if not isinstance(answer, str) or not answer.strip():
-        raise DataFileError(f"{where}: {name} is {answer!r}; {_ANSWER_RULE}")
-    return _checked(answer, name, where)
+        raise DataFileError(f"{location}: {name} is {answer!r}; {_ANSWER_RULE}")
+    return _checked(answer, name, location)
 
 
-def _options(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
+def _options(row: Mapping[str, Any], location: str) -> tuple[str, ...]:
     """Return the texts that a row has to choose from; none for other questions."""
     options = next((row[name] for name in ("options", "choices") if row.get(name)), None)
     if options is None:
         letters = next((at for at, letter in enumerate(_LETTERS) if letter not in row), len(_LETTERS))
         options = [row[letter] for letter in _LETTERS[:letters]] if letters > 1 else []
     if not isinstance(options, list) or len(options) == 1 or len(options) > len(_LETTERS):
-        raise DataFileError(f"{where}: options are {options!r}; give a list of 2 to {len(_LETTERS)} texts")
-    return tuple(_gold(option, "options", where) for option in options)
+        raise DataFileError(f"{location}: options are {options!r}; give a list of 2 to {len(_LETTERS)} texts")
+    return tuple(_gold(option, "options", location) for option in options)
 
 
 def _listed_options(question: str, golds: tuple[str, ...]) -> tuple[str, ...]:
@@ -253,7 +253,7 @@ def _listed_options(question: str, golds: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _right_option(
-    row: Mapping[str, Any], golds: tuple[str, ...], options: tuple[str, ...], where: str
+    row: Mapping[str, Any], golds: tuple[str, ...], options: tuple[str, ...], location: str
 ) -> tuple[str, str]:
     """Return the letter and the text of the right option."""
     by_letter = dict(zip(_LETTERS, options, strict=False))
@@ -269,41 +269,41 @@ def _right_option(
     if len(letters) != 1 or "" in letters or isinstance(row.get("answer"), bool | int | float):
         value = row.get("answer", row.get("Answer", index))
         raise DataFileError(
-            f"{where}: answer is {value!r} beside {len(options)} options; it must be the letter or the text of one"
+            f"{location}: answer is {value!r} beside {len(options)} options; it must be the letter or the text of one"
         )
     (letter,) = letters
     return letter, by_letter[letter]
 
 
-def _solution(moves: Any, where: str) -> tuple[Move, ...]:
+def _solution(moves: Any, location: str) -> tuple[Move, ...]:
     of_texts = isinstance(moves, list) and all(isinstance(text, str) for text in moves)
     if moves is None or isinstance(moves, str) or of_texts:
         return ()
     if not isinstance(moves, list) or not all(isinstance(move, Mapping) for move in moves):
-        raise DataFileError(f'{where}: solution must be a list of objects with "thought", "tool" and "query"')
+        raise DataFileError(f'{location}: solution must be a list of objects with "thought", "tool" and "query"')
     solution = tuple(
         Move(
-            thought=_text(move, "thought", where),
-            tool=_text(move, "tool", where) if move.get("tool") else "",
-            query=_text(move, "query", where) if move.get("tool") else "",
+            thought=_text(move, "thought", location),
+            tool=_text(move, "tool", location) if move.get("tool") else "",
+            query=_text(move, "query", location) if move.get("tool") else "",
         )
         for move in moves
     )
     if not all(move.tool in CALLS for move in solution[:-1]) or solution[-1].tool:
-        raise DataFileError(f"{where}: each move of a solution calls {' or '.join(CALLS)}, and the last one nothing")
+        raise DataFileError(f"{location}: each move of a solution calls {' or '.join(CALLS)}, and the last one nothing")
     return solution
 
 
-def _text(row: Mapping[str, Any], key: str, where: str) -> str:
+def _text(row: Mapping[str, Any], key: str, location: str) -> str:
     value = row.get(key)
     if not isinstance(value, str) or not value.strip():
-        raise DataFileError(f"{where}: {key} is {value!r}; it must be a text that is not empty")
-    return _checked(value, key, where)
+        raise DataFileError(f"{location}: {key} is {value!r}; it must be a text that is not empty")
+    return _checked(value, key, location)
 
 
-def _checked(text: str, key: str, where: str) -> str:
+def _checked(text: str, key: str, location: str) -> str:
     if (position := lone_surrogate(text)) is not None:
-        raise DataFileError(f"{where}: {key} has half a surrogate pair at {position}; correct the text")
+        raise DataFileError(f"{location}: {key} has half a surrogate pair at {position}; correct the text")
     return text
 
 
@@ -455,17 +455,17 @@ def load(sets: tuple[str | QuestionFile, ...], domains: tuple[tuple[str, Domain]
     for file in files:
         first_uses: dict[tuple[str, str], str] = {}
         equal: Counter[str] = Counter()
-        for split, row, where in _rows(file):
-            problem = problem_of(row, where, source=file.source, domains=domain_of)
+        for split, row, location in _rows(file):
+            problem = problem_of(row, location, source=file.source, domains=domain_of)
             if not problem.id:
                 # Not the row's number, which changes when a row before it is removed.
                 name = f"{problem.source}-{fingerprint(problem.question, problem.golds)[:8]}"
                 equal[name] += 1
                 problem = replace(problem, id=name if equal[name] == 1 else f"{name}-{equal[name]}")
-            before = first_uses.setdefault((split, problem.id), where)
-            if before != where:
+            before = first_uses.setdefault((split, problem.id), location)
+            if before != location:
                 raise DataFileError(
-                    f"{where}: id {problem.id!r} stands at {before} too; ids must be unique in a split of a set"
+                    f"{location}: id {problem.id!r} stands at {before} too; ids must be unique in a split of a set"
                 )
             splits.setdefault(split, []).append(problem)
         if not first_uses:
@@ -482,11 +482,11 @@ def place_of(name: str) -> Path:
 
 
 def _rows(file: QuestionFile) -> Iterator[tuple[str, Mapping[str, Any], str]]:
-    """Yield split, row and place of each row of a set."""
+    """Yield the split, the row and its location (for error messages) of each row of a set."""
     path = place_of(file.path)
     if path.is_file():
-        for row, where in _file_rows(path):
-            yield file.split or _split(row, where), row, where
+        for row, location in _file_rows(path):
+            yield file.split or _split(row, location), row, location
     elif (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
         # The library takes a second to import, and few sets need it.
         from datasets import DatasetDict, load_from_disk
@@ -497,12 +497,12 @@ def _rows(file: QuestionFile) -> Iterator[tuple[str, Mapping[str, Any], str]]:
             raise DataFileError(f"folder {path} cannot be read by `datasets`: {error}; save it again") from error
         for split, dataset in saved.items() if isinstance(saved, DatasetDict) else [("", saved)]:
             for number, row in enumerate(dataset):
-                where = f"{path}, row {number} of {split or 'the set'}"
-                yield file.split or split or _split(row, where), row, where
+                location = f"{path}, row {number} of {split or 'the set'}"
+                yield file.split or split or _split(row, location), row, location
     elif files := _split_files(path):
         for part, split in files:
-            for row, where in _file_rows(part):
-                yield file.split or split, row, where
+            for row, location in _file_rows(part):
+                yield file.split or split, row, location
     else:
         raise ConfigError(
             f"{_SETTING}: there are no questions at {placed(path)}; name a {' or '.join(_SUFFIXES)} file, a folder of "
@@ -545,14 +545,14 @@ def _file_rows(file: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
         raise ConfigError(f"{_SETTING}: {file} has the type {file.suffix!r}; name a {' or '.join(_SUFFIXES)} file")
 
 
-def _split(row: Mapping[str, Any], where: str) -> str:
+def _split(row: Mapping[str, Any], location: str) -> str:
     """Return the split that a row names, in verl's form in `extra_info`."""
     extra = row.get("extra_info")
     split = row.get("split") or (extra.get("split") if isinstance(extra, Mapping) else None)
     if not isinstance(split, str) or not split:
         fault = "the row has no split" if split is None else f"split is {split!r}"
         raise DataFileError(
-            f"{where}: {fault}; name that of the file in the recipe, as in {_SETTING}: "
+            f"{location}: {fault}; name that of the file in the recipe, as in {_SETTING}: "
             "[{path: FILE, split: test}], or in each row"
         )
     return split

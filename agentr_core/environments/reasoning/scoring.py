@@ -257,9 +257,9 @@ def choice(prediction: str, options: Sequence[str], right: int) -> float:
     if prediction not in letters and same:
         choices = same
     else:
-        lettered = _LETTERED.fullmatch(prediction)
-        letter = letters.get(lettered[1].upper()) if lettered else None
-        rest = lettered[2] if lettered else ""
+        match = _LETTERED.fullmatch(prediction)
+        letter = letters.get(match[1].upper()) if match else None
+        rest = match[2] if match else ""
         choices = {letter} if letter is not None and not rest else _with_text(prediction, options)
         if not choices and letter is not None:
             texts = _with_text(rest, options)

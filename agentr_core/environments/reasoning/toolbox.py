@@ -214,13 +214,13 @@ class OpenTools:
     sandbox: Callable[[], str]
 
 
-def open_tools(settings: ToolSettings, kept: AnswerStore | None = None) -> OpenTools:
+def open_tools(settings: ToolSettings, answers: AnswerStore | None = None) -> OpenTools:
     """Return the tools, which all environments with these settings share until the process ends. A
     forked process opens them anew when it first calls them.
 
     Args:
-        kept: where answers of servers outlive the process; not used for a corpus in this process,
-            which answers faster than any store.
+        answers: a store in which answers of servers outlive the process; not used for a corpus in
+            this process, which answers faster than any store.
 
     Raises:
         ConfigError: there is no such tool or level of the sandbox, the address of the server is
@@ -249,9 +249,9 @@ def open_tools(settings: ToolSettings, kept: AnswerStore | None = None) -> OpenT
     if settings.search_answer_mib < 1:
         raise ConfigError(f"environment.options.search_answer_mib is {settings.search_answer_mib}; give 1 or more")
     if settings.search_url and (settings.corpus or settings.searched == "web"):
-        other = "corpus" if settings.corpus else "searched: web"
+        conflict = "corpus" if settings.corpus else "searched: web"
         raise ConfigError(
-            f"environment.options.search_url is {settings.search_url!r} beside {other}, and one thing is searched; "
+            f"environment.options.search_url is {settings.search_url!r} beside {conflict}, and one thing is searched; "
             "leave one of them out"
         )
     functions: dict[str, Callable[[str], ToolCall]] = {}
@@ -259,7 +259,7 @@ def open_tools(settings: ToolSettings, kept: AnswerStore | None = None) -> OpenT
     sandbox: Callable[[], str] = str
     if SEARCH in settings.tools:
         outside = settings.searched == "web" or settings.search_url
-        search = _search(settings, kept if outside else None)
+        search = _search(settings, answers if outside else None)
         search.get()
         functions[SEARCH] = lambda query: search.get().call(query)
         reach = lambda: search.get().reach()  # noqa: E731
@@ -272,9 +272,9 @@ def open_tools(settings: ToolSettings, kept: AnswerStore | None = None) -> OpenT
 
 
 @lru_cache(maxsize=64)
-def _search(settings: ToolSettings, kept: AnswerStore | None) -> PerProcess[SearchTool]:
+def _search(settings: ToolSettings, answers: AnswerStore | None) -> PerProcess[SearchTool]:
     return PerProcess(
-        lambda: SearchTool(_provider(settings), once=AnswerCache(kept), document_chars=settings.document_chars)
+        lambda: SearchTool(_provider(settings), once=AnswerCache(answers), document_chars=settings.document_chars)
     )
 
 

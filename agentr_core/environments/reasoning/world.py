@@ -134,8 +134,8 @@ class InCalls:
             if box is None:
                 return ""
             action = f"<answer>\\boxed{{{box}}}</answer>"
-            read = call_in(action)
-            return action if read and read.name == "answer" else misread(Misread("an answer cannot hold a call"))
+            parsed = call_in(action)
+            return action if parsed and parsed.name == "answer" else misread(Misread("an answer cannot hold a call"))
         return join_actions([self._in_tags(call) for call in calls])
 
     def _in_tags(self, call: NativeCall) -> str:
@@ -344,9 +344,9 @@ class ReasoningWorld(Environment):
             texts += map(operator.add, (step.reply, *actions[1:]), results)
             executed = [call.tool for call in step.tool_calls]
             for call in map(call_in, actions if step.valid is not None else ()):
-                made = call is not None and executed[:1] == [call.name]
-                self._count(call, executed=made)
-                del executed[:made]
+                was_executed = call is not None and executed[:1] == [call.name]
+                self._count(call, executed=was_executed)
+                del executed[:was_executed]
         self._state = replace(self._current, resumed=bool(steps), texts=tuple(texts))
         return question
 
@@ -671,26 +671,28 @@ def _settings_of_sources(
     """Return the settings of the tools by `source_key`; those under the empty string are for all
     other sources, if there are any.
     """
-    where = "environment.options.search_by_source"
+    setting = "environment.options.search_by_source"
     if searches and SEARCH not in settings.tools:
-        raise ConfigError(f"{where}: {SEARCH} is not among environment.options.tools; add it, or leave this out")
+        raise ConfigError(f"{setting}: {SEARCH} is not among environment.options.tools; add it, or leave this out")
     sources = {source_key(problem.source): problem.source for problems in questions.values() for problem in problems}
     by_source: dict[str, ToolSettings] = {}
     for source, fields in searches.items():
         key = source_key(source)
         if key not in sources:
-            raise ConfigError(f"{where}: no question has the source {source}; there are {', '.join(sources.values())}")
+            raise ConfigError(
+                f"{setting}: no question has the source {source}; there are {', '.join(sources.values())}"
+            )
         if key in by_source:
-            raise ConfigError(f"{where} names {sources[key]} twice; name each source once")
+            raise ConfigError(f"{setting} names {sources[key]} twice; name each source once")
         by_source[key] = settings.of_source(SourceSearch(**fields) if isinstance(fields, Mapping) else fields)
     return ({"": settings} if sources.keys() - by_source.keys() else {}) | by_source
 
 
-def _open_all(settings: Mapping[str, ToolSettings], kept: AnswerStore | None = None) -> dict[str, OpenTools]:
+def _open_all(settings: Mapping[str, ToolSettings], answers: AnswerStore | None = None) -> dict[str, OpenTools]:
     open_by_source: dict[str, OpenTools] = {}
     for source, tools in settings.items():
         try:
-            open_by_source[source] = open_tools(tools, kept)
+            open_by_source[source] = open_tools(tools, answers)
         except ConfigError as error:
             if not source:
                 raise

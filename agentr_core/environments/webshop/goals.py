@@ -189,8 +189,10 @@ def _naming(path: Path, part: str = "") -> Iterator[None]:
         raise DataFileError(f"catalogue file {path} is cut off or not JSON ({reason}); download it again") from error
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else str(error)
-        where = f"{part} of " if part else ""
-        raise DataFileError(f"{where}catalogue file {path} is malformed ({reason}); download the file again") from error
+        prefix = f"{part} of " if part else ""
+        raise DataFileError(
+            f"{prefix}catalogue file {path} is malformed ({reason}); download the file again"
+        ) from error
 
 
 # What of a product is searched, and how its words are read.

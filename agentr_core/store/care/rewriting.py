@@ -46,17 +46,18 @@ class Sizes(NamedTuple):
 
 
 def sizes(store: Store) -> Sizes:
-    """Return the sizes in the file of a store; rows that are only in its log are not counted yet.
+    """Return the sizes in bytes of the tables in a store's file, the largest first, and of its
+    unused space; rows that are only in the log are not counted yet.
 
-    A block has 256 KiB, and small tables may share one: then each counts it. Raises as
-    `Store.reading` does.
+    Sizes are in blocks of 256 KiB. A block that small tables share counts for each of them. Raises
+    as `Store.reading` does.
     """
     with store.reading() as con:
         ((block, idle),) = con.execute(_BLOCKS).fetchall()
-        found = [
+        tables = [
             TableSize(table, *con.execute(_SIZE.format(table=quoted(table)), [block]).fetchall()[0]) for table in TABLES
         ]
-    return Sizes(tuple(sorted(found, key=lambda one: (-one.size, -one.rows, one.table))), int(block * idle))
+    return Sizes(tuple(sorted(tables, key=lambda table: (-table.size, -table.rows, table.table))), int(block * idle))
 
 
 _BLOCKS = "select block_size, free_blocks from pragma_database_size() where database_name = current_database()"
@@ -109,13 +110,13 @@ def rewrite(
             con.execute("checkpoint")
         try:
             _remove(draft)
-            gone, result = _filled(store, draft, fill, deadline, beside)
-            found = Rewritten(store.path.stat().st_size, draft.stat().st_size, gone)
+            removed, result = _filled(store, draft, fill, deadline, beside)
+            changes = Rewritten(store.path.stat().st_size, draft.stat().st_size, removed)
             if keep:
                 _take_over(draft, store.path)
         finally:
             _remove(draft)
-    return found, result
+    return changes, result
 
 
 def copy(con: Any, conditions: Mapping[str, str] = _NOTHING) -> None:
@@ -151,8 +152,8 @@ def compact(store: Store) -> Rewritten:
     """Rewrite a store without the unused space in its file, and return what changed. Raises as
     `rewrite` does.
     """
-    found, _ = rewrite(store, copy)
-    return found
+    changes, _ = rewrite(store, copy)
+    return changes
 
 
 @contextmanager
@@ -227,7 +228,7 @@ _KNOWN_LATER: Mapping[str, tuple[str, ...]] = {"instance": ("depth", "origin_id"
 """Columns that may be known in one store and unknown in another: the known value counts."""
 
 
-def merge_stores(store: Store, others: Sequence[Store]) -> Rewritten:
+def merge_stores(store: Store, sources: Sequence[Store]) -> Rewritten:
     """Merge the rows of other stores into one, each row once, and return what changed.
 
     Only rows of our tables are taken: tables that somebody else has put into another store stay
@@ -238,14 +239,14 @@ def merge_stores(store: Store, others: Sequence[Store]) -> Rewritten:
         StoreError: two stores have rows of the same id with different content, one of the others is
             the store itself, or as for `rewrite`. Nothing is changed then.
     """
-    for other in others:
-        if other.path.exists() and store.path.exists() and other.path.samefile(store.path):
-            raise StoreError(f"{other.path} is the store itself; name another one to merge")
+    for source in sources:
+        if source.path.exists() and store.path.exists() and source.path.samefile(store.path):
+            raise StoreError(f"{source.path} is the store itself; name another one to merge")
     folder = store.path.with_name(f"{store.path.name}.merged")
     # What a killed process may have left.
     shutil.rmtree(folder, ignore_errors=True)
     try:
-        copies = {folder / f"{number}.duckdb": other.path for number, other in enumerate(others)}
+        copies = {folder / f"{number}.duckdb": source.path for number, source in enumerate(sources)}
         for taken, path in copies.items():
             _copy(path, taken, time.monotonic() + store.wait_s)
 
@@ -254,10 +255,10 @@ def merge_stores(store: Store, others: Sequence[Store]) -> Rewritten:
             for taken, path in copies.items():
                 _take(con, taken, path)
 
-        found, _ = rewrite(store, fill, beside=tuple(copies))
+        changes, _ = rewrite(store, fill, beside=tuple(copies))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return found
+    return changes
 
 
 def _copy(path: Path, copy: Path, deadline: float) -> None:
@@ -322,11 +323,11 @@ def _check(con: Any, path: Path, table: str, same: Sequence[str], later: Sequenc
         condition=" or ".join(differs.values()),
         columns=", ".join(differs.values()),
     )
-    found = con.execute(sql).fetchone()
-    if found is not None:
-        names = [name for name, other in zip(differs, found[len(key) :], strict=True) if other]
+    row = con.execute(sql).fetchone()
+    if row is not None:
+        names = [name for name, differing in zip(differs, row[len(key) :], strict=True) if differing]
         raise StoreError(
-            f"{table} {', '.join(map(str, found[: len(key)]))} is in both stores and differs in {', '.join(names)}; "
+            f"{table} {', '.join(map(str, row[: len(key)]))} is in both stores and differs in {', '.join(names)}; "
             f"nothing was taken from {path}: prune one of the two, or keep them apart"
         )
 
@@ -396,16 +397,16 @@ def prune(store: Store, run_ids: Collection[str], *, keep: bool = True) -> Prune
         needed = con.execute(_NEEDED, [list(run_ids)]).fetchall()
         return needed, [con.execute(sql).fetchall() for sql in (_UNNAMED, _GONE_FILES, _KEPT_IDS)]
 
-    rewritten, (needed, (weights, files, kept)) = rewrite(store, fill, keep=keep)
+    rewritten, (needed, (weights, files, ids)) = rewrite(store, fill, keep=keep)
     unnamed = {weights_now(store, key, path) for key, path in weights}
     root = store.path.parent
     unnamed |= {str(root / name) for (name,) in files if (root / name).exists()}
     # What trainings left whose checkpoint is gone, or whose iteration does not stay. Unfinished
     # work in which an earlier version named no iteration is left out.
-    gone, staying = {key for key, _ in weights}, {key for (key,) in kept}
+    removed, staying = {key for key, _ in weights}, {key for (key,) in ids}
     for key, entries in checkpoint_entries(root).items():
         origins = {origin for entry in entries if (origin := iteration_of(entry))}
-        if key not in staying and (key in gone or (origins and not origins & staying)):
+        if key not in staying and (key in removed or (origins and not origins & staying)):
             unnamed |= {str(path) for path in (*entries, *shared_weights(root, key))}
     return Pruned(rewritten, tuple((run, number) for run, number in needed), tuple(sorted(unnamed)))
 

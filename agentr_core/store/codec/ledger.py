@@ -291,7 +291,7 @@ class Group:
     @property
     def sampled(self) -> list[tuple[Step, ...]]:
         """The steps of each episode that were sampled for it."""
-        return [one.steps[self.given.get(key, self.prefix) :] for key, one in self.episodes.items()]
+        return [episode.steps[self.given.get(key, self.prefix) :] for key, episode in self.episodes.items()]
 
     @property
     def compared(self) -> tuple[float, ...]:
@@ -336,12 +336,12 @@ def group_rows(
         of_steps: the advantages of the steps of each episode; None if they are those of the
             episodes.
     """
-    where = {"iteration_id": iteration_id, "step": step, "number": group.number}
+    group_key = {"iteration_id": iteration_id, "step": step, "number": group.number}
     return {
         "instance": [instance_row(group.instance)],
         "rl_group": [
             {
-                **where,
+                **group_key,
                 "instance_id": group.instance.key,
                 "policy": group.policy,
                 "draw": group.draw,
@@ -353,7 +353,7 @@ def group_rows(
             }
         ],
         "rl_rollout": [
-            {"trajectory_id": key, **where, "episode": episode, "advantage": advantage, "shaped": shaped}
+            {"trajectory_id": key, **group_key, "episode": episode, "advantage": advantage, "shaped": shaped}
             for episode, (key, advantage, shaped) in enumerate(
                 zip(group.episodes, advantages, group.shaped or [None] * len(group.episodes), strict=True)
             )
@@ -391,13 +391,13 @@ def load_groups(store: Store, iteration_id: str, step: int) -> list[Group]:
         step,
     )
     played = load_trajectories(store, [row[5] for row in rows if row[5] is not None])
-    found = []
+    groups = []
     for (number, draw, policy, prefix, size), members in groupby(rows, key=itemgetter(0, 1, 2, 3, 4)):
-        *_, keys, worths, given, operators = zip(*members, strict=True)
+        *_, keys, worths, given_counts, operators = zip(*members, strict=True)
         if len(played.keys() & {*keys}) != size:
             return []
         episodes = {key: played[key] for key in keys}
-        found.append(
+        groups.append(
             Group(
                 number=number,
                 draw=draw,
@@ -407,10 +407,10 @@ def load_groups(store: Store, iteration_id: str, step: int) -> list[Group]:
                 instance=episodes[keys[0]].instance,
                 episodes=episodes,
                 shaped=None if None in worths else worths,
-                given={key: steps for key, steps in zip(keys, given, strict=True) if steps is not None},
+                given={key: steps for key, steps in zip(keys, given_counts, strict=True) if steps is not None},
             )
         )
-    return found
+    return groups
 
 
 def load_outcomes(store: Store, iteration_id: str, *, until: int) -> list[GroupOutcome]:
@@ -426,10 +426,10 @@ def load_failures(store: Store, iteration_id: str, *, until: int) -> dict[str, l
     any, as ids of trajectories by the key of the instance. Only groups that began at the start
     count, those of the run's earlier iterations and this iteration's up to a step.
     """
-    found: dict[str, list[str]] = {}
+    failures: dict[str, list[str]] = {}
     for instance_id, trajectory_id in store.rows(_FAILURES, iteration_id, until):
-        found.setdefault(instance_id, []).append(trajectory_id)
-    return found
+        failures.setdefault(instance_id, []).append(trajectory_id)
+    return failures
 
 
 _EARLIER = """
@@ -486,12 +486,12 @@ def store_anew(store: Store, rows: Rows, *, iteration_id: str, stage: str, kinds
         StoreBusy, CorruptStore, StoreError: as `Store.transaction`; then nothing has changed.
     """
     old = {"iteration_id": iteration_id, "kinds": list(kinds)}
-    made = {name: [row[f"{name}_id"] for row in rows.get(name, ())] for name in ("sample", "preference")}
+    ids = {name: [row[f"{name}_id"] for row in rows.get(name, ())] for name in ("sample", "preference")}
     rejections = rows.get("rejection", ())
     with store.transaction() as con:
         put(con, rows)
-        con.execute(_REMOVE_PREFERENCES, {**old, "made": made["preference"]})
-        con.execute(_REMOVE_SAMPLES, {**old, "made": made["sample"]})
+        con.execute(_REMOVE_PREFERENCES, {**old, "made": ids["preference"]})
+        con.execute(_REMOVE_SAMPLES, {**old, "made": ids["sample"]})
         con.execute(
             _REMOVE_REJECTIONS,
             {

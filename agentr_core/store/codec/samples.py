@@ -80,11 +80,11 @@ def load_samples(
     """
     if not store.path.exists():
         return {}
-    wanted = {
+    conditions = {
         "iteration_id = ?": iteration_id,
         "sample_id in (select unnest(?::varchar[]))": None if ids is None else list(ids),
     }
-    chosen = {condition: value for condition, value in wanted.items() if value is not None}
+    chosen = {condition: value for condition, value in conditions.items() if value is not None}
     with store.reading() as con:
         condition = " and ".join(chosen) or "true"
         samples = dict(load(con, "sample", condition, list(chosen.values()), also=("sample_id",)))
@@ -143,13 +143,13 @@ def chosen_rows(iteration_id: str, chosen: Mapping[str, Sequence[Instance]]) -> 
 
 
 def load_chosen(store: Store, iteration_id: str) -> dict[str, tuple[Instance, ...]]:
-    """Return the instances of an iteration in order, by the purpose they are chosen for; empty
-    before they are chosen.
+    """Return the instances of an iteration in order, by the purpose for which they are chosen;
+    empty until they are chosen.
     """
-    found: dict[str, list[Instance]] = {}
+    chosen: dict[str, list[Instance]] = {}
     for name, environment, split, index in store.rows(_CHOSEN_INSTANCES, iteration_id):
-        found.setdefault(name, []).append(Instance(environment=environment, split=split, index=index))
-    return {name: tuple(instances) for name, instances in found.items()}
+        chosen.setdefault(name, []).append(Instance(environment=environment, split=split, index=index))
+    return {name: tuple(instances) for name, instances in chosen.items()}
 
 
 def planned_rows(iteration_id: str, planned: Iterable[PlannedRollout]) -> Rows:
@@ -157,14 +157,14 @@ def planned_rows(iteration_id: str, planned: Iterable[PlannedRollout]) -> Rows:
     return {
         "planned_rollout": [
             {
-                "trajectory_id": one.trajectory_id,
+                "trajectory_id": rollout.trajectory_id,
                 "iteration_id": iteration_id,
                 "position": position,
-                "instance_id": one.instance.key,
-                "number": one.number,
-                "forced": one.forced,
+                "instance_id": rollout.instance.key,
+                "number": rollout.number,
+                "forced": rollout.forced,
             }
-            for position, one in enumerate(planned)
+            for position, rollout in enumerate(planned)
         ]
     }
 
@@ -201,7 +201,7 @@ order by p.position
 
 def derivation_rows(derivations: Iterable[Derivation], *, iteration_id: str) -> Rows:
     """Return the rows of derivations; store them with the trajectories of the children."""
-    return {"derivation": [row_of("derivation", one, iteration_id=iteration_id) for one in derivations]}
+    return {"derivation": [row_of("derivation", derivation, iteration_id=iteration_id) for derivation in derivations]}
 
 
 # Families of a flywheel, and the model answers that made them, to rows and back.
@@ -388,7 +388,7 @@ class RolloutOutcome:
 
 def selection_rows(iteration_id: str, selected: Iterable[Selected]) -> Rows:
     """Return the rows of a selection; store them with the instances that were chosen."""
-    return {"selection": [{"iteration_id": iteration_id, **asdict(one)} for one in selected]}
+    return {"selection": [{"iteration_id": iteration_id, **asdict(selection)} for selection in selected]}
 
 
 def load_selection(store: Store, iteration_id: str) -> list[Selected]:

@@ -31,8 +31,8 @@ def instance_row(instance: Instance, depth: int | None = None, origin: Instance 
 
     The first row of an instance stays: store those with a depth before anything refers to them.
     """
-    other = None if origin is None or origin == instance else origin.key
-    return row_of("instance", instance, instance_id=instance.key, depth=depth, origin_id=other)
+    origin_id = None if origin is None or origin == instance else origin.key
+    return row_of("instance", instance, instance_id=instance.key, depth=depth, origin_id=origin_id)
 
 
 # The replies that steps came of.
@@ -159,10 +159,10 @@ class AnsweredCalls:
         """Return the calls that have a stored answer, with that answer and its duration, by
         identity. Raises as `Store.reading` does.
         """
-        asked = {call.identity: call for call in calls}
+        by_identity = {call.identity: call for call in calls}
         return {
-            key: replace(asked[key], status=status, milliseconds=milliseconds, output=output)
-            for key, status, milliseconds, output in self._store.rows(_ANSWERS, list(asked))
+            key: replace(by_identity[key], status=status, milliseconds=milliseconds, output=output)
+            for key, status, milliseconds, output in self._store.rows(_ANSWERS, list(by_identity))
         }
 
     def keep(self, calls: Sequence[ToolCall]) -> None:
@@ -287,12 +287,12 @@ def load_trajectories(
     """
     if not store.path.exists():
         return {}
-    wanted = {"iteration_id = ?": iteration_id, "source = ?": source, _AMONG: None if ids is None else list(ids)}
-    chosen = {condition: value for condition, value in wanted.items() if value is not None}
+    conditions = {"iteration_id = ?": iteration_id, "source = ?": source, _AMONG: None if ids is None else list(ids)}
+    chosen = {condition: value for condition, value in conditions.items() if value is not None}
     with store.reading() as con:
         condition = " and ".join(chosen) or "true"
-        found = dict(load(con, "trajectory", condition, list(chosen.values()), also=("trajectory_id",)))
-    return {key: found[key] for key in (sorted(found) if ids is None else ids) if key in found}
+        trajectories = dict(load(con, "trajectory", condition, list(chosen.values()), also=("trajectory_id",)))
+    return {key: trajectories[key] for key in (sorted(trajectories) if ids is None else ids) if key in trajectories}
 
 
 def load_episodes(store: Store, evaluation_id: str) -> list[Episode]:
@@ -373,8 +373,8 @@ def load_pairs(store: Store, iteration_id: str) -> dict[str, list[StoredPair]]:
         "select tree_id, good_leaf, bad_leaf, shared_steps from pair where iteration_id = ? order by tree_id, position",
         iteration_id,
     ):
-        made = StoredPair(*row)
-        pairs.setdefault(made.tree_id, []).append(made)
+        pair = StoredPair(*row)
+        pairs.setdefault(pair.tree_id, []).append(pair)
     return pairs
 
 
@@ -390,7 +390,7 @@ def load_judgements(store: Store, tree_ids: Sequence[str]) -> dict[str, dict[int
     if store.path.exists():
         with store.reading() as con:
             stored = load(con, "judgement", _OF_TREES, [list(tree_ids)], also=("tree_id",))
-        for tree_id, judgement in sorted(stored, key=lambda one: (one[0], one[1].node)):
+        for tree_id, judgement in sorted(stored, key=lambda item: (item[0], item[1].node)):
             judgements.setdefault(tree_id, {})[judgement.node] = judgement
     return judgements
 
@@ -652,8 +652,8 @@ def growth_rows(head: TreeHead, growth: Growth) -> Rows:
     stored before (`tree_rows`).
     """
     draws: dict[int, list[Draw]] = {}
-    for one in growth.draws:
-        draws.setdefault(one.node, []).append(Draw(seed=one.seed, number=one.number, generation=one.generation))
+    for draw in growth.draws:
+        draws.setdefault(draw.node, []).append(Draw(seed=draw.seed, number=draw.number, generation=draw.generation))
     gradings = dict(growth.gradings)
     # Of a changed node only the statistics are stored again.
     bare = (replace(node, step=None) for node in growth.changed)
@@ -682,7 +682,7 @@ def load_trees(store: Store, tree_ids: Sequence[str]) -> dict[str, Tree]:
         heads = load(con, "tree", _OF_TREES, [list(tree_ids)], also=("dives_done",))
         stored = load(con, "node", _OF_TREES, [list(tree_ids)], also=("tree_id",))
     nodes: dict[str, list[Node]] = {}
-    for tree_id, node in sorted(stored, key=lambda one: (one[0], one[1].index)):
+    for tree_id, node in sorted(stored, key=lambda item: (item[0], item[1].index)):
         nodes.setdefault(tree_id, []).append(node)
     trees = {
         head.tree_id: Tree(

@@ -45,12 +45,12 @@ def held_out_gain(store: Store, iteration_id: str) -> tuple[float, float] | None
 
 
 def shares(store: Store, iteration_id: str) -> dict[str, tuple[int, int]]:
-    """Return counts of an iteration as the number of all and that of a part: replies that are cut
-    or empty, by purpose (`cut collected`), verdicts that cannot be read (`unread verdicts`), and
-    judged paths on which the judge names the same first error as a witness that knows any (`agrees
-    tree`).
+    """Return counts of an iteration by name, as pairs of total and part: replies that are cut or
+    empty, by purpose (`cut collected`), verdicts that cannot be read (`unread verdicts`), and
+    judged paths with a first error according to a witness on which the judge names the same one
+    (`agrees tree`). Counts whose total is 0 are left out.
     """
-    return {name: (whole, part) for name, whole, part in store.rows(_SHARES, iteration_id) if whole}
+    return {name: (total, part) for name, total, part in store.rows(_SHARES, iteration_id) if total}
 
 
 _STEPS = f"""

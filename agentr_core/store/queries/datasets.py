@@ -45,10 +45,10 @@ def evaluations_of(store: Store, checkpoint_id: str) -> list[StoredEvaluation]:
     return _finished(store, "e.checkpoint_id = ?", checkpoint_id)
 
 
-def _finished(store: Store, where: str, *params: str | int) -> list[StoredEvaluation]:
+def _finished(store: Store, condition: str, *params: str | int) -> list[StoredEvaluation]:
     rows = store.rows(
         "select e.evaluation_id, i.iteration, e.name, e.split from evaluation e join iteration i using (iteration_id) "
-        f"where {where} and e.finished order by i.iteration, e.name",
+        f"where {condition} and e.finished order by i.iteration, e.name",
         *params,
     )
     return [StoredEvaluation(*row) for row in rows]
@@ -371,14 +371,14 @@ def rejection_counts(store: Store, iteration_id: str) -> dict[str, dict[str, int
     """Return the number of rejections in an iteration by stage and reason, the most frequent reason
     first.
     """
-    found: dict[str, dict[str, int]] = {}
+    counts: dict[str, dict[str, int]] = {}
     for stage, reason, count in store.rows(
         "select stage, reason, count(*) from rejection where iteration_id = ? "
         "group by all order by count(*) desc, reason",
         iteration_id,
     ):
-        found.setdefault(stage, {})[reason] = count
-    return found
+        counts.setdefault(stage, {})[reason] = count
+    return counts
 
 
 # Preference pairs of an iteration, and how training on them went.

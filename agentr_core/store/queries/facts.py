@@ -50,24 +50,26 @@ def with_facts(store: Store, name: str) -> tuple[Listing, list[Told]]:
     facts.
     """
     listing = LISTINGS[name]
-    told = [Told(*row) for row in store.rows(_TOLD)] if name in _INSTANCE else []
-    if not told:
+    facts = [Told(*row) for row in store.rows(_TOLD)] if name in _INSTANCE else []
+    if not facts:
         return listing, []
-    of = f"from instance_facts f where f.instance_id = {_INSTANCE[name]}"
-    values = ", ".join(f"{one.value} as {one.column}" for one in told)
-    distinct = {one.column: f"select distinct {one.text} from instance_facts where {one.text} <> ''" for one in told}
-    few = {one.column for one in told if one.values <= _FEW}
+    source = f"from instance_facts f where f.instance_id = {_INSTANCE[name]}"
+    values = ", ".join(f"{fact.value} as {fact.column}" for fact in facts)
+    distinct = {
+        fact.column: f"select distinct {fact.text} from instance_facts where {fact.text} <> ''" for fact in facts
+    }
+    few = {fact.column for fact in facts if fact.values <= _FEW}
     return replace(
         listing,
         details=f"{listing.details} left join (select instance_id, {values} from instance_facts) using (instance_id)",
-        filters={**listing.filters, **{one.column: f"exists ({of} and {one.text} = $value)" for one in told}},
+        filters={**listing.filters, **{fact.column: f"exists ({source} and {fact.text} = $value)" for fact in facts}},
         choices={**listing.choices, **{column: sql for column, sql in distinct.items() if column in few}},
         suggestions={
             **listing.suggestions,
             **{column: f"select v, '' from ({sql}) some(v) order by 1" for column, sql in distinct.items()},
         },
-        sorts={one.column: f"(select {one.value} {of})" for one in told},
-    ), told
+        sorts={fact.column: f"(select {fact.value} {source})" for fact in facts},
+    ), facts
 
 
 _INSTANCE = {

@@ -201,8 +201,8 @@ def entities_beginning(
         )
     else:
         parts = [f"select '{table}', {_TABLES[table]} from {table}" for table in kinds]
-        known = f"({' union all '.join(parts)}) known(kind, key)"
-        rows = store.rows(f"select * from {known} where starts_with(key, $1) order by 2 limit $2", prefix, limit)
+        source = f"({' union all '.join(parts)}) known(kind, key)"
+        rows = store.rows(f"select * from {source} where starts_with(key, $1) order by 2 limit $2", prefix, limit)
     return [Entity(kind, key) for kind, key in rows]
 
 
@@ -210,8 +210,8 @@ def nodes_of_tree(store: Store, prefix: str) -> int | None:
     """Return the number of nodes of the one tree whose id begins with a prefix, or None if there is
     none or several.
     """
-    found = store.rows("select count(*) from node where starts_with(tree_id, $1) group by tree_id limit 2", prefix)
-    return int(found[0][0]) if len(found) == 1 else None
+    rows = store.rows("select count(*) from node where starts_with(tree_id, $1) group by tree_id limit 2", prefix)
+    return int(rows[0][0]) if len(rows) == 1 else None
 
 
 def ancestry(store: Store, key: str, kind: str) -> list[Ancestor]:
@@ -273,7 +273,7 @@ class Listed:
 
 
 def listed(
-    store: Store, listing: Listing, wanted: Mapping[str, str], *, offset: int, limit: int, sort: str = ""
+    store: Store, listing: Listing, filters: Mapping[str, str], *, offset: int, limit: int, sort: str = ""
 ) -> Listed:
     """Return the rows of a list that pass the filters, from row `offset` on; none if a filter is
     missing that the list needs.
@@ -284,15 +284,15 @@ def listed(
 
     Raises `KeyError` for a filter that the list does not have.
     """
-    if not store.path.exists() or not set(listing.always) <= wanted.keys():
+    if not store.path.exists() or not set(listing.always) <= filters.keys():
         return Listed([], 0)
-    values = {name: f"${name}" for name in wanted}
+    values = {name: f"${name}" for name in filters}
     with store.reading() as con:
-        ((total,),) = con.execute(f"select count(*) {_rest(listing, values)}", dict(wanted)).fetchall()
+        ((total,),) = con.execute(f"select count(*) {_rest(listing, values)}", dict(filters)).fetchall()
         page = _page(listing, values, sort, f" limit {int(limit)} offset {int(offset)}")
-        found = con.execute(page, dict(wanted))
-        names = [column[0] for column in found.description]
-        rows = [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+        cursor = con.execute(page, dict(filters))
+        names = [column[0] for column in cursor.description]
+        rows = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
     return Listed([{name: row[name] for name in names if name != "place"} for row in rows], total)
 
 
@@ -304,9 +304,9 @@ def sortable(listing: Listing) -> frozenset[str]:
     return frozenset([*names, *listing.sorts])
 
 
-def listing_sql(listing: Listing, wanted: Mapping[str, str], *, sort: str = "") -> str:
+def listing_sql(listing: Listing, filters: Mapping[str, str], *, sort: str = "") -> str:
     """Return the query of all rows of a list that pass the filters, as `agentr sql` takes it."""
-    values = {name: literal(value) for name, value in wanted.items()}
+    values = {name: literal(value) for name, value in filters.items()}
     return _page(listing, values, sort, "")
 
 
@@ -332,11 +332,11 @@ def choices(store: Store, listing: Listing) -> dict[str, list[str]]:
     """Return the values of each filter that has few of them, sorted; filters without any are left
     out.
     """
-    found = {
+    by_filter = {
         name: [str(value) for (value,) in store.rows(f"select value from ({sql}) known(value) {_IN_ORDER}")]
         for name, sql in listing.choices.items()
     }
-    return {name: values for name, values in found.items() if values}
+    return {name: values for name, values in by_filter.items() if values}
 
 
 _IN_ORDER = "group by value order by try_cast(value::varchar as double), value"
@@ -346,12 +346,12 @@ def suggestions(store: Store, listing: Listing) -> dict[str, list[tuple[str, str
     """Return some values of each filter that has many, each with a name for it; at most 500 of a
     filter.
     """
-    found = {
+    by_filter = {
         name: [(str(value), str(title)) for value, title in store.rows(f"{sql} limit 500")]
         for name, sql in {**_SUGGESTIONS, **listing.suggestions}.items()
         if name in listing.filters and name not in listing.choices
     }
-    return {name: values for name, values in found.items() if values}
+    return {name: values for name, values in by_filter.items() if values}
 
 
 def instance_beginning(store: Store, words: str) -> str | None:
@@ -682,8 +682,8 @@ def _rows_now(store: Store, sql: str, run_id: str) -> list[tuple[Any, ...]]:
         return []
     with store.reading() as con:
         tell_runs_at_work(con, store.path.parent)
-        found: list[tuple[Any, ...]] = con.execute(sql, [run_id]).fetchall()
-    return found
+        rows: list[tuple[Any, ...]] = con.execute(sql, [run_id]).fetchall()
+    return rows
 
 
 _RUNS = """

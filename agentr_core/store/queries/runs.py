@@ -415,7 +415,7 @@ def checkpoints_beginning(store: Store, prefix: str) -> list[CheckpointMade]:
         head,
         step if at else "",
     )
-    return [CheckpointMade(key, weights_now(store, key, path), *others) for key, path, *others in rows]
+    return [CheckpointMade(key, weights_now(store, key, path), *columns) for key, path, *columns in rows]
 
 
 def runs_beginning(store: Store, prefix: str) -> list[str]:
@@ -457,10 +457,10 @@ def run_seed(store: Store, run_id: str) -> int | None:
 
 def run_versions(store: Store, run_id: str) -> dict[str, str]:
     """Return the versions with which a run began, by name; none if it is not stored."""
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for (versions,) in store.rows("select versions from run where run_id = ?", run_id):
-        found = json.loads(versions)
-    return found
+        by_name = json.loads(versions)
+    return by_name
 
 
 def configs_on_pool(store: Store, pool: str) -> dict[str, str]:

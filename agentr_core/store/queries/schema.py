@@ -42,18 +42,18 @@ class Reference(NamedTuple):
 
 def relations(store: Store) -> list[Relation]:
     """Return tables, then views, each in the order of their names."""
-    found: dict[tuple[bool, str, str], list[Column]] = {}
-    for view, name, about, column, kind, key, what in store.rows(_COLUMNS):
-        found.setdefault((view, name, about), []).append(Column(column, kind, key, what or ""))
-    return [Relation(name, about, tuple(columns), view) for (view, name, about), columns in found.items()]
+    grouped: dict[tuple[bool, str, str], list[Column]] = {}
+    for view, name, about, column, kind, key, description in store.rows(_COLUMNS):
+        grouped.setdefault((view, name, about), []).append(Column(column, kind, key, description or ""))
+    return [Relation(name, about, tuple(columns), view) for (view, name, about), columns in grouped.items()]
 
 
 def references(store: Store) -> list[Reference]:
     """Return the references between tables, as view v_orphans checks them, sorted."""
     ((view,),) = store.rows("select sql from duckdb_views() where view_name = 'v_orphans'")
     tables = {name for (name,) in store.rows("select table_name from duckdb_tables()")}
-    found = {Reference(*match) for match in _REFERENCE.findall(view)}
-    return sorted(one for one in found if one.table in tables and one.to in tables)
+    candidates = {Reference(*match) for match in _REFERENCE.findall(view)}
+    return sorted(reference for reference in candidates if reference.table in tables and reference.to in tables)
 
 
 _COLUMNS = """

@@ -78,8 +78,8 @@ def scorable(
 
 
 def load_regrades(store: Store, scoring_id: str, trajectory_ids: Sequence[str]) -> dict[str, Regrade]:
-    """Return what a scoring says of trajectories, by their ids; those that it did not score are
-    left out. A copy of an episode has the score of the original.
+    """Return the grades of trajectories in a scoring, by trajectory id; trajectories without one
+    are left out. A copy of an episode has the grade of the original.
     """
     if not store.path.exists():
         return {}
@@ -87,8 +87,8 @@ def load_regrades(store: Store, scoring_id: str, trajectory_ids: Sequence[str]) 
     with store.reading() as con:
         condition = "scoring_id = ? and trajectory_id in (select unnest(?::varchar[]))"
         params = [scoring_id, list(set(originals.values()))]
-        found = dict(load(con, "regrade", condition, params, also=("trajectory_id",)))
-    return {key: found[originals[key]] for key in trajectory_ids if originals.get(key) in found}
+        regrades = dict(load(con, "regrade", condition, params, also=("trajectory_id",)))
+    return {key: regrades[originals[key]] for key in trajectory_ids if originals.get(key) in regrades}
 
 
 def side_by_side(store: Store, scoring_id: str, run_id: str) -> list[Scored]:

@@ -312,7 +312,7 @@ def step_hashes(store: Store, iteration_id: str) -> dict[int, str]:
 
 def validation_of(store: Store, iteration_id: str, step: int) -> Validation | None:
     """Return the validation after a step; None if there is none."""
-    return next((one for one in validations(store, iteration_id) if one.step == step), None)
+    return next((validation for validation in validations(store, iteration_id) if validation.step == step), None)
 
 
 def validations(store: Store, iteration_id: str) -> list[Validation]:

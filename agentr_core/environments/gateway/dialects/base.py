@@ -142,9 +142,9 @@ def assistant_turn(text: str, calls: Sequence[ToolCall]) -> Turn:
 def refusal_of(error: ValidationError) -> Refused:
     """Return the refusal of a body with an error: a sentence that does not quote the body."""
     fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
-    where = ".".join(map(str, fault["loc"]))
-    reason = f"{where or 'the body'}: {fault['msg'].removeprefix('Value error, ')}"
-    return Refused(HTTPStatus.BAD_REQUEST, reason, "invalid_request", where or None)
+    location = ".".join(map(str, fault["loc"]))
+    reason = f"{location or 'the body'}: {fault['msg'].removeprefix('Value error, ')}"
+    return Refused(HTTPStatus.BAD_REQUEST, reason, "invalid_request", location or None)
 
 
 # What agents get.

@@ -198,12 +198,12 @@ class _ResponseEvents(Events):
                 self._part_event("content_part.done", part=part),
             ]
         else:
-            where, arguments = {"item_id": item["id"], "output_index": index}, item["arguments"]
-            begun = {**item, "status": "in_progress", "arguments": ""}
+            ids, arguments = {"item_id": item["id"], "output_index": index}, item["arguments"]
+            item_in_progress = {**item, "status": "in_progress", "arguments": ""}
             parts = [
-                self._event("response.output_item.added", output_index=index, item=begun),
-                self._event("response.function_call_arguments.delta", **where, delta=arguments),
-                self._event("response.function_call_arguments.done", **where, name=item["name"], arguments=arguments),
+                self._event("response.output_item.added", output_index=index, item=item_in_progress),
+                self._event("response.function_call_arguments.delta", **ids, delta=arguments),
+                self._event("response.function_call_arguments.done", **ids, name=item["name"], arguments=arguments),
             ]
         return "".join((*parts, self._event("response.output_item.done", output_index=index, item=item)))
 
