@@ -79,13 +79,14 @@ test-openenv: $(STAMP)
 		reasoning-gym==0.1.25 textarena==0.7.4
 	PYTHONPATH=$(CURDIR) $(BIN)/python tests/openenv/both_ways.py .venv-openenv/bin/python
 
-# Codex, Claude Code, mini-swe-agent, pi and a taskset of verifiers as they are, on a gateway with written replies, without
-# an account; needs npm.
+# Codex, Claude Code, mini-swe-agent, opencode, pi and a taskset of verifiers as they are, on a gateway with written replies,
+# without an account; needs npm.
 test-agents: $(STAMP)
 	test -x .venv-agents/bin/python || $(PYTHON) -m venv .venv-agents
 	.venv-agents/bin/python -m pip install --quiet --disable-pip-version-check claude-agent-sdk==0.2.189 \
 		mini-swe-agent==2.4.6 verifiers==0.4.0 uv==0.13.9
-	npm install --silent --prefix .venv-agents @openai/codex@0.171.0 @mariozechner/pi-coding-agent@0.73.1
+	npm install --silent --prefix .venv-agents @openai/codex@0.171.0 @mariozechner/pi-coding-agent@0.73.1 \
+		opencode-ai@1.18.33
 	PYTHONPATH=$(CURDIR) $(BIN)/python tests/agents/harnesses.py .venv-agents/bin/python .venv-agents/node_modules
 	PYTHONPATH=$(CURDIR) $(BIN)/python tests/agents/verifiers_rollouts.py .venv-agents/bin/python
 

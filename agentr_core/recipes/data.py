@@ -84,8 +84,10 @@ class DataConfig:
     empty: the rewards that they were played with. Every explored episode must have a score of
     it."""
     good_per_tree: Natural = 0
-    """The most good trajectories taken from one tree (in a comparison also from one explored
-    instance), shortest first; 0 means no cap (as published)."""
+    """The most good trajectories taken from one tree, or in an iteration `rft` of ETO from one
+    explored instance, shortest first; 0 means no cap (as published). Without one, rejection
+    fine-tuning trains mostly on what the policy can do already: easy instances are won most often.
+    """
     replay: bool = False
     """Whether the samples of earlier iterations are trained on again."""
     max_length: Natural = 8192
@@ -107,11 +109,14 @@ class DataConfig:
     general: GeneralDataConfig = GeneralDataConfig()
 
 
-def tree_faults(data: DataConfig) -> list[str]:
-    """Return a sentence for each field that is set but has no use where no trees are grown."""
+def tree_faults(data: DataConfig, *, successes: bool = False) -> list[str]:
+    """Return a sentence for each field that is set but has no use where no trees are grown; with
+    `successes`, a policy's own ones are trained on, of which an instance may have many.
+    """
     plain = DataConfig()
+    names = ("use", "suffixes") if successes else ("use", "suffixes", "good_per_tree")
     return [
         f"data.{name}: belongs to method agent-r; leave it out"
-        for name in ("use", "suffixes", "good_per_tree")
+        for name in names
         if getattr(data, name) != getattr(plain, name)
     ]

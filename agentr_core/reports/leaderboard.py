@@ -4,14 +4,17 @@ marks of a file. Its entries are JSON lines in a file beside it.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from agentr_core.errors import ConfigError
+from agentr_core.errors import ConfigError, DiskError
 from agentr_core.reports import wording
 from agentr_core.reports.document import Column, Estimate, IterationReport, Row, Table
 from agentr_core.reports.markdown import table_markdown
@@ -94,20 +97,40 @@ def add(page: Path, entry: Entry | None = None) -> Table:
         ConfigError: the file has text and no marks, or the entries beside it cannot be read.
         DiskError: it cannot be written.
     """
-    lines = page.with_suffix(".jsonl")
-    entries = [each for each in read(lines) if entry is None or not each.run or each.run != entry.run]
-    if entry is not None:
-        entries.append(entry)
-    found = table(entries)
-    text = page.read_text(encoding="utf-8") if page.exists() else f"# Leaderboard\n\n{START}\n{END}\n"
-    head, start, rest = text.partition(START)
-    _, end, tail = rest.partition(END)
-    if not (start and end):
-        raise ConfigError(f"{page} has no place for a leaderboard; put the lines {START} and {END} where it shall be")
-    # The entries first: from them the page can be made anew.
-    write_text(lines, "".join(f"{each.model_dump_json(exclude_defaults=True)}\n" for each in entries))
-    write_text(page, f"{head}{START}\n\n{table_markdown(found)}\n{END}{tail}")
-    return found
+    with _alone_in(page.parent):
+        lines = page.with_suffix(".jsonl")
+        entries = [each for each in read(lines) if entry is None or not each.run or each.run != entry.run]
+        if entry is not None:
+            entries.append(entry)
+        board = table(entries)
+        text = page.read_text(encoding="utf-8") if page.exists() else f"# Leaderboard\n\n{START}\n{END}\n"
+        head, start, rest = text.partition(START)
+        _, end, tail = rest.partition(END)
+        if not (start and end):
+            raise ConfigError(
+                f"{page} has no place for a leaderboard; put the lines {START} and {END} where it shall be"
+            )
+        # The entries first: from them the page can be made anew.
+        write_text(lines, "".join(f"{each.model_dump_json(exclude_defaults=True)}\n" for each in entries))
+        write_text(page, f"{head}{START}\n\n{table_markdown(board)}\n{END}{tail}")
+        return board
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Keep others out of the leaderboards of a folder: of two runs that end at once, the later one
+    would write the file as it was before the earlier one.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise DiskError(f"{folder} cannot be opened: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def read(file: Path) -> list[Entry]:

@@ -3,7 +3,7 @@ Python and the folder of packages that `make test-agents` makes.
 
 Each is started by `agentr gateway run` with a task for its shell, and answered by replies that are
 written here. Prints what of them is stored, and fails unless it is one conversation in which both
-replies are trained.
+replies are trained, apart from calls for titles.
 """
 
 from __future__ import annotations
@@ -57,11 +57,13 @@ def harnesses(python: Path, modules: Path) -> list[Harness]:
     codex = (str(modules / ".bin" / "codex"), "exec", "--ephemeral", "--skip-git-repo-check", *settings)
     few = ("--allowedTools", "Bash", "--tools", "Bash", "--system-prompt", "You are an agent.", "--setting-sources", "")
     pi = str(ROOT / "deployments" / "agents" / "pi.sh")
+    opencode = ("sh", str(ROOT / "deployments" / "agents" / "opencode.sh"), "{task.prompt}")
     mini = (str(python.parent / "mini"), "-m", "openai/policy", "-y", "--exit-immediately", "-o", "out.json", "-t")
     return [
         Harness("codex (Responses)", (*codex, "{task.prompt}"), "exec_command", "cmd"),
         Harness("Claude Code (Messages)", (str(claude), "-p", "{task.prompt}", *few), "Bash", "command"),
         Harness("mini-swe-agent (chat)", (*mini, "{task.prompt}"), "bash", "command", submit=True),
+        Harness("opencode (chat)", opencode, "bash", "command"),
         *(
             Harness(f"pi ({api})", ("env", f"PI_API={api}", "sh", pi, "{task.prompt}"), "bash", "command")
             for api in ("openai-completions", "openai-responses", "anthropic-messages")
@@ -70,9 +72,13 @@ def harnesses(python: Path, modules: Path) -> list[Harness]:
 
 
 def reply_of(harness: Harness) -> Callable[[tuple[Message, ...], int, int], str]:
-    """Return the replies: a call of the shell, and what follows on its result."""
+    """Return the replies: a call of the shell, and what follows on its result; to a call without
+    tools, a title.
+    """
 
     def reply(messages: tuple[Message, ...], seed: int, number: int) -> str:
+        if messages[0].role != "tools":
+            return "A greeting"
         if messages[-1].role != "tool":
             call = {harness.argument: "echo hello"}
             return call_text(harness.tool, json.dumps(call), beside="I run it.")
@@ -110,8 +116,11 @@ def tried(harness: Harness, folder: Path) -> bool:
         finally:
             gateway.terminate()
     parts = OutsideTurns().parts(found.first_observation, found.steps)
-    whole = len(parts) == 1 and parts[0].positions == (0, 1) and found.success
-    said = f"{counted(len(found.steps), 'step')}, {counted(len(parts), 'conversation')}, reward {found.reward:g}"
+    # A title is asked for beside the task, and is not trained.
+    task = [part for part in parts if not part.side]
+    whole = len(task) == 1 and len(task[0].positions) == 2 and found.success
+    beside = f" and {len(parts) - len(task)} beside" if len(parts) > len(task) else ""
+    said = f"{counted(len(found.steps), 'step')}, {counted(len(task), 'conversation')}{beside}, reward {found.reward:g}"
     sys.stdout.write(f"{harness.name}: {said}\n")
     for step in found.steps[:-1]:
         sys.stdout.write("".join(f"  {turn.strip()[-60:]!r}\n" for turn in readable_turns(step.observation)))

@@ -25,7 +25,7 @@ from agentr_core.stages.report import bills, build_report
 from agentr_core.store.codec.samples import load_samples
 from agentr_core.store.queries.listings import ancestry
 from agentr_core.store.queries.runs import request_use, token_use
-from agentr_core.types import Request
+from agentr_core.types import Instance, Request
 
 pytestmark = pytest.mark.slow
 BOTH = (MATH, RIVER)
@@ -100,6 +100,32 @@ async def test_calls_of_a_beginning_that_was_taken_over_are_not_made_again_and_n
     assert rows == place.store.count("select sum(calls) from v_families") > made, "what a trajectory costs"
     by_operator = dict(place.store.rows("select operator, sum(calls_made) from v_families group by all"))
     assert by_operator["C2"] == 0, "thoughts alone are written anew"
+
+
+async def test_no_more_episodes_than_are_allowed_are_played_at_once(tmp_path: Path, tiny_model_dir: Path) -> None:
+    worlds = set[int]()
+
+    class World(ReasoningWorld):
+        def reset(self, instance: Instance) -> str:
+            worlds.add(id(self))
+            return super().reset(instance)
+
+    def world() -> World:
+        held_out = (replace(MATH, id="t", question="What is 1 + 1?", golds=("2",)),)
+        return World({"train": BOTH, "test": held_out}, Bench(PASSAGES), Rules(extra_calls=2))
+
+    place = await begun(
+        tmp_path,
+        tiny_model_dir,
+        cast(),
+        FAMILY | {"fresh": 6, "rounds": 1},
+        problems=BOTH,
+        make_environment=world,
+        scale={"concurrency": 2},
+    )
+    await evolve(place, 1)
+    # One more is lent for a moment to look at.
+    assert len(worlds) <= 3
 
 
 async def test_what_is_there_is_not_made_again(tmp_path: Path, tiny_model_dir: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -404,6 +405,18 @@ async def test_own_successes_are_the_samples_of_rejection_sampling(site: Sites) 
     assert one.ask("select * from v_orphans") == []
 
 
+async def test_of_many_successes_of_an_instance_the_shortest_may_be_taken(site: Sites) -> None:
+    one = await prepare(site("eto.phases=[rft]", "eto.explore.samples=6", "data.good_per_tree=1"))
+    await explore(one.place, 1)
+    successes = load_samples(one.place.store, iteration_id=one.place.iteration_id(1)).values()
+    won = Counter(sample.instance for sample in successes)
+    assert max(won.values()) > 1
+
+    assert (await dataset(one.place, 1))["samples"]["good"] == len(won)
+    lost = one.ask("select count(*) from rejection where reason = 'good-per-tree-cap'")
+    assert lost == [(len({tuple(sample.messages) for sample in successes}) - len(won),)]
+
+
 async def test_published_rejection_sampling_has_the_experts_episodes_too(site: Sites) -> None:
     one = await prepare(site("eto.phases=[rft]", "eto.rft=with_expert", "eto.explore.samples=6"))
     assert await demonstrate(one.place, 1) == {"expert": 6, "rejected": 0}
@@ -637,6 +650,7 @@ async def test_the_best_of_several_episodes_is_a_metric(site: Sites) -> None:
         (["eto.dpo.loss_type=[best]"], "eto.dpo.loss_type.0: "),
         (["splice.mode=direct"], "splice: belongs to another method than eto"),
         (["data.use=expert"], "data.use: belongs to method agent-r"),
+        (["data.good_per_tree=1"], "data.good_per_tree: belongs to method agent-r"),
         (["method=agent-r", "eto.phases=[sft]"], "eto: belongs to another method than agent-r"),
     ],
 )

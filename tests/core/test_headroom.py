@@ -115,6 +115,12 @@ def test_eto_lives_on_failures_against_an_expert_and_else_on_its_own() -> None:
     assert numbers["expert_pairs"] == pytest.approx(lost, rel=0.1)
     assert numbers["successes"] == pytest.approx(800 - lost, rel=0.1)
     assert "expert pairs" in told.reason
+    alone = parse(
+        {"name": "line", "method": "eto", "model": {"path": "none"}, "data": {"good_per_tree": 1}},
+        ["eto.phases=[rft]", "eto.explore.greedy=false", "eto.explore.samples=3"],
+    )
+    (won, *_) = foresee_exploration(alone, with_expert).forecasts
+    assert won.expected.mean == pytest.approx(sum(1 - (1 - rate) ** 3 for rate in rates), rel=0.1)
     without = Headroom(rates=pass_rates(known), instances=200, has_expert=False)
     assert "own pairs" in foresee_exploration(recipe, without).reason
 

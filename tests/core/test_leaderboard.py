@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,14 @@ def test_an_entry_is_the_last_score_of_a_run() -> None:
     assert entry.core_hours == 3.0, "an hour and a half on two of four processors"
     with pytest.raises(ConfigError, match="no evaluated model"):
         entry_of(replace(REPORT, scores=()), seed=3, seconds=1)
+
+
+def test_of_runs_that_end_at_once_none_is_lost(tmp_path: Path) -> None:
+    page = tmp_path / "boards" / "board.md"
+    entries = [entry_of(replace(REPORT, run_id=f"{number:016x}"), seed=number, seconds=60) for number in range(16)]
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(partial(add, page), entries))
+    assert sorted(entry.run for entry in read(page.with_suffix(".jsonl"))) == [entry.run for entry in entries]
 
 
 def test_a_machine_that_is_not_known_costs_nothing_known() -> None:

@@ -111,7 +111,7 @@ def test_loss_is_on_replies_from_the_reflection_on_and_on_their_ends(wheel: Modu
 
 @pytest.mark.slow
 def test_it_turns_and_repeats_itself_to_the_letter(tmp_path: Path) -> None:
-    process = start("--instances", "3", "--test", "4", "--seed", "0", "0", "--out", str(tmp_path))
+    process = start("--instances", "2", "--test", "2", "--seed", "0", "0", "--out", str(tmp_path))
     told, wrong = process.communicate()
     assert process.returncode == 0, wrong
     lines = [line.split("  ", 1)[1] for line in told.splitlines()]

@@ -59,7 +59,8 @@ def test_a_schedule_plans_its_runs_and_the_clock_starts_them(
                 # A run that is misspelt is Crashed for a moment, until its hook has looked at it.
                 return [run for run in runs_of(own, env) if run["state_type"] in ("COMPLETED", "FAILED")]
 
-            wait_while(serving, lambda: len(ended()) == 2)
+            # Each look is a request, which the server answers on the processor that the runs want.
+            wait_while(serving, lambda: len(ended()) == 2, every=1.0)
             runs = {"more" in run["parameters"]: run for run in ended()}
         check_artifacts(api, "nightly", tmp_path / "runs", runs[True]["id"])
     assert runs[True]["state_type"] == "COMPLETED"

@@ -127,8 +127,8 @@ class Process(Protocol):
     def communicate(self) -> object: ...
 
 
-def wait_for(process: Process, moment: Callable[[], bool], store: Store | None = None) -> None:
-    """Wait until something is so, while a process goes on.
+def wait_for(process: Process, moment: Callable[[], bool], store: Store | None = None, *, every: float = 0.02) -> None:
+    """Wait until something is so, while a process goes on; look `every` so many seconds.
 
     What is asked of a store is asked again only after a write: a look costs 40 ms of a processor,
     and holds the lock that the process wants.
@@ -143,7 +143,7 @@ def wait_for(process: Process, moment: Callable[[], bool], store: Store | None =
             seen = found
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
-        time.sleep(0.02)
+        time.sleep(every)
 
 
 def written(store: Store) -> tuple[tuple[int, int], ...]:

@@ -328,6 +328,9 @@ class FamilyMaker:
     sampler: Sampler
     helper: Helper
     timer: EpisodeTimer
+    playing: asyncio.Semaphore
+    """Bounds the episodes at once: the prompts of all fresh ones of all families would not fit into
+    the cache, and each would be read anew for each reply."""
 
     @property
     def config(self) -> FlywheelConfig:
@@ -380,7 +383,7 @@ class FamilyMaker:
             return False
         if draft.whole is None:
             # No environment is held while models are asked for the draft.
-            async with self.environments.lend(family.work.instance) as env:
+            async with self.playing, self.environments.lend(family.work.instance) as env:
                 drawn, grading = await self._played(family, draft, child_id, env, seed)
         else:
             drawn, grading = DrawnTrajectory(trajectory=draft.whole), None
@@ -520,8 +523,17 @@ class FamilyShard:
                 helpers(equipment, path, sampler, sink) as aside,
                 units_done(equipment.progress, sampler, "questions", total=self.total, done=self.done) as count,
             ):
+                most = in_flight(sampler, 1, wanted=recipe.scale.concurrency)
                 maker = FamilyMaker(
-                    self.iteration, self.checkpoint, equipment, sink, environments, sampler, aside.ask, timer
+                    self.iteration,
+                    self.checkpoint,
+                    equipment,
+                    sink,
+                    environments,
+                    sampler,
+                    aside.ask,
+                    timer,
+                    asyncio.Semaphore(most),
                 )
                 families = {work.family_id: FamilyState(work) for work in self.families}
                 grown = await run_all(
@@ -530,7 +542,7 @@ class FamilyShard:
                     key=lambda work: work.instance.key,
                     errors=recipe.errors,
                     on_error=equipment.on_error(sink, STAGE, self.iteration),
-                    concurrency=in_flight(sampler, 1, wanted=recipe.scale.concurrency),
+                    concurrency=most,
                     on_result=count,
                     total=self.total,
                 )

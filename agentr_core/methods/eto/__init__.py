@@ -6,6 +6,8 @@ Source: arXiv 2403.02502.
 
 from __future__ import annotations
 
+from math import comb
+
 from agentr_core.evaluation.metrics import Forecast, Headroom, Prospect, Run, Tried, mixed, prospect
 from agentr_core.methods.catalogue import (
     DATASET,
@@ -57,9 +59,11 @@ def foresee(recipe: Recipe, headroom: Headroom) -> Prospect:
     eto, rates = recipe.eto, headroom.rates
     played = eto.explore.greedy + eto.explore.samples
     paired = min(played, eto.preferences.per_instance or played)
+    cap = recipe.data.good_per_tree or played
 
     def successes(outcome: Tried, run: Run) -> float:
-        return int(eto.explore.greedy and outcome.greedy) + eto.explore.samples * run(1, 0)
+        first, samples = int(eto.explore.greedy and outcome.greedy), eto.explore.samples
+        return sum(comb(samples, won) * run(won, samples - won) * min(first + won, cap) for won in range(samples + 1))
 
     def failures(outcome: Tried, run: Run) -> float:
         lost = int(eto.explore.greedy and not outcome.greedy) + eto.explore.samples * run(0, 1)
@@ -72,7 +76,7 @@ def foresee(recipe: Recipe, headroom: Headroom) -> Prospect:
         return 1 - (run(samples, 0) if outcome.greedy else run(0, samples))
 
     forecasts = [
-        Forecast(name="successes", expected=rates.total(headroom.instances, successes, per_instance=played)),
+        Forecast(name="successes", expected=rates.total(headroom.instances, successes, per_instance=cap)),
         Forecast(name="own_pairs", expected=rates.total(headroom.instances, contrast, per_instance=1)),
     ]
     if headroom.has_expert:
@@ -187,7 +191,7 @@ METHOD = Method(
     stages=(DEMONSTRATE, THINK, EXPLORE, PREFER, DATASET, TRAIN_ON_PAIRS, EVALUATE),
     plan=plan,
     before=(EVALUATE_BASE,),
-    faults=lambda recipe: [*tree_faults(recipe.data), *eto_faults(recipe.eto)],
+    faults=lambda recipe: [*tree_faults(recipe.data, successes="rft" in recipe.eto.phases), *eto_faults(recipe.eto)],
     describe=_describe,
     sampled=_sampled,
     acting=IN_EXPLORATION,

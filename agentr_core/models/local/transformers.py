@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from agentr_core.errors import DataFault, ModelFault, PromptTooLong
 from agentr_core.fingerprint import fingerprint
 from agentr_core.models.checkpoint_dir import behaviour_files_sha256, check_model_directory, weights_sha256
-from agentr_core.models.local.waves import MAX_WIDTH, StopWatch, cut_at_stop, ids_within, listening, plan, visible_text
-from agentr_core.types import Generation, Request, Sampling
+from agentr_core.models.local.waves import MAX_WIDTH, StopWatch, generation, listening, plan, visible_text
+from agentr_core.types import Generation, Request
 
 if TYPE_CHECKING:
     from agentr_core.models.local.decoding import Decoder, LoadedModel, Reply
@@ -189,10 +189,14 @@ class TransformersModel:
                 f"model {self.name} failed on {len(replies)} replies: {error}; if memory ran out, lower model.max_batch"
             ) from error
         finished = iter(replies)
-        return [
-            [self._generation(next(finished), request.sampling, texts) for _ in range(request.n)]
-            for request in requests
-        ]
+        return [[self._generation(next(finished), request, texts) for _ in range(request.n)] for request in requests]
+
+    def _generation(self, reply: Reply, request: Request, prompts: Sequence[tuple[int, ...]]) -> Generation:
+        logprobs = reply.token_logprobs if reply.logprobs else None
+        prompt, tokens = prompts[reply.prompt], reply.tokens
+        return generation(
+            self.renderer, self._end_ids, prompt, tokens, request.sampling, ended=reply.ended, logprobs=logprobs
+        )
 
     def _asked_for(self, requests: tuple[Request, ...]) -> tuple[list[tuple[int, ...]], list[Reply]]:
         """Return the distinct prompts of requests as token ids, and the replies to draw, in order.
@@ -240,25 +244,6 @@ class TransformersModel:
                 for number in range(request.n)
             ]
         return list(prompts), replies
-
-    def _generation(self, reply: Reply, sampling: Sampling, prompts: Sequence[tuple[int, ...]]) -> Generation:
-        prompt = prompts[reply.prompt]
-        text_of = partial(visible_text, self.renderer, self._end_ids, prompt)
-        whole = text_of(reply.tokens)
-        text, ids = cut_at_stop(whole, sampling), tuple(reply.tokens)
-        cut = bool(sampling.until) and text != whole
-        if cut:
-            ids = ids_within(ids, text, text_of)
-        return Generation(
-            text=text,
-            token_ids=ids,
-            finish_reason="stop" if reply.ended or cut else "length",
-            prompt_tokens=len(prompt),
-            completion_tokens=len(reply.tokens),
-            logprobs=tuple(reply.token_logprobs[: len(ids)]) if reply.logprobs else None,
-            tokenizer=self.renderer.fingerprint,
-            thinks=self.renderer.opens_thought(prompt),
-        )
 
     def _ended(self, tokens: Sequence[int], stops: tuple[str, ...], until: str) -> bool:
         watched = bool(stops or until)

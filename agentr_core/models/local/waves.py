@@ -12,10 +12,11 @@ import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from agentr_core.texts import outside_thoughts
-from agentr_core.types import Sampling
+from agentr_core.types import Generation, Sampling
 
 if TYPE_CHECKING:
     from agentr_core.samples.rendering import Renderer
@@ -75,6 +76,40 @@ def ids_within(ids: Sequence[int], text: str, text_of: Callable[[Sequence[int]],
     while count > 0 and len(text_of(ids[: count - 1])) >= len(text):
         count -= 1
     return tuple(ids[:count])
+
+
+def generation(
+    renderer: Renderer,
+    end_ids: Collection[int],
+    prompt: Sequence[int],
+    tokens: Sequence[int],
+    sampling: Sampling,
+    *,
+    ended: bool,
+    logprobs: Sequence[float] | None,
+) -> Generation:
+    """Return the reply that was sampled as `tokens`, cut where `sampling` ends it.
+
+    Args:
+        ended: whether the model ended it, not its limit of tokens.
+        logprobs: one for each token, or none.
+    """
+    text_of = partial(visible_text, renderer, end_ids, prompt)
+    whole, ids = text_of(tokens), tuple(tokens)
+    text = cut_at_stop(whole, sampling)
+    cut = bool(sampling.until) and text != whole
+    if cut:
+        ids = ids_within(tokens, text, text_of)
+    return Generation(
+        text=text,
+        token_ids=ids,
+        finish_reason="stop" if ended or cut else "length",
+        prompt_tokens=len(prompt),
+        completion_tokens=len(tokens),
+        logprobs=None if logprobs is None else tuple(logprobs[: len(ids)]),
+        tokenizer=renderer.fingerprint,
+        thinks=renderer.opens_thought(prompt),
+    )
 
 
 class StopWatch:

@@ -19,7 +19,7 @@ from agentr_core.fingerprint import derive_seed
 from agentr_core.models.batching import all_or_none, replica_of
 from agentr_core.models.checkpoint_dir import end_ids, read_json, weight_files
 from agentr_core.models.connections import EVENTS, MIB, LargeAnswer, allow_connections, limits, reading
-from agentr_core.models.local.waves import cut_at_stop, ids_within, listening, visible_text
+from agentr_core.models.local.waves import generation, listening, visible_text
 from agentr_core.models.vllm.replicas import Fleet, Launch
 from agentr_core.models.vllm.server.agentr_weights import OTHER_WEIGHTS, PATH, VERSION
 from agentr_core.protocols import HIGHEST_LOGPROB, MOST_TOKENS
@@ -474,21 +474,8 @@ class VllmModel:
             raise ModelFault(f"the vLLM replica at {address} does not sleep: {error.message[:500]}") from error
 
     def _generation(self, choice: Choice, request: Request, prompt: tuple[int, ...]) -> Generation:
-        ids = choice.token_ids
-        text_of = partial(visible_text, self.renderer, self._end_ids, prompt)
-        full_text = text_of(ids)
-        text, token_ids = cut_at_stop(full_text, request.sampling), tuple(ids)
-        is_cut = bool(request.sampling.until) and text != full_text
-        if is_cut:
-            token_ids = ids_within(ids, text, text_of)
         logprobs = choice.logprobs.token_logprobs if request.sampling.logprobs and choice.logprobs else None
-        return Generation(
-            text=text,
-            token_ids=token_ids,
-            finish_reason="length" if choice.finish_reason == "length" and not is_cut else "stop",
-            prompt_tokens=len(prompt),
-            completion_tokens=len(ids),
-            logprobs=None if logprobs is None else tuple(logprobs[: len(token_ids)]),
-            tokenizer=self.renderer.fingerprint,
-            thinks=self.renderer.opens_thought(prompt),
+        ended = choice.finish_reason != "length"
+        return generation(
+            self.renderer, self._end_ids, prompt, choice.token_ids, request.sampling, ended=ended, logprobs=logprobs
         )
