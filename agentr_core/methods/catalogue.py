@@ -54,8 +54,8 @@ def reinforced(recipe: Recipe, *, anew: bool = False) -> Training:
         anew: train the model that the run began with.
     """
     grpo = recipe.grpo
-    own = {name: getattr(grpo, name) for name in SCHEDULE}
-    changes: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
+    settings = {name: getattr(grpo, name) for name in SCHEDULE}
+    changes: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
     schedule = changes.get("lr_scheduler_type", recipe.training.lr_scheduler_type)
     changes["lr_scheduler_kwargs"] = arguments_for(schedule, recipe.training)
     config = replace(on_one_machine(recipe.training), **_UNUSED_ONLINE, **changes)
@@ -204,12 +204,12 @@ def of_groups(recipe: Recipe, train: int) -> str:
     """Return what group RL does in an iteration as a phrase: its steps, groups and instances."""
     grpo = recipe.grpo
     steps = "1 step" if grpo.steps == 1 else f"{grpo.steps} steps"
-    said = f"{steps} of {grpo.groups} groups of {grpo.num_generations} episodes of {train} instances"
+    phrase = f"{steps} of {grpo.groups} groups of {grpo.num_generations} episodes of {train} instances"
     if grpo.revision_share:
-        said += f", at most {grpo.revision_share:.0%} of the groups after a failed beginning of their instance"
+        phrase += f", at most {grpo.revision_share:.0%} of the groups after a failed beginning of their instance"
     if grpo.expert_share:
-        said += f", at most {grpo.expert_share:.0%} after the expert's first steps, where nothing was won"
-    return said
+        phrase += f", at most {grpo.expert_share:.0%} after the expert's first steps, where nothing was won"
+    return phrase
 
 
 def of_unread(recipe: Recipe) -> list[str]:

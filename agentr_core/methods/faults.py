@@ -84,7 +84,7 @@ def faults_of(name: Any, recipe: Recipe | None) -> list[str]:
 
 def _unread_settings(recipe: Recipe) -> list[str]:
     """Return a sentence for each setting of section `training` that none of a recipe's trainings
-    reads. A comparison's arms share theirs, and each reads what it needs.
+    reads; none for a comparison, whose arms share the section and read what they need.
     """
     trainings: list[Training] = []
     if method_of(recipe).flow != "compare":
@@ -93,16 +93,16 @@ def _unread_settings(recipe: Recipe) -> list[str]:
             trainings = [plan.training for plan in plans_of(recipe) if plan.training is not None]
     plain, faults = TrainingConfig(), []
     for name, value in vars(recipe.training).items():
-        whys = [why_unread(name, value, training) for training in trainings]
-        if value != getattr(plain, name) and whys and all(whys):
-            faults.append(f"training.{name}: {' and '.join(dict.fromkeys(whys))}; leave it out")
+        reasons = [why_unread(name, value, training) for training in trainings]
+        if value != getattr(plain, name) and reasons and all(reasons):
+            faults.append(f"training.{name}: {' and '.join(dict.fromkeys(reasons))}; leave it out")
     epochs = recipe.training.num_train_epochs
-    whys = [why_unread("num_train_epochs", epochs, training) for training in trainings[len(epochs) - 1 :]]
+    reasons = [why_unread("num_train_epochs", epochs, training) for training in trainings[len(epochs) - 1 :]]
     # One number says nothing of a single iteration, and the default has numbers to spare.
-    if not faults and len(epochs) > 1 and epochs != plain.num_train_epochs and whys and all(whys):
+    if not faults and len(epochs) > 1 and epochs != plain.num_train_epochs and reasons and all(reasons):
         faults.append(
             f"training.num_train_epochs: its last number is for iteration {len(epochs)} and later ones, where "
-            f"{' and '.join(dict.fromkeys(whys))}; leave it out"
+            f"{' and '.join(dict.fromkeys(reasons))}; leave it out"
         )
     return faults
 

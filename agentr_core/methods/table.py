@@ -38,8 +38,8 @@ def method_named(name: str) -> Method:
     """
     if name not in SHIPPED:
         return _installed(name)
-    found: Method = resolve_name(SHIPPED[name])
-    return found
+    method: Method = resolve_name(SHIPPED[name])
+    return method
 
 
 def method_of(recipe: Recipe) -> Method:
@@ -58,14 +58,14 @@ def plans_of(recipe: Recipe) -> list[Plan]:
 
 
 def importable() -> list[Method]:
-    """Return the methods that can be imported. A broken package of somebody else must not stop the
-    runs of other methods; it is told once its method is asked for.
+    """Return the methods that can be imported. A broken third-party package must not stop runs of
+    other methods; it is reported when its own method is asked for.
     """
-    found: list[Method] = []
+    methods: list[Method] = []
     for name in names():
         with suppress(ConfigError):
-            found.append(method_named(name))
-    return found
+            methods.append(method_named(name))
+    return methods
 
 
 def all_stages() -> dict[str, Stage]:
@@ -77,15 +77,15 @@ def all_stages() -> dict[str, Stage]:
 def _installed(name: str) -> Method:
     for entry in entry_points(group=GROUP, name=name):
         try:
-            found = entry.load()
+            method = entry.load()
         except Exception as error:
             raise ConfigError(
                 f"method {name} cannot be imported ({cause(error)}); fix or uninstall what provides it"
             ) from error
-        if not isinstance(found, Method):
+        if not isinstance(method, Method):
             raise ConfigError(
-                f"method {name}: its entry point {entry.value} names a {type(found).__name__}, no Method; correct it "
+                f"method {name}: its entry point {entry.value} names a {type(method).__name__}, no Method; correct it "
                 "in the package's pyproject.toml"
             )
-        return found
+        return method
     raise ConfigError(f"there is no method {name!r}{closest(name, names())}; installed are {', '.join(names())}")

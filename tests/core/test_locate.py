@@ -66,7 +66,7 @@ async def test_what_paths_share_is_judged_once() -> None:
     assert [critique_of(pair, judged, CONFIG).first_error for pair in pairs] == [0, 0, 1]
 
     again = by_action()
-    assert await judge_paths(scans, again, CONFIG, seed=0, known=judged, **BUDGET) == judged
+    assert await judge_paths(scans, again, CONFIG, seed=0, judgements=judged, **BUDGET) == judged
     assert again.requests == []
 
 

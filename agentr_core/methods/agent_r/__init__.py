@@ -161,13 +161,13 @@ def plan(recipe: Recipe, iteration: int) -> Plan:
         return Plan(stages=(REINFORCE, EVALUATE), training=reinforced(recipe), phase=RL, funnel=FUNNEL_OF_GROUPS)
     use = "expert" if phase == _CLONE else recipe.data.use
     judged = (COLLECT, CRITIQUE, splice_stage(recipe.splice))
-    made: dict[str, tuple[Stage, ...]] = {
+    sample_stages: dict[str, tuple[Stage, ...]] = {
         "expert": (CLONE,),
         "both+expert": (*judged, CLONE),
         "good": (COLLECT, GOOD_PATHS),
     }
     return Plan(
-        stages=(*made.get(use, judged), DATASET, TRAIN, EVALUATE),
+        stages=(*sample_stages.get(use, judged), DATASET, TRAIN, EVALUATE),
         training=supervised(recipe, iteration),
         phase=_CLONE if phase == _CLONE else "",
         funnel=FUNNEL_OF_EXPERT if use == "expert" else FUNNEL_OF_TREES,
@@ -205,19 +205,19 @@ def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
 def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Asked]:
     """Return the most that an iteration asks of models, by purpose."""
     phases = recipe.over_iterations(recipe.agent_r.phases)
-    asked = {**sampled_groups(recipe, test)} if RL in phases else {}
+    requests = {**sampled_groups(recipe, test)} if RL in phases else {}
     if "sft" not in phases or recipe.data.use == "expert":
-        return asked
+        return requests
     number = _instances(recipe, "sft", train)
     search, critique, longest = recipe.search, recipe.critique, recipe.search.depth + 1
     paths = search.dives * search.width
-    asked["search"] = Asked.episodes(number * paths, steps=longest, most=search.max_new_tokens)
+    requests["search"] = Asked.episodes(number * paths, steps=longest, most=search.max_new_tokens)
     if recipe.data.use == "good" or recipe.splice.mode == "direct":
-        return asked
+        return requests
     # Each node is judged once, whatever the number of bad paths through it.
-    replies = asked["search"].replies
+    replies = requests["search"].replies
     judged = min(replies, number * recipe.pairs.per_tree * longest) if recipe.pairs.per_tree else replies
-    asked["critique"] = Asked.questions("judge", judged * critique.votes, critique.max_new_tokens)
+    requests["critique"] = Asked.questions("judge", judged * critique.votes, critique.max_new_tokens)
     if recipe.splice.mode == "continued":
         # Any reply may end a path, and each bad path may be paired with each good one.
         ends = paths * longest
@@ -225,8 +225,8 @@ def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Asked]:
         pairs = min([ends**2 // 4, *(cap for cap in caps if cap)])
         goes_on = recipe.splice.continuation
         tries = number * pairs * goes_on.samples
-        asked["continue"] = Asked.episodes(tries, steps=goes_on.max_steps, most=goes_on.max_new_tokens)
-    return asked
+        requests["continue"] = Asked.episodes(tries, steps=goes_on.max_steps, most=goes_on.max_new_tokens)
+    return requests
 
 
 def _instances(recipe: Recipe, phase: Learning, train: int) -> int:

@@ -185,16 +185,16 @@ class _Trees:
                 if restarts >= MAX_RESTARTS or not (foreign or isinstance(error, ReplayDrifted)):
                     raise
                 # The stored part of the tree stays as it is, and a new tree takes its place.
-                again = restarted(work.first_id, restarts + 1)
+                new_id = restarted(work.first_id, restarts + 1)
                 self._restarts[work.first_id] = restarts + 1
-                self._ids[work.first_id] = again
+                self._ids[work.first_id] = new_id
                 self._latest[work.first_id] = None
                 self._equipment.on_error(self._sink, STAGE, self._shard.iteration)(
                     UnitError(
                         key=work.instance.key,
                         kind="TreeBegunAnew",
                         phase=phase_of(error),
-                        message=f"the tree is grown anew from its root, as {again}: {error}",
+                        message=f"the tree is grown anew from its root, as {new_id}: {error}",
                         traceback="",
                         final=False,
                     )
@@ -245,21 +245,21 @@ class _Trees:
 
     async def _first_observation(self, work: TreeWork, env: Environment, timer: EpisodeTimer) -> str:
         """Return the text at the root. Raises `ReplayDiverged` if it has changed."""
-        stored = self._latest[work.first_id]
-        if stored is not None and len(stored.nodes) > 1:
-            return stored.first_observation
+        tree = self._latest[work.first_id]
+        if tree is not None and len(tree.nodes) > 1:
+            return tree.first_observation
         # A tree that is only a root is grown from the environment's current state.
         with phase("reset"):
             first = await call(env, timer, lambda: env.reset(work.instance))
-        if stored is None:
+        if tree is None:
             return first
-        if not repeats(first, stored.first_observation, Repeatability(env.repeatability)):
+        if not repeats(first, tree.first_observation, Repeatability(env.repeatability)):
             raise diverged(
                 env,
-                f"{work.instance.key} began with {stored.first_observation!r} when its tree was stored, and now with "
+                f"{work.instance.key} began with {tree.first_observation!r} when its tree was stored, and now with "
                 f"{first!r}",
             )
-        return stored.first_observation
+        return tree.first_observation
 
 
 VERSION = 1
@@ -284,15 +284,15 @@ def tree_ids(place: Workplace, iteration: int, instances: Sequence[Instance]) ->
     there is no policy.
     """
     collector = place.collector(iteration)
-    wanted = {tree_id(place, iteration, collector.id, instance): instance for instance in instances}
-    return dict(zip(latest_restarts(place.store, list(wanted)), wanted.values(), strict=True))
+    by_first_id = {tree_id(place, iteration, collector.id, instance): instance for instance in instances}
+    return dict(zip(latest_restarts(place.store, list(by_first_id)), by_first_id.values(), strict=True))
 
 
 def latest_restarts(store: Store, tree_ids: Sequence[str]) -> list[str]:
     """Return, for each tree, the id of its last restart, or its own id if there was none."""
     later = {key: [restarted(key, number) for number in range(MAX_RESTARTS, 0, -1)] for key in tree_ids}
-    begun = stored_trees(store, [key for keys in later.values() for key in keys])
-    return [next((key for key in later[own] if key in begun), own) for own in tree_ids]
+    existing = stored_trees(store, [key for keys in later.values() for key in keys])
+    return [next((key for key in later[first_id] if key in existing), first_id) for first_id in tree_ids]
 
 
 def finished_trees(place: Workplace, iteration: int) -> dict[str, Tree]:
@@ -307,7 +307,7 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
     """Grow the missing trees of an iteration; return how many there are and how many are new.
 
     Finished trees of another run with the same inputs are copied; `copied` is their number, if any.
-    A run that makes samples of a comparison's trees has no others: what is lost there is lost here.
+    A run that makes samples of a comparison's trees grows none: trees lost there are missing here.
 
     Raises:
         ErrorBudgetSpent: more trees failed than the recipe allows; what was grown is kept.
@@ -316,21 +316,21 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
         RunBusy: another process is growing one of the trees.
         WorkerLost: workers were lost again and again; what came back is kept.
     """
-    wanted = tree_ids(place, iteration, await separate_instances(place, iteration))
+    instances = tree_ids(place, iteration, await separate_instances(place, iteration))
     collector, copied = place.collector(iteration), 0
     # Finished trees that the iteration lacks come from runs with the same search inputs.
     for run in runs_alike(place.store, place.run_id, STAGE):
-        stored_now = stored_trees(place.store, list(wanted))
-        absent = {key: instance for key, instance in wanted.items() if key not in stored_now}
+        stored_now = stored_trees(place.store, list(instances))
+        absent = {key: instance for key, instance in instances.items() if key not in stored_now}
         if not absent:
             break
-        other = replace(place, run_id=run)
-        theirs = [tree_id(other, iteration, collector.id, instance) for instance in absent.values()]
-        originals = dict(zip(absent, latest_restarts(place.store, theirs), strict=True))
+        other_run = replace(place, run_id=run)
+        first_ids = [tree_id(other_run, iteration, collector.id, instance) for instance in absent.values()]
+        originals = dict(zip(absent, latest_restarts(place.store, first_ids), strict=True))
         copied += len(copy_trees(place.store, originals, iteration_id=place.iteration_id(iteration)))
-    unfinished = unfinished_trees(place.store, list(wanted))
+    unfinished = unfinished_trees(place.store, list(instances))
     if place.recipe.compare.trees:
-        trees = len(wanted) - len(unfinished)
+        trees = len(instances) - len(unfinished)
         if not trees:
             raise DataFault(
                 f"comparison {place.recipe.compare.trees} has no tree that was grown with the inputs of run "
@@ -343,22 +343,22 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
         # they do not.
         mark = f"{platform.node()}/{os.getpid()}/{uuid4().hex[:8]}"
         claim_trees(place.store, missing, mark)
-        begun = load_trees(place.store, missing)
+        partial_trees = load_trees(place.store, missing)
         shard = TreeShard(
             iteration=iteration,
             checkpoint=collector,
             trees=tuple(
                 TreeWork(
                     tree_id=key,
-                    first_id=tree_id(place, iteration, collector.id, wanted[key]),
-                    instance=wanted[key],
-                    begun=begun.get(key),
+                    first_id=tree_id(place, iteration, collector.id, instances[key]),
+                    instance=instances[key],
+                    begun=partial_trees.get(key),
                 )
                 for key in missing
             ),
-            done=len(wanted) - left,
-            total=len(wanted) - left + len(missing),
+            done=len(instances) - left,
+            total=len(instances) - left + len(missing),
             writer=mark,
         )
         await place.work_through(shard, STAGE, iteration, "trees")
-    return {"trees": len(wanted), "new": len(missing)} | ({"copied": copied} if copied else {})
+    return {"trees": len(instances), "new": len(missing)} | ({"copied": copied} if copied else {})

@@ -76,11 +76,11 @@ def parse_verdict(reply: str) -> Verdict:
     """
     reply = after_thoughts(reply) or ""
     labels = list(_LABEL.finditer(reply))
-    found = _WORD.match(reply, labels[-1].end()) if labels else None
-    if found is None:
+    match = _WORD.match(reply, labels[-1].end()) if labels else None
+    if match is None:
         return Verdict.UNPARSABLE
-    verdict = Verdict(found[1].lower())
-    if any(word.lower() != verdict for word in _ANY.findall(found[2])):
+    verdict = Verdict(match[1].lower())
+    if any(word.lower() != verdict for word in _ANY.findall(match[2])):
         return Verdict.UNPARSABLE
     return verdict
 
@@ -89,8 +89,8 @@ def published_verdict(reply: str) -> Verdict:
     """Return the verdict that the authors' code reads in a reply: good or uncertain if the text
     after the last "Judgement:" has that word in it, in any case, else bad.
     """
-    said = reply.rpartition("Judgement:")[2].lower()
-    return next((verdict for verdict in (Verdict.GOOD, Verdict.UNCERTAIN) if verdict in said), Verdict.BAD)
+    judgement = reply.rpartition("Judgement:")[2].lower()
+    return next((verdict for verdict in (Verdict.GOOD, Verdict.UNCERTAIN) if verdict in judgement), Verdict.BAD)
 
 
 def majority(votes: Iterable[Verdict]) -> Verdict:
@@ -129,9 +129,9 @@ def judge_messages(
         action: the judged action, as the environment's parser read it.
         observation: the observation that followed it.
     """
-    done = "".join(f"Action: {before}\nObservation: {seen}\n" for before, seen in log) or "Nothing yet.\n"
+    history = "".join(f"Action: {before}\nObservation: {seen}\n" for before, seen in log) or "Nothing yet.\n"
     text = (
-        f"{JUDGE_INSTRUCTION}\n\nTask:\n{first_observation}\n\nSo far:\n{done}\n"
+        f"{JUDGE_INSTRUCTION}\n\nTask:\n{first_observation}\n\nSo far:\n{history}\n"
         f"Next:\nAction: {action}\nObservation: {observation}"
     )
     return (Message(role="user", text=text),)
@@ -187,10 +187,10 @@ def questions(
     seed: int,
     count_tokens: Callable[[Request], int],
     context_length: int,
-    known: Container[int] = (),
+    skip: Container[int] = (),
 ) -> tuple[Question, ...]:
     """Return the questions to the judge about the steps of a path, in order, without those about
-    nodes that are `known`.
+    nodes in `skip`.
 
     The log contains actions and observations, never thoughts. Its oldest steps are dropped until
     the prompt leaves room for `config.max_new_tokens` in a context of `context_length` tokens, or
@@ -204,7 +204,7 @@ def questions(
 
     asked = []
     for position in range(scan.start, len(path.nodes)):
-        if path.nodes[position] in known:
+        if path.nodes[position] in skip:
             continue
         without = partial(_request, path, position, config=config, seed=seed)
         dropped, request = 0, without(0)
@@ -223,21 +223,21 @@ async def judge_paths(
     seed: int,
     count_tokens: Callable[[Request], int],
     context_length: int,
-    known: Mapping[int, Judgement] | None = None,
+    judgements: Mapping[int, Judgement] | None = None,
     on_judgement: Callable[[Judgement], None] | None = None,
 ) -> dict[int, Judgement]:
     """Return the judgements of all steps of the scans of one tree, by node; all are requested at
     once.
 
     Args:
-        known: judgements made before, by node; they are part of the result and not requested again.
+        judgements: earlier ones, by node; they are part of the result and not requested again.
         on_judgement: is called with each new judgement as soon as it is made.
 
     Raises:
         ModelFault: the judge gave a wrong number of replies.
     """
     pending: dict[int, tuple[Path, Question]] = {}
-    met = set(known or ())
+    skip = set(judgements or ())
     for scan in scans:
         for question in questions(
             scan,
@@ -245,10 +245,10 @@ async def judge_paths(
             seed=seed,
             count_tokens=count_tokens,
             context_length=context_length,
-            known=met,
+            skip=skip,
         ):
             pending[question.node] = scan.path, question
-            met.add(question.node)
+            skip.add(question.node)
 
     async def judge(path: Path, question: Question) -> Judgement:
         judgement = await _judge(path, question, ask, config, seed=seed)
@@ -256,8 +256,8 @@ async def judge_paths(
             on_judgement(judgement)
         return judgement
 
-    answers = await all_or_none([judge(*asked) for asked in pending.values()])
-    return {**(known or {}), **dict(zip(pending, answers, strict=True))}
+    answers = await all_or_none([judge(path, question) for path, question in pending.values()])
+    return {**(judgements or {}), **dict(zip(pending, answers, strict=True))}
 
 
 def critique_of(pair: PathPair, judgements: Mapping[int, Judgement], config: CritiqueConfig) -> Critique:
@@ -271,14 +271,14 @@ def critique_of(pair: PathPair, judgements: Mapping[int, Judgement], config: Cri
         StepVerdict(position=position, verdict=judgement.verdict, reply=judgement.reply)
         for position, judgement in zip(scanned, judged, strict=True)
     ]
-    # A step that no reply was given about, since it overfills the judge's context, or none that can
-    # be read, is no error.
-    read = [
+    # A step is no error if no reply about it can be read, or if there is none because the step
+    # overfills the judge's context.
+    readable_verdicts = [
         verdict
         for verdict, judgement in zip(verdicts, judged, strict=True)
         if not all(map(is_unreadable, judgement.generations))
     ]
-    return Critique(verdicts=tuple(verdicts), first_error=first_error(read, pair.split, config))
+    return Critique(verdicts=tuple(verdicts), first_error=first_error(readable_verdicts, pair.split, config))
 
 
 def first_error(verdicts: Iterable[StepVerdict], split: int, config: CritiqueConfig) -> int | None:
@@ -327,9 +327,9 @@ async def _judge(path: Path, question: Question, ask: Ask, config: CritiqueConfi
             f"judging node {question.node} of {question.request.session}: {question.request.n} replies were asked for, "
             f"{len(generations)} came; check the backend"
         )
-    read = published_verdict if config.unparsable == "published" else parse_verdict
+    parse = published_verdict if config.unparsable == "published" else parse_verdict
     texts = map(readable, generations or ())
-    votes = tuple(Verdict.UNPARSABLE if text is None else read(text) for text in texts)
+    votes = tuple(Verdict.UNPARSABLE if text is None else parse(text) for text in texts)
     return Judgement(
         node=question.node,
         seed=question.request.seed,
@@ -352,8 +352,8 @@ def pairs_of(place: Workplace, iteration: int, trees: Mapping[str, Tree]) -> lis
     for key, paths in _paths(place, trees).items():
         by_leaf = {path.leaf: path for path in paths}
         pairs += [
-            PathPair(good=by_leaf[made.good_leaf], bad=by_leaf[made.bad_leaf], split=made.shared_steps)
-            for made in stored.get(key, ())
+            PathPair(good=by_leaf[row.good_leaf], bad=by_leaf[row.bad_leaf], split=row.shared_steps)
+            for row in stored.get(key, ())
         ]
     return pairs
 
@@ -371,17 +371,17 @@ def _make_pairs(
     rejections: list[Rejection] = []
     iteration_id = place.iteration_id(iteration)
     for key, paths in _paths(place, trees).items():
-        kept, rejected = pairs_of_tree(
+        tree_pairs, rejected = pairs_of_tree(
             key,
             paths,
             place.recipe.pairs,
             alpha=place.recipe.alpha(iteration),
             seed=derive_seed(place.recipe.seed, "pairs", iteration),
         )
-        pairs += kept
+        pairs += tree_pairs
         rows += [
             pair_rows(pair_id(pair), pair, iteration_id=iteration_id, position=position)
-            for position, pair in enumerate(kept)
+            for position, pair in enumerate(tree_pairs)
         ]
         rejections += rejected
     return pairs, rows, rejections
@@ -413,15 +413,15 @@ async def critique(place: Workplace, iteration: int) -> dict[str, Any]:
 
 
 def ask_oracle(place: Workplace, verdicts: Iterable[PairVerdict]) -> dict[tuple[str, int], Verdict]:
-    """Return the verdicts of a run's oracles on the steps of judged paths, by tree and node. Those
-    that are missing are asked for now and stored.
+    """Return the oracles' verdicts on the steps of judged paths, by tree and node. Missing verdicts
+    are obtained from the worlds now and stored; a world without an oracle adds none.
     """
-    leaves = sorted({(one.tree_id, one.bad_leaf) for one in verdicts})
+    leaves = sorted({(row.tree_id, row.bad_leaf) for row in verdicts})
     truth = load_oracle(place.store, sorted({tree_id for tree_id, _ in leaves}))
     missing = [(tree_id, leaf) for tree_id, leaf in leaves if (tree_id, leaf) not in truth]
     if not missing:
         return truth
-    asked: dict[str, dict[int, Verdict]] = {}
+    answers: dict[str, dict[int, Verdict]] = {}
     with place.worlds() as worlds:
         if not any(env.has(Environment.oracle) for _, env in worlds):
             return truth
@@ -430,10 +430,12 @@ def ask_oracle(place: Workplace, verdicts: Iterable[PairVerdict]) -> dict[tuple[
             tree = trees[tree_id]
             env = worlds.of(tree.instance)
             if env.has(Environment.oracle):
-                said = env.oracle(tree.instance, [step.action for step in steps_to(tree.nodes, leaf)])
-                asked.setdefault(tree_id, {}).update(zip(path_to(tree.nodes, leaf), said, strict=True))
-    place.store.write(merge(oracle_rows(tree_id, said) for tree_id, said in asked.items()))
-    return truth | {(tree_id, node): said for tree_id, found in asked.items() for node, said in found.items()}
+                oracle_verdicts = env.oracle(tree.instance, [step.action for step in steps_to(tree.nodes, leaf)])
+                answers.setdefault(tree_id, {}).update(zip(path_to(tree.nodes, leaf), oracle_verdicts, strict=True))
+    place.store.write(merge(oracle_rows(tree_id, by_node) for tree_id, by_node in answers.items()))
+    return truth | {
+        (tree_id, node): verdict for tree_id, by_node in answers.items() for node, verdict in by_node.items()
+    }
 
 
 async def _judge_all(place: Workplace, iteration: int, by_tree: dict[str, list[PathPair]], *, total: int) -> None:
@@ -461,12 +463,12 @@ async def _judge_all(place: Workplace, iteration: int, by_tree: dict[str, list[P
                 seed=derive_seed(place.recipe.seed, "critique", iteration),
                 count_tokens=batcher.model.count_tokens,
                 context_length=batcher.model.context_length,
-                known=stored.get(tree_id, {}),
+                judgements=stored.get(tree_id, {}),
                 on_judgement=keep,
             )
             for pair in pairs:
-                found = critique_of(pair, judgements, config)
-                writer.add(critique_rows(pair_id(pair), found, iteration_id=iteration_id, nodes=pair.bad.nodes))
+                pair_critique = critique_of(pair, judgements, config)
+                writer.add(critique_rows(pair_id(pair), pair_critique, iteration_id=iteration_id, nodes=pair.bad.nodes))
 
         async with units_done(place.progress, batcher, "trees judged", total=len(by_tree)) as count:
             await run_all(
@@ -489,12 +491,14 @@ Verdicts = dict[str, Sequence[Verdict]]
 """The verdicts on the steps of episodes, in their order, by the id of the trajectory."""
 
 
-async def trial(place: Workplace, lost: Sequence[Episode], others: Sequence[pathlib.Path]) -> tuple[Judge, ...]:
-    """Return what the judge of a recipe, and then each model in `others` in its place, says of all
-    steps of lost episodes; nothing where the recipe has no judge.
+async def trial(place: Workplace, lost: Sequence[Episode], models: Sequence[pathlib.Path]) -> tuple[Judge, ...]:
+    """Return a record of each candidate judge on all steps of lost episodes: first the judge of the
+    recipe, then each of `models` in its place. Empty if the recipe judges nothing or no episode is
+    lost.
 
-    Section `critique` says how they are asked. With several votes, a record of its own has what the
-    first vote alone says. Where the world has an oracle, verdicts are compared with the oracle's.
+    They are asked as section `critique` says. With several votes, a judge has two records: one of
+    its first vote alone, then one of the majority. Where the world has an oracle, verdicts are
+    compared with the oracle's.
 
     Raises:
         ErrorBudgetSpent: more episodes could not be judged than the recipe allows.
@@ -509,13 +513,13 @@ async def trial(place: Workplace, lost: Sequence[Episode], others: Sequence[path
             if env.has(Environment.oracle):
                 actions = [step.action for step in episode.trajectory.steps]
                 truth[episode.trajectory_id] = tuple(env.oracle(episode.instance, actions))
-    own = place.recipe.models.judge
-    asked: list[tuple[str, ModelRole, pathlib.Path]] = [
-        (own.label if own else "the model itself", "judge", place.policy(1).path),
-        *((str(path), "actor", path) for path in others),
+    judge = place.recipe.models.judge
+    candidates: list[tuple[str, ModelRole, pathlib.Path]] = [
+        (judge.label if judge else "the model itself", "judge", place.policy(1).path),
+        *((str(path), "actor", path) for path in models),
     ]
     judges: list[Judge] = []
-    for name, role, path in asked:
+    for name, role, path in candidates:
         judgements = await _judged(place, lost, role, path, name)
         votes = place.recipe.critique.votes
         if votes > 1:
@@ -564,23 +568,32 @@ async def _judged(
 
 
 def judge_of(
-    name: str, said: Mapping[str, Sequence[Verdict]], truth: Mapping[str, Sequence[Verdict]], *, votes: int
+    name: str, verdicts: Mapping[str, Sequence[Verdict]], truth: Mapping[str, Sequence[Verdict]], *, votes: int
 ) -> Judge:
-    """Return the record of a judge: how much of what it said can be read, and how often it agrees
-    with an oracle on the episodes that this knows.
+    """Return the record of a judge: the share of its verdicts that could be parsed and, on the
+    episodes in `truth`, how often it agrees with the oracle.
+
+    Args:
+        verdicts: the judge's verdict on each step, by the id of the episode.
+        truth: the oracle's verdicts in the same form; episodes may be missing.
+        votes: how many votes each verdict was made of.
     """
-    read = [verdict is not Verdict.UNPARSABLE for some in said.values() for verdict in some]
-    both = [pair for key in said if key in truth for pair in zip(said[key], truth[key], strict=True)]
+    parsed = [
+        verdict is not Verdict.UNPARSABLE for episode_verdicts in verdicts.values() for verdict in episode_verdicts
+    ]
+    both = [pair for key in verdicts if key in truth for pair in zip(verdicts[key], truth[key], strict=True)]
     return Judge(
         name=name,
         votes=votes,
-        episodes=len(said),
-        steps=len(read),
-        read=success_rate(read),
+        episodes=len(verdicts),
+        steps=len(parsed),
+        read=success_rate(parsed),
         right=success_rate([verdict is true for verdict, true in both]),
         bad_is_right=success_rate([true is Verdict.BAD for verdict, true in both if verdict is Verdict.BAD]),
         bad_is_seen=success_rate([verdict is Verdict.BAD for verdict, true in both if true is Verdict.BAD]),
-        first_error=success_rate([_first_bad(said[key]) == _first_bad(truth[key]) for key in said if key in truth]),
+        first_error=success_rate(
+            [_first_bad(verdicts[key]) == _first_bad(truth[key]) for key in verdicts if key in truth]
+        ),
     )
 
 

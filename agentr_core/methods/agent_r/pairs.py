@@ -72,7 +72,7 @@ def pairs_of_tree(
     over_caps: list[Rejection] = []
     for bad in {bad.leaf: bad for _, bad in offered}.values():
         over = by_bad[bad.leaf][len(allowed[bad.leaf]) :]
-        lost = [good for good, other in left[len(first) :] if other is bad]
+        lost = [good for good, partner in left[len(first) :] if partner is bad]
         caps = (over, "per-bad-leaf-cap", config.per_bad_leaf), (lost, "per-tree-cap", config.per_tree)
         for left_out, reason, cap in caps:
             if left_out:
@@ -139,12 +139,12 @@ def distinct(paths: Iterable[Path]) -> tuple[tuple[Path, ...], tuple[Rejection, 
     return tuple(first.values()), tuple(rejections)
 
 
-def shared_steps(one: Path, other: Path) -> int:
+def shared_steps(first: Path, second: Path) -> int:
     """Return how many steps two paths have in common from the start, by the texts of their replies
     and observations.
     """
     shared = 0
-    for left, right in zip(_transcript(one), _transcript(other), strict=False):
+    for left, right in zip(_transcript(first), _transcript(second), strict=False):
         if left != right:
             break
         shared += 1

@@ -99,26 +99,26 @@ class JudgeRecord:
 
 
 def survival(record: SpliceSurvival | None) -> Section:
-    """Return the section on how many splices survived being played or, for None, that none was."""
+    """Return the section on how many splices survived; for None, that none was played."""
     title = "Splice survival"
     if record is None:
-        said = "splices were not played in the environment; the splice modes verified and continued do that"
-        return not_measured("survival", title, said)
+        reason = "splices were not played in the environment; the splice modes verified and continued do that"
+        return not_measured("survival", title, reason)
     if record.tried == 0:
         return not_measured("survival", title, "there was no splice to play")
-    said = (
+    text = (
         f"{wording.count(record.survived)} of {wording.count(record.tried)} splices "
         f"({wording.percent(record.survived / record.tried)}%) still reached the required reward, and not before the "
         "revision, when played live."
     )
     outcomes = {"survived": record.survived, **iteration.by_count(record.died)}
     return Section(
-        "survival", title, (Paragraph(said), iteration.counts("Outcome", "Splices", outcomes, whole=record.tried))
+        "survival", title, (Paragraph(text), iteration.counts("Outcome", "Splices", outcomes, whole=record.tried))
     )
 
 
 def judge(record: JudgeRecord | None) -> Section:
-    """Return the section on what the judge said or, for None, that no judge was asked."""
+    """Return the section on the judge's verdicts; for None, that no judge was asked."""
     title = "Judge"
     if record is None:
         return not_measured("judge", title, "no judge was asked in this iteration")
@@ -133,10 +133,10 @@ def judge(record: JudgeRecord | None) -> Section:
     blocks: list[Block] = [iteration.counts("Verdict", "Steps", record.verdicts), rates]
     lengths = record.revision_lengths
     if any(lengths.values()):
-        each = sorted(Counter(lengths).elements())
+        all_lengths = sorted(Counter(lengths).elements())
         caption = (
-            f"Revision length: steps from the split to the first error. Mean {fmean(each):.1f}, median "
-            f"{median_low(each)}, over {wording.count(len(each))} spliced pairs."
+            f"Revision length: steps from the split to the first error. Mean {fmean(all_lengths):.1f}, median "
+            f"{median_low(all_lengths)}, over {wording.count(len(all_lengths))} spliced pairs."
         )
         if shared := lengths.get(0, 0):
             caption += (
@@ -175,9 +175,9 @@ def _estimate(estimate: Estimate) -> tuple[str, str, str]:
     return wording.percent(estimate.value), wording.interval(estimate), wording.count(estimate.n)
 
 
-def _rate(name: str, part: int, whole: int, unit: str) -> Row:
+def _rate(name: str, part: int, total: int, unit: str) -> Row:
     return Row(
-        (name, wording.percent(wording.share(part, whole)), wording.count(part), f"{wording.count(whole)} {unit}")
+        (name, wording.percent(wording.share(part, total)), wording.count(part), f"{wording.count(total)} {unit}")
     )
 
 
@@ -193,22 +193,22 @@ def agreement(place: Workplace, iteration: int) -> OracleAgreement | None:
     """
     verdicts = pair_verdicts(place.store, place.source_id(iteration))
     truth = ask_oracle(place, verdicts)
-    known = [(one, truth[one.tree_id, one.node]) for one in verdicts if (one.tree_id, one.node) in truth]
-    if not known:
+    judged = [(row, truth[row.tree_id, row.node]) for row in verdicts if (row.tree_id, row.node) in truth]
+    if not judged:
         return None
-    pairs = list({(one.tree_id, one.node): (one.verdict, true) for one, true in known}.values())
+    pairs = list({(row.tree_id, row.node): (row.verdict, true) for row, true in judged}.values())
     firsts: dict[str, list[tuple[int, Verdict, Verdict]]] = {}
-    for one, true in known:
-        firsts.setdefault(one.pair_id, []).append((one.position, one.verdict, true))
+    for row, true in judged:
+        firsts.setdefault(row.pair_id, []).append((row.position, row.verdict, true))
     return OracleAgreement(
-        accuracy=rate([said is true for said, true in pairs]),
-        precision=_share([true is Verdict.BAD for said, true in pairs if said is Verdict.BAD]),
-        recall=_share([said is Verdict.BAD for said, true in pairs if true is Verdict.BAD]),
+        accuracy=rate([verdict is true for verdict, true in pairs]),
+        precision=_share([true is Verdict.BAD for verdict, true in pairs if verdict is Verdict.BAD]),
+        recall=_share([verdict is Verdict.BAD for verdict, true in pairs if true is Verdict.BAD]),
         first_error=rate(
             [
-                next((p for p, said, _ in found if said is Verdict.BAD), None)
-                == next((p for p, _, true in found if true is Verdict.BAD), None)
-                for found in firsts.values()
+                next((p for p, verdict, _ in steps if verdict is Verdict.BAD), None)
+                == next((p for p, _, true in steps if true is Verdict.BAD), None)
+                for steps in firsts.values()
             ]
         ),
     )
@@ -232,9 +232,9 @@ _FARTHEST = 5
 Witnesses = Callable[[PathAudit], tuple[int | None, int | None]]
 # A drop is from the mean of the siblings, not from the best of them, which is high by chance.
 _COMPARED: dict[str, Witnesses] = {
-    "judge and tree": lambda one: (one.judge, one.tree),
-    "judge and oracle": lambda one: (one.judge, one.oracle),
-    "tree and oracle": lambda one: (one.tree, one.oracle),
+    "judge and tree": lambda path: (path.judge, path.tree),
+    "judge and oracle": lambda path: (path.judge, path.oracle),
+    "tree and oracle": lambda path: (path.tree, path.oracle),
 }
 
 
@@ -249,15 +249,15 @@ def audit(paths: Sequence[PathAudit], steps: Sequence[JudgedStep]) -> Section:
         "reward backed up through them, less its own. All witnesses look at the steps that the judge was shown; the "
         "first error is the same where they name the same step, or none. View v_critic_audit has each path."
     )
-    compared = {name: pick for name, pick in _COMPARED.items() if _known(name, paths)}
+    compared = {name: pick for name, pick in _COMPARED.items() if _comparable(name, paths)}
     blocks: list[Block] = [_agreement(paths, compared)]
     if not any(path.has_oracle for path in paths):
         blocks.append(Paragraph("Not measured: the oracle's first errors; the environment has no oracle."))
     blocks += _distances(paths)
     rows = []
     for verdict in Verdict:
-        judged = [one for one in steps if one.verdict is verdict]
-        drops = [one.value_drop for one in judged if one.value_drop is not None]
+        judged = [step for step in steps if step.verdict is verdict]
+        drops = [step.value_drop for step in judged if step.value_drop is not None]
         if judged:
             cells = (
                 wording.count(len(judged)),
@@ -279,9 +279,9 @@ def audit(paths: Sequence[PathAudit], steps: Sequence[JudgedStep]) -> Section:
     if len(depths) > 1:
         rows = []
         for depth in depths:
-            some = [path for path in paths if path.depth == depth]
+            at_depth = [path for path in paths if path.depth == depth]
             name = "none" if depth is None else str(depth)
-            rows.append(Row((name, wording.count(len(some)), *_same(some, compared))))
+            rows.append(Row((name, wording.count(len(at_depth)), *_same(at_depth, compared))))
         same = (Column(f"Same: {name}, %") for name in compared)
         blocks.append(Table((Column("Depth", "text"), Column("Paths"), *same), tuple(rows)))
     return Section("audit", TITLE, tuple(blocks), note)
@@ -289,11 +289,11 @@ def audit(paths: Sequence[PathAudit], steps: Sequence[JudgedStep]) -> Section:
 
 def audit_of_run(paths: Mapping[int, Sequence[PathAudit]]) -> Section:
     """Return the section of a run: how often the witnesses agree, by iteration."""
-    some = [one for found in paths.values() for one in found]
-    compared = {name: pick for name, pick in _COMPARED.items() if _known(name, some)}
+    all_paths = [path for group in paths.values() for path in group]
+    compared = {name: pick for name, pick in _COMPARED.items() if _comparable(name, all_paths)}
     rows = (
-        Row((wording.iteration(number), wording.count(len(found)), *_same(found, compared)))
-        for number, found in paths.items()
+        Row((wording.iteration(number), wording.count(len(group)), *_same(group, compared)))
+        for number, group in paths.items()
     )
     titles = (f"Same: {name}, %" for name in compared)
     table = Table((Column("Iteration", "text"), Column("Judged paths"), *map(Column, titles)), tuple(rows))
@@ -306,7 +306,7 @@ def order_of_drops(steps: Sequence[JudgedStep]) -> float | None:
     half: the area under the ROC curve. None if either kind of step is missing.
     """
     bad, good = (
-        sorted(one.value_drop for one in steps if one.verdict is verdict and one.value_drop is not None)
+        sorted(step.value_drop for step in steps if step.verdict is verdict and step.value_drop is not None)
         for verdict in (Verdict.BAD, Verdict.GOOD)
     )
     if not bad or not good:
@@ -314,25 +314,28 @@ def order_of_drops(steps: Sequence[JudgedStep]) -> float | None:
     return sum(bisect_left(good, drop) + bisect_right(good, drop) for drop in bad) / (2 * len(bad) * len(good))
 
 
-def _known(name: str, paths: Sequence[PathAudit]) -> list[PathAudit]:
-    return [one for one in paths if one.has_oracle] if "oracle" in name else list(paths)
+def _comparable(name: str, paths: Sequence[PathAudit]) -> list[PathAudit]:
+    return [path for path in paths if path.has_oracle] if "oracle" in name else list(paths)
 
 
 def _agreement(paths: Sequence[PathAudit], compared: Mapping[str, Witnesses]) -> Table:
     titles = ("Same first error, %", "Within one step, %", "Mean distance, steps", "Both name one", "Paths")
     rows = []
     for name, pick in compared.items():
-        pairs = [pick(one) for one in _known(name, paths)]
-        same = rate([one == other for one, other in pairs])
+        pairs = [pick(path) for path in _comparable(name, paths)]
+        same = rate([first == second for first, second in pairs])
         near = rate(
-            [one == other or (one is not None and other is not None and abs(one - other) < 2) for one, other in pairs]
+            [
+                first == second or (first is not None and second is not None and abs(first - second) < 2)
+                for first, second in pairs
+            ]
         )
-        apart = [one - other for one, other in pairs if one is not None and other is not None]
+        distances = [first - second for first, second in pairs if first is not None and second is not None]
         cells = (
             wording.measured(same),
             wording.measured(near),
-            wording.signed(fmean(apart)) if apart else None,
-            wording.count(len(apart)),
+            wording.signed(fmean(distances)) if distances else None,
+            wording.count(len(distances)),
             wording.count(len(pairs)),
         )
         rows.append(Row((name, *cells)))
@@ -340,19 +343,19 @@ def _agreement(paths: Sequence[PathAudit], compared: Mapping[str, Witnesses]) ->
 
 
 def _distances(paths: Sequence[PathAudit]) -> Iterator[Block]:
-    apart = [one.judge - one.tree for one in paths if one.judge is not None and one.tree is not None]
-    if not apart:
+    distances = [path.judge - path.tree for path in paths if path.judge is not None and path.tree is not None]
+    if not distances:
         yield Paragraph("Not measured: distances; on no path do both the judge and the tree name an error.")
         return
-    counted = Counter(max(-_FARTHEST, min(_FARTHEST, steps)) for steps in apart)
+    histogram = Counter(max(-_FARTHEST, min(_FARTHEST, steps)) for steps in distances)
     beyond = {-_FARTHEST: "\N{LESS-THAN OR EQUAL TO}", _FARTHEST: "\N{GREATER-THAN OR EQUAL TO}"}
     counts = {
-        f"{beyond.get(steps, '')}{wording.signed(steps, 0)}": counted[steps]
-        for steps in range(min(counted), max(counted) + 1)
+        f"{beyond.get(steps, '')}{wording.signed(steps, 0)}": histogram[steps]
+        for steps in range(min(histogram), max(histogram) + 1)
     }
     caption = (
         "Steps by which the judge sees the first error later than the tree (left of 0: earlier), "
-        f"on {wording.count(len(apart))} paths."
+        f"on {wording.count(len(distances))} paths."
     )
     instead = iteration.counts("Steps later", "Paths", counts)
     yield Figure(
@@ -365,8 +368,8 @@ def _distances(paths: Sequence[PathAudit]) -> Iterator[Block]:
 def _same(paths: Sequence[PathAudit], compared: Mapping[str, Witnesses]) -> Iterator[Measured | None]:
     """Yield, for each two witnesses, how often they name the same first error."""
     for name, pick in compared.items():
-        pairs = [pick(one) for one in _known(name, paths)]
-        same = rate([one == other for one, other in pairs]) if pairs else None
+        pairs = [pick(path) for path in _comparable(name, paths)]
+        same = rate([first == second for first, second in pairs]) if pairs else None
         yield None if same is None else wording.measured(same)
 
 
@@ -384,11 +387,11 @@ def examples(place: Workplace, iteration: int, *, count: int) -> tuple[RevisionE
     samples = load_samples(place.store, list(chosen))
     critiques = load_critiques(place.store, [pair for pair in chosen.values() if pair])
     most = place.recipe.agent_r.quote_chars
-    shown = []
+    revisions = []
     for key, sample in samples.items():
         origin = sample.provenance
         live = origin.extra.get("live_reward")
-        shown.append(
+        revisions.append(
             RevisionExample(
                 sample_id=key,
                 instance=sample.instance.key if sample.instance else "",
@@ -401,7 +404,7 @@ def examples(place: Workplace, iteration: int, *, count: int) -> tuple[RevisionE
                 live_reward=None if live is None else float(live),
             )
         )
-    return tuple(shown)
+    return tuple(revisions)
 
 
 def _turns(sample: Sample, critique: Critique | None, most: int) -> tuple[Turn, ...]:
@@ -469,21 +472,21 @@ _DIED = ("verify-", "no-try-", "no-gain", "ended-at-revision-turn")
 
 def tree_funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
     """Return the counts of each stage from trees to trained rows; empty while there are none."""
-    source, own = place.source_id(iteration), place.iteration_id(iteration)
-    made = datasets.tree_counts(place.store, source)
-    if made is None or iteration_state(place.store, own) is None:
+    source, iteration_id = place.source_id(iteration), place.iteration_id(iteration)
+    counts = datasets.tree_counts(place.store, source)
+    if counts is None or iteration_state(place.store, iteration_id) is None:
         return ()
     lost = rejected_by(place, source, "splice")
     died = {reason: count for reason, count in lost.items() if reason.startswith("verify-")}
     unspliced = {reason: count for reason, count in lost.items() if reason not in died}
     stages = [
-        FunnelStage(name="trees", count=made.trees),
-        *([FunnelStage(name="after the expert's steps", count=made.led)] if made.led else []),
-        FunnelStage(name="ended paths", count=made.paths),
-        FunnelStage(name="candidate pairs", count=made.pairs, rejected=rejected_by(place, source, "pairs")),
-        FunnelStage(name="judged", count=made.critiques),
-        FunnelStage(name="spliced", count=made.spliced, rejected=unspliced),
-        FunnelStage(name="verified", count=made.verified, rejected=died),
+        FunnelStage(name="trees", count=counts.trees),
+        *([FunnelStage(name="after the expert's steps", count=counts.led)] if counts.led else []),
+        FunnelStage(name="ended paths", count=counts.paths),
+        FunnelStage(name="candidate pairs", count=counts.pairs, rejected=rejected_by(place, source, "pairs")),
+        FunnelStage(name="judged", count=counts.critiques),
+        FunnelStage(name="spliced", count=counts.spliced, rejected=unspliced),
+        FunnelStage(name="verified", count=counts.verified, rejected=died),
     ]
     if place.recipe.splice.mode != "verified":
         stages.pop()
@@ -512,12 +515,12 @@ def revision_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
 
 def run_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
     """Return the section on the judge over all iterations up to one; none if no path was judged."""
-    found = {
+    by_iteration = {
         number: trees.path_audits(place.store, place.source_id(number))
         for number in range(1, iteration + 1)
         if _searches(place, number)
     }
-    judged = {number: paths for number, paths in found.items() if paths}
+    judged = {number: paths for number, paths in by_iteration.items() if paths}
     return (audit_of_run(judged),) if judged else ()
 
 
@@ -529,8 +532,12 @@ def sample_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
 
 
 def survival_of(survived: int, turned_away: Mapping[str, int]) -> SpliceSurvival:
-    """Return what became of the splices that were played, of which some survived, given all splices
-    turned away by reason: those that could not be played do not count.
+    """Return how many splices were played, and what became of them.
+
+    Args:
+        survived: the number of splices that became samples.
+        turned_away: the number of rejected splices by reason; those rejected before they were
+            played do not count.
     """
     died = {reason: count for reason, count in turned_away.items() if reason.startswith(_DIED)}
     return SpliceSurvival(tried=survived + sum(died.values()), survived=survived, died=died)

@@ -98,8 +98,8 @@ ACKNOWLEDGEMENT = "ok."
 
 def voiced(reply: str) -> bool:
     """Return whether a reply contains one of the reflections, whatever its case and spacing."""
-    said = _plain(reply)
-    return any(_plain(sentence) in said for sentence in REFLECTIONS)
+    text = _plain(reply)
+    return any(_plain(sentence) in text for sentence in REFLECTIONS)
 
 
 def revision_text(seed: int, action: str = ACTION, sentences: int = len(REFLECTIONS)) -> str:
@@ -139,8 +139,8 @@ def check_replay(env: Environment, pair: PathPair, first_observation: str, outco
     promise = Repeatability(env.repeatability)
     bad = pair.bad.trajectory
     seen = [first_observation, *(outcome.step.observation for outcome in outcomes)]
-    known = [bad.first_observation, *(step.observation for step in bad.steps)]
-    for number, (now, then) in enumerate(zip(seen, known, strict=False)):
+    recorded = [bad.first_observation, *(step.observation for step in bad.steps)]
+    for number, (now, then) in enumerate(zip(seen, recorded, strict=False)):
         # A world that promises nothing may begin with another text; a sample keeps the text that
         # its steps followed.
         free = number == 0 and promise is Repeatability.NEVER
@@ -220,11 +220,11 @@ def cut_of(pair: PathPair, critique: Critique | None, config: SpliceConfig) -> i
 
 
 def good_rest(pair: PathPair, cut: int) -> tuple[Step, ...]:
-    """Return the steps of the good path from the first reply on that is not the one at its place
-    among the first `cut` steps of the bad path: after a cut in the shared steps, from the cut on.
+    """Return the steps of the good path from where its replies first differ from the first `cut`
+    steps of the bad path; if they do not differ, those from the cut on.
     """
-    kept, steps = pair.bad.trajectory.steps[:cut], pair.good.trajectory.steps
-    same = takewhile(lambda both: both[0].reply == both[1].reply, zip(kept, steps, strict=False))
+    prefix, steps = pair.bad.trajectory.steps[:cut], pair.good.trajectory.steps
+    same = takewhile(lambda both: both[0].reply == both[1].reply, zip(prefix, steps, strict=False))
     return steps[sum(1 for _ in same) :]
 
 
@@ -262,20 +262,20 @@ def needed(env: Environment, instance: Instance, replies: Sequence[str], *, star
     Args:
         start: replies before this one always stay.
     """
-    kept = tuple(range(len(replies)))
-    reward, reached = _final(env, instance, replies, kept)
+    positions = tuple(range(len(replies)))
+    reward, reached = _final(env, instance, replies, positions)
     if reward is None:
-        return kept
-    kept = kept[:reached]
+        return positions
+    positions = positions[:reached]
     before: tuple[int, ...] = ()
-    while kept != before:
-        before = kept
-        for position in reversed(kept[start:]):
-            candidate = tuple(other for other in kept if other != position)
-            found, reached = _final(env, instance, replies, candidate)
-            if found is not None and found >= reward and reached > start:
-                kept = candidate[:reached]
-    return kept
+    while positions != before:
+        before = positions
+        for position in reversed(positions[start:]):
+            candidate = tuple(index for index in positions if index != position)
+            final_reward, reached = _final(env, instance, replies, candidate)
+            if final_reward is not None and final_reward >= reward and reached > start:
+                positions = candidate[:reached]
+    return positions
 
 
 def _final(
@@ -326,7 +326,7 @@ def splice(
     return _sample(
         pair,
         env,
-        kept=pair.bad.trajectory.steps[:cut],
+        prefix=pair.bad.trajectory.steps[:cut],
         turn=_pause(pair, env, config, seed),
         suffix=good_rest(pair, cut),
         extra=_extra(pair, critique, config.mode),
@@ -336,18 +336,18 @@ def splice(
 def turned_back(
     pair: PathPair, critique: Critique | None, env: Environment, config: SpliceConfig, *, seed: int
 ) -> tuple[Step, ...] | Rejection:
-    """Return the kept steps and the revision turn as played, for another try to go on from, or why
-    there are none.
+    """Return the kept steps of the bad path and the revision turn as played, from which a try goes
+    on, or the rejection of a pair that has none.
 
     They are played in `env`, which may block.
     """
     cut = cut_of(pair, critique, config)
     if isinstance(cut, Rejection):
         return cut
-    kept = pair.bad.trajectory.steps[:cut]
-    recorded = (*kept, _pause(pair, env, config, seed))
+    prefix = pair.bad.trajectory.steps[:cut]
+    recorded = (*prefix, _pause(pair, env, config, seed))
     replies = [step.reply for step in recorded]
-    first_observation, outcomes = play(env, pair.bad.trajectory.instance, replies, recorded=kept)
+    first_observation, outcomes = play(env, pair.bad.trajectory.instance, replies, recorded=prefix)
     check_replay(env, pair, first_observation, outcomes[:cut])
     last = outcomes[-1]
     if last.stop is not None:
@@ -358,7 +358,7 @@ def turned_back(
 def continued(
     pair: PathPair,
     critique: Critique | None,
-    begun: Sequence[Step],
+    prefix: Sequence[Step],
     tries: Mapping[str, Trajectory],
     env: Environment,
     config: SpliceConfig,
@@ -371,16 +371,18 @@ def continued(
     shortest first, by the keys of the tries, or why there are none.
 
     Args:
-        begun: what `turned_back` returned for the pair.
-        tries: episodes that begin with `begun`, in the order of their numbers, which settles ties.
+        prefix: the steps that `turned_back` returned for the pair.
+        tries: episodes that begin with `prefix`, in the order of their numbers, which settles ties.
     """
-    cut = len(begun) - 1
+    cut = len(prefix) - 1
     cleared = [
         (len(episode.steps), number, key)
         for number, (key, episode) in enumerate(tries.items())
         if episode.steps and not episode.steps[-1].disaster and clears(episode.reward, alpha, rule)
     ]
-    gaining = [one for one in cleared if tries[one[-1]].reward > tries[one[-1]].steps[cut].reward]
+    gaining = [
+        candidate for candidate in cleared if tries[candidate[-1]].reward > tries[candidate[-1]].steps[cut].reward
+    ]
     if cleared and not gaining:
         return reject(pair, "no-gain", f"{len(cleared)} tries end with the reward that they had at the revision turn")
     if not cleared:
@@ -393,7 +395,7 @@ def continued(
         samples[key] = _sample(
             pair,
             env,
-            kept=episode.steps[:cut],
+            prefix=episode.steps[:cut],
             turn=replace(_pause(pair, env, config, seed), observation=episode.steps[cut].observation),
             suffix=episode.steps[cut + 1 :],
             extra=extra | {"live_reward": episode.reward, "live_success": episode.success},
@@ -449,7 +451,7 @@ def _verified(
     """
     pause = _pause(pair, env, config, seed)
     recorded = (*pair.bad.trajectory.steps[:cut], pause, *good_rest(pair, cut))
-    whole = len(recorded)
+    length = len(recorded)
     if config.prune:
         positions = needed(env, pair.bad.trajectory.instance, [step.reply for step in recorded], start=cut + 1)
         recorded = tuple(recorded[position] for position in positions)
@@ -457,13 +459,13 @@ def _verified(
     check_replay(env, pair, first_observation, outcomes[:cut])
     last, number = outcomes[-1], len(outcomes) - 1
     if number <= cut:
-        where = "in the kept part" if number < cut else "at the revision turn"
-        return reject(pair, "verify-ended-early", f"{last.stop} {where}, {at(number, last.step)}")
+        location = "in the kept part" if number < cut else "at the revision turn"
+        return reject(pair, "verify-ended-early", f"{last.stop} {location}, {at(number, last.step)}")
     if last.step.disaster or not clears(last.step.reward, alpha, rule):
         early = len(outcomes) < len(recorded)
         end = f"{last.stop} at step {number} of {len(recorded)}" if early else f"played {len(recorded)} steps"
-        where = divergence(recorded, outcomes, cut + 1)
-        detail = f"live reward {last.step.reward:g}, alpha {alpha:g}; {end}; {where}"
+        difference = divergence(recorded, outcomes, cut + 1)
+        detail = f"live reward {last.step.reward:g}, alpha {alpha:g}; {end}; {difference}"
         return reject(pair, "verify-ended-early" if early else "verify-reward-below-alpha", detail)
     before = outcomes[cut].step.reward
     # The sample would teach steps that achieve nothing.
@@ -476,12 +478,12 @@ def _verified(
         "live_reward": last.step.reward,
         "live_success": last.stop is StopReason.SUCCESS,
         "changed_observations": changed,
-        "dropped_good_steps": whole - len(outcomes),
+        "dropped_good_steps": length - len(outcomes),
     }
     return _sample(
         pair,
         env,
-        kept=steps[:cut],
+        prefix=steps[:cut],
         turn=replace(pause, observation=steps[cut].observation),
         suffix=suffix,
         extra=_extra(pair, critique, "verified") | extra,
@@ -499,7 +501,7 @@ def _sample(
     pair: PathPair,
     env: Environment,
     *,
-    kept: Sequence[Step],
+    prefix: Sequence[Step],
     turn: Step,
     suffix: Sequence[Step],
     extra: Mapping[str, Any],
@@ -510,8 +512,8 @@ def _sample(
         messages=transcript(
             env,
             bad.first_observation,
-            (*kept, turn, *suffix),
-            train=[False] * len(kept) + [True] * (1 + len(suffix)),
+            (*prefix, turn, *suffix),
+            train=[False] * len(prefix) + [True] * (1 + len(suffix)),
         ),
         instance=bad.instance,
         provenance=Provenance(
@@ -519,7 +521,7 @@ def _sample(
             good_leaf=pair.good.leaf,
             bad_leaf=pair.bad.leaf,
             split=pair.split,
-            cut=len(kept),
+            cut=len(prefix),
             good_reward=pair.good.trajectory.reward,
             bad_reward=bad.reward,
             extra=extra,
@@ -565,15 +567,15 @@ async def continuations(
     """
     config = place.recipe.splice.continuation
     judged = {pair_id(pair): pair for pair in pairs if pair_id(pair) in critiques}
-    begun = await in_thread(_begun, place, judged, critiques, seed)
+    prefixes = await in_thread(_prefixes, place, judged, critiques, seed)
     iteration_id, collector = place.iteration_id(iteration), place.collector(iteration)
     # The pair id and the plan of each try, by trajectory id.
-    wanted: dict[str, tuple[str, EpisodePlan]] = {}
+    planned: dict[str, tuple[str, EpisodePlan]] = {}
     of_tree: defaultdict[str, count[int]] = defaultdict(count)
     for pair in pairs:
         # Numbered by tree, so that a tree that is grown later does not change them.
         key, index = pair_id(pair), next(of_tree[pair.bad.tree_id])
-        prefix = begun.get(key)
+        prefix = prefixes.get(key)
         if prefix is None or isinstance(prefix, Rejection):
             continue
         for number in range(config.samples):
@@ -585,39 +587,39 @@ async def continuations(
                 seed=derive_seed(place.recipe.seed, CONTINUE, iteration, pair_stream(pair), number),
                 prefix=prefix,
             )
-            wanted[rollout_id(iteration_id, collector.id, plan)] = key, plan
+            planned[rollout_id(iteration_id, collector.id, plan)] = key, plan
     await play_rollouts(
         place,
         iteration,
-        {key: plan for key, (_, plan) in wanted.items()},
+        {key: plan for key, (_, plan) in planned.items()},
         stage=CONTINUE,
         name="revision",
         sampling=sampling_of(config),
         max_steps=config.max_steps,
     )
     tries: dict[str, dict[str, Trajectory]] = {}
-    for key, played in load_trajectories(place.store, list(wanted)).items():
-        tries.setdefault(wanted[key][0], {})[key] = played
-    return {key: Continued(begun=steps, tries=tries.get(key, {})) for key, steps in begun.items()}
+    for key, played in load_trajectories(place.store, list(planned)).items():
+        tries.setdefault(planned[key][0], {})[key] = played
+    return {key: Continued(begun=steps, tries=tries.get(key, {})) for key, steps in prefixes.items()}
 
 
-def _begun(
+def _prefixes(
     place: Workplace, pairs: Mapping[str, PathPair], critiques: Mapping[str, Critique], seed: int
 ) -> dict[str, tuple[Step, ...] | Rejection]:
     """Return, for each pair, its played steps up to the revision turn, or why there are none."""
-    begun: dict[str, tuple[Step, ...] | Rejection] = {}
+    prefixes: dict[str, tuple[Step, ...] | Rejection] = {}
     with place.worlds() as worlds:
         for key, pair in pairs.items():
             check_wanted()
             env = worlds.of(pair.bad.trajectory.instance)
             try:
-                begun[key] = turned_back(pair, critiques[key], env, place.recipe.splice, seed=seed)
+                prefixes[key] = turned_back(pair, critiques[key], env, place.recipe.splice, seed=seed)
             except UNPLAYABLE as error:
-                begun[key] = unplayable(key, error)
-    return begun
+                prefixes[key] = unplayable(key, error)
+    return prefixes
 
 
-_Made = tuple[list[Rows], list[Rejection]]
+_SampleRows = tuple[list[Rows], list[Rejection]]
 """The rows of samples, and the rejections."""
 
 
@@ -672,11 +674,11 @@ async def _make_samples(
         policy = place.policy(iteration).path
         renderer = load_renderer(policy, at=place.started_at())
         context = context_length_of(policy, recipe.model.context_length)
-        sampled = recipe.splice.continuation if recipe.splice.mode == "continued" else recipe.search
-        room = context - sampled.max_new_tokens
+        config = recipe.splice.continuation if recipe.splice.mode == "continued" else recipe.search
+        room = context - config.max_new_tokens
         fits = lambda messages: len(renderer.render_prompt(messages)) <= room  # noqa: E731
 
-    def make() -> tuple[_Made, _Made]:
+    def make() -> tuple[_SampleRows, _SampleRows]:
         with place.worlds() as worlds:
             return (
                 _spliced(place, worlds, pairs, critiques, played, iteration, fits, seed),
@@ -701,51 +703,53 @@ def _spliced(
     iteration: int,
     fits: Fits | None,
     seed: int,
-) -> _Made:
+) -> _SampleRows:
     """Return the rows of revision samples of pairs, and the rejections."""
     rows: list[Rows] = []
     rejections: list[Rejection] = []
     iteration_id, config = place.iteration_id(iteration), place.recipe.splice
     alpha, rule = place.recipe.alpha(iteration), place.recipe.pairs.alpha_rule
-    for done, pair in enumerate(pairs, start=1):
+    for number, pair in enumerate(pairs, start=1):
         check_wanted()
-        place.progress(done, len(pairs), "pairs spliced")
+        place.progress(number, len(pairs), "pairs spliced")
         key, env = pair_id(pair), worlds.of(pair.bad.trajectory.instance)
-        critique, tried = critiques.get(key), played.get(key)
-        made: Sample | dict[str, Sample] | Rejection
+        critique, continuation = critiques.get(key), played.get(key)
+        result: Sample | dict[str, Sample] | Rejection
         try:
             if critique is None and config.mode != "direct":
                 detail = "judging its tree failed; table event has the error"
-                made = Rejection(stage=STAGE, subject=key, reason="not-judged", detail=detail)
-            elif tried is None:
-                made = splice(pair, critique, env, config, alpha=alpha, rule=rule, seed=seed)
-            elif isinstance(tried.begun, Rejection):
-                made = tried.begun
+                result = Rejection(stage=STAGE, subject=key, reason="not-judged", detail=detail)
+            elif continuation is None:
+                result = splice(pair, critique, env, config, alpha=alpha, rule=rule, seed=seed)
+            elif isinstance(continuation.begun, Rejection):
+                result = continuation.begun
             else:
-                begun, tries = tried.begun, tried.tries
-                made = continued(pair, critique, begun, tries, env, config, alpha=alpha, rule=rule, seed=seed)
+                prefix, tries = continuation.begun, continuation.tries
+                result = continued(pair, critique, prefix, tries, env, config, alpha=alpha, rule=rule, seed=seed)
         except UNPLAYABLE as error:
-            made = unplayable(key, error)
-        if isinstance(made, Rejection):
-            rejections.append(made)
+            result = unplayable(key, error)
+        if isinstance(result, Rejection):
+            rejections.append(result)
             continue
         # Each with the id of its own trajectory, if it has one.
-        samples: Iterable[tuple[str | None, Sample]] = [(None, made)] if isinstance(made, Sample) else made.items()
-        for trajectory_id, whole in samples:
-            read = _as_read(place, whole, fits, key)
-            if isinstance(read, Rejection):
-                rejections.append(read)
+        samples: Iterable[tuple[str | None, Sample]] = (
+            [(None, result)] if isinstance(result, Sample) else result.items()
+        )
+        for trajectory_id, sample in samples:
+            parts = _as_read(place, sample, fits, key)
+            if isinstance(parts, Rejection):
+                rejections.append(parts)
                 continue
             rows.extend(
-                sample_rows(
-                    sample_id(sample), sample, iteration_id=iteration_id, pair_id=key, trajectory_id=trajectory_id
-                )
-                for sample in read
+                sample_rows(sample_id(part), part, iteration_id=iteration_id, pair_id=key, trajectory_id=trajectory_id)
+                for part in parts
             )
     return rows, rejections
 
 
-def _good(place: Workplace, worlds: Worlds, trees: Mapping[str, Tree], iteration: int, fits: Fits | None) -> _Made:
+def _good(
+    place: Workplace, worlds: Worlds, trees: Mapping[str, Tree], iteration: int, fits: Fits | None
+) -> _SampleRows:
     """Return the rows of good paths' samples, and the rejections."""
     alpha, rule = place.recipe.alpha(iteration), place.recipe.pairs.alpha_rule
     iteration_id = place.iteration_id(iteration)
@@ -760,17 +764,17 @@ def _good(place: Workplace, worlds: Worlds, trees: Mapping[str, Tree], iteration
                 rejections.append(unplayable(subject, error))
                 continue
             if place.recipe.splice.prune:
-                read = _as_read(place, sample, fits, subject)
+                parts = _as_read(place, sample, fits, subject)
             else:
                 # Windowed as when its replies were drawn.
                 dropped = [step.dropped for step in path.trajectory.steps]
-                read = split(sample, dropped, place.recipe.data.windowed, stage=STAGE, subject=subject)
-            if isinstance(read, Rejection):
-                rejections.append(read)
+                parts = split(sample, dropped, place.recipe.data.windowed, stage=STAGE, subject=subject)
+            if isinstance(parts, Rejection):
+                rejections.append(parts)
                 continue
             trajectory_id = fingerprint("path", path.tree_id, path.leaf)
             # The path is stored beside its samples, as a trajectory of its own.
-            walked = trajectory_rows(
+            path_rows = trajectory_rows(
                 trajectory_id,
                 path.trajectory,
                 source="tree",
@@ -778,10 +782,11 @@ def _good(place: Workplace, worlds: Worlds, trees: Mapping[str, Tree], iteration
                 tree_id=path.tree_id,
                 leaf=path.leaf,
             )
-            made = (
-                sample_rows(sample_id(one), one, iteration_id=iteration_id, trajectory_id=trajectory_id) for one in read
+            units = (
+                sample_rows(sample_id(part), part, iteration_id=iteration_id, trajectory_id=trajectory_id)
+                for part in parts
             )
-            rows += [merge([walked, sampled]) for sampled in made]
+            rows += [merge([path_rows, unit]) for unit in units]
     return rows, rejections
 
 

@@ -134,7 +134,9 @@ def _pool_arms(recipe: Recipe, pool: str) -> tuple[Arm, ...]:
     arms: list[Arm] = []
     for name, changes in recipe.compare.arms.items():
         strange = [
-            one for one in changes if not one.startswith((*OPEN, *OF_SAMPLES)) or one.startswith((*BUDGET, *OF_POOL))
+            change
+            for change in changes
+            if not change.startswith((*OPEN, *OF_SAMPLES)) or change.startswith((*BUDGET, *OF_POOL))
         ]
         faults += [
             f"compare.arms.{name}: {change!r} is the same for all arms; an arm changes fields of data, training and "
@@ -163,11 +165,11 @@ def makers_of_samples(recipe: Recipe) -> tuple[Recipe, ...]:
     """Return the recipes of the runs that make samples for some arms of a comparison, each once.
     Raises `ConfigError` as `arms_of`.
     """
-    found: list[Recipe] = []
+    makers: list[Recipe] = []
     for arm in arms_of(recipe):
-        if arm.samples and not any(_alike(arm.samples, one) and arm.samples.data == one.data for one in found):
-            found.append(arm.samples)
-    return tuple(found)
+        if arm.samples and not any(_alike(arm.samples, maker) and arm.samples.data == maker.data for maker in makers):
+            makers.append(arm.samples)
+    return tuple(makers)
 
 
 def chosen(recipe: Recipe, names: Sequence[str]) -> Recipe:
@@ -176,10 +178,10 @@ def chosen(recipe: Recipe, names: Sequence[str]) -> Recipe:
     """
     unknown = [name for name in names if name not in recipe.compare.arms]
     if unknown:
-        known = ", ".join(recipe.compare.arms) or "none"
-        raise ConfigError(f"recipe {recipe.name} has no arm {', '.join(map(repr, unknown))}; it has {known}")
-    kept = {name: changes for name, changes in recipe.compare.arms.items() if name in names}
-    return replace(recipe, compare=dataclasses.replace(recipe.compare, arms=kept))
+        available = ", ".join(recipe.compare.arms) or "none"
+        raise ConfigError(f"recipe {recipe.name} has no arm {', '.join(map(repr, unknown))}; it has {available}")
+    arms = {name: changes for name, changes in recipe.compare.arms.items() if name in names}
+    return replace(recipe, compare=dataclasses.replace(recipe.compare, arms=arms))
 
 
 def _of_each_seed(recipe: Recipe, name: str, pool: str) -> list[Arm]:
@@ -192,46 +194,52 @@ def _of_each_seed(recipe: Recipe, name: str, pool: str) -> list[Arm]:
         plain = resolved(recipe)
         plain |= {"name": f"{recipe.name}.{name}", "seed": seed, "compare": {"pool": pool or "unknown", "samples": run}}
         plain["eto"]["dpo"]["max_tokens"] = recipe.training.max_tokens
-        own = settled(parse(plain, recipe.compare.arms[name], source=f"compare.arms.{name}", stored=True))
-        arms.append(Arm(name=name, seed=seed, recipe=own, samples=samples))
+        arm_recipe = settled(parse(plain, recipe.compare.arms[name], source=f"compare.arms.{name}", stored=True))
+        arms.append(Arm(name=name, seed=seed, recipe=arm_recipe, samples=samples))
     if arms:
         arm, changes = arms[0].recipe, recipe.compare.arms[name]
         changed = [change.partition("=")[0].split(".") for change in changes if change.startswith("training.")]
         fields = dict.fromkeys(field for _, field, *_ in changed)
-        whys = {field: why_unread(field, getattr(arm.training, field), plan_of(arm, 1).training) for field in fields}
-        faults = [f"compare.arms.{name}: training.{field}: {why}; leave it out" for field, why in whys.items() if why]
+        reasons = {field: why_unread(field, getattr(arm.training, field), plan_of(arm, 1).training) for field in fields}
+        faults = [
+            f"compare.arms.{name}: training.{field}: {reason}; leave it out"
+            for field, reason in reasons.items()
+            if reason
+        ]
         if faults:
             raise ConfigError(listed(faults))
     return arms
 
 
 def _spliced(recipe: Recipe, name: str, pool: str) -> Recipe | None:
-    """Return the recipe of the run that makes the samples of an arm of the trees of a pool; None
-    where they are in the pool. Raises `ConfigError` for an arm that is not trained on samples of
-    trees.
+    """Return the recipe of the run that makes an arm's samples from the trees of a pool; None if
+    they are in the pool. Raises `ConfigError` if the arm changes how samples are made from trees
+    and trains on none.
     """
     changes = recipe.compare.arms[name]
-    own = [change for change in changes if change.startswith(OF_SAMPLES)]
-    if not own:
+    sample_changes = [change for change in changes if change.startswith(OF_SAMPLES)]
+    if not sample_changes:
         return None
-    rest = [change for change in changes if change not in own]
+    rest = [change for change in changes if change not in sample_changes]
     plain = resolved(recipe) | {"name": f"{recipe.name}.samples"}
     plain["compare"] = {"arms": {name: rest}, "seeds": [recipe.seed], "trees": pool}
-    made = settled(parse(plain, own, source=f"compare.arms.{name}", stored=True))
-    use = arms_of(made)[0].recipe.data.use
+    maker = settled(parse(plain, sample_changes, source=f"compare.arms.{name}", stored=True))
+    use = arms_of(maker)[0].recipe.data.use
     if not TAKEN[use] & OF_TREES:
-        raise ConfigError(f"compare.arms.{name}: {own[0]!r} is about samples of trees, and data.use {use} has none")
-    if _alike(made, recipe):
+        raise ConfigError(
+            f"compare.arms.{name}: {sample_changes[0]!r} is about samples of trees, and data.use {use} has none"
+        )
+    if _alike(maker, recipe):
         return None
     # Where only good trajectories are taken, nobody needs to be judged.
-    return replace(made, data=dataclasses.replace(made.data, use="good")) if use == "good" else made
+    return replace(maker, data=dataclasses.replace(maker.data, use="good")) if use == "good" else maker
 
 
-def _alike(one: Recipe, other: Recipe) -> bool:
-    """Return whether two recipes make the same samples of the same trees, where they make any of a
-    kind.
+def _alike(first: Recipe, second: Recipe) -> bool:
+    """Return whether two recipes make the same samples from the same trees, for each kind of sample
+    that both make.
     """
-    return (one.critique, one.pairs, one.splice) == (other.critique, other.pairs, other.splice)
+    return (first.critique, first.pairs, first.splice) == (second.critique, second.pairs, second.splice)
 
 
 def _whole_arms(recipe: Recipe) -> tuple[Arm, ...]:
@@ -262,14 +270,14 @@ def _whole(recipe: Recipe, name: str, seed: int) -> Recipe:
     """
     changes = recipe.compare.arms[name]
     chosen = [change.removeprefix("method=").strip() for change in changes if change.startswith("method=")]
-    possible = [one for one in names() if one not in ("compare", RUNS, "base")]
+    possible = [method for method in names() if method not in ("compare", RUNS, "base")]
     if len(chosen) != 1 or chosen[0] not in possible:
         raise ConfigError(
             f"compare.arms.{name}: name the method of its run once, as method=NAME, one of {', '.join(possible)}"
         )
-    read = method_named(chosen[0]).sections
+    sections = method_named(chosen[0]).sections
     plain, untouched = resolved(recipe), resolved(ADAPTER.validate_python({"name": recipe.name}))
-    plain |= {section: untouched[section] for section in OPTIONAL if section not in read}
+    plain |= {section: untouched[section] for section in OPTIONAL if section not in sections}
     plain |= {"name": f"{recipe.name}.{name}", "seed": seed}
     return settled(parse(plain, changes, source=f"compare.arms.{name}", stored=True))
 
@@ -325,20 +333,20 @@ def stages_for(recipe: Recipe, uses: Collection[str], *, lends_trees: bool) -> t
         lends_trees: whether other runs make samples of its trees.
     """
     kinds = frozenset[str]().union(*(TAKEN[use] for use in uses))
-    made = recipe.eto.preferences
-    paired = made.source if "preferences" in uses else None
+    preferences = recipe.eto.preferences
+    paired = preferences.source if "preferences" in uses else None
     searched = not OF_TREES.isdisjoint(kinds)
     judged = recipe.data.use != "good"
-    cloned = "expert" in kinds or (paired == "exploration" and made.against == "expert")
-    wanted = {
-        COLLECT: searched or lends_trees or (paired == "trees" and not made.trees),
+    cloned = "expert" in kinds or (paired == "exploration" and preferences.against == "expert")
+    stages = {
+        COLLECT: searched or lends_trees or (paired == "trees" and not preferences.trees),
         CRITIQUE: searched and judged,
         splice_stage(recipe.splice) if judged else GOOD_PATHS: searched,
         **dict.fromkeys(cloning(recipe.eto), cloned),
         EXPLORE_AND_KEEP: "successes" in kinds or paired == "exploration",
         PREFER: paired is not None,
     }
-    return tuple(stage for stage, needed in wanted.items() if needed)
+    return tuple(stage for stage, needed in stages.items() if needed)
 
 
 def taking(use: Use) -> Callable[[Sample], bool]:

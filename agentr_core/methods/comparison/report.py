@@ -51,8 +51,8 @@ def episodes_by_set(place: Workplace, iteration: int) -> EpisodesBySet:
     alone.
     """
     names = (TEST, *place.recipe.evaluation.sets, REVISION)
-    found = {name: ended_episodes(place, evaluation_id(place, iteration, name)) for name in names}
-    return {name: episodes for name, episodes in found.items() if episodes}
+    by_set = {name: ended_episodes(place, evaluation_id(place, iteration, name)) for name in names}
+    return {name: episodes for name, episodes in by_set.items() if episodes}
 
 
 # Student's interval over three seeds is wide, and ignores that all arms played the same instances:
@@ -106,23 +106,25 @@ def build_comparison(place: Workplace) -> ComparisonReport:
     """Return the report of the comparison that a workplace belongs to; arms may still lack runs."""
     recipe = place.recipe
     arms = arms_of(recipe, place.run_id)
-    begun = list(_begun(place, arms))
-    made = [(one, run) for one in begun if (run := _run(one, recipe.compare.metrics)) is not None]
-    by_name = {name: [run for one, run in made if one.arm.name == name] for name in recipe.compare.arms}
+    entries = list(_entries(place, arms))
+    results = [(entry, run) for entry in entries if (run := _run(entry, recipe.compare.metrics)) is not None]
+    by_name = {name: [run for entry, run in results if entry.arm.name == name] for name in recipe.compare.arms}
     uses: dict[str, str] = {}
     for arm in arms:
         # What an arm trains on is named with what makes its samples unlike those of the pool.
-        own = [change for change in recipe.compare.arms[arm.name] if arm.samples and change.startswith(OF_SAMPLES)]
-        uses[arm.name] = arm.recipe.method if arm.whole else ", ".join([arm.recipe.data.use, *own])
+        sample_changes = [
+            change for change in recipe.compare.arms[arm.name] if arm.samples and change.startswith(OF_SAMPLES)
+        ]
+        uses[arm.name] = arm.recipe.method if arm.whole else ", ".join([arm.recipe.data.use, *sample_changes])
     # With whole runs, the model that all arms begin with was evaluated by one of these.
-    boards = [one.board for one in begun] if recipe.method == RUNS else [Scoreboard(place)]
+    boards = [entry.board for entry in entries] if recipe.method == RUNS else [Scoreboard(place)]
     board = next((board for board in boards if board.score(0) is not None), None)
     first = {run.seed: run.score.success.value for run in next(iter(by_name.values()))}
     models: dict[str, dict[int, EpisodesBySet]] = {BASE: {}}
-    for one, _ in made:
-        if one.arm.seed not in models[BASE]:
-            models[BASE][one.arm.seed] = episodes_by_set(one.place, 0)
-        models.setdefault(one.arm.name, {})[one.arm.seed] = episodes_by_set(one.place, one.last)
+    for entry, _ in results:
+        if entry.arm.seed not in models[BASE]:
+            models[BASE][entry.arm.seed] = episodes_by_set(entry.place, 0)
+        models.setdefault(entry.arm.name, {})[entry.arm.seed] = episodes_by_set(entry.place, entry.last)
     state = run_state(place.store, place.run_id)
     return ComparisonReport(
         recipe_name=recipe.name,
@@ -135,7 +137,7 @@ def build_comparison(place: Workplace) -> ComparisonReport:
         seeds=recipe.compare.seeds,
         metrics=recipe.compare.metrics,
         base=board.score(0) if board else None,
-        base_metrics=_told(board, 0, recipe.compare.metrics) if board else {},
+        base_metrics=_metric_values(board, 0, recipe.compare.metrics) if board else {},
         arms=tuple(
             _arm(name, uses[name], runs, first, least=min(0.0, recipe.evaluation.disaster_counts))
             for name, runs in by_name.items()
@@ -145,9 +147,9 @@ def build_comparison(place: Workplace) -> ComparisonReport:
     )
 
 
-def _begun(place: Workplace, arms: Sequence[Arm]) -> Iterator[_Evaluated]:
-    whole = place.recipe.method == RUNS
-    configs = configs_of_all(place.store) if whole else configs_on_pool(place.store, place.run_id)
+def _entries(place: Workplace, arms: Sequence[Arm]) -> Iterator[_Evaluated]:
+    whole_runs = place.recipe.method == RUNS
+    configs = configs_of_all(place.store) if whole_runs else configs_on_pool(place.store, place.run_id)
     # Ids are not recomputed: a recipe of an earlier version has fewer fields, and so another id. Of
     # several runs that ask for the same, the last one counts.
     recipes = {
@@ -156,9 +158,9 @@ def _begun(place: Workplace, arms: Sequence[Arm]) -> Iterator[_Evaluated]:
     made_of = {canonical(asked_for(recipe, method_of(recipe))): run_id for run_id, recipe in recipes.items()}
     for arm in arms:
         if run_id := made_of.get(canonical(asked_for(arm.recipe, method := method_of(arm.recipe)))):
-            here = replace(place, recipe=arm.recipe, method=method, run_id=run_id)
-            trained, last = ends_with(here) if arm.whole else (TRAINED, TRAINED)
-            yield _Evaluated(arm=arm, place=here, board=Scoreboard(here), trained=trained, last=last)
+            arm_place = replace(place, recipe=arm.recipe, method=method, run_id=run_id)
+            trained, last = ends_with(arm_place) if arm.whole else (TRAINED, TRAINED)
+            yield _Evaluated(arm=arm, place=arm_place, board=Scoreboard(arm_place), trained=trained, last=last)
 
 
 def ends_with(place: Workplace) -> tuple[int, int]:
@@ -172,16 +174,18 @@ def ends_with(place: Workplace) -> tuple[int, int]:
 
 def _arm(name: str, trains_on: str, runs: list[ArmRun], first: dict[int, float], *, least: float) -> ArmReport:
     """Return the report of an arm. `least` is the lowest reward that an episode may have."""
-    found = [run.score for run in runs]
+    scores = [run.score for run in runs]
     measured = dict.fromkeys(name for run in runs for name in run.metrics)
     return ArmReport(
         name=name,
         trains_on=trains_on,
         runs=tuple(runs),
-        success=seed_mean((score.success.value for score in found), 0, 1),
-        reward=seed_mean((score.reward.value for score in found), least, 1),
-        steps=seed_mean((score.steps_to_success for score in found if score.steps_to_success is not None), 0, math.inf),
-        revision=seed_mean((score.revision.value for score in found if score.revision), 0, 1),
+        success=seed_mean((score.success.value for score in scores), 0, 1),
+        reward=seed_mean((score.reward.value for score in scores), least, 1),
+        steps=seed_mean(
+            (score.steps_to_success for score in scores if score.steps_to_success is not None), 0, math.inf
+        ),
+        revision=seed_mean((score.revision.value for score in scores if score.revision), 0, 1),
         against=seed_mean((run.score.success.value - first[run.seed] for run in runs if run.seed in first), -1, 1),
         metrics={
             metric: seed_mean((run.metrics[metric] for run in runs if metric in run.metrics), -math.inf, math.inf)
@@ -190,62 +194,62 @@ def _arm(name: str, trains_on: str, runs: list[ArmRun], first: dict[int, float],
     )
 
 
-def _run(one: _Evaluated, metrics: Sequence[str]) -> ArmRun | None:
+def _run(entry: _Evaluated, metrics: Sequence[str]) -> ArmRun | None:
     """Return the results of an arm's run; None until its last model is evaluated."""
-    arm, here, board, last = one.arm, one.place, one.board, one.last
-    score = board.score(last) if one.trained and board.score(one.trained) else None
-    if score is None or (arm.whole and one.trained < arm.recipe.iterations):
+    arm, place, board, last = entry.arm, entry.place, entry.board, entry.last
+    score = board.score(last) if entry.trained and board.score(entry.trained) else None
+    if score is None or (arm.whole and entry.trained < arm.recipe.iterations):
         return None
-    known = _told(board, last, metrics)
+    values = _metric_values(board, last, metrics)
     if arm.whole:
-        checkpoint = checkpoint_made(here.store, here.iteration_id(last))
+        checkpoint = checkpoint_made(place.store, place.iteration_id(last))
         if checkpoint is None:
             return None
-        tokens, seconds = trained_by(here.store, here.run_id)
+        tokens, seconds = trained_by(place.store, place.run_id)
         return ArmRun(
             seed=arm.seed,
-            run_id=here.run_id,
+            run_id=place.run_id,
             checkpoint_id=checkpoint.checkpoint_id,
             dataset_hash=checkpoint.dataset_hash or "",
             trained_tokens=tokens,
-            sampled_tokens=experience_tokens(here.store, here.run_id),
+            sampled_tokens=experience_tokens(place.store, place.run_id),
             seconds=seconds,
             score=score,
-            metrics=known,
+            metrics=values,
         )
-    made = training_made(here.store, here.iteration_id(TRAINED))
-    if made is None:
+    training = training_made(place.store, place.iteration_id(TRAINED))
+    if training is None:
         return None
     return ArmRun(
         seed=arm.seed,
-        run_id=here.run_id,
-        checkpoint_id=made.checkpoint_id,
-        dataset_hash=made.dataset_hash,
-        rows=made.counts["rows"],
-        trained_tokens=made.trained_tokens,
-        passes=made.trained_tokens / sum(made.counts["trained_tokens"].values()),
-        seconds=made.seconds,
+        run_id=place.run_id,
+        checkpoint_id=training.checkpoint_id,
+        dataset_hash=training.dataset_hash,
+        rows=training.counts["rows"],
+        trained_tokens=training.trained_tokens,
+        passes=training.trained_tokens / sum(training.counts["trained_tokens"].values()),
+        seconds=training.seconds,
         score=score,
-        metrics=known,
+        metrics=values,
     )
 
 
-def _told(board: Scoreboard, iteration: int, metrics: Sequence[str]) -> dict[str, float]:
-    """Return measures of an iteration's model, by name; `set:name` is a measure of a set other than
-    the test set.
+def _metric_values(board: Scoreboard, iteration: int, metrics: Sequence[str]) -> dict[str, float]:
+    """Return the mean of each metric that an iteration's model has, by name; `set:name` is a metric
+    of a set other than the test set.
     """
-    told: dict[str, float] = {}
+    values: dict[str, float] = {}
     for metric in metrics:
         held_out, _, name = metric.rpartition(":")
         estimate = board.measured(iteration, held_out or TEST).get(name)
         if estimate is not None:
-            told[metric] = estimate.mean
-    return told
+            values[metric] = estimate.mean
+    return values
 
 
 def drawn_on(place: Workplace) -> tuple[Stage, ...]:
-    """Return the stages of a pool that an arm has made its dataset of. What these have lost stays
-    lost, or later arms would be trained on another pool.
+    """Return the stages of a pool whose results an arm has trained on. What they lost stays lost,
+    or later arms would be trained on another pool.
     """
     if place.recipe.compare.pool:
         return ()

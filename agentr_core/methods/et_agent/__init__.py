@@ -192,15 +192,15 @@ _REFLECTED = {"I1": 2, "I4": 1}
 def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Asked]:
     """Return the most that an iteration asks of models, by purpose."""
     flywheel, phases = recipe.et_agent.flywheel, recipe.over_iterations(recipe.et_agent.phases)
-    found: dict[str, Asked] = {}
+    requests: dict[str, Asked] = {}
     if "rl" in phases:
         grpo, number = recipe.grpo, train * recipe.et_agent.curriculum.rollouts
         rollouts = Asked.episodes(number, steps=grpo.max_steps, most=grpo.max_new_tokens, limits=grpo.limits)
-        found = {"rollouts": rollouts} | sampled_groups(recipe, test)
+        requests = {"rollouts": rollouts} | sampled_groups(recipe, test)
     if "rft" in phases:
         number = train * most_members(recipe)
         steps, most = flywheel.max_steps, flywheel.max_new_tokens
-        found["flywheel"] = Asked.episodes(number, steps=steps, most=most, limits=flywheel.limits)
+        requests["flywheel"] = Asked.episodes(number, steps=steps, most=most, limits=flywheel.limits)
         # How often the trajectories are varied at most, by all of their operators.
         varied = train * flywheel.rounds * (flywheel.most_members if flywheel.policy == "expand-all" else 1)
         operators = flywheel.correct, flywheel.incorrect
@@ -208,14 +208,14 @@ def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Asked]:
             varied * max(sum(calls.get(name, 0) for name in names) for names in operators)
             for calls in (_EDITED, _REFLECTED)
         )
-        found["edit"] = Asked.questions("editor", edited, flywheel.editor.max_new_tokens)
-        found["reflect"] = Asked.questions("reflector", reflected, flywheel.reflector.max_new_tokens)
+        requests["edit"] = Asked.questions("editor", edited, flywheel.editor.max_new_tokens)
+        requests["reflect"] = Asked.questions("reflector", reflected, flywheel.reflector.max_new_tokens)
     behaviour, evaluation = recipe.et_agent.behaviour, recipe.evaluation
-    found["votes"] = Asked.questions("judge", test * behaviour.votes, VOTE_TOKENS)
+    requests["votes"] = Asked.questions("judge", test * behaviour.votes, VOTE_TOKENS)
     if behaviour.nudge:
         steps, most = evaluation.max_steps, evaluation.max_new_tokens
-        found["nudge"] = Asked.episodes(test, steps=steps, most=most, limits=evaluation.limits)
-    return {purpose: asked for purpose, asked in found.items() if asked.replies}
+        requests["nudge"] = Asked.episodes(test, steps=steps, most=most, limits=evaluation.limits)
+    return {purpose: request for purpose, request in requests.items() if request.replies}
 
 
 def _acting(recipe: Recipe) -> Acting:
@@ -252,25 +252,29 @@ def _faults_of_curriculum(recipe: Recipe) -> list[str]:
         sections = {"grpo": recipe.grpo, "et_agent.curriculum": recipe.et_agent.curriculum}
         # Evaluations count what an episode costs, whatever trains.
         counts, refused = recipe.et_agent.curriculum.counts, recipe.et_agent.curriculum.refused_calls
-        read = CurriculumConfig(counts=counts, refused_calls=refused)
-        plain = {"grpo": GrpoConfig(), "et_agent.curriculum": read}
-        return [f"{name}: has no use without an iteration rl" for name, own in sections.items() if own != plain[name]]
-    found = curriculum_faults(recipe.et_agent.curriculum, stage_of(recipe, recipe.iterations))
+        plain_curriculum = CurriculumConfig(counts=counts, refused_calls=refused)
+        plain = {"grpo": GrpoConfig(), "et_agent.curriculum": plain_curriculum}
+        return [
+            f"{name}: has no use without an iteration rl"
+            for name, section in sections.items()
+            if section != plain[name]
+        ]
+    faults = curriculum_faults(recipe.et_agent.curriculum, stage_of(recipe, recipe.iterations))
     sigmas = ("sigma_calls", "sigma_length")
-    found += [
+    faults += [
         f"et_agent.curriculum.{name}: it has more numbers than et_agent.phases has iterations rl; leave the last out"
         for name in spare_numbers(recipe.et_agent.curriculum, CurriculumConfig(), sigmas, recipe.et_agent.phases, "rl")
     ]
-    found += [
+    faults += [
         f"grpo.{name}: section et_agent.curriculum has it for iterations rl; leave it out here"
         for name in SCHEDULE
         if getattr(recipe.grpo, name) is not None
     ]
     if recipe.grpo.expert_share:
-        found.append(
+        faults.append(
             "grpo.expert_share: the efficiency reward counts the tokens of all replies, and an expert's has none"
         )
-    return found + reinforcing_faults(recipe, alone=set(recipe.et_agent.phases) == {"rl"})
+    return faults + reinforcing_faults(recipe, alone=set(recipe.et_agent.phases) == {"rl"})
 
 
 FAMILIES = ReportPart(sections=imported("agentr_core.methods.et_agent.report:family_sections"))

@@ -68,8 +68,8 @@ def tool_calls(trajectory: Trajectory) -> list[ToolCall]:
 
 
 def cost(trajectory: Trajectory, counts: Counts, *, refused: bool = False) -> int:
-    """Return the number of tool calls that an episode made, with `refused` also of those that it
-    was refused, or of steps that it took.
+    """Return the number of tool calls that an episode made, with `refused` including those that the
+    world refused; where `counts` is `steps`, the number of its steps.
     """
     return len(_called(trajectory, refused)) if counts == "calls" else len(trajectory.steps)
 
@@ -91,8 +91,8 @@ def _called(trajectory: Trajectory, refused: bool) -> list[str]:
     for step in trajectory.steps if refused else ():
         if step.valid is False:
             # Of several calls some may have been made.
-            written = Counter(call.name for call in map(call_in, actions_in(step.action)) if call is not None)
-            unmade = written - Counter(call.tool for call in step.tool_calls)
+            call_counts = Counter(call.name for call in map(call_in, actions_in(step.action)) if call is not None)
+            unmade = call_counts - Counter(call.tool for call in step.tool_calls)
             tools += [name for name in unmade.elements() if name in CALLS]
     return tools
 
@@ -163,15 +163,18 @@ class Behaviour:
 
 
 def attempt_of(trajectory: Trajectory, *, source: str, counts: Counts = "calls", refused: bool = False) -> Attempt:
-    """Return an episode as an attempt, without the results of votes and nudges. With `refused`, its
-    calls are also those that it was refused.
+    """Return an episode as an attempt, without the results of votes and nudges. With `refused`,
+    calls that the world refused count too.
 
     Where steps are counted in place of calls, a step that the environment refused counts as failed,
     and one that recurs with the same observation as redundant.
     """
     calls, steps = tool_calls(trajectory), trajectory.steps
     by_calls = sum(call.status != "ok" for call in calls), redundant_calls(calls)
-    by_steps = sum(one.valid is False for one in steps), len(steps) - len({(s.action, s.observation) for s in steps})
+    by_steps = (
+        sum(step.valid is False for step in steps),
+        len(steps) - len({(step.action, step.observation) for step in steps}),
+    )
     failed, redundant = by_calls if counts == "calls" else by_steps
     return Attempt(
         question=trajectory.instance.key,
@@ -195,15 +198,17 @@ def behaviour(attempts: Collection[Attempt]) -> Behaviour:
     """Return the metrics over attempts."""
     lengths = [attempt for attempt in attempts if attempt.reasoning_tokens is not None]
     return Behaviour(
-        performance=_bounded(attempts, lambda one: one.score),
+        performance=_bounded(attempts, lambda attempt: attempt.score),
         efficiency=_bounded(attempts, _efficiency),
         tool_productivity=_tool_productivity(attempts),
-        conciseness=_share([(one, one.concise) for one in attempts]),
-        successful_execution=_bounded(attempts, lambda one: one.score / (1 + one.failed)),
-        successful_execution_as_published=_bounded(attempts, lambda one: one.score / max(one.failed, 1)),
-        reasoning_length=_mean(lengths, lambda one: 1000 * one.score / max(one.reasoning_tokens or 0, 1), 1000),
+        conciseness=_share([(attempt, attempt.concise) for attempt in attempts]),
+        successful_execution=_bounded(attempts, lambda attempt: attempt.score / (1 + attempt.failed)),
+        successful_execution_as_published=_bounded(attempts, lambda attempt: attempt.score / max(attempt.failed, 1)),
+        reasoning_length=_mean(
+            lengths, lambda attempt: 1000 * attempt.score / max(attempt.reasoning_tokens or 0, 1), 1000
+        ),
         redundant_calls=_redundant_share(attempts),
-        nudged_right=_share([(one, one.nudged_right) for one in attempts]),
+        nudged_right=_share([(attempt, attempt.nudged_right) for attempt in attempts]),
     )
 
 
@@ -212,65 +217,67 @@ def gains(attempts: Collection[Attempt], before: Collection[Attempt]) -> dict[st
     over the questions that both answered, paired by question.
     """
     return {
-        "performance_gain_over_base": _gain(attempts, before, lambda one: one.score),
+        "performance_gain_over_base": _gain(attempts, before, lambda attempt: attempt.score),
         "efficiency_gain_over_base": _gain(attempts, before, _efficiency),
     }
 
 
-def _efficiency(one: Attempt) -> float:
-    return one.score / max(one.calls, 1)
+def _efficiency(attempt: Attempt) -> float:
+    return attempt.score / max(attempt.calls, 1)
 
 
 def _gain(attempts: Collection[Attempt], before: Collection[Attempt], value: Callable[[Attempt], float]) -> Estimate:
     # By question.
-    ours: defaultdict[str, list[float]] = defaultdict(list)
-    theirs: defaultdict[str, list[float]] = defaultdict(list)
-    for values, group in ((ours, attempts), (theirs, before)):
-        for one in group:
-            values[one.question].append(value(one))
-    shared = sorted(ours.keys() & theirs.keys())
-    clusters = {one.question: one.cluster for one in attempts}
-    differences = [fmean(ours[question]) - fmean(theirs[question]) for question in shared]
+    current: defaultdict[str, list[float]] = defaultdict(list)
+    baseline: defaultdict[str, list[float]] = defaultdict(list)
+    for values, group in ((current, attempts), (baseline, before)):
+        for attempt in group:
+            values[attempt.question].append(value(attempt))
+    shared = sorted(current.keys() & baseline.keys())
+    clusters = {attempt.question: attempt.cluster for attempt in attempts}
+    differences = [fmean(current[question]) - fmean(baseline[question]) for question in shared]
     return clustered_mean(differences, [clusters[question] for question in shared])
 
 
 def _mean(attempts: Collection[Attempt], value: Callable[[Attempt], float], most: float) -> Estimate:
     """Return the mean of values in [0, `most`], whose interval also stays there."""
-    return within(clustered_mean([value(one) for one in attempts], [one.cluster for one in attempts]), 0.0, most)
+    return within(
+        clustered_mean([value(attempt) for attempt in attempts], [attempt.cluster for attempt in attempts]), 0.0, most
+    )
 
 
 def _bounded(attempts: Collection[Attempt], value: Callable[[Attempt], float]) -> Estimate:
     """Return the mean of values in [0, 1], whose interval also stays within [0, 1]."""
-    return clustered_share([value(one) for one in attempts], [one.cluster for one in attempts])
+    return clustered_share([value(attempt) for attempt in attempts], [attempt.cluster for attempt in attempts])
 
 
-def _share(told: Sequence[tuple[Attempt, bool | None]]) -> Estimate:
-    known = [(one.cluster, float(flag)) for one, flag in told if flag is not None]
-    return clustered_share([flag for _, flag in known], [cluster for cluster, _ in known])
+def _share(outcomes: Sequence[tuple[Attempt, bool | None]]) -> Estimate:
+    values = [(attempt.cluster, float(flag)) for attempt, flag in outcomes if flag is not None]
+    return clustered_share([flag for _, flag in values], [cluster for cluster, _ in values])
 
 
 def _tool_productivity(attempts: Collection[Attempt]) -> Estimate:
     if not attempts:
         return NO_ESTIMATE
-    score, calls = fmean(one.score for one in attempts), fmean(one.calls for one in attempts)
+    score, calls = fmean(attempt.score for attempt in attempts), fmean(attempt.calls for attempt in attempts)
     weight, slope = calls / (calls + _SOFT), _SOFT / (calls + _SOFT) ** 2
 
-    def part(one: Attempt) -> float:
+    def part(attempt: Attempt) -> float:
         # The delta method: the metric plus its first-order change due to this attempt.
-        return 100 * (score * weight + weight * (one.score - score) + score * slope * (one.calls - calls))
+        return 100 * (score * weight + weight * (attempt.score - score) + score * slope * (attempt.calls - calls))
 
     return _mean(attempts, part, 100)
 
 
 def _redundant_share(attempts: Collection[Attempt]) -> Estimate:
-    calls = [one for one in attempts if one.calls]
-    if not calls:
+    with_calls = [attempt for attempt in attempts if attempt.calls]
+    if not with_calls:
         return _share([])
-    share = sum(one.redundant for one in calls) / sum(one.calls for one in calls)
-    usual = fmean(one.calls for one in calls)
+    share = sum(attempt.redundant for attempt in with_calls) / sum(attempt.calls for attempt in with_calls)
+    usual = fmean(attempt.calls for attempt in with_calls)
     # A ratio of two means, by the delta method.
-    parts = [share + (one.redundant - share * one.calls) / usual for one in calls]
-    return clustered_share(parts, [one.cluster for one in calls])
+    parts = [share + (attempt.redundant - share * attempt.calls) / usual for attempt in with_calls]
+    return clustered_share(parts, [attempt.cluster for attempt in with_calls])
 
 
 # Whether an episode avoided redundant and idle calls, by the votes of a model.
@@ -307,16 +314,18 @@ def read_vote(reply: str) -> bool | None:
     """Return whether a reply finds a redundant or idle call; None if it says neither yes nor no
     after its thoughts. The last answer counts.
     """
-    said = _VOTE.findall(after_thoughts(reply) or "")
-    return said[-1].lower() == "yes" if said else None
+    answers = _VOTE.findall(after_thoughts(reply) or "")
+    return answers[-1].lower() == "yes" if answers else None
 
 
 def is_concise(votes: Sequence[bool | None]) -> bool | None:
-    """Return whether at least as many votes found no redundant or idle call as found one; votes
-    that cannot be read do not count, and None if none can: published, such an episode is concise.
+    """Return whether at least as many votes found no redundant or idle call as found one.
+
+    Unreadable votes do not count. None if there are no others; the authors' code then takes the
+    episode for concise.
     """
-    read = [vote for vote in votes if vote is not None]
-    return 2 * sum(read) <= len(read) if read else None
+    valid = [vote for vote in votes if vote is not None]
+    return 2 * sum(valid) <= len(valid) if valid else None
 
 
 # ET-Agent's measures of an evaluation, by name: rows of table metric in addition to those of
@@ -353,29 +362,29 @@ class Answered:
 
 def measures(place: Workplace, iteration: int, name: str, episodes: Sequence[Episode]) -> dict[str, Estimate]:
     """Return the measures of the episodes of an evaluation, and of those of each source."""
-    asked = Asked.of(place, iteration, [one.trajectory_id for one in episodes]) if name == TEST else Asked()
-    answered = [
+    asked = Asked.of(place, iteration, [episode.trajectory_id for episode in episodes]) if name == TEST else Asked()
+    responses = [
         replace(
-            one,
+            response,
             attempt=replace(
-                one.attempt,
+                response.attempt,
                 concise=asked.concise(episode.trajectory_id),
                 # None if the policy was not told to think on.
                 nudged_right=asked.nudged.get((episode.instance.key, episode.repeat)),
                 origin=episode.origin,
             ),
         )
-        for one, episode in zip(answers_of(place, [e.trajectory for e in episodes]), episodes, strict=True)
+        for response, episode in zip(answers_of(place, [e.trajectory for e in episodes]), episodes, strict=True)
     ]
-    found = _measured(answered)
+    estimates = _measured(responses)
     if iteration and (base := ended_episodes(place, evaluation_id(place, 0, name))):
-        before = answers_of(place, [one.trajectory for one in base])
-        gained = gains([one.attempt for one in answered], [one.attempt for one in before])
-        found |= {name: estimate for name, estimate in gained.items() if estimate.n}
-    for source in sorted({one.attempt.source for one in answered}):
-        own = _measured([one for one in answered if one.attempt.source == source])
-        found |= {f"{OF_SOURCE}{source}/{name}": estimate for name, estimate in own.items()}
-    return found
+        before = answers_of(place, [episode.trajectory for episode in base])
+        gained = gains([response.attempt for response in responses], [response.attempt for response in before])
+        estimates |= {name: estimate for name, estimate in gained.items() if estimate.n}
+    for source in sorted({response.attempt.source for response in responses}):
+        source_estimates = _measured([response for response in responses if response.attempt.source == source])
+        estimates |= {f"{OF_SOURCE}{source}/{name}": estimate for name, estimate in source_estimates.items()}
+    return estimates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -393,13 +402,13 @@ class Asked:
         played = load_episodes(place.store, evaluation_id(place, iteration, NUDGED))
         return cls(
             votes=load_answers(place.store, CONCISENESS, trajectory_ids),
-            nudged={(one.instance.key, one.repeat): one.trajectory.success for one in played},
+            nudged={(episode.instance.key, episode.repeat): episode.trajectory.success for episode in played},
         )
 
     def concise(self, trajectory_id: str) -> bool | None:
         """Return whether the votes find an episode concise; None without votes that can be read."""
-        said = self.votes.get(trajectory_id)
-        return is_concise([read_vote(readable(vote) or "") for vote in said.values()]) if said else None
+        votes = self.votes.get(trajectory_id)
+        return is_concise([read_vote(readable(vote) or "") for vote in votes.values()]) if votes else None
 
 
 def answers_of(place: Workplace, trajectories: Sequence[Trajectory]) -> list[Answered]:
@@ -407,7 +416,7 @@ def answers_of(place: Workplace, trajectories: Sequence[Trajectory]) -> list[Ans
     world as source.
     """
     curriculum = place.recipe.et_agent.curriculum
-    found = []
+    responses = []
     with place.worlds() as worlds:
         for trajectory in trajectories:
             env = worlds.of(trajectory.instance)
@@ -415,29 +424,33 @@ def answers_of(place: Workplace, trajectories: Sequence[Trajectory]) -> list[Ans
             source = trajectory.instance.environment if problem is None else problem.source
             attempt = attempt_of(trajectory, source=source, counts=curriculum.counts, refused=curriculum.refused_calls)
             answers = env.answers if isinstance(env, ReasoningWorld) else "plain"
-            found.append(Answered(attempt=attempt, trajectory=trajectory, problem=problem, answers=answers))
-    return found
+            responses.append(Answered(attempt=attempt, trajectory=trajectory, problem=problem, answers=answers))
+    return responses
 
 
-def _measured(answered: Sequence[Answered]) -> dict[str, Estimate]:
-    of_behaviour = behaviour([one.attempt for one in answered])
+def _measured(responses: Sequence[Answered]) -> dict[str, Estimate]:
+    of_behaviour = behaviour([response.attempt for response in responses])
     estimates = {metric.name: getattr(of_behaviour, metric.name) for metric in fields(of_behaviour)}
     # Scores of answers that disregard cost.
-    known = [(one.trajectory, one.problem, one.answers) for one in answered if one.problem is not None]
-    keys = [trajectory.instance.key for trajectory, *_ in known]
-    math = [(t.instance.key, t.reward) for t, problem, _ in known if problem.domain == "math"]
+    questions = [
+        (response.trajectory, response.problem, response.answers)
+        for response in responses
+        if response.problem is not None
+    ]
+    keys = [trajectory.instance.key for trajectory, *_ in questions]
+    math = [(t.instance.key, t.reward) for t, problem, _ in questions if problem.domain == "math"]
     words = [
         (t.instance.key, problem.correctness(prediction_of(t, answers), answers))
-        for t, problem, answers in known
+        for t, problem, answers in questions
         if problem.domain == "knowledge"
     ]
     exact: list[float] = []
-    for trajectory, problem, answers in known:
-        said = prediction_of(trajectory, answers)
+    for trajectory, problem, answers in questions:
+        prediction = prediction_of(trajectory, answers)
         if problem.domain == "math" or problem.options:
-            exact.append(float(problem.correctness(said, answers) == 1))
+            exact.append(float(problem.correctness(prediction, answers) == 1))
         else:
-            exact.append(float(exact_match(said, problem.golds, answers)))
+            exact.append(float(exact_match(prediction, problem.golds, answers)))
     estimates |= {
         "f1": clustered_share([value for _, value in words], [key for key, _ in words]),
         "judged": clustered_share([value for _, value in math], [key for key, _ in math]),
@@ -477,8 +490,8 @@ async def evaluate(place: Workplace, iteration: int) -> dict[str, Any]:
     if config.votes:
         await _vote(place, iteration)
     if config.nudge or config.votes:
-        found = measure_evaluation(place, iteration, TEST)
-        place.store.write(measure_rows(evaluation_id(place, iteration, TEST), found))
+        estimates = measure_evaluation(place, iteration, TEST)
+        place.store.write(measure_rows(evaluation_id(place, iteration, TEST), estimates))
     return scores
 
 
@@ -520,55 +533,55 @@ async def _nudge(place: Workplace, iteration: int) -> None:
         config=evaluation,
     )
     await play_evaluations(place, iteration, [series])
-    found = measure(
+    estimates = measure(
         counted_episodes(place, series.evaluation_id), disaster_counts=place.recipe.evaluation.disaster_counts
     )
-    kept = {name: one for name, one in found.items() if name in ("success", "reward")}
-    keep_measures(place, iteration, [(series, kept)])
+    scores = {name: estimate for name, estimate in estimates.items() if name in ("success", "reward")}
+    keep_measures(place, iteration, [(series, scores)])
 
 
 async def _vote(place: Workplace, iteration: int) -> None:
     """Have the judge vote on each episode of the test set."""
     episodes = load_episodes(place.store, evaluation_id(place, iteration, TEST))
-    answered = zip(episodes, answers_of(place, [episode.trajectory for episode in episodes]), strict=True)
+    responses = zip(episodes, answers_of(place, [episode.trajectory for episode in episodes]), strict=True)
     votes = [
-        Vote(episode.trajectory_id, episode.trajectory, episode.repeat, one.problem, number)
-        for episode, one in answered
-        if one.problem is not None
+        Vote(episode.trajectory_id, episode.trajectory, episode.repeat, response.problem, number)
+        for episode, response in responses
+        if response.problem is not None
         for number in range(place.recipe.et_agent.behaviour.votes)
     ]
-    stored = load_answers(place.store, CONCISENESS, [one.trajectory_id for one in votes])
-    left = [one for one in votes if one.number not in stored.get(one.trajectory_id, {})]
+    stored = load_answers(place.store, CONCISENESS, [ballot.trajectory_id for ballot in votes])
+    left = [ballot for ballot in votes if ballot.number not in stored.get(ballot.trajectory_id, {})]
     if not left:
         return
     recipe = place.recipe
     path, stage = place.trained(iteration).path, f"{STAGE} {CONCISENESS}"
     async with place.asking("judge", path, stage, iteration) as (sampler, writer, readings):
 
-        async def ask(one: Vote) -> Answer | None:
-            seed = derive_seed(recipe.seed, CONCISENESS, one.trajectory.instance.key, one.repeat, one.number)
-            question = vote(one.trajectory, one.problem.golds)
+        async def ask(ballot: Vote) -> Answer | None:
+            seed = derive_seed(recipe.seed, CONCISENESS, ballot.trajectory.instance.key, ballot.repeat, ballot.number)
+            question = vote(ballot.trajectory, ballot.problem.golds)
             try:
-                return await answer(sampler, question, seed=seed, session=one.trajectory_id)
+                return await answer(sampler, question, seed=seed, session=ballot.trajectory_id)
             except PromptTooLong as error:
                 # Such an episode has no vote, however often it is tried.
-                failed(describe(one.key, error, final=True))
+                failed(describe(ballot.key, error, final=True))
                 return None
 
         def keep(key: str, answer: Answer | None) -> None:
-            one = by_key[key]
+            ballot = by_key[key]
             if answer is not None:
-                writer.add(answer_rows(one.trajectory_id, CONCISENESS, one.number, answer))
+                writer.add(answer_rows(ballot.trajectory_id, CONCISENESS, ballot.number, answer))
                 readings.count(answer)
             count()
 
-        by_key = {one.key: one for one in left}
+        by_key = {ballot.key: ballot for ballot in left}
         failed = place.on_error(writer, STAGE, iteration)
         async with units_done(place.progress, sampler, "votes", total=len(left)) as count:
             await run_all(
                 left,
                 ask,
-                key=lambda one: one.key,
+                key=lambda ballot: ballot.key,
                 errors=recipe.errors,
                 total=len(votes),
                 on_error=failed,

@@ -143,12 +143,12 @@ def planned_children(
     varied: Sequence[Member], round_: int, config: FlywheelConfig, *, room: int
 ) -> tuple[PlannedChild, ...]:
     """Return the children that a round may make, in order, at most as many as there is room for."""
-    wanted = [
+    children = [
         PlannedChild(name=f"{parent.name}.{round_}{operator}", round=round_, operator=operator, parent=parent)
         for parent in varied
         for operator in operators_for(parent, config)
     ]
-    return tuple(wanted[: max(room, 0)])
+    return tuple(children[: max(room, 0)])
 
 
 # Carries out a draft: the world gets the written reply, then the policy goes on to the end.
@@ -239,33 +239,33 @@ async def grow(config: FlywheelConfig, make: Make, answered: Callable[[int], int
 
     Raises what `make` raises, once the other children of the round are made.
     """
-    members = await _made(begun(config), make)
+    members = await _make_all(begun(config), make)
     used: set[str] = set()
     for round_ in range(1, config.rounds + 1):
-        written = sum(member.tokens for member in members) + answered(round_)
-        if config.most_tokens and written >= config.most_tokens:
+        tokens = sum(member.tokens for member in members) + answered(round_)
+        if config.most_tokens and tokens >= config.most_tokens:
             return Grown(tuple(members), round_ - 1, "tokens")
         varied = parents(members, used, config)
-        tried = planned_children(varied, round_, config, room=config.most_members - len(members))
-        if not tried and len(members) >= config.most_members:
+        planned = planned_children(varied, round_, config, room=config.most_members - len(members))
+        if not planned and len(members) >= config.most_members:
             return Grown(tuple(members), round_ - 1, "members")
         used |= {parent.name for parent in varied}
-        children = await _made(tried, make)
+        children = await _make_all(planned, make)
         if not children:
             return Grown(tuple(members), round_, "no-child")
         members += children
     return Grown(tuple(members), config.rounds, "rounds")
 
 
-async def _made(tried: Sequence[PlannedChild], make: Make) -> list[Member]:
-    """Return the children in the order of their plans. A fault does not end the others: what can be
-    made is made and kept.
+async def _make_all(planned: Sequence[PlannedChild], make: Make) -> list[Member]:
+    """Return the children that could be made, in the order of their plans. An error does not stop
+    the other children; the first one is raised once all have ended.
     """
-    found = await asyncio.gather(*map(make, tried), return_exceptions=True)
-    for one in found:
-        if isinstance(one, BaseException):
-            raise one
-    return [one for one in found if isinstance(one, Member)]
+    results = await asyncio.gather(*map(make, planned), return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if isinstance(result, Member)]
 
 
 # The making of a shard's families: their children are made, or taken from what is known.
@@ -274,14 +274,14 @@ STAGE = "evolve"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class StoredMember:
     """A stored trajectory, and how many tokens were drawn for it."""
 
     trajectory: Trajectory
     tokens: int
 
 
-class Said(NamedTuple):
+class Edit(NamedTuple):
     """A model's answer, and the round in which it was asked."""
 
     answer: Answer
@@ -296,13 +296,13 @@ class FamilyWork:
 
     family_id: str
     instance: Instance
-    members: Mapping[str, Kept] = field(default_factory=dict)
-    said: Mapping[str, Said] = field(default_factory=dict)
+    members: Mapping[str, StoredMember] = field(default_factory=dict)
+    said: Mapping[str, Edit] = field(default_factory=dict)
     ungraded: Mapping[str, DrawnTrajectory] = field(default_factory=dict)
 
 
-class Known:
-    """The known parts of a family while it grows; a further try goes on from them."""
+class FamilyState:
+    """The parts that a family has so far while it grows; a further try goes on from them."""
 
     def __init__(self, work: FamilyWork) -> None:
         self.work = work
@@ -313,7 +313,7 @@ class Known:
 
     def answered(self, before: int) -> int:
         """Return how many tokens models wrote in answers before a round."""
-        return sum(said.answer.completion_tokens for said in self.said.values() if said.round < before)
+        return sum(edit.answer.completion_tokens for edit in self.said.values() if edit.round < before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,17 +340,17 @@ class FamilyMaker:
     def iteration_id(self) -> str:
         return self.equipment.iteration_id(self.iteration)
 
-    async def grow(self, known: Known) -> None:
+    async def grow(self, family: FamilyState) -> None:
         """Grow a family to its end, from its known parts."""
-        work = known.work
+        work = family.work
 
         async def child(planned: PlannedChild) -> Member | None:
             child_id = fingerprint("member", work.family_id, planned.name)
             async with self.environments.lend(work.instance) as env:
                 manner = manner_of(env, work.instance)
-            if child_id not in known.members and not await self._make(known, planned, child_id, manner):
+            if child_id not in family.members and not await self._make(family, planned, child_id, manner):
                 return None
-            member = known.members[child_id]
+            member = family.members[child_id]
             return Member(
                 name=planned.name,
                 id=child_id,
@@ -359,7 +359,7 @@ class FamilyMaker:
                 tokens=member.tokens,
             )
 
-        grown = await grow(self.config, child, known.answered)
+        grown = await grow(self.config, child, family.answered)
         self.sink.add(
             family_rows(
                 work.family_id,
@@ -372,19 +372,19 @@ class FamilyMaker:
             )
         )
 
-    async def _make(self, known: Known, planned: PlannedChild, child_id: str, manner: Manner) -> bool:
+    async def _make(self, family: FamilyState, planned: PlannedChild, child_id: str, manner: Manner) -> bool:
         """Make a child and store it; return whether there is one."""
-        seed = self._seed(known, planned.name)
-        draft = await self._draft(known, planned, manner, seed)
+        seed = self._seed(family, planned.name)
+        draft = await self._draft(family, planned, manner, seed)
         if isinstance(draft, Unmade):
-            subject = f"{known.work.instance.key} {planned.name}"
+            subject = f"{family.work.instance.key} {planned.name}"
             rejection = Rejection(stage=STAGE, subject=subject, reason=draft.reason, detail=draft.detail)
             self.sink.add(rejection_rows([rejection], iteration_id=self.iteration_id))
             return False
         if draft.whole is None:
             # No environment is held while models are asked for the draft.
-            async with self.playing, self.environments.lend(known.work.instance) as env:
-                drawn, grading = await self._played(known, draft, child_id, env, seed)
+            async with self.playing, self.environments.lend(family.work.instance) as env:
+                drawn, grading = await self._played(family, draft, child_id, env, seed)
         else:
             drawn, grading = DrawnTrajectory(trajectory=draft.whole), None
         units = [self._rows(child_id, drawn, FLYWHEEL, grading, given=draft.given)]
@@ -400,21 +400,21 @@ class FamilyMaker:
             )
             units.append(derivation_rows([derivation], iteration_id=self.iteration_id))
         self.sink.add(merge(units))
-        known.members[child_id] = Kept(trajectory=drawn.trajectory, tokens=drawn.tokens)
+        family.members[child_id] = StoredMember(trajectory=drawn.trajectory, tokens=drawn.tokens)
         return True
 
     async def _played(
-        self, known: Known, draft: Draft, child_id: str, env: Environment, seed: int
+        self, family: FamilyState, draft: Draft, child_id: str, env: Environment, seed: int
     ) -> tuple[DrawnTrajectory, Grading | None]:
         """Return the trajectory that a draft becomes, and its grade. A trajectory that cannot be
         graded is stored to be graded later.
         """
         waiting = ungraded_id(child_id)
-        played = known.ungraded.get(waiting)
+        played = family.ungraded.get(waiting)
         if played is None:
             played = await carry_out(
                 draft,
-                known.work.instance,
+                family.work.instance,
                 env,
                 held_back(self.sampler, self.sink),
                 self.config,
@@ -427,12 +427,12 @@ class FamilyMaker:
         try:
             trajectory, grading = await graded(env, played.trajectory, self.helper, seed=seed)
         except BaseException:
-            known.ungraded[waiting] = played
+            family.ungraded[waiting] = played
             self.sink.add(self._rows(waiting, played, UNGRADED, None, given=draft.given))
             raise
         return replace(played, trajectory=trajectory), grading
 
-    async def _draft(self, known: Known, planned: PlannedChild, manner: Manner, seed: int) -> Draft | Unmade:
+    async def _draft(self, family: FamilyState, planned: PlannedChild, manner: Manner, seed: int) -> Draft | Unmade:
         """Return the beginning of a child. A prompt that no longer fits a model's context makes no
         child.
         """
@@ -443,25 +443,25 @@ class FamilyMaker:
             # A model's stored answer to the same question counts, or else a new one.
             subject = subject_of(planned, operator)
             words = [(message.role, message.text) for message in question.messages]
-            edit_id = fingerprint("edit", known.work.family_id, subject, name, words, question.sampling)
-            async with known.asking[edit_id]:
-                if edit_id not in known.said:
-                    session = f"{known.work.instance.key}#{question.role}"
+            edit_id = fingerprint("edit", family.work.family_id, subject, name, words, question.sampling)
+            async with family.asking[edit_id]:
+                if edit_id not in family.said:
+                    session = f"{family.work.instance.key}#{question.role}"
                     answer = await self.helper(
-                        question, seed=derive_seed(self._seed(known, subject), name), session=session
+                        question, seed=derive_seed(self._seed(family, subject), name), session=session
                     )
-                    known.said[edit_id] = Said(answer, planned.round)
+                    family.said[edit_id] = Edit(answer, planned.round)
                     self.sink.add(
                         edit_rows(
                             edit_id,
                             answer,
                             subject=subject,
                             prompt=version(name),
-                            instance=known.work.instance,
+                            instance=family.work.instance,
                             iteration_id=self.iteration_id,
                         )
                     )
-            return known.said[edit_id].answer
+            return family.said[edit_id].answer
 
         case = Case(parent=planned.parent.trajectory, manner=manner, config=self.config, seed=seed, consult=consult)
         try:
@@ -469,9 +469,9 @@ class FamilyMaker:
         except PromptTooLong as error:
             return Unmade("prompt-too-long", str(error))
 
-    def _seed(self, known: Known, name: str) -> int:
+    def _seed(self, family: FamilyState, name: str) -> int:
         recipe = self.equipment.recipe
-        return derive_seed(recipe.seed, STAGE, self.iteration, known.work.instance.key, name)
+        return derive_seed(recipe.seed, STAGE, self.iteration, family.work.instance.key, name)
 
     def _rows(
         self, trajectory_id: str, played: DrawnTrajectory, source: str, grading: Grading | None, *, given: int
@@ -535,10 +535,10 @@ class FamilyShard:
                     timer,
                     asyncio.Semaphore(most),
                 )
-                known = {work.family_id: Known(work) for work in self.families}
+                families = {work.family_id: FamilyState(work) for work in self.families}
                 grown = await run_all(
                     self.families,
-                    lambda work: maker.grow(known[work.family_id]),
+                    lambda work: maker.grow(families[work.family_id]),
                     key=lambda work: work.instance.key,
                     errors=recipe.errors,
                     on_error=equipment.on_error(sink, STAGE, self.iteration),
@@ -566,33 +566,39 @@ async def evolve(place: Workplace, iteration: int) -> dict[str, Any]:
     """
     instances = await separate_instances(place, iteration)
     collector, iteration_id = place.collector(iteration), place.iteration_id(iteration)
-    wanted = {fingerprint("family", VERSION, iteration_id, collector.id, each.key): each for each in instances}
-    unfinished = place.store.missing("family", list(wanted))
+    family_instances = {
+        fingerprint("family", VERSION, iteration_id, collector.id, instance.key): instance for instance in instances
+    }
+    unfinished = place.store.missing("family", list(family_instances))
     missing, left = unfinished[: place.limit], len(unfinished)
     if missing:
         # Families go on with what is stored of them.
         members = load_members(place.store, iteration_id)
         tokens = tokens_written(place.store, list(members))
-        kept: dict[str, dict[str, Kept]] = {}
+        members_by_instance: dict[str, dict[str, StoredMember]] = {}
         for key, member in members.items():
-            kept.setdefault(member.instance.key, {})[key] = Kept(trajectory=member, tokens=tokens.get(key, 0))
-        said: dict[str, dict[str, Said]] = {}
+            members_by_instance.setdefault(member.instance.key, {})[key] = StoredMember(
+                trajectory=member, tokens=tokens.get(key, 0)
+            )
+        edits_by_instance: dict[str, dict[str, Edit]] = {}
         for edit in load_edits(place.store, iteration_id):
-            said.setdefault(edit.instance_id, {})[edit.edit_id] = Said(edit.answer, round_of(edit.subject))
+            edits_by_instance.setdefault(edit.instance_id, {})[edit.edit_id] = Edit(edit.answer, round_of(edit.subject))
         # Trajectories that wait for their grade.
         ungraded: Mapping[str, Trajectory] = load_trajectories(place.store, iteration_id=iteration_id, source=UNGRADED)
         draws = load_draws(place.store, "step", list(ungraded))
-        waiting: dict[str, dict[str, DrawnTrajectory]] = {}
+        ungraded_by_instance: dict[str, dict[str, DrawnTrajectory]] = {}
         for key, trajectory in ungraded.items():
             drawn = {position: draw for position, (draw,) in draws.get(key, {}).items()}
-            waiting.setdefault(trajectory.instance.key, {})[key] = DrawnTrajectory(trajectory=trajectory, draws=drawn)
+            ungraded_by_instance.setdefault(trajectory.instance.key, {})[key] = DrawnTrajectory(
+                trajectory=trajectory, draws=drawn
+            )
         families = (
             FamilyWork(
                 family_id=key,
-                instance=wanted[key],
-                members=kept.get(wanted[key].key, {}),
-                said=said.get(wanted[key].key, {}),
-                ungraded=waiting.get(wanted[key].key, {}),
+                instance=family_instances[key],
+                members=members_by_instance.get(family_instances[key].key, {}),
+                said=edits_by_instance.get(family_instances[key].key, {}),
+                ungraded=ungraded_by_instance.get(family_instances[key].key, {}),
             )
             for key in missing
         )
@@ -600,13 +606,13 @@ async def evolve(place: Workplace, iteration: int) -> dict[str, Any]:
             iteration=iteration,
             checkpoint=collector,
             families=tuple(families),
-            done=len(wanted) - left,
-            total=len(wanted) - left + len(missing),
+            done=len(family_instances) - left,
+            total=len(family_instances) - left + len(missing),
         )
         await place.work_through(shard, STAGE, iteration, "questions")
     members = load_members(place.store, iteration_id)
     right = sum(member.success for member in members.values())
-    return {"questions": len(wanted), "new": len(missing), "trajectories": len(members), "right": right}
+    return {"questions": len(family_instances), "new": len(missing), "trajectories": len(members), "right": right}
 
 
 def check_operators(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:

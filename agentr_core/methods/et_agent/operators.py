@@ -214,7 +214,7 @@ class Tagged:
     def ends(self, steps: Sequence[Step]) -> list[int]:
         """Return where numbered steps end: at each result, and at the end."""
         last = len(steps)
-        return [place for place, step in enumerate(steps, start=1) if step.observation or place == last]
+        return [position for position, step in enumerate(steps, start=1) if step.observation or position == last]
 
     def text(self, steps: Sequence[Step]) -> str:
         """Return replies with their results as they stand in the turn."""
@@ -255,8 +255,8 @@ def repaired(text: str) -> str | Unmade:
     without an action, an open thought.
     """
     ends = [text.find(stop) + len(stop) for stop in STOPS if stop != RESULT_OPENS and stop in text]
-    kept = text[: min(ends, default=len(text))].partition(RESULT_OPENS)[0].strip()
-    thought, action = parted(kept)
+    body = text[: min(ends, default=len(text))].partition(RESULT_OPENS)[0].strip()
+    thought, action = parted(body)
     thought = _THINK.sub("", thought).strip()
     if not thought and not action:
         return Unmade("empty-step")
@@ -333,8 +333,8 @@ class Turns:
 
     def hinted(self, steps: Sequence[Step], hint: str) -> Draft:
         """Return a draft that goes on with a hint; a step that ended the episode is left out."""
-        kept = tuple(steps[:-1] if steps and steps[-1].terminated else steps)
-        return Draft(prefix=kept, reply=hint, position=len(kept))
+        prefix = tuple(steps[:-1] if steps and steps[-1].terminated else steps)
+        return Draft(prefix=prefix, reply=hint, position=len(prefix))
 
     def cost(self, trajectory: Trajectory) -> int:
         """Return the number of steps."""
@@ -382,36 +382,36 @@ def step_number(reply: str) -> int | None:
     """Return the number after the first label "Step:" that follows the reply's thought, counted
     from 1; 0 for "no".
     """
-    found = _STEP.search(after_thoughts(reply, tags=True) or "")
-    if found is None:
+    match = _STEP.search(after_thoughts(reply, tags=True) or "")
+    if match is None:
         return None
-    return int(found[1]) if found[1].isdigit() else 0
+    return int(match[1]) if match[1].isdigit() else 0
 
 
 def redundant_step(reply: str) -> Redundant | None:
     """Return the redundant step that a reply names, with its correction; the number is 0 if the
     reply says that there is none.
     """
-    said = after_thoughts(reply, tags=True) or ""
-    number, label = step_number(said), _CORRECTED.search(said)
+    answer = after_thoughts(reply, tags=True) or ""
+    number, label = step_number(answer), _CORRECTED.search(answer)
     if number == 0:
         return Redundant(0, "")
-    if number is None or label is None or not said[label.end() :].strip():
+    if number is None or label is None or not answer[label.end() :].strip():
         return None
-    return Redundant(number, said[label.end() :].strip())
+    return Redundant(number, answer[label.end() :].strip())
 
 
 def thoughts(reply: str, count: int) -> tuple[str, ...] | None:
     """Return the thoughts that a reply lists after its own, without tags around them; None unless
     there are `count`, numbered in order, and none is empty or contains a tag.
     """
-    said = after_thoughts(reply, tags=True) or ""
-    labels = list(_THOUGHT.finditer(said))
+    answer = after_thoughts(reply, tags=True) or ""
+    labels = list(_THOUGHT.finditer(answer))
     if [int(label[1]) for label in labels] != list(range(1, count + 1)):
         return None
-    ends = [label.start() for label in labels[1:]] + [len(said)]
-    found = tuple(_THINK.sub("", said[label.end() : end]).strip() for label, end in zip(labels, ends, strict=True))
-    return None if any(not text or any(tags(text)) for text in found) else found
+    ends = [label.start() for label in labels[1:]] + [len(answer)]
+    texts = tuple(_THINK.sub("", answer[label.end() : end]).strip() for label, end in zip(labels, ends, strict=True))
+    return None if any(not text or any(tags(text)) for text in texts) else texts
 
 
 LOCATE = "I0"
@@ -453,17 +453,17 @@ async def fresh(case: Case) -> Draft | Unmade:
 async def trimmed(case: Case) -> Draft | Unmade:
     """C1: the editor rewrites the first redundant step."""
     steps, manner = case.parent.steps, case.manner
-    told = asked("redundant-step", task=case.task, steps=numbered(manner, steps), form=manner.form)
-    answer = await case.consult("C1", "redundant-step", _question("editor", case.config.editor, told))
-    found = redundant_step(_said(answer))
-    if found is None or answer.finish_reason == "length":
+    messages = asked("redundant-step", task=case.task, steps=numbered(manner, steps), form=manner.form)
+    answer = await case.consult("C1", "redundant-step", _question("editor", case.config.editor, messages))
+    redundant = redundant_step(_reply_text(answer))
+    if redundant is None or answer.finish_reason == "length":
         return _unreadable(answer)
-    if not found.number:
+    if not redundant.number:
         return Unmade("nothing-redundant")
-    place = at_step(manner, steps, found.number)
-    if isinstance(place, Unmade):
-        return place
-    return _hashed(manner.edited(steps[: place[0]], found.step), answer.prompt_hash)
+    bounds = at_step(manner, steps, redundant.number)
+    if isinstance(bounds, Unmade):
+        return bounds
+    return _hashed(manner.edited(steps[: bounds[0]], redundant.step), answer.prompt_hash)
 
 
 async def rethink(case: Case) -> Draft | Unmade:
@@ -472,16 +472,16 @@ async def rethink(case: Case) -> Draft | Unmade:
     if not isinstance(manner, Tagged):
         return Unmade("no-thoughts", "the steps of this world have no thoughts apart from what is done")
     parts = thoughts_of(manner, case.parent.steps)
-    shown = "\n\n".join(
+    listing = "\n\n".join(
         f"Thought {number}:\n{thought}\nDone:\n{action.strip()}" for number, (thought, action) in enumerate(parts, 1)
     )
-    told = asked("thoughts", task=case.task, steps=shown, count=len(parts))
-    answer = await case.consult("C2", "thoughts", _question("editor", case.config.editor, told))
-    found = thoughts(_said(answer), len(parts))
-    if found is None or answer.finish_reason == "length":
+    messages = asked("thoughts", task=case.task, steps=listing, count=len(parts))
+    answer = await case.consult("C2", "thoughts", _question("editor", case.config.editor, messages))
+    new_thoughts = thoughts(_reply_text(answer), len(parts))
+    if new_thoughts is None or answer.finish_reason == "length":
         return _unreadable(answer)
-    whole = rethought(manner, case.parent, found)
-    return whole if isinstance(whole, Unmade) else Draft(whole=whole, prompt_hash=answer.prompt_hash)
+    child = rethought(manner, case.parent, new_thoughts)
+    return child if isinstance(child, Unmade) else Draft(whole=child, prompt_hash=answer.prompt_hash)
 
 
 async def located(case: Case) -> tuple[int, int, int] | Unmade:
@@ -489,8 +489,8 @@ async def located(case: Case) -> tuple[int, int, int] | Unmade:
     and ends.
     """
     steps = case.parent.steps
-    told = asked("flawed-step", task=case.task, steps=numbered(case.manner, steps))
-    question = _question("editor", case.config.editor, told)
+    messages = asked("flawed-step", task=case.task, steps=numbered(case.manner, steps))
+    question = _question("editor", case.config.editor, messages)
     # `STEP_FOUND` is a stop of this request alone.
     sampling = replace(question.sampling, stop=(STEP_FOUND, *question.sampling.stop))
     answer = await case.consult(LOCATE, "flawed-step", replace(question, sampling=sampling))
@@ -500,28 +500,28 @@ async def located(case: Case) -> tuple[int, int, int] | Unmade:
         answer = await case.consult(LOCATE, "flawed-step", question)
     if is_unreadable(answer):
         return _unreadable(answer)
-    number = step_number(_said(answer))
+    number = step_number(_reply_text(answer))
     if not number:
         return Unmade("no-flawed-step")
-    place = at_step(case.manner, steps, number)
-    return place if isinstance(place, Unmade) else (number, *place)
+    bounds = at_step(case.manner, steps, number)
+    return bounds if isinstance(bounds, Unmade) else (number, *bounds)
 
 
 async def corrected(case: Case) -> Draft | Unmade:
     """I1: the reflector reviews the flawed step and rewrites it."""
-    found = await located(case)
-    if isinstance(found, Unmade):
-        return found
-    number, start, _ = found
+    location = await located(case)
+    if isinstance(location, Unmade):
+        return location
+    number, start, _ = location
     steps = numbered(case.manner, case.parent.steps, number)
     opening = f"Step: {number}\n{STEP_FOUND}"
-    told = asked("flaw-analysis", task=case.task, steps=steps, opening=opening)
-    analysis = await case.consult("I1", "flaw-analysis", _question("reflector", case.config.reflector, told))
+    messages = asked("flaw-analysis", task=case.task, steps=steps, opening=opening)
+    analysis = await case.consult("I1", "flaw-analysis", _question("reflector", case.config.reflector, messages))
     if is_unreadable(analysis):
         return _unreadable(analysis)
-    flaw = f"{steps}\n\nWhat is wrong with step {number}:\n{_paragraph(_said(analysis))}"
-    told = asked("corrected-step", task=case.task, steps=flaw, form=case.manner.form)
-    answer = await case.consult("I1", "corrected-step", _question("reflector", case.config.reflector, told))
+    flaw = f"{steps}\n\nWhat is wrong with step {number}:\n{_paragraph(_reply_text(analysis))}"
+    messages = asked("corrected-step", task=case.task, steps=flaw, form=case.manner.form)
+    answer = await case.consult("I1", "corrected-step", _question("reflector", case.config.reflector, messages))
     if answer.finish_reason == "length":
         return Unmade("cut-reply", answer.text[:200])
     # In tags, a single thought is that of the step, unless the reflector itself thinks: it does so
@@ -534,10 +534,10 @@ async def corrected(case: Case) -> Draft | Unmade:
 
 async def step_hint(case: Case) -> Draft | Unmade:
     """I2: a hint after the flawed step."""
-    found = await located(case)
-    if isinstance(found, Unmade):
-        return found
-    return _hint(case, case.parent.steps[: found[2]])
+    location = await located(case)
+    if isinstance(location, Unmade):
+        return location
+    return _hint(case, case.parent.steps[: location[2]])
 
 
 async def whole_hint(case: Case) -> Draft | Unmade:
@@ -548,9 +548,9 @@ async def whole_hint(case: Case) -> Draft | Unmade:
 async def reviewed(case: Case) -> Draft | Unmade:
     """I4: the reflector's review after all steps."""
     steps = numbered(case.manner, case.parent.steps)
-    told = asked("review", task=case.task, steps=steps, opening=REVIEW_OPENS)
-    answer = await case.consult("I4", "review", _question("reflector", case.config.reflector, told))
-    review = _paragraph(_said(answer))
+    messages = asked("review", task=case.task, steps=steps, opening=REVIEW_OPENS)
+    answer = await case.consult("I4", "review", _question("reflector", case.config.reflector, messages))
+    review = _paragraph(_reply_text(answer))
     if not review or any(tags(review)):
         return _unreadable(answer)
     draft = case.manner.hinted(case.parent.steps, f"{REVIEW_OPENS} {review}")
@@ -581,8 +581,10 @@ def _question(role: str, drawing: DrawingConfig, messages: tuple[Message, ...]) 
     return Question(role=role, messages=messages, sampling=sampling_of(drawing))
 
 
-def _said(answer: Answer) -> str:
-    """Return what counts of an answer, which may quote the tags of the steps that it is about."""
+def _reply_text(answer: Answer) -> str:
+    """Return the text of an answer after its thought, empty if it is unreadable; the text may quote
+    the tags of the steps that it is about.
+    """
     return readable(answer, tags=True) or ""
 
 

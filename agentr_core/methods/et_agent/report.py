@@ -39,30 +39,30 @@ _MADE = {
 
 
 def funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
-    """Return what came out of each stage of an iteration `rft`."""
+    """Return the counts of each stage of an iteration `rft`, from trajectories to trained rows."""
     iteration_id = place.iteration_id(iteration)
-    made = episode_counts(place.store, iteration_id, FLYWHEEL)
+    counts = episode_counts(place.store, iteration_id, FLYWHEEL)
     return to_rows(
         place,
         iteration,
         [
-            FunnelStage(name="trajectories", count=made.played, rejected=rejected_by(place, iteration_id, EVOLVE)),
-            FunnelStage(name="right answers", count=made.solved, rejected=rejected_by(place, iteration_id, RFT)),
+            FunnelStage(name="trajectories", count=counts.played, rejected=rejected_by(place, iteration_id, EVOLVE)),
+            FunnelStage(name="right answers", count=counts.solved, rejected=rejected_by(place, iteration_id, RFT)),
         ],
     )
 
 
 def family_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
     """Return the section on what each operator made; none without a flywheel."""
-    charged = place.recipe.et_agent.curriculum.counts
-    found = operator_counts(place.store, place.iteration_id(iteration), charged)
-    if not found:
+    unit = place.recipe.et_agent.curriculum.counts
+    counts = operator_counts(place.store, place.iteration_id(iteration), unit)
+    if not counts:
         return ()
-    cost = charged.capitalize()
+    cost = unit.capitalize()
     titles = ("Trajectories", "Right, %", cost, f"{cost} saved, if right", "Samples")
     columns = (Column("Operator", "text"), *map(Column, titles))
     note = (
-        f"A child that goes on from its parent has the parent's {charged} up to there, too. {cost} saved are those of "
+        f"A child that goes on from its parent has the parent's {unit} up to there, too. {cost} saved are those of "
         "the parent minus those of its child, on average."
     )
     rows = (
@@ -76,7 +76,7 @@ def family_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
                 wording.count(count.samples),
             )
         )
-        for count in found
+        for count in counts
     )
     return (Section("families", TITLE, (Table(columns, tuple(rows)),), note),)
 
@@ -115,63 +115,66 @@ _FRONTS = 6
 
 
 def selection_funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
-    """Return how many questions were answered, could be trained on and were chosen, and what became
-    of the groups that were sampled for the chosen ones; where nothing was chosen here, only that.
+    """Return how many questions were answered, could be trained on and were chosen, followed by the
+    funnel of the groups sampled for the chosen ones; only that funnel where no question was chosen
+    and training ran outside.
     """
-    found = load_selection(place.store, place.iteration_id(iteration))
-    if not found and trained_outside(place.store, place.run_id):
+    questions = load_selection(place.store, place.iteration_id(iteration))
+    if not questions and trained_outside(place.store, place.run_id):
         return FUNNEL_OF_GROUPS.stages(place, iteration)
-    fit = [one for one in found if one.front is not None]
-    chosen = [one for one in fit if one.selected]
+    fit = [question for question in questions if question.front is not None]
+    chosen = [question for question in fit if question.selected]
     return (
-        FunnelStage(name="questions", count=len(found)),
-        FunnelStage(name="fit to be chosen", count=len(fit), rejected=_reasons(found, fitting=False)),
-        FunnelStage(name="chosen questions", count=len(chosen), rejected=_reasons(found, fitting=True)),
+        FunnelStage(name="questions", count=len(questions)),
+        FunnelStage(name="fit to be chosen", count=len(fit), rejected=_reasons(questions, fitting=False)),
+        FunnelStage(name="chosen questions", count=len(chosen), rejected=_reasons(questions, fitting=True)),
         *FUNNEL_OF_GROUPS.stages(place, iteration),
     )
 
 
 def selection_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
     """Return the section of an iteration's selection; none where it selects nothing."""
-    found = load_selection(place.store, place.iteration_id(iteration))
-    if not found:
+    questions = load_selection(place.store, place.iteration_id(iteration))
+    if not questions:
         return ()
     config = place.recipe.et_agent.curriculum
-    how = "front by front, the last by crowding distance" if config.select == "pareto" else "at random"
+    procedure = "front by front, the last by crowding distance" if config.select == "pareto" else "at random"
     note = (
         f"Each question was answered {config.rollouts} times; S is the standard deviation over its answers, of their "
-        f"correctness and of their {config.counts}. Questions are chosen {how}; the first front is 0. View v_selection "
-        "has all."
+        f"correctness and of their {config.counts}. Questions are chosen {procedure}; the first front is 0. View "
+        "v_selection has all."
     )
-    others, chosen = ([_point(one) for one in found if one.selected is flag] for flag in (False, True))
+    unchosen, chosen = (
+        [_point(question) for question in questions if question.selected is flag] for flag in (False, True)
+    )
     caption = "Questions by the dispersion of correctness (across) and of cost (up); the chosen ones are coloured."
-    left = [point for point in others if point is not None]
+    left = [point for point in unchosen if point is not None]
     drawing = plots.scatter(left, [point for point in chosen if point is not None], caption)
-    return (Section("selection", "Selected questions", (Figure(drawing, caption), _fronts(found)), note),)
+    return (Section("selection", "Selected questions", (Figure(drawing, caption), _fronts(questions)), note),)
 
 
-def _point(one: Selected) -> plots.Point | None:
-    return None if one.s_corr is None or one.s_tool is None else (one.s_corr, one.s_tool)
+def _point(question: Selected) -> plots.Point | None:
+    return None if question.s_corr is None or question.s_tool is None else (question.s_corr, question.s_tool)
 
 
-def _fronts(found: Sequence[Selected]) -> Table:
+def _fronts(questions: Sequence[Selected]) -> Table:
     """Return a table of the first fronts, the later ones together, and questions in no front."""
     groups: dict[str, list[Selected]] = {}
-    for one in sorted(found, key=lambda one: (one.front is None, one.front or 0)):
+    for question in sorted(questions, key=lambda question: (question.front is None, question.front or 0)):
         later = f"{_FRONTS} and later"
-        name = "none" if one.front is None else str(one.front) if one.front < _FRONTS else later
-        groups.setdefault(name, []).append(one)
+        name = "none" if question.front is None else str(question.front) if question.front < _FRONTS else later
+        groups.setdefault(name, []).append(question)
     titles = ("Questions", "Chosen", "Correctness, %", "Cost", "S of correctness", "S of cost")
     rows = []
-    for name, some in groups.items():
-        spread = [point for one in some if (point := _point(one)) is not None]
+    for name, group in groups.items():
+        spread = [point for question in group if (point := _point(question)) is not None]
         corr, tool = (fmean(point[axis] for point in spread) if spread else None for axis in (0, 1))
         cells = (
             name,
-            wording.count(len(some)),
-            wording.count(sum(one.selected for one in some)),
-            wording.percent(fmean(one.correctness for one in some)),
-            wording.decimal(fmean(one.cost for one in some)),
+            wording.count(len(group)),
+            wording.count(sum(question.selected for question in group)),
+            wording.percent(fmean(question.correctness for question in group)),
+            wording.decimal(fmean(question.cost for question in group)),
             wording.decimal(corr, 3),
             wording.decimal(tool, 3),
         )
@@ -179,9 +182,11 @@ def _fronts(found: Sequence[Selected]) -> Table:
     return Table((Column("Front", "text"), *(Column(title) for title in titles)), tuple(rows))
 
 
-def _reasons(found: Sequence[Selected], *, fitting: bool) -> dict[str, int]:
-    counted = Counter(one.reason for one in found if (one.front is not None) is fitting and not one.selected)
-    return dict(sorted(counted.items()))
+def _reasons(questions: Sequence[Selected], *, fitting: bool) -> dict[str, int]:
+    counts = Counter(
+        question.reason for question in questions if (question.front is not None) is fitting and not question.selected
+    )
+    return dict(sorted(counts.items()))
 
 
 # The report's section on behaviour: what right answers cost, by model and by source.
@@ -215,10 +220,12 @@ _AXES: Mapping[str, str] = {
 
 
 def behaviour_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
-    """Return the section on behaviour up to an iteration; none if nothing is known."""
-    found = {number: load_measures(place.store, evaluation_id(place, number, TEST)) for number in range(iteration + 1)}
-    known = {number: measures for number, measures in found.items() if "efficiency" in measures}
-    if not known:
+    """Return the section on behaviour up to an iteration; none if no model was measured."""
+    evaluations = {
+        number: load_measures(place.store, evaluation_id(place, number, TEST)) for number in range(iteration + 1)
+    }
+    by_iteration = {number: measures for number, measures in evaluations.items() if "efficiency" in measures}
+    if not by_iteration:
         return ()
     curriculum = place.recipe.et_agent.curriculum
     counts = curriculum.counts
@@ -230,13 +237,13 @@ def behaviour_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
         + (" Calls are also those that were refused, since none was left." if curriculum.refused_calls else "")
     )
     blocks: list[Block] = []
-    if iteration in known:
-        axes = [name for name in _AXES if all(name in measures for measures in known.values())]
+    if iteration in by_iteration:
+        axes = [name for name in _AXES if all(name in measures for measures in by_iteration.values())]
         values = {
             wording.iteration(number): [
                 1 - measures[name].mean if name == "redundant_calls" else measures[name].mean for name in axes
             ]
-            for number, measures in known.items()
+            for number, measures in by_iteration.items()
         }
         ends = [max(*column, 0.0) or 1.0 for column in zip(*values.values(), strict=True)]
         shares = {
@@ -249,21 +256,23 @@ def behaviour_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
         )
         drawing = plots.radar([_AXES[name] for name in axes], shares, wording.iteration(iteration), caption)
         blocks.append(Figure(drawing, caption))
-    blocks.append(_table({wording.iteration(number): measures for number, measures in known.items()}))
-    newest = known[max(known)]
+    blocks.append(_table({wording.iteration(number): measures for number, measures in by_iteration.items()}))
+    newest = by_iteration[max(by_iteration)]
     by_source: dict[str, dict[str, Estimate]] = {}
     for name, estimate in newest.items():
         if name.startswith(OF_SOURCE):
             source, _, measure = name.removeprefix(OF_SOURCE).rpartition("/")
             by_source.setdefault(source, {})[measure] = estimate
     if len(by_source) > 1:
-        blocks.append(Paragraph(f"{wording.iteration(max(known)).capitalize()} by source of the questions:"))
+        blocks.append(Paragraph(f"{wording.iteration(max(by_iteration)).capitalize()} by source of the questions:"))
         blocks.append(_table(dict(sorted(by_source.items()))))
     return (Section("behaviour", "Behaviour", tuple(blocks), note),)
 
 
 def _table(models: Mapping[str, Measures]) -> Table:
-    """Return a row for each metric that any has, and a column for each model, or source."""
+    """Return a table with a row for each metric that any model has, and a column for each model or
+    source.
+    """
     rows = (
         Row((_ROWS[name][0], *(_cell(measures.get(name), *_ROWS[name][1:]) for measures in models.values())))
         for name in _ROWS

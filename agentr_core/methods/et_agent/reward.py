@@ -66,8 +66,8 @@ class EfficiencyReward:
             raise ValueError(f"step {step} must be from 1 to {steps}")
         share = (steps - step) / (steps - 1) if self.decay and steps > 1 else 1.0
         lengths = [reasoning_tokens(episode) for episode in group]
-        known = [length for length in lengths if length is not None]
-        if len(known) < len(group):
+        known_lengths = [length for length in lengths if length is not None]
+        if len(known_lengths) < len(group):
             raise DataFault(
                 f"{group[lengths.index(None)].instance.key}: a reply has no token ids, so the length of its reasoning "
                 "is not known; sample from a model that gives them"
@@ -78,7 +78,7 @@ class EfficiencyReward:
                 weighed_cost(episode, self.counts, dict(self.call_costs), refused=self.refused_calls)
                 for episode in group
             ],
-            known,
+            known_lengths,
             [well_formed(episode, self.counts) for episode in group],
             sigma_calls=self.sigma_calls * share,
             sigma_length=self.sigma_length * share,

@@ -136,21 +136,23 @@ def draw(
     errors are those of `select`.
     """
     # Selecting all questions gives the dispersions, and shows which the filter leaves.
-    whole = select(ids, correctness, calls, len(ids), mixed_only=mixed_only)
-    fit = sorted(np.flatnonzero(whole.selected).tolist(), key=lambda place: ids[place])
+    selection = select(ids, correctness, calls, len(ids), mixed_only=mixed_only)
+    fit = sorted(np.flatnonzero(selection.selected).tolist(), key=lambda position: ids[position])
     chosen = np.random.default_rng(seed).permutation(len(fit))[:n]
     selected = np.zeros(len(ids), dtype=np.bool_)
-    selected[[fit[place] for place in chosen]] = True
-    return replace(whole, rank=np.where(whole.selected, 0, -1), crowding=np.full(len(ids), np.nan), selected=selected)
+    selected[[fit[position] for position in chosen]] = True
+    return replace(
+        selection, rank=np.where(selection.selected, 0, -1), crowding=np.full(len(ids), np.nan), selected=selected
+    )
 
 
-def reasons(found: Selection, *, drawn: bool = False) -> list[str]:
+def reasons(selection: Selection, *, drawn: bool = False) -> list[str]:
     """Return why each question was chosen or not, as a word: `chosen`; `alike`, which the filter
     left out; `crowded`, in the front that was cut; `dominated`, in one after it; or `not-drawn`.
     """
-    last = int(found.rank[found.selected].max(initial=0))
+    last = int(selection.rank[selection.selected].max(initial=0))
     words = []
-    for rank, selected in zip(found.rank.tolist(), found.selected.tolist(), strict=True):
+    for rank, selected in zip(selection.rank.tolist(), selection.selected.tolist(), strict=True):
         missed = "not-drawn" if drawn else "crowded" if rank == last else "dominated"
         words.append("chosen" if selected else "alike" if rank < 0 else missed)
     return words
@@ -175,8 +177,8 @@ def dispersion(values: Floats) -> Floats:
 def mixed(correctness: Floats) -> NDArray[np.bool_]:
     """Return which rows have both right answers (at least `RIGHT_FROM`) and wrong ones."""
     right = correctness >= RIGHT_FROM
-    found: NDArray[np.bool_] = np.logical_xor(right.any(axis=1), right.all(axis=1))
-    return found
+    is_mixed: NDArray[np.bool_] = np.logical_xor(right.any(axis=1), right.all(axis=1))
+    return is_mixed
 
 
 def fronts(points: Floats) -> Ints:
@@ -273,7 +275,9 @@ def fit_for_tuning(
         )
     }
     over = [episode for episode in sound if episode[0] not in drawn]
-    rejected += [_reject(name, "question-cap", f"{one.instance.key} keeps {per_question}") for name, one in over]
+    rejected += [
+        _reject(name, "question-cap", f"{trajectory.instance.key} keeps {per_question}") for name, trajectory in over
+    ]
     return Filtered(tuple(episode for episode in sound if episode[0] in drawn), tuple(rejected))
 
 
@@ -324,10 +328,10 @@ async def select_rft(place: Workplace, iteration: int) -> dict[str, Any]:
             seed=derive_seed(place.recipe.seed, RFT, iteration),
             in_tags=tagged,
         )
-        kept = whole_rows(place, iteration, dict(chosen.kept), stage=RFT)
-        rows = merge([rejection_rows(chosen.rejected, iteration_id=iteration_id), kept])
+        sample_rows = whole_rows(place, iteration, dict(chosen.kept), stage=RFT)
+        rows = merge([rejection_rows(chosen.rejected, iteration_id=iteration_id), sample_rows])
         store_anew(place.store, rows, iteration_id=iteration_id, stage=RFT, kinds=[SampleKind.GOOD])
-        return {"samples": len(kept.get("sample", ())), "rejected": len(chosen.rejected)}
+        return {"samples": len(sample_rows.get("sample", ())), "rejected": len(chosen.rejected)}
 
     with place.timed("select_rft", iteration):
         return await in_thread(make)
@@ -361,31 +365,31 @@ async def rollout(place: Workplace, iteration: int) -> dict[str, Any]:
         for instance in instances
         for number in range(recipe.et_agent.curriculum.rollouts)
     ]
-    wanted = {rollout_id(iteration_id, policy.id, plan): plan for plan in plans}
-    plan_rollouts(place, iteration, wanted, stage=ROLLOUT)
-    how = acting_in_groups(place.recipe)
+    plans_by_id = {rollout_id(iteration_id, policy.id, plan): plan for plan in plans}
+    plan_rollouts(place, iteration, plans_by_id, stage=ROLLOUT)
+    settings = acting_in_groups(place.recipe)
     new = await play_rollouts(
         place,
         iteration,
-        wanted,
+        plans_by_id,
         stage=ROLLOUT,
         name="rollouts",
-        sampling=how.sampling,
-        max_steps=how.max_steps,
-        limits=how.limits,
+        sampling=settings.sampling,
+        max_steps=settings.max_steps,
+        limits=settings.limits,
     )
-    return {"rollouts": len(wanted), "new": new}
+    return {"rollouts": len(plans_by_id), "new": new}
 
 
 def check_counts(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
-    """Raise `ConfigError` where calls are counted, and the format of tags is asked for, in a world
-    of turns, or where a tool has a cost that the world has not, or boxes are asked for where there
-    are no questions.
+    """Raise `ConfigError` if the curriculum does not suit the world: it has a cost for a tool that
+    the world lacks, wants boxed answers where there are no questions, or counts calls in a world
+    whose episodes are turns.
     """
     tools, costs = env.tools if isinstance(env, ReasoningWorld) else None, recipe.et_agent.curriculum.call_costs
     if tools is not None and (unknown := sorted(costs.keys() - set(tools))):
-        has = " and ".join(tools) or "none"
-        raise ConfigError(f"et_agent.curriculum.call_costs: {env.name} has no tool {unknown[0]}; it has {has}")
+        available = " and ".join(tools) or "none"
+        raise ConfigError(f"et_agent.curriculum.call_costs: {env.name} has no tool {unknown[0]}; it has {available}")
     if recipe.et_agent.curriculum.boxed_only and tools is None:
         raise ConfigError(
             f"et_agent.curriculum.boxed_only: {env.name} has no questions that are answered in a box; leave it out"
@@ -412,23 +416,23 @@ async def select_questions(place: Workplace, iteration: int) -> dict[str, Any]:
     Raises `DataFault` when no question can be trained on.
     """
     iteration_id, config = place.iteration_id(iteration), place.recipe.et_agent.curriculum
-    found = load_selection(place.store, iteration_id)
-    if not found:
-        instances = {one.key: one for one in await separate_instances(place, iteration)}
+    questions = load_selection(place.store, iteration_id)
+    if not questions:
+        instances = {instance.key: instance for instance in await separate_instances(place, iteration)}
         with place.timed(SELECT, iteration):
             outcomes = load_rollout_outcomes(place.store, iteration_id)
             seed = derive_seed(place.recipe.seed, SELECT, iteration)
-            found = chosen_of(outcomes, config, seed=seed)
-            chosen = [instances[one.instance_id] for one in found if one.selected]
-            rows = selection_rows(iteration_id, found)
+            questions = chosen_of(outcomes, config, seed=seed)
+            chosen = [instances[question.instance_id] for question in questions if question.selected]
+            rows = selection_rows(iteration_id, questions)
             place.store.write(merge([rows, chosen_rows(iteration_id, {SELECTED: chosen})]))
-    count = sum(one.selected for one in found)
+    count = sum(question.selected for question in questions)
     if not count:
         raise DataFault(
             f"no question of iteration {iteration} has right and wrong answers among its {config.rollouts} rollouts; "
             "sample more of each (et_agent.curriculum.rollouts), or other questions"
         )
-    return {"questions": len(found), "selected": count}
+    return {"questions": len(questions), "selected": count}
 
 
 def chosen_of(outcomes: Sequence[RolloutOutcome], config: CurriculumConfig, *, seed: int) -> list[Selected]:
@@ -438,40 +442,41 @@ def chosen_of(outcomes: Sequence[RolloutOutcome], config: CurriculumConfig, *, s
     numbers of rollouts cannot be compared.
     """
     groups: defaultdict[str, list[RolloutOutcome]] = defaultdict(list)
-    for one in outcomes:
-        groups[one.instance_id].append(one)
-    played = {key: [one for one in group if one.reward is not None] for key, group in groups.items()}
-    whole = [key for key in groups if len(played[key]) == config.rollouts]
-    shape = len(whole), config.rollouts
-    correctness = np.array([one.reward for key in whole for one in played[key]], dtype=np.float64).reshape(shape)
-    costs = np.array([_cost(one, config) for key in whole for one in played[key]], dtype=np.float64).reshape(shape)
+    for outcome in outcomes:
+        groups[outcome.instance_id].append(outcome)
+    played = {key: [outcome for outcome in group if outcome.reward is not None] for key, group in groups.items()}
+    complete = [key for key in groups if len(played[key]) == config.rollouts]
+    shape = len(complete), config.rollouts
+    rollouts = [outcome for key in complete for outcome in played[key]]
+    correctness = np.array([outcome.reward for outcome in rollouts], dtype=np.float64).reshape(shape)
+    costs = np.array([_cost(outcome, config) for outcome in rollouts], dtype=np.float64).reshape(shape)
     if config.select == "random":
-        found = draw(whole, correctness, costs, config.questions, mixed_only=config.mixed_only, seed=seed)
+        selection = draw(complete, correctness, costs, config.questions, mixed_only=config.mixed_only, seed=seed)
     else:
-        found = select(whole, correctness, costs, config.questions, mixed_only=config.mixed_only)
-    why = reasons(found, drawn=config.select == "random")
+        selection = select(complete, correctness, costs, config.questions, mixed_only=config.mixed_only)
+    words = reasons(selection, drawn=config.select == "random")
     fields: dict[str, dict[str, Any]] = {}
-    for place, (key, reason) in enumerate(zip(whole, why, strict=True)):
-        crowding = float(found.crowding[place])
+    for position, (key, reason) in enumerate(zip(complete, words, strict=True)):
+        distance = float(selection.crowding[position])
         fields[key] = {
-            "s_corr": float(found.correctness[place]),
-            "s_tool": float(found.calls[place]),
-            "front": int(found.rank[place]) if found.rank[place] >= 0 else None,
-            "crowding": None if math.isnan(crowding) else crowding,
-            "selected": bool(found.selected[place]),
+            "s_corr": float(selection.correctness[position]),
+            "s_tool": float(selection.calls[position]),
+            "front": int(selection.rank[position]) if selection.rank[position] >= 0 else None,
+            "crowding": None if math.isnan(distance) else distance,
+            "selected": bool(selection.selected[position]),
             "reason": reason,
         }
     return [
         Selected(
             instance_id=key,
             episodes=len(group),
-            correctness=fmean(one.reward or 0.0 for one in group) if group else 0.0,
-            cost=fmean(_cost(one, config) for one in group) if group else 0.0,
+            correctness=fmean(outcome.reward or 0.0 for outcome in group) if group else 0.0,
+            cost=fmean(_cost(outcome, config) for outcome in group) if group else 0.0,
             **fields.get(key, _LEFT_OUT),
         )
         for key, group in played.items()
     ]
 
 
-def _cost(one: RolloutOutcome, config: CurriculumConfig) -> int:
-    return (one.calls if config.counts == "calls" else one.steps) or 0
+def _cost(outcome: RolloutOutcome, config: CurriculumConfig) -> int:
+    return (outcome.calls if config.counts == "calls" else outcome.steps) or 0

@@ -61,19 +61,19 @@ def foresee(recipe: Recipe, headroom: Headroom) -> Prospect:
     paired = min(played, eto.preferences.per_instance or played)
     cap = recipe.data.good_per_tree or played
 
-    def successes(one: Tried, run: Run) -> float:
-        first, samples = int(eto.explore.greedy and one.greedy), eto.explore.samples
+    def successes(outcome: Tried, run: Run) -> float:
+        first, samples = int(eto.explore.greedy and outcome.greedy), eto.explore.samples
         return sum(comb(samples, won) * run(won, samples - won) * min(first + won, cap) for won in range(samples + 1))
 
-    def failures(one: Tried, run: Run) -> float:
-        lost = int(eto.explore.greedy and not one.greedy) + eto.explore.samples * run(0, 1)
+    def failures(outcome: Tried, run: Run) -> float:
+        lost = int(eto.explore.greedy and not outcome.greedy) + eto.explore.samples * run(0, 1)
         return min(lost, paired)
 
-    def contrast(one: Tried, run: Run) -> float:
+    def contrast(outcome: Tried, run: Run) -> float:
         samples = eto.explore.samples
         if not eto.explore.greedy:
             return mixed(run, samples)
-        return 1 - (run(samples, 0) if one.greedy else run(0, samples))
+        return 1 - (run(samples, 0) if outcome.greedy else run(0, samples))
 
     forecasts = [
         Forecast(name="successes", expected=rates.total(headroom.instances, successes, per_instance=cap)),
@@ -167,16 +167,16 @@ def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Asked]:
     no more steps than an exploration may have.
     """
     eto, explore = recipe.eto, recipe.eto.explore
-    found = {}
+    requests = {}
     if eto.expert.thoughts.enabled:
         asked = train * explore.max_steps * eto.expert.thoughts.tries
-        found["think"] = Asked.questions("editor", asked, eto.expert.thoughts.max_new_tokens)
+        requests["think"] = Asked.questions("editor", asked, eto.expert.thoughts.max_new_tokens)
     if not _explores(recipe):
-        return found
+        return requests
     by_step = eto.preferences.source == "exploration" and eto.preferences.level != "trajectory"
     forks = (eto.preferences.forced_steps or explore.max_steps) if by_step else 1
     number = train * (explore.samples + explore.greedy) * forks
-    return found | {"explore": Asked.episodes(number, steps=explore.max_steps, most=explore.max_new_tokens)}
+    return requests | {"explore": Asked.episodes(number, steps=explore.max_steps, most=explore.max_new_tokens)}
 
 
 def _explores(recipe: Recipe) -> bool:

@@ -126,30 +126,30 @@ async def explore_and_keep(place: Workplace, iteration: int) -> dict[str, Any]:
     """Play the missing episodes of an iteration's exploration, and keep its successes as samples.
     Raises as `explore`.
     """
-    told, successes = await _explore(place, iteration)
+    summary, successes = await _explore(place, iteration)
     place.store.write(whole_rows(place, iteration, successes, stage=EXPLORE))
-    return told
+    return summary
 
 
 async def _explore(place: Workplace, iteration: int) -> tuple[dict[str, Any], dict[str, Trajectory]]:
     """Return the summary of an exploration, and its successes by id."""
     scored_by(place, {})
-    wanted = exploration(place, iteration, await separate_instances(place, iteration))
-    plan_rollouts(place, iteration, wanted, stage=EXPLORE)
-    how = acting(place.recipe)
+    plans = exploration(place, iteration, await separate_instances(place, iteration))
+    plan_rollouts(place, iteration, plans, stage=EXPLORE)
+    settings = acting(place.recipe)
     new = await play_rollouts(
         place,
         iteration,
-        wanted,
+        plans,
         stage=EXPLORE,
         name="exploration",
-        sampling=how.sampling,
-        max_steps=how.max_steps,
-        limits=how.limits,
+        sampling=settings.sampling,
+        max_steps=settings.max_steps,
+        limits=settings.limits,
     )
-    played = scored_by(place, load_trajectories(place.store, list(wanted)))
+    played = scored_by(place, load_trajectories(place.store, list(plans)))
     successes = {key: trajectory for key, trajectory in played.items() if trajectory.success}
-    return {"episodes": len(wanted), "new": new, "successes": len(successes)}, successes
+    return {"episodes": len(plans), "new": new, "successes": len(successes)}, successes
 
 
 STAGE = "preferences"
@@ -195,7 +195,7 @@ def against_expert(
     if expert is None:
         detail = "there is no expert trajectory of its instance"
         return (), tuple(_reject(played.id, "no-expert", detail) for played in explored)
-    kept: list[Preference] = []
+    preferences: list[Preference] = []
     rejected: list[Rejection] = []
     for played in explored:
         if len(played.trajectory.steps) <= played.forced:
@@ -209,26 +209,31 @@ def against_expert(
         if fault is not None:
             rejected.append(fault)
             continue
-        made: list[Preference | Rejection] = []
+        results: list[Preference | Rejection] = []
         if config.level != "step" and not played.forced:
             if played.trajectory.reward < expert.trajectory.reward:
                 losing = _side(played, len(expert.trajectory.steps), config)
-                made.append(_preference(PreferenceCase.LOSE, _side(expert), losing, env))
+                results.append(_preference(PreferenceCase.LOSE, _side(expert), losing, env))
             else:
-                made.append(_preference(PreferenceCase.WIN, _side(played), _side(expert), env))
+                results.append(_preference(PreferenceCase.WIN, _side(played), _side(expert), env))
         if config.level != "trajectory":
-            at = played.forced
-            if expert.trajectory.steps[at].reply == played.trajectory.steps[at].reply:
-                made.append(_reject(played.id, "same-reply", f"the policy takes the expert's step {at}"))
+            fork = played.forced
+            if expert.trajectory.steps[fork].reply == played.trajectory.steps[fork].reply:
+                results.append(_reject(played.id, "same-reply", f"the policy takes the expert's step {fork}"))
             else:
                 better, worse = (
-                    _Side(one, shared=at, end=at + 1, origin=Provenance(split=at, extra={"trajectory": one.id}))
-                    for one in sorted((expert, played), key=lambda one: -one.trajectory.reward)
+                    _Side(
+                        episode,
+                        shared=fork,
+                        end=fork + 1,
+                        origin=Provenance(split=fork, extra={"trajectory": episode.id}),
+                    )
+                    for episode in sorted((expert, played), key=lambda episode: -episode.trajectory.reward)
                 )
-                made.append(_preference(PreferenceCase.STEP, better, worse, env))
-        kept += [one for one in made if isinstance(one, Preference)]
-        rejected += [one for one in made if isinstance(one, Rejection)]
-    return tuple(kept), tuple(rejected)
+                results.append(_preference(PreferenceCase.STEP, better, worse, env))
+        preferences += [result for result in results if isinstance(result, Preference)]
+        rejected += [result for result in results if isinstance(result, Rejection)]
+    return tuple(preferences), tuple(rejected)
 
 
 def among_own(explored: Sequence[Played], env: Environment, config: PreferencesConfig) -> Made:
@@ -246,8 +251,8 @@ def among_own(explored: Sequence[Played], env: Environment, config: PreferencesC
     fault = _unequal(best, worst, config.margin)
     if fault:
         return (), (*silent, fault)
-    made = _preference(PreferenceCase.OWN, _side(best), _side(worst, len(best.trajectory.steps), config), env)
-    return ((), (*silent, made)) if isinstance(made, Rejection) else ((made,), silent)
+    preference = _preference(PreferenceCase.OWN, _side(best), _side(worst, len(best.trajectory.steps), config), env)
+    return ((), (*silent, preference)) if isinstance(preference, Rejection) else ((preference,), silent)
 
 
 def in_tree(paths: Sequence[Path], env: Environment, config: PreferencesConfig, tree_id: str) -> Made:
@@ -264,22 +269,22 @@ def in_tree(paths: Sequence[Path], env: Environment, config: PreferencesConfig, 
     for path in paths:
         for depth, node in enumerate(path.nodes):
             forks.setdefault(path.nodes[:depth], {}).setdefault(node, []).append(path)
-    kept: list[Preference] = []
+    preferences: list[Preference] = []
     rejected: list[Rejection] = []
-    for way, branches in sorted(forks.items()):
+    for prefix, branches in sorted(forks.items()):
         if len(branches) < 2:
             continue
         worst_branch, *_, best_branch = sorted(branches.values(), key=lambda ps: (_mean(ps), -ps[0].leaf))
         best = min(best_branch, key=lambda p: (-p.trajectory.reward, len(p.nodes), p.leaf))
         worst = min(worst_branch, key=lambda p: (p.trajectory.reward, len(p.nodes), p.leaf))
-        subject = f"{tree_id}:{way[-1] if way else 0}"
+        subject = f"{tree_id}:{prefix[-1] if prefix else 0}"
         if not exceeds(_mean(best_branch), _mean(worst_branch)):
             rejected.append(_reject(subject, "tie", f"{len(branches)} branches of mean reward {_mean(best_branch):g}"))
         elif not exceeds(best.trajectory.reward - worst.trajectory.reward, config.margin):
             detail = f"rewards {best.trajectory.reward:g} and {worst.trajectory.reward:g}"
             rejected.append(_reject(subject, "margin", detail))
         else:
-            length, split = min(len(worst.nodes), len(best.nodes) + config.extra_rounds), len(way)
+            length, split = min(len(worst.nodes), len(best.nodes) + config.extra_rounds), len(prefix)
             chosen = _Side(
                 Played(f"{best.tree_id}:{best.leaf}", best.trajectory),
                 shared=split,
@@ -300,10 +305,10 @@ def in_tree(paths: Sequence[Path], env: Environment, config: PreferencesConfig, 
             if isinstance(preference, Rejection):
                 rejected.append(preference)
             else:
-                kept.append(preference)
-    if not kept and not rejected:
+                preferences.append(preference)
+    if not preferences and not rejected:
         rejected.append(_reject(tree_id, "no-fork", f"{len(paths)} ended paths"))
-    return tuple(kept), tuple(rejected)
+    return tuple(preferences), tuple(rejected)
 
 
 def distinct(preferences: Iterable[Preference]) -> Made:
@@ -327,33 +332,33 @@ def capped(preferences: Sequence[Preference], per_instance: int) -> Made:
     """
     if not per_instance:
         return tuple(preferences), ()
-    order = sorted(range(len(preferences)), key=lambda at: (-(preferences[at].margin or 0.0), at))
-    taken: dict[str, int] = {}
-    kept: set[int] = set()
+    order = sorted(range(len(preferences)), key=lambda position: (-(preferences[position].margin or 0.0), position))
+    counts: dict[str, int] = {}
+    positions: set[int] = set()
     for position in order:
         instance = preferences[position].chosen.instance
         key = "" if instance is None else instance.key
-        taken[key] = taken.get(key, 0) + 1
-        if taken[key] <= per_instance or not key:
-            kept.add(position)
+        counts[key] = counts.get(key, 0) + 1
+        if counts[key] <= per_instance or not key:
+            positions.add(position)
     detail = f"the cap is {per_instance}"
     return (
-        tuple(preference for position, preference in enumerate(preferences) if position in kept),
+        tuple(preference for position, preference in enumerate(preferences) if position in positions),
         tuple(
             _reject(preference_id(preference), "per-instance-cap", detail)
             for position, preference in enumerate(preferences)
-            if position not in kept
+            if position not in positions
         ),
     )
 
 
-def _unequal(one: Played, other: Played, margin: float) -> Rejection | None:
-    gap = abs(one.trajectory.reward - other.trajectory.reward)
+def _unequal(reference: Played, played: Played, margin: float) -> Rejection | None:
+    gap = abs(reference.trajectory.reward - played.trajectory.reward)
     if not exceeds(gap, 0):
-        return _reject(other.id, "tie", f"both have reward {one.trajectory.reward:g}")
+        return _reject(played.id, "tie", f"both have reward {reference.trajectory.reward:g}")
     if not exceeds(gap, margin):
-        detail = f"rewards {one.trajectory.reward:g} and {other.trajectory.reward:g}"
-        return _reject(other.id, "margin", detail)
+        detail = f"rewards {reference.trajectory.reward:g} and {played.trajectory.reward:g}"
+        return _reject(played.id, "margin", detail)
     return None
 
 
@@ -446,9 +451,9 @@ def _make(place: Workplace, iteration: int) -> Made:
     config = place.recipe.eto.preferences
     with place.worlds() as worlds:
         if config.source == "file":
-            made = _joined(_of_file(recipe, env) for recipe, env in worlds)
+            outcome = _joined(_of_file(recipe, env) for recipe, env in worlds)
         else:
-            made = _of_trees(place, worlds) if config.source == "trees" else _of_episodes(place, iteration, worlds)
+            outcome = _of_trees(place, worlds) if config.source == "trees" else _of_episodes(place, iteration, worlds)
     iteration_id = place.iteration_id(iteration)
 
     def stamp(sample: Sample) -> Sample:
@@ -456,10 +461,10 @@ def _make(place: Workplace, iteration: int) -> Made:
         origin = replace(sample.provenance, extra={**sample.provenance.extra, "iteration": iteration_id})
         return replace(sample, provenance=origin)
 
-    stamped = [replace(p, chosen=stamp(p.chosen), rejected=stamp(p.rejected)) for p in made[0]]
+    stamped = [replace(p, chosen=stamp(p.chosen), rejected=stamp(p.rejected)) for p in outcome[0]]
     different, repeated = distinct(stamped)
-    kept, over_cap = capped(different, config.per_instance)
-    return kept, (*made[1], *repeated, *over_cap)
+    preferences, over_cap = capped(different, config.per_instance)
+    return preferences, (*outcome[1], *repeated, *over_cap)
 
 
 def _of_episodes(place: Workplace, iteration: int, worlds: Worlds) -> Made:
@@ -476,43 +481,43 @@ def _of_episodes(place: Workplace, iteration: int, worlds: Worlds) -> Made:
         if key in played:
             episodes.append(Played(key, played[key], forced=plan.forced))
         else:
-            reason, why = "not-played", "was not begun: the collection was limited, or interrupted"
+            reason, explanation = "not-played", "was not begun: the collection was limited, or interrupted"
             if plan.key in failed:
-                reason, why = "no-reward", "has no reward; table event has the error that ended it"
+                reason, explanation = "no-reward", "has no reward; table event has the error that ended it"
             if key in stored:
-                reason, why = "no-grade", "has no grade by data.scoring: the reply about it is unreadable"
-            detail = f"episode {plan.key} {why}"
+                reason, explanation = "no-grade", "has no grade by data.scoring: the reply about it is unreadable"
+            detail = f"episode {plan.key} {explanation}"
             lost.append(Rejection(stage=STAGE, subject=key, reason=reason, detail=detail))
     owners = {plan.instance.key: plan.instance for plan in planned}
-    made: list[Made] = [((), tuple(lost))]
+    parts: list[Made] = [((), tuple(lost))]
     if config.against == "own":
-        made += [among_own(some, worlds.of(owners[key]), config) for key, some in by_instance.items()]
-        return _joined(made)
+        parts += [among_own(episodes, worlds.of(owners[key]), config) for key, episodes in by_instance.items()]
+        return _joined(parts)
     # The expert's rewards are those of the world, whatever scores the policy: each run plays it
     # anew, so that no scoring of another run could name its episodes.
-    experts = {found.instance.key: Played(key, found) for key, found in best_experts(place, iteration).values()}
+    experts = {expert.instance.key: Played(key, expert) for key, expert in best_experts(place, iteration).values()}
     for instance, episodes in by_instance.items():
         check_wanted()
-        made.append(against_expert(experts.get(instance), episodes, worlds.of(owners[instance]), config))
-    return _joined(made)
+        parts.append(against_expert(experts.get(instance), episodes, worlds.of(owners[instance]), config))
+    return _joined(parts)
 
 
 def _of_trees(place: Workplace, worlds: Worlds) -> Made:
     config = place.recipe.eto.preferences
     runs = runs_beginning(place.store, config.trees or place.run_id)
     if len(runs) != 1:
-        which = f"{len(runs)} runs of {place.root} begin" if runs else f"no run of {place.root} begins"
-        raise ConfigError(f"eto.preferences.trees: {which} with {config.trees!r}; `agentr runs` lists them all")
+        matches = f"{len(runs)} runs of {place.root} begin" if runs else f"no run of {place.root} begins"
+        raise ConfigError(f"eto.preferences.trees: {matches} with {config.trees!r}; `agentr runs` lists them all")
     ids = finished_trees_of_run(place.store, runs[0])
     if not ids:
         raise ConfigError(f"eto.preferences.trees: run {runs[0]} has no finished tree; name a run of method agent-r")
     trees = load_trees(place.store, ids)
-    known = [env.name for _, env in worlds]
-    strange = sorted({tree.instance.environment for tree in trees.values()} - {*known})
-    if strange:
+    names = [env.name for _, env in worlds]
+    foreign = sorted({tree.instance.environment for tree in trees.values()} - {*names})
+    if foreign:
         raise ConfigError(
-            f"eto.preferences.trees: run {runs[0]} has trees of {', '.join(strange)}, and the recipe's environment "
-            f"is {', '.join(known)}"
+            f"eto.preferences.trees: run {runs[0]} has trees of {', '.join(foreign)}, and the recipe's environment "
+            f"is {', '.join(names)}"
         )
     if runs[0] != place.run_id:
         for key, tree in trees.items():
@@ -523,4 +528,5 @@ def _of_trees(place: Workplace, worlds: Worlds) -> Made:
 
 def _joined(parts: Iterable[Made]) -> Made:
     parts = list(parts)
-    return tuple(p for kept, _ in parts for p in kept), tuple(r for _, rejected in parts for r in rejected)
+    preferences = tuple(preference for part, _ in parts for preference in part)
+    return preferences, tuple(rejection for _, part in parts for rejection in part)

@@ -58,9 +58,9 @@ def preferences(record: PreferenceRecord) -> Section:
         blocks.append(iteration.counts("Turned away", "Candidates", record.rejected))
     if record.margins:
         caption = f"Margin of reward between the two sides. The rejected side of {record.cut} pairs was cut."
-        counted = {f"{low:.1f}{wording.TO}{low + 0.1:.1f}": count for low, count in record.margins.items()}
-        drawing = plots.bars(counted, "Pairs by margin of reward")
-        instead = iteration.counts("Margin", "Pairs", counted)
+        counts = {f"{low:.1f}{wording.TO}{low + 0.1:.1f}": count for low, count in record.margins.items()}
+        drawing = plots.bars(counts, "Pairs by margin of reward")
+        instead = iteration.counts("Margin", "Pairs", counts)
         blocks.append(Figure(drawing, caption, (Paragraph(caption), instead)))
     else:
         blocks.append(Paragraph("Not measured: margins; the pairs tell no rewards."))
@@ -70,8 +70,8 @@ def preferences(record: PreferenceRecord) -> Section:
     }
     # One step makes no curve.
     for name, values in curves.items() if len(record.steps) > 1 else ():
-        chosen = [(float(step), one) for step, one, _ in values]
-        rejected = [(float(step), other) for step, _, other in values]
+        chosen = [(float(step), value) for step, value, _ in values]
+        rejected = [(float(step), value) for step, _, value in values]
         caption = f"{name} of the chosen (solid) and the rejected sides (dashed) by optimizer step."
         blocks.append(Figure(plots.curves({"chosen": chosen, "rejected": rejected}, caption), caption))
     if record.steps:
@@ -114,10 +114,10 @@ def preferences_of_run(records: Mapping[int, PreferenceRecord]) -> Section:
         loss, accuracy, chosen, rejected = (
             fmean(values) if values else None
             for values in (
-                [one.loss for one in end],
-                [one.reward_accuracy for one in end if one.reward_accuracy is not None],
-                [one.chosen_rewards for one in end if one.chosen_rewards is not None],
-                [one.rejected_rewards for one in end if one.rejected_rewards is not None],
+                [step.loss for step in end],
+                [step.reward_accuracy for step in end if step.reward_accuracy is not None],
+                [step.chosen_rewards for step in end if step.chosen_rewards is not None],
+                [step.rejected_rewards for step in end if step.rejected_rewards is not None],
             )
         )
         cells = (
@@ -148,20 +148,20 @@ def preferences_of_run(records: Mapping[int, PreferenceRecord]) -> Section:
 
 
 def funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
-    """Return what came out of each stage that an iteration has."""
-    source, has = place.source_id(iteration), {stage.name for stage in place.plan(iteration).stages}
-    made: list[FunnelStage] = []
-    if DEMONSTRATE.name in has:
-        made.append(expert_episodes(place, iteration))
+    """Return the counts of each stage that an iteration has, from episodes to trained rows."""
+    source, names = place.source_id(iteration), {stage.name for stage in place.plan(iteration).stages}
+    stages: list[FunnelStage] = []
+    if DEMONSTRATE.name in names:
+        stages.append(expert_episodes(place, iteration))
     explored = datasets.episode_counts(place.store, source, "rollout")
-    if EXPLORE.name in has:
-        made.append(FunnelStage(name="explored episodes", count=explored.played))
-    if PREFER.name in has:
+    if EXPLORE.name in names:
+        stages.append(FunnelStage(name="explored episodes", count=explored.played))
+    if PREFER.name in names:
         paired = datasets.count_preferences(place.store, source)
-        made.append(FunnelStage(name="preference pairs", count=paired, rejected=rejected_by(place, source, STAGE)))
+        stages.append(FunnelStage(name="preference pairs", count=paired, rejected=rejected_by(place, source, STAGE)))
     else:
-        made.append(FunnelStage(name="successes", count=explored.solved))
-    return to_rows(place, iteration, made)
+        stages.append(FunnelStage(name="successes", count=explored.solved))
+    return to_rows(place, iteration, stages)
 
 
 def preference_record(place: Workplace, iteration: int) -> PreferenceRecord | None:
@@ -169,12 +169,12 @@ def preference_record(place: Workplace, iteration: int) -> PreferenceRecord | No
     if not place.plan(iteration).pairs:
         return None
     iteration_id, source_id = place.iteration_id(iteration), place.source_id(iteration)
-    made = preference_counts(place.store, source_id)
+    counts = preference_counts(place.store, source_id)
     return PreferenceRecord(
-        kinds=made.kinds,
+        kinds=counts.kinds,
         rejected=rejected_by(place, source_id, STAGE),
-        margins=made.margins,
-        cut=made.cut,
+        margins=counts.margins,
+        cut=counts.cut,
         steps=tuple(preference_training(place.store, iteration_id)),
     )
 
@@ -189,6 +189,6 @@ def run_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
     """Return the section on pairs and their training over all iterations up to one; none without a
     pair.
     """
-    found = {number: preference_record(place, number) for number in range(1, iteration + 1)}
-    records = {number: record for number, record in found.items() if record is not None}
+    by_iteration = {number: preference_record(place, number) for number in range(1, iteration + 1)}
+    records = {number: record for number, record in by_iteration.items() if record is not None}
     return (preferences_of_run(records),) if records else ()
