@@ -64,7 +64,7 @@ def _minding(begun: Future[Callable[[], object]]) -> Iterator[None]:
             os._exit(130)
 
     # A shell starts what runs in its background with interrupts ignored.
-    numbers = [one for one in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(one) is not signal.SIG_IGN]
+    numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
     earlier = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield

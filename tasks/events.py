@@ -45,8 +45,8 @@ def told(place: Workplace, iteration: int, before: Published) -> Iterator[None]:
         }
         _emit(DATASET, f"agentr.dataset.{after.dataset_id}", place, iteration, more)
     if after.checkpoint_id is not None and after.checkpoint_id != before.checkpoint_id:
-        where = viewer_page("checkpoint", after.checkpoint_id)
-        more = {"checkpoint_id": after.checkpoint_id, "path": after.checkpoint_path, "page": where}
+        page = viewer_page("checkpoint", after.checkpoint_id)
+        more = {"checkpoint_id": after.checkpoint_id, "path": after.checkpoint_path, "page": page}
         _emit(CHECKPOINT, f"agentr.checkpoint.{after.checkpoint_id}", place, iteration, more)
     if after.finished and not before.finished:
         more = {"checkpoint_id": after.checkpoint_id, "page": viewer_page("run", place.run_id)}

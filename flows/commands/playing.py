@@ -58,11 +58,11 @@ def instance_of(env: Environment, name: str, split: str, index: int | None) -> I
     """
     instances = env.instances(split)
     named = Instance(environment=env.name, split=split, index=index) if index is not None else None
-    wanted = instances[:1] if named is None else [named] if named in instances else []
-    if not wanted:
-        first = ", ".join(str(one.index) for one in instances[:3])
+    candidates = instances[:1] if named is None else [named] if named in instances else []
+    if not candidates:
+        first = ", ".join(str(instance.index) for instance in instances[:3])
         raise ConfigError(f"{name} has no instance {index} in split {split}; its first ones are {first}")
-    return wanted[0]
+    return candidates[0]
 
 
 @contextmanager
