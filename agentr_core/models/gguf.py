@@ -219,31 +219,29 @@ def read_header(file: Path) -> Header:
 def check_kind(header: Header) -> None:
     """Raise `ModelDirectoryError` if a model would not come out of a file as it was put in."""
     file, metadata = header.file, header.metadata
-    other = "; give the Hugging Face model directory that it was made from"
+    hint = "; give the Hugging Face model directory that it was made from"
     if metadata.get("split.count", 1) > 1:
         raise ModelDirectoryError(f"{file} is one of {metadata['split.count']} parts; join them with "
                                   "`llama-gguf-split --merge`")  # fmt: skip
     if header.kind not in KINDS:
-        raise ModelDirectoryError(
-            f"{file} has a model of the kind {header.kind!r}; {', '.join(KINDS)} are known{other}"
-        )
+        raise ModelDirectoryError(f"{file} has a model of the kind {header.kind!r}; {', '.join(KINDS)} are known{hint}")
     tokenizer, split = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
     tokenizers = {"gemma3": ("llama",), "llama": ("gpt2", "llama")}.get(header.kind, ("gpt2",))
     # Transformers puts a space before the texts of Llama's kind, whatever the file says.
     if tokenizer not in tokenizers or (
         header.kind == "llama" == tokenizer and not metadata.get("tokenizer.ggml.add_space_prefix", True)
     ):
-        raise ModelDirectoryError(f"{file} has a tokenizer of the kind {tokenizer!r}, unknown for {header.kind}{other}")
+        raise ModelDirectoryError(f"{file} has a tokenizer of the kind {tokenizer!r}, unknown for {header.kind}{hint}")
     if tokenizer == "gpt2" and split not in _SPLITS:
         raise ModelDirectoryError(
             f"{file} says tokenizer.ggml.pre={split!r} of how its tokenizer splits texts; {', '.join(_SPLITS)} are "
-            f"known{other}"
+            f"known{hint}"
         )
     scaled = header.of_kind("rope.scaling.type")
     if scaled not in (None, "none") or (_FACTORS in header.tensors and header.kind != "llama"):
-        raise ModelDirectoryError(f"{file} has scaled positions ({scaled or _FACTORS}), which are not read{other}")
+        raise ModelDirectoryError(f"{file} has scaled positions ({scaled or _FACTORS}), which are not read{hint}")
     if header.of_kind("expert_count"):
-        raise ModelDirectoryError(f"{file} has a mixture of experts, which is not read{other}")
+        raise ModelDirectoryError(f"{file} has a mixture of experts, which is not read{hint}")
 
 
 def _convert(file: Path, draft: Path, target: Path, *, dtype: str, package: str = "") -> Imported:

@@ -279,14 +279,14 @@ def field_values(recipe: Recipe) -> list[FieldValue]:
     return list(_field_values(recipe, shown(recipe), ""))
 
 
-def _field_values(section: Any, plain: dict[str, Any], where: str, usual: Any = None) -> Iterator[FieldValue]:
+def _field_values(section: Any, plain: dict[str, Any], prefix: str, usual: Any = None) -> Iterator[FieldValue]:
     """Yield the fields of a section. `usual` is the same section of a recipe that says nothing of
     it: where some defaults follow others, they are settled there.
     """
     for field in dataclasses.fields(section):
         if field.name not in plain:
             continue
-        part, value, name = getattr(section, field.name), plain[field.name], f"{where}{field.name}"
+        part, value, name = getattr(section, field.name), plain[field.name], f"{prefix}{field.name}"
         default = default_of(field) if usual is None else getattr(usual, field.name)
         for key, member, its in _parts(part, value):
             if dataclasses.is_dataclass(member):
@@ -369,13 +369,13 @@ def served_sampling_faults(recipe: Recipe) -> list[str]:
     Backends transformers and vllm accept them all.
     """
     faults = []
-    for where, (role, section) in sampling_sections(recipe).items():
+    for path, (role, section) in sampling_sections(recipe).items():
         model = recipe.model_of(role)
         if model.backend != "openai":
             continue
         owner = f"models.{role}" if role != "actor" and role in recipe.own_models() else "model"
         faults += [
-            f"{where}.{name}: OpenAI's protocol does not know it; leave it out or, if the server has a field of this "
+            f"{path}.{name}: OpenAI's protocol does not know it; leave it out or, if the server has a field of this "
             f"name as vLLM does, name it in {owner}.server.sampling_fields"
             for name in section.beyond_protocol()
             if name not in model.server.sampling_fields
@@ -491,13 +491,13 @@ def faults_of_choice(recipe: Recipe, *, goes_round: bool) -> list[str]:
 def _faults_of_worlds(recipe: Recipe) -> list[str]:
     faults = worlds_faults(recipe.environments)
     for name, chosen in recipe.evaluation.sets.items():
-        where = f"evaluation.sets.{name}.environment"
+        path = f"evaluation.sets.{name}.environment"
         if not recipe.environments and chosen.environment:
-            faults.append(f"{where}: belongs to a recipe of several environments; leave it out")
+            faults.append(f"{path}: belongs to a recipe of several environments; leave it out")
         elif name in recipe.environments:
             faults.append(f"evaluation.sets.{name}: a world has this name; choose another")
         elif recipe.environments and chosen.environment not in recipe.environments:
-            faults.append(f"{where}: say whose split it is, one of {', '.join(recipe.environments)}")
+            faults.append(f"{path}: say whose split it is, one of {', '.join(recipe.environments)}")
     if not recipe.environments:
         return faults
     faults += [
@@ -511,17 +511,19 @@ def _faults_of_worlds(recipe: Recipe) -> list[str]:
     return faults
 
 
-def unread_sections(recipe: Recipe, method: str, read: Collection[str]) -> list[str]:
+def unread_sections(recipe: Recipe, method: str, sections: Collection[str]) -> list[str]:
     """Return a sentence for each changed section that the recipe's method does not read."""
     plain = ADAPTER.validate_python({"name": recipe.name})
     unread = [
-        section for section in OPTIONAL if section not in read and getattr(recipe, section) != getattr(plain, section)
+        section
+        for section in OPTIONAL
+        if section not in sections and getattr(recipe, section) != getattr(plain, section)
     ]
     untouched = WorldConfig()
     unread += [
         f"environments.{name}.{field}"
         for name, world in recipe.environments.items()
         for field, section in (("search", "search"), ("explore", "eto"))
-        if section not in read and getattr(world, field) != getattr(untouched, field)
+        if section not in sections and getattr(world, field) != getattr(untouched, field)
     ]
     return [f"{section}: belongs to another method than {method}; leave it out" for section in unread]
