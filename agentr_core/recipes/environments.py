@@ -121,11 +121,11 @@ class EvaluationConfig(SamplingFields, EpisodeFields):
         faults = []
         if self.episodes > 1 and self.temperature == 0:
             faults.append("evaluation.episodes: more than one episode at temperature 0 would repeat the same one")
-        for name, chosen in self.sets.items():
+        for name, evaluation_set in self.sets.items():
             path = f"evaluation.sets.{name}"
             if name in (TEST, REVISION):
                 faults.append(f"{path}: every recipe has an evaluation of this name; choose another")
-            if chosen.episodes > 1 and chosen.temperature == 0:
+            if evaluation_set.episodes > 1 and evaluation_set.temperature == 0:
                 faults.append(f"{path}.episodes: more than one episode at temperature 0 would repeat the same one")
         return faults
 

@@ -198,7 +198,11 @@ class Recipe:
             evaluation=_with(
                 self.evaluation,
                 world.evaluation,
-                sets={key: chosen for key, chosen in self.evaluation.sets.items() if chosen.environment == name},
+                sets={
+                    key: evaluation_set
+                    for key, evaluation_set in self.evaluation.sets.items()
+                    if evaluation_set.environment == name
+                },
             ),
         )
 
@@ -288,10 +292,10 @@ def _field_values(section: Any, plain: dict[str, Any], prefix: str, usual: Any =
             continue
         part, value, name = getattr(section, field.name), plain[field.name], f"{prefix}{field.name}"
         default = default_of(field) if usual is None else getattr(usual, field.name)
-        for key, member, its in _parts(part, value):
+        for key, member, plain_member in _parts(part, value):
             if dataclasses.is_dataclass(member):
                 same = default if isinstance(default, type(member)) else None
-                yield from _field_values(member, its, f"{name}.{key}." if key else f"{name}.", same)
+                yield from _field_values(member, plain_member, f"{name}.{key}." if key else f"{name}.", same)
             else:
                 yield FieldValue(name, value, part == default)
 
@@ -318,9 +322,9 @@ def _leave_out(section: Any, plain: dict[str, Any]) -> None:
     for name in absent(section):
         del plain[name]
     for name, value in plain.items():
-        for _, member, its in _parts(getattr(section, name), value):
+        for _, member, plain_member in _parts(getattr(section, name), value):
             if dataclasses.is_dataclass(member):
-                _leave_out(member, its)
+                _leave_out(member, plain_member)
 
 
 def replace(recipe: Recipe, **changes: Any) -> Recipe:
@@ -359,7 +363,7 @@ def sampling_sections(recipe: Recipe) -> dict[str, tuple[ModelRole, SamplingFiel
         "et_agent.flywheel.reflector": (recipe.asked_beside("reflector"), flywheel.reflector),
         "et_agent.flywheel.editor": (recipe.asked_beside("editor"), flywheel.editor),
         "evaluation": ("actor", evaluation),
-        **{f"evaluation.sets.{name}": ("actor", chosen) for name, chosen in evaluation.sets.items()},
+        **{f"evaluation.sets.{name}": ("actor", evaluation_set) for name, evaluation_set in evaluation.sets.items()},
     }
 
 
@@ -423,9 +427,9 @@ def faults_of_sections(recipe: Recipe) -> list[str]:
         # In any iteration, also in those by which a run may be continued.
         trained = {split for first in (1, *instances.from_iteration) for split in instances.of(first).training_splits}
         faults += [
-            f"evaluation.sets.{name}.split: {chosen.split!r} is the split that is trained on"
-            for name, chosen in world.evaluation.sets.items()
-            if chosen.split in trained
+            f"evaluation.sets.{name}.split: {evaluation_set.split!r} is the split that is trained on"
+            for name, evaluation_set in world.evaluation.sets.items()
+            if evaluation_set.split in trained
         ]
     if recipe.scale.runner == "local" and (recipe.scale.address or recipe.scale.workers):
         faults.append("scale.runner: address and workers belong to a cluster; name dask or ray")
@@ -480,23 +484,23 @@ def faults_of_choice(recipe: Recipe, *, goes_round: bool) -> list[str]:
     asking = {"promote": best, "grpo.eval_steps": recipe.grpo.eval_steps > 0}
     faults = recipe.evaluation.development_faults(readers=[field for field, asks in asking.items() if asks])
     faults += [
-        f"evaluation.sets.{name}.split: {chosen.split!r} is the split that is tested, and no development set"
+        f"evaluation.sets.{name}.split: {evaluation_set.split!r} is the split that is tested, and no development set"
         for world in recipe.worlds().values()
-        for name, chosen in world.evaluation.sets.items()
-        if name == recipe.evaluation.development and chosen.split == world.instances.test
+        for name, evaluation_set in world.evaluation.sets.items()
+        if name == recipe.evaluation.development and evaluation_set.split == world.instances.test
     ]
     return faults
 
 
 def _faults_of_worlds(recipe: Recipe) -> list[str]:
     faults = worlds_faults(recipe.environments)
-    for name, chosen in recipe.evaluation.sets.items():
+    for name, evaluation_set in recipe.evaluation.sets.items():
         path = f"evaluation.sets.{name}.environment"
-        if not recipe.environments and chosen.environment:
+        if not recipe.environments and evaluation_set.environment:
             faults.append(f"{path}: belongs to a recipe of several environments; leave it out")
         elif name in recipe.environments:
             faults.append(f"evaluation.sets.{name}: a world has this name; choose another")
-        elif recipe.environments and chosen.environment not in recipe.environments:
+        elif recipe.environments and evaluation_set.environment not in recipe.environments:
             faults.append(f"{path}: say whose split it is, one of {', '.join(recipe.environments)}")
     if not recipe.environments:
         return faults

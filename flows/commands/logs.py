@@ -103,8 +103,8 @@ def _evaluation(place: Workplace, head: EvaluationHead) -> LoggedEvaluation:
     sampling = drawn.sampling(temperature=drawn.temperature, max_new_tokens=config.max_new_tokens)
     measures = load_measures(place.store, head.evaluation_id)
     episodes = _episodes(place, head)
-    again = sorted({name for episode in episodes for name in episode.scores} - set(_SCORES))
-    means = {name: [episode.scores[name] for episode in episodes if name in episode.scores] for name in again}
+    other_scores = sorted({name for episode in episodes for name in episode.scores} - set(_SCORES))
+    means = {name: [episode.scores[name] for episode in episodes if name in episode.scores] for name in other_scores}
     max_steps = config.revision_test.max_steps if head.name == REVISION else config.max_steps
     limits = {
         StopReason.STEP_LIMIT: max_steps,
@@ -147,7 +147,7 @@ def _measured(estimate: Estimate) -> tuple[float, float | None, float | None, in
 
 def _episodes(place: Workplace, head: EvaluationHead) -> list[LoggedEpisode]:
     facts = episode_facts(place.store, head.evaluation_id)
-    why = reasons_lost(place.store, head.evaluation_id)
+    reasons = reasons_lost(place.store, head.evaluation_id)
     counts = place.recipe.evaluation.disaster_counts
     stored = load_episodes(place.store, head.evaluation_id)
     with place.worlds() as worlds:
@@ -160,8 +160,8 @@ def _episodes(place: Workplace, head: EvaluationHead) -> list[LoggedEpisode]:
         for number, episode in enumerate(stored):
             grade = regrades.get(episode.trajectory_id)
             if grade is not None and grade.reward is not None and grade.success is not None:
-                again = {f"{name}-success": float(grade.success), f"{name}-reward": grade.reward}
-                played[number] = replace(played[number], scores={**played[number].scores, **again})
+                new_scores = {f"{name}-success": float(grade.success), f"{name}-reward": grade.reward}
+                played[number] = replace(played[number], scores={**played[number].scores, **new_scores})
     zero = dict.fromkeys(_SCORES, 0.0) if place.recipe.errors.count_as == "zero" else {}
     lost = [
         LoggedEpisode(
@@ -169,7 +169,7 @@ def _episodes(place: Workplace, head: EvaluationHead) -> list[LoggedEpisode]:
             number=episode.repeat + 1,
             trajectory=episode.trajectory,
             scores=zero,
-            error=why.get(episode.instance.episode(episode.repeat, episode.cut)) or "it failed for good",
+            error=reasons.get(episode.instance.episode(episode.repeat, episode.cut)) or "it failed for good",
             facts=_facts(episode),
         )
         for episode in lost_episodes(place, head.evaluation_id)
@@ -178,19 +178,19 @@ def _episodes(place: Workplace, head: EvaluationHead) -> list[LoggedEpisode]:
 
 
 def _episode(env: Environment, episode: Episode, facts: EpisodeFacts, disaster_counts: float) -> LoggedEpisode:
-    played = episode.trajectory
-    messages = _conversation(env, played)
+    trajectory = episode.trajectory
+    messages = _conversation(env, trajectory)
     seconds = (facts.sampling_seconds, facts.environment_seconds)
     return LoggedEpisode(
         key=_key(episode),
         number=episode.repeat + 1,
-        trajectory=played,
+        trajectory=trajectory,
         messages=messages,
         opening=len(opening(messages)),
         target=env.problem(episode.instance).golds if isinstance(env, ReasoningWorld) else (),
         scores={
-            "success": float(played.success),
-            "reward": disaster_counts if played.stop == StopReason.DISASTER else played.reward,
+            "success": float(trajectory.success),
+            "reward": disaster_counts if trajectory.stop == StopReason.DISASTER else trajectory.reward,
         },
         explanation=facts.grade or "",
         prompt_tokens=facts.prompt_tokens,
@@ -200,19 +200,19 @@ def _episode(env: Environment, episode: Episode, facts: EpisodeFacts, disaster_c
             **_facts(episode),
             "trajectory_id": episode.trajectory_id,
             **{name: value for name, value in facts._asdict().items() if name != "grade"},
-            "dropped": max((step.dropped for step in played.steps), default=0),
+            "dropped": max((step.dropped for step in trajectory.steps), default=0),
         },
     )
 
 
-def _conversation(env: Environment, played: Trajectory) -> tuple[Message, ...]:
+def _conversation(env: Environment, trajectory: Trajectory) -> tuple[Message, ...]:
     """Return the conversation of an episode up to the last observation; several stand one after the
     other.
     """
     kind = transcript_of(env)
     if isinstance(kind, Dividing):
-        return tuple(message for part in conversations(env, played) for message in part.messages)
-    return kind.prompt(env, played.first_observation, played.steps)
+        return tuple(message for part in conversations(env, trajectory) for message in part.messages)
+    return kind.prompt(env, trajectory.first_observation, trajectory.steps)
 
 
 def _key(episode: Episode) -> str:

@@ -131,15 +131,15 @@ def _of_main_memory(
         model = recipe.own_models()[role]
         if model.backend == "vllm":
             need = estimates.sampling(shape, model)
-            all_ = model.vllm.replicas * (need.weights + model.vllm.kv_cache_gib * GIB + GIB)
-            lines.append(f"  {role}, vllm: {_size(all_)}")
+            total = model.vllm.replicas * (need.weights + model.vllm.kv_cache_gib * GIB + GIB)
+            lines.append(f"  {role}, vllm: {_size(total)}")
         else:
             workers = worker_count(model)
             context = model.context_length or shape.context_length
             process = estimates.process_sampling(shape, model, workers, min(context, longest))
-            all_ = workers * process.total
+            total = workers * process.total
             lines += _of_process(f"{role}, {model.backend}: {shape.parameters:,} parameters,", process, workers)
-        peaks[role] = all_
+        peaks[role] = total
     if "actor" in shapes and any(plan.training for plan in plans_of(recipe)):
         config = recipe.training
         trainer = estimates.process_training(shapes["actor"], config, longest)
@@ -149,11 +149,11 @@ def _of_main_memory(
     if not name or most + _MAIN <= memory.free:
         return [*lines, f"  fits: {_size(most + _MAIN)} at most, with this process"]
     fewer = "training.launch.num_processes, data.max_length" if name == "training" else "model.workers, model.max_batch"
-    way = f"lower {fewer}{', or set training.lora_r' if name == 'training' and not recipe.training.lora_r else ''}"
+    remedy = f"lower {fewer}{', or set training.lora_r' if name == 'training' and not recipe.training.lora_r else ''}"
     return [
         *lines,
         f"  does not fit: {name} needs {_size(most + _MAIN)}, with this process; free some, or",
-        f"    {way};",
+        f"    {remedy};",
         "    --gpu-gib asks about a machine with a GPU",
     ]
 
@@ -259,10 +259,12 @@ def training_advice(config: TrainingConfig, need: estimates.Training, gpu: float
         "lower grpo.micro_batch_tokens and model.context_length": online,
     }
     fixed = need.total - need.activations
-    why, ways = ("that is too much", lighter | shorter)
+    problem, remedies = ("that is too much", lighter | shorter)
     if fixed > gpu:
-        why, ways = f"that is too much even without activations, {_size(fixed)}", lighter
-    return f"{why}; {', or '.join(way for way, helps in ways.items() if helps) or 'it needs a larger GPU'}"
+        problem, remedies = f"that is too much even without activations, {_size(fixed)}", lighter
+    return (
+        f"{problem}; {', or '.join(remedy for remedy, helps in remedies.items() if helps) or 'it needs a larger GPU'}"
+    )
 
 
 def _size(count: float) -> str:

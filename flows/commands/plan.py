@@ -86,18 +86,18 @@ def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float | None = No
 
 
 def _described(recipe: Recipe, method: Method, gpu_gib: float | None) -> _Described:
-    away = any(map(weights_missing, recipe.own_models().values()))
+    lacks_weights = any(map(weights_missing, recipe.own_models().values()))
     faults = faults_of(recipe, asks=False)
-    lacking = faults.machine if away else []
-    replace(faults, machine=[] if away else faults.machine).tell()
+    lacking = faults.machine if lacks_weights else []
+    replace(faults, machine=[] if lacks_weights else faults.machine).tell()
     counts = _counts(recipe)
     train, test = sum(world.train for world in counts.values()), sum(world.test for world in counts.values())
     if method.flow == "compare":
         for maker in makers_of_samples(recipe):
             faults_of(maker, asks=False).tell()
         return _comparison(recipe, train, test)
-    asked = {role for stage in (*method.before, *method.stages) for role in stage.roles}
-    paths = {role: Path(model.path) for role, model in recipe.own_models().items() if model.path and role in asked}
+    roles = {role for stage in (*method.before, *method.stages) for role in stage.roles}
+    paths = {role: Path(model.path) for role, model in recipe.own_models().items() if model.path and role in roles}
     shapes = {role: estimates.read_shape(path) for role, path in paths.items()}
     missing = [(path, shapes[role].where) for role, path in paths.items() if weights_missing(recipe.own_models()[role])]
     run = f"a run in {recipe.workspace}" if missing else f"run {reference(recipe).run_id} in {recipe.workspace}"
@@ -151,10 +151,10 @@ def _earlier(recipe: Recipe) -> Earlier:
     if not store.path.exists():
         return Earlier()
     run_id = last_finished(store, recipe=recipe.name, method=recipe.method, iterations=recipe.iterations)
-    taken = stage_seconds(store, run_id) if run_id else {}
+    stage_times = stage_seconds(store, run_id) if run_id else {}
     return Earlier(
         run_id=run_id,
-        seconds=sum(seconds for (iteration, _), seconds in taken.items() if iteration <= recipe.iterations),
+        seconds=sum(seconds for (iteration, _), seconds in stage_times.items() if iteration <= recipe.iterations),
         tokens_per_second=sampling_rate(store, recipe.model.path),
     )
 
@@ -256,10 +256,10 @@ def _roles_not_asked(recipe: Recipe, method: Method) -> list[str]:
     if method.flow == "compare":
         return []
     stages = [*method.before, *(stage for plan in plans_of(recipe) for stage in plan.stages)]
-    asked = {role for stage in stages for role in stage.roles}
+    roles = {role for stage in stages for role in stage.roles}
     if any(registry.asks_models(world.environment.name) for world in recipe.worlds().values()):
-        asked |= {"judge", "summariser"}
-    return [f"models.{field.name}" for field in dataclasses.fields(recipe.models) if field.name not in asked]
+        roles |= {"judge", "summariser"}
+    return [f"models.{field.name}" for field in dataclasses.fields(recipe.models) if field.name not in roles]
 
 
 def _within(field: str, sections: Iterable[str]) -> bool:

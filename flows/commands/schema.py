@@ -132,8 +132,8 @@ def _ranks(parents: Mapping[str, Sequence[str]]) -> dict[str, int]:
     def rank(table: str, above: tuple[str, ...] = ()) -> int:
         if table not in ranks:
             # A cycle, such as trajectories and those they continue, ends where it closes.
-            further = (rank(to, (*above, table)) + 1 for to in parents[table] if to not in above)
-            ranks[table] = max(further, default=0)
+            ranks_below = (rank(to, (*above, table)) + 1 for to in parents[table] if to not in above)
+            ranks[table] = max(ranks_below, default=0)
         return ranks[table]
 
     for table in parents:
@@ -149,8 +149,8 @@ def _middle(parents: Sequence[str], places: Mapping[str, Place]) -> float:
 def _curve(svg: ET.Element, start: Place, end: Place) -> None:
     (x1, y1), (x2, y2) = (start[0] + _WIDTH, start[1] + _HEIGHT / 2), (end[0], end[1] + _HEIGHT / 2)
     bend = max(20.0, (x2 - x1) / 2)
-    way = f"M{x1:g} {y1:g}C{x1 + bend:g} {y1:g} {x2 - bend:g} {y2:g} {x2:g} {y2:g}"
-    ET.SubElement(svg, "path", {"d": way})
+    path = f"M{x1:g} {y1:g}C{x1 + bend:g} {y1:g} {x2 - bend:g} {y2:g} {x2:g} {y2:g}"
+    ET.SubElement(svg, "path", {"d": path})
 
 
 def _box(svg: ET.Element, name: str, place: Place, hubs: Sequence[str]) -> None:

@@ -179,8 +179,8 @@ def _check_workspace(folder: Path) -> None:
     """Raise `StoreError` when a workspace can neither be written to nor made."""
     ancestor = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not ancestor.is_dir() or not os.access(ancestor, os.W_OK | os.X_OK):
-        why = "may not be written to" if ancestor.is_dir() else "is no folder"
-        raise StoreError(f"workspace {folder} cannot be used: {ancestor} {why}; name another one")
+        problem = "may not be written to" if ancestor.is_dir() else "is no folder"
+        raise StoreError(f"workspace {folder} cannot be used: {ancestor} {problem}; name another one")
 
 
 def _check_opening(env: Environment, opening: Opening | None) -> None:

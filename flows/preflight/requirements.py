@@ -202,14 +202,14 @@ def crowding(recipe: Recipe) -> list[str]:
     # The actor's servers may leave the GPU to the trainer.
     awake = [m for role, m in served.items() if m.device != "cpu" and not (role == "actor" and m.takes_turns)]
     ranks = range(on_one_machine(recipe.training).num_processes)
-    taken = {gpu: sum(m.vllm.gpu_memory_utilization for m in awake if gpu in m.vllm.gpu_numbers) for gpu in ranks}
-    gpu = max(taken, key=lambda number: taken[number])
+    shares = {gpu: sum(m.vllm.gpu_memory_utilization for m in awake if gpu in m.vllm.gpu_numbers) for gpu in ranks}
+    gpu = max(shares, key=lambda number: shares[number])
     least = estimates.reinforcing(estimates.read_shape(Path(recipe.model.path)), recipe)
-    if not taken[gpu] or least <= memory * (1 - taken[gpu]):
+    if not shares[gpu] or least <= memory * (1 - shares[gpu]):
         return []
     return [
         f"model.vllm.gpus: group RL trains on GPU {gpu} and needs at least {least / GIB:.3g} of its "
-        f"{memory / GIB:.3g} GiB, and servers take {taken[gpu]:.3g} of them; give these other GPUs, lower "
+        f"{memory / GIB:.3g} GiB, and servers take {shares[gpu]:.3g} of them; give these other GPUs, lower "
         "gpu_memory_utilization, or set model.vllm.sleep"
     ]
 
@@ -270,11 +270,11 @@ def _check_template(path: Path, *, trains: bool) -> None:
         if trains:
             renderer.render_sample(TWO_TURNS)
     except (DataFault, ModelDirectoryError) as fault:
-        way = "trained" if trains else "asked"
-        refused = (
-            str(fault) if isinstance(fault, ModelDirectoryError) else f"the model in {path} cannot be {way}: {fault}"
+        action = "trained" if trains else "asked"
+        message = (
+            str(fault) if isinstance(fault, ModelDirectoryError) else f"the model in {path} cannot be {action}: {fault}"
         )
-        raise ModelDirectoryError(refused + way_out(path)) from fault
+        raise ModelDirectoryError(message + way_out(path)) from fault
     # TRL's trainers pad rows with this token.
     if trains and (tokenizer.pad_token or tokenizer.eos_token) is None:
         raise ModelDirectoryError(

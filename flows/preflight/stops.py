@@ -39,9 +39,11 @@ def _stops(recipe: Recipe, env: Environment) -> Iterator[tuple[str, ModelConfig,
     """Yield each stop string of a model in a directory, after the place that names it."""
     world_stops = transcript_of(env).sampling(Sampling()).stop
     players = [model for model in (recipe.model, recipe.models.teacher) if model is not None]
-    asked = [(f"environment {env.name}", model, world_stops) for model in players]
-    asked += [(f"{name}.stop", recipe.model_of(role), s.stop) for name, (role, s) in sampling_sections(recipe).items()]
-    for source, model, stops in asked:
+    sources = [(f"environment {env.name}", model, world_stops) for model in players]
+    sources += [
+        (f"{name}.stop", recipe.model_of(role), s.stop) for name, (role, s) in sampling_sections(recipe).items()
+    ]
+    for source, model, stops in sources:
         if model.backend != "openai" and Path(model.path).is_dir():
             yield from ((source, model, stop) for stop in stops)
 

@@ -641,9 +641,9 @@ def _read(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
 
             adapted = PeftModel.from_pretrained(model, path)
             with safe_open(path / ADAPTER_WEIGHTS, framework="numpy") as tensors:
-                strangers = set(get_peft_model_state_dict(adapted)) ^ set(tensors.keys())
-            if strangers:
-                raise ValueError(f"adapter and model do not fit: {', '.join(sorted(strangers)[:3])}")
+                mismatches = set(get_peft_model_state_dict(adapted)) ^ set(tensors.keys())
+            if mismatches:
+                raise ValueError(f"adapter and model do not fit: {', '.join(sorted(mismatches)[:3])}")
             model = adapted.get_base_model()
     # What foreign files make a library raise is anyone's guess.
     except Exception as error:
@@ -668,20 +668,20 @@ def attention_of(path: Path, config: Any, context: int) -> Attention:
         config, "max_position_embeddings", None
     )
     for positions in rope.values() if any(isinstance(part, dict) for part in rope.values()) else [rope]:
-        most = positions.get("original_max_position_embeddings") or max_positions
-        if positions.get("rope_type") in _BY_LENGTH and most and context > most:
+        limit = positions.get("original_max_position_embeddings") or max_positions
+        if positions.get("rope_type") in _BY_LENGTH and limit and context > limit:
             raise ModelDirectoryError(
                 f"the model of {path} has positions of type {positions['rope_type']}, which change with the longest "
-                f"row of a batch beyond {most} tokens; set model.context_length to {most} or less, or serve it with "
+                f"row of a batch beyond {limit} tokens; set model.context_length to {limit} or less, or serve it with "
                 "vLLM"
             )
     # Without a list of layer types, a model with a window has it in all layers.
     layers = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
     kinds = set(layers)
-    if strange := kinds - {"full_attention", "sliding_attention"}:
+    if unsupported := kinds - {"full_attention", "sliding_attention"}:
         raise ModelDirectoryError(
-            f"the model of {path} has layers of kind {', '.join(sorted(strange))}, which this backend cannot decode; "
-            "serve it with vLLM"
+            f"the model of {path} has layers of kind {', '.join(sorted(unsupported))}, which this backend cannot "
+            "decode; serve it with vLLM"
         )
     window = getattr(config, "sliding_window", None)
     if window is None or window >= context or kinds == {"full_attention"}:

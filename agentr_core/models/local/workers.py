@@ -321,21 +321,21 @@ class Worker:
         try:
             answer: Replies = self._exchange(batch, listeners)
         except (EOFError, OSError) as error:
-            how = self._end_of_process(error)
-            self._replace(how, error)
+            ending = self._end_of_process(error)
+            self._replace(ending, error)
             self._load()
-            raise ModelUnavailable(f"{how}; it was restarted") from error
+            raise ModelUnavailable(f"{ending}; it was restarted") from error
         self._cached_share, self._written = answer.cached_share, answer.written
         return answer.replies
 
-    def _replace(self, how: str, error: Exception) -> None:
+    def _replace(self, ending: str, error: Exception) -> None:
         """Start a process in the place of one that has ended. Raises `ModelFault` if that was done
         too often, or nothing more is wanted.
         """
         self._deaths += 1
         self._earlier, self._written = self.written(), 0
         if self._deaths > _RESTARTS:
-            self._given_up = f"{how}; it has died {self._deaths} times and is not started again"
+            self._given_up = f"{ending}; it has died {self._deaths} times and is not started again"
             raise ModelFault(self._given_up) from error
         self._start()
 
