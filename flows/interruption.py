@@ -49,8 +49,8 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 @contextmanager
 def _minding(begun: Future[Callable[[], object]]) -> Iterator[None]:
-    """Have the first signal cancel a task, once it has begun and is known how, and a much later one
-    end the process.
+    """Make the first signal cancel a task as soon as the task has begun, and a signal more than
+    three seconds later end the process at once.
     """
     first: float | None = None
 

@@ -60,9 +60,9 @@ def require(subject: str) -> None:
 
 @contextmanager
 def needed() -> Iterator[None]:
-    """Raise `ServerLost` when the server, while the block runs a flow, answers no longer.
+    """Raise `ServerLost` when the server stops answering while the block runs a flow.
 
-    By then Prefect's client has tried for minutes. Other errors of HTTP pass.
+    By then Prefect's client has tried for minutes. Other HTTP errors are raised as they are.
     """
     try:
         yield

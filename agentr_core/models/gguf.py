@@ -217,7 +217,7 @@ def read_header(file: Path) -> Header:
 
 
 def check_kind(header: Header) -> None:
-    """Raise `ModelDirectoryError` if a model would not come out of a file as it was put in."""
+    """Raise `ModelDirectoryError` if converting a file would not give back the model in it."""
     file, metadata = header.file, header.metadata
     hint = "; give the Hugging Face model directory that it was made from"
     if metadata.get("split.count", 1) > 1:

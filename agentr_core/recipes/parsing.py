@@ -54,8 +54,8 @@ _PATTERNS = {
 
 
 def sentence(errors: Sequence[Mapping[str, Any]]) -> str:
-    """Return what is wrong with one value, of which Pydantic says several things where it may be of
-    several kinds and is of none.
+    """Return one phrase for all errors of one value. Pydantic reports an error for each kind that
+    the value may have, if it has none of them.
     """
     kinds = list(dict.fromkeys(kind for error in errors for kind in _expected(error)))
     choice = " or ".join(filter(None, [", ".join(kinds[:-1]), *kinds[-1:]]))

@@ -284,8 +284,12 @@ def field_values(recipe: Recipe) -> list[FieldValue]:
 
 
 def _field_values(section: Any, plain: dict[str, Any], prefix: str, usual: Any = None) -> Iterator[FieldValue]:
-    """Yield the fields of a section. `usual` is the same section of a recipe that says nothing of
-    it: where some defaults follow others, they are settled there.
+    """Yield the fields of a section, each with whether it is at its default.
+
+    Args:
+        prefix: what the names of fields begin with: the path of the section and a dot, or nothing.
+        usual: the same section of a recipe that leaves it out. It has the values of defaults that
+            depend on other fields.
     """
     for field in dataclasses.fields(section):
         if field.name not in plain:

@@ -164,8 +164,8 @@ def _refused(error: Exception) -> str:
 
 
 def _failed_to_print(error: OSError) -> bool:
-    """Return whether an error came of printing. What was printed is then given up, or Python would
-    try again at its end, and complain.
+    """Return whether an error was raised while printing. If so, the buffered text is discarded: at
+    exit, Python would try to print it again, and complain.
     """
     is_printing = any(frame.f_code is click.echo.__code__ for frame, _ in walk_tb(error.__traceback__))
     if is_printing:

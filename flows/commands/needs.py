@@ -238,8 +238,8 @@ def _of_both(model: ModelConfig, config: TrainingConfig, need: estimates.Trainin
 
 
 def training_advice(config: TrainingConfig, need: estimates.Training, gpu: float, *, online: bool) -> str:
-    """Return what helps a training that does not fit on a GPU; nothing is named that is done
-    already, nor shorter rows where they could not suffice.
+    """Return what helps a training that does not fit on a GPU. Settings that are already in effect
+    are left out, and shorter rows are, too, where they could not suffice.
 
     Args:
         online: whether it is group RL, which trains on episodes.

@@ -31,8 +31,8 @@ Conversation = tuple[Message, ...]
 
 
 def preview_tokens(workspace: Path, named: str, model: Path | None = None) -> list[tuple[str, bool]]:
-    """Return each token that training reads of what is named, each with whether it is trained: its
-    position, its id, its text as it is written in JSON, who wrote it, and whether it is trained.
+    """Return a line for each token that training reads, and whether the token is trained on. A line
+    has the token's position, id, text as JSON, writer, and the word `trained` if it is.
 
     `named` is the beginning of the id of a sample or a trajectory, or FILE:LINE of general data. A
     trajectory is read as its world's transcript builds it, with all replies trained. It is rendered

@@ -287,8 +287,8 @@ class Worker:
                 )
 
     def _load(self) -> None:
-        """Have the process load the model, and the weights that replaced the model's own; one that
-        does not live through it is replaced.
+        """Have the process load the model, and the weights that replaced the model's own. A process
+        that dies meanwhile is replaced.
         """
         while True:
             phase = "while it loaded the model"
@@ -357,8 +357,8 @@ class Worker:
         return answer
 
     def _end_of_process(self, error: Exception) -> str:
-        """End what is left of the process, and return how it ended, as a sentence without its
-        end.
+        """Stop the process if it still runs, and return how it ended: a sentence without its full
+        stop.
         """
         hung = isinstance(error, BlockingIOError)
         if hung:
