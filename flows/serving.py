@@ -26,12 +26,12 @@ def deployments(recipes: Sequence[Path]) -> list[Any]:
     two recipes of one name.
     """
     paths = list(recipes) or [Path(name) for name in shipped_recipes()]
-    all_deployments, named = [], dict[str, Path]()
+    all_deployments, paths_by_name = [], dict[str, Path]()
     for path in paths:
         recipe = load(path)
         kind = method_of(recipe).flow
         # On a server, the second would silently take the place of the first.
-        if (other := named.setdefault(f"{kind}/{recipe.name}", path)) is not path:
+        if (other := paths_by_name.setdefault(f"{kind}/{recipe.name}", path)) is not path:
             raise ConfigError(
                 f"{other} and {path} are both named {recipe.name}, and so would be their deployments; give one of them "
                 "another name"
@@ -55,10 +55,10 @@ def serve_recipes(recipes: Sequence[Path]) -> None:
     """
     all_deployments = deployments(recipes)
     server.require("a deployment")
-    taken = server.on_work_pools([f"{deployment.flow_name}/{deployment.name}" for deployment in all_deployments])
-    if taken:
+    pooled = server.on_work_pools([f"{deployment.flow_name}/{deployment.name}" for deployment in all_deployments])
+    if pooled:
         raise ConfigError(
-            f"{', '.join(taken)} on this server belong to work pools, made by `prefect deploy`, and serving them here "
+            f"{', '.join(pooled)} on this server belong to work pools, made by `prefect deploy`, and serving them here "
             "would take them off; start a worker for their pool instead, or serve on another server"
         )
     serve(*all_deployments)

@@ -127,7 +127,7 @@ def _row(name: str, episodes: Sequence[Episode], answers: Sequence[Episode], dis
     against = wording.NOTHING
     if answers:
         difference = gain(answers, episodes)
-        sure = finite(difference)
-        against = wording.points(difference.mean) + (f" ({wording.points_interval(sure)})" if sure else "")
+        interval = finite(difference)
+        against = wording.points(difference.mean) + (f" ({wording.points_interval(interval)})" if interval else "")
     cells = (wording.percent(success.value), wording.interval(success), f"{measures['reward'].mean:.3f}", against)
     return Row((name, *cells, wording.count(len(episodes))))

@@ -181,18 +181,18 @@ def examples(name: str, options: Mapping[str, Any], split: str, count: int, file
     env = named_environment(name, options)
     try:
         played = (expert_trajectory(env, instance) for instance in env.instances(split)[:_LOOKED_AT])
-        several = (
+        multi_step = (
             trajectory for trajectory in played if trajectory and trajectory.success and len(trajectory.steps) > 1
         )
-        won = sorted(islice(several, _CHOICE * count), key=lambda trajectory: len(trajectory.steps))
-        if len(won) < count:
+        shortest = sorted(islice(multi_step, _CHOICE * count), key=lambda trajectory: len(trajectory.steps))
+        if len(shortest) < count:
             raise ConfigError(
-                f"the expert of {name} wins {len(won)} of the first {_LOOKED_AT} instances of split {split} in two "
-                f"steps or more, and {count} are wanted; lower --count, or write examples by hand"
+                f"the expert of {name} wins {len(shortest)} of the first {_LOOKED_AT} instances of split {split} in "
+                f"two steps or more, and {count} are wanted; lower --count, or write examples by hand"
             )
         records = [
             {"id": trajectory.instance.key, "conversations": _turns(_after_instruction(whole_episode(env, trajectory)))}
-            for trajectory in won[:count]
+            for trajectory in shortest[:count]
         ]
     finally:
         env.close()
@@ -237,9 +237,9 @@ def serve(
 
     env = named_environment(name, options)
     try:
-        chosen = splits or [split for split in env.splits() if len(env.instances(split)) <= MAX_SERVED]
-        instances = {split: env.instances(split) for split in chosen}
-        numbers = server.numbered(env, chosen) if protocol == "agentgym" else {}
+        split_names = splits or [split for split in env.splits() if len(env.instances(split)) <= MAX_SERVED]
+        instances = {split: env.instances(split) for split in split_names}
+        numbers = server.numbered(env, split_names) if protocol == "agentgym" else {}
         worlds.check_served(name, numbers)
     finally:
         env.close()
@@ -256,7 +256,7 @@ def serve(
         port=port,
         sockets=protocol == "openenv",
         listening=lambda address: say(
-            f"{name} is served at {address}{prefix}: {size} instances of {', '.join(chosen)}"
+            f"{name} is served at {address}{prefix}: {size} instances of {', '.join(split_names)}"
         ),
     )
 

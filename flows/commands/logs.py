@@ -149,19 +149,19 @@ def _episodes(place: Workplace, head: EvaluationHead) -> list[LoggedEpisode]:
     facts = episode_facts(place.store, head.evaluation_id)
     reasons = reasons_lost(place.store, head.evaluation_id)
     counts = place.recipe.evaluation.disaster_counts
-    stored = load_episodes(place.store, head.evaluation_id)
+    episodes = load_episodes(place.store, head.evaluation_id)
     with place.worlds() as worlds:
-        played = [
-            _episode(worlds.of(episode.instance), episode, facts[episode.trajectory_id], counts) for episode in stored
+        logged = [
+            _episode(worlds.of(episode.instance), episode, facts[episode.trajectory_id], counts) for episode in episodes
         ]
     for scoring in scorings_of(place.store, place.run_id):
         name = f"{scoring.grader}-{scoring.scoring_id[:8]}"
-        regrades = load_regrades(place.store, scoring.scoring_id, [episode.trajectory_id for episode in stored])
-        for number, episode in enumerate(stored):
+        regrades = load_regrades(place.store, scoring.scoring_id, [episode.trajectory_id for episode in episodes])
+        for number, episode in enumerate(episodes):
             grade = regrades.get(episode.trajectory_id)
             if grade is not None and grade.reward is not None and grade.success is not None:
                 new_scores = {f"{name}-success": float(grade.success), f"{name}-reward": grade.reward}
-                played[number] = replace(played[number], scores={**played[number].scores, **new_scores})
+                logged[number] = replace(logged[number], scores={**logged[number].scores, **new_scores})
     zero = dict.fromkeys(_SCORES, 0.0) if place.recipe.errors.count_as == "zero" else {}
     lost = [
         LoggedEpisode(
@@ -174,7 +174,7 @@ def _episodes(place: Workplace, head: EvaluationHead) -> list[LoggedEpisode]:
         )
         for episode in lost_episodes(place, head.evaluation_id)
     ]
-    return [*played, *lost]
+    return [*logged, *lost]
 
 
 def _episode(env: Environment, episode: Episode, facts: EpisodeFacts, disaster_counts: float) -> LoggedEpisode:

@@ -226,8 +226,8 @@ def _of_both(model: ModelConfig, config: TrainingConfig, need: estimates.Trainin
     shared = sorted(set(model.vllm.gpu_numbers) & set(range(config.num_processes))) if model.backend == "vllm" else []
     if not shared:
         return []
-    share, named = gpu * model.vllm.gpu_memory_utilization, ", ".join(map(str, shared))
-    head = f"  GPU {named}: trainer and sampler"
+    share, gpu_list = gpu * model.vllm.gpu_memory_utilization, ", ".join(map(str, shared))
+    head = f"  GPU {gpu_list}: trainer and sampler"
     if model.takes_turns:
         waits, turns = need.weights + need.states, f"{head} take turns, {_size(need.total)} and {_size(share)}"
         return [f"{turns}; {_size(waits)} of each process wait in main memory while vLLM samples" if waits else turns]

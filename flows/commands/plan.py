@@ -184,17 +184,17 @@ def _comparison(recipe: Recipe, train: int, test: int) -> _Described:
     sample_sources = {
         arm.name: f" (samples of its own, in run {arm.recipe.compare.samples})" for arm in arms if arm.samples
     }
-    named = [
+    arm_lines = [
         f"  {name}: {' '.join(changes)}{sample_sources.get(name, '')}" for name, changes in recipe.compare.arms.items()
     ]
     if not pool_stages:
         runs = f"each arm: a whole run with each of {len(recipe.compare.seeds)} seeds"
-        return _Described(summary=[head, runs, *named, progress], stages={})
+        return _Described(summary=[head, runs, *arm_lines, progress], stages={})
     summary = [
         head,
         f"the pool: {', '.join(stage.name for stage in pool_stages)} on {train} instances, once",
         f"each arm: {_budget(recipe)}, {len(recipe.compare.seeds)} seeds, then {test} held-out episodes",
-        *named,
+        *arm_lines,
         progress,
     ]
     return _Described(summary=summary, stages=_reading(recipe, [*pool_stages, *plan_of(arms[0].recipe, 1).stages]))
@@ -280,10 +280,12 @@ def _of_fields(fields: Sequence[FieldValue], idle: Sequence[FieldValue] = ()) ->
         lines += (f"  {field.name} = {json.dumps(field.value)}" for field in idle)
     lines += ["", "fields at their defaults"]
     usual = sorted((field for field in fields if field.usual), key=_section_of)
-    for section, same in groupby(usual, _section_of):
-        named = ", ".join(f"{field.name.removeprefix(f'{section}.')}={json.dumps(field.value)}" for field in same)
+    for section, section_fields in groupby(usual, _section_of):
+        assignments = ", ".join(
+            f"{field.name.removeprefix(f'{section}.')}={json.dumps(field.value)}" for field in section_fields
+        )
         lines += textwrap.wrap(
-            f"{section}: {named}" if section else named,
+            f"{section}: {assignments}" if section else assignments,
             _WIDTH,
             initial_indent="  ",
             subsequent_indent="    ",

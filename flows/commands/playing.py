@@ -57,8 +57,8 @@ def instance_of(env: Environment, name: str, split: str, index: int | None) -> I
     one. Raises `ConfigError` if there is none.
     """
     instances = env.instances(split)
-    named = Instance(environment=env.name, split=split, index=index) if index is not None else None
-    candidates = instances[:1] if named is None else [named] if named in instances else []
+    requested = Instance(environment=env.name, split=split, index=index) if index is not None else None
+    candidates = instances[:1] if requested is None else [requested] if requested in instances else []
     if not candidates:
         first = ", ".join(str(instance.index) for instance in instances[:3])
         raise ConfigError(f"{name} has no instance {index} in split {split}; its first ones are {first}")

@@ -91,9 +91,9 @@ def pruned(workspace: Path, runs: Sequence[str], *, dry_run: bool) -> str:
         result = prune(store, names, keep=not dry_run)
     counts = result.rewritten.gone
     rows = f"{counted(sum(counts.values()), 'row')} {'would go' if dry_run else 'went'}{_by_table(counts, 1)}"
-    stays = [f"iteration {number} of run {run} stays: other runs are made of it" for run, number in result.needed]
+    needed = [f"iteration {number} of run {run} stays: other runs are made of it" for run, number in result.needed]
     folders = [f"no row names {path} {'then' if dry_run else 'any longer'}" for path in result.unnamed]
-    return "".join(f"{line}\n" for line in (rows, *stays, *folders, _sizes(workspace, result.rewritten)))
+    return "".join(f"{line}\n" for line in (rows, *needed, *folders, _sizes(workspace, result.rewritten)))
 
 
 def _named(place: Path) -> Store:

@@ -144,13 +144,13 @@ def file_requirements(recipe: Recipe, faults: Faults) -> None:
     """Collect missing files and runs that a recipe names and that are read only while its data is
     made.
     """
-    mixed = {variant.data.general.file for variant in _trained(recipe) if variant.data.general.share}
-    for file in sorted(mixed):
+    files = {variant.data.general.file for variant in _trained(recipe) if variant.data.general.share}
+    for file in sorted(files):
         with faults.noted():
-            conversations, useless = read_chat(Path(file))
+            conversations, rejections = read_chat(Path(file))
             if not conversations:
                 raise ConfigError(
-                    f"data.general.file: {file} has no conversation to train on, and {len(useless)} of no use; give "
+                    f"data.general.file: {file} has no conversation to train on, and {len(rejections)} of no use; give "
                     "another file, or set data.general.share=0"
                 )
             if offered := next((sample.messages for sample in conversations if sample.messages[0].role == "tools"), ()):
