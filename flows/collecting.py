@@ -107,17 +107,17 @@ async def gather(
     run = reference(recipe)
     with runs.locked(run):
         iteration = experience.iteration_of(run, recipe)
-        wanted = _gathering(recipe, iteration)
+        stage_names = _gathering(recipe, iteration)
         await steps.start(run, recipe, collects=True)
         if recipe.promote == "best":
             await prepare(run, recipe)
         before = experience.gathered(run, recipe, iteration)
         plan = plan_of(recipe, iteration)
         # A choice is made once, of all there is.
-        for name in wanted if limit is None else [name for name in wanted if not plan.stage(name).chooses]:
+        for name in stage_names if limit is None else [name for name in stage_names if not plan.stage(name).chooses]:
             await steps.perform(run, iteration, name, limit=limit)
-        found = experience.collected(run, recipe, iteration, enough=enough, again=again or {})
-    return {"run_id": run.run_id, "iteration": iteration, "trajectories": found, "new": found - before}
+        count = experience.collected(run, recipe, iteration, enough=enough, again=again or {})
+    return {"run_id": run.run_id, "iteration": iteration, "trajectories": count, "new": count - before}
 
 
 async def learn(recipe: Recipe, *, enough: int = 1) -> dict[str, Any]:
@@ -127,12 +127,12 @@ async def learn(recipe: Recipe, *, enough: int = 1) -> dict[str, Any]:
     run = reference(recipe)
     with runs.locked(run):
         iteration = experience.iteration_of(run, recipe)
-        wanted = _gathering(recipe, iteration)
-        found = experience.gathered(run, recipe, iteration)
-        result = {"run_id": run.run_id, "iteration": iteration, "trajectories": found}
-        if found < enough:
+        stage_names = _gathering(recipe, iteration)
+        count = experience.gathered(run, recipe, iteration)
+        result = {"run_id": run.run_id, "iteration": iteration, "trajectories": count}
+        if count < enough:
             get_run_logger().info(
-                f"iteration {iteration} of run {run.run_id} has {found} of {enough} trajectories; nothing is trained"
+                f"iteration {iteration} of run {run.run_id} has {count} of {enough} trajectories; nothing is trained"
             )
             return {**result, "trained": False}
         goal = replace(recipe, iterations=iteration)
@@ -140,7 +140,7 @@ async def learn(recipe: Recipe, *, enough: int = 1) -> dict[str, Any]:
         async with runs.recorded(run):
             await prepare(run, goal)
             for stage in plan_of(goal, iteration).stages:
-                if stage.name not in wanted or not stage.gathers:
+                if stage.name not in stage_names or not stage.gathers:
                     await stages.of(stage.name)(run.run_id, iteration, run.workspace)
             await steps.end(run, iteration)
             report = await reporting.report(run, iteration)
@@ -156,18 +156,18 @@ async def take_back(recipe: Recipe, folder: Path) -> dict[str, Any]:
     """
     run = reference(recipe)
     with runs.locked(run):
-        training, iteration, done = experience.read_outside(run, recipe, folder)
-        result = {"run_id": run.run_id, "iteration": iteration, "new": not done}
-        if done:
+        training, iteration, is_finished = experience.read_outside(run, recipe, folder)
+        result = {"run_id": run.run_id, "iteration": iteration, "new": not is_finished}
+        if is_finished:
             return result
         goal = replace(recipe, iterations=iteration)
-        told = experience.take_back(run, goal, iteration, training)
+        note = experience.take_back(run, goal, iteration, training)
         await steps.start(run, goal)
         async with runs.recorded(run):
             await prepare(run, goal)
             await iterate(run, goal, iteration)
             report = await reporting.report(run, iteration)
-    return {**result, "told": told, "table": reporting.score_table(run), "report": report}
+    return {**result, "told": note, "table": reporting.score_table(run), "report": report}
 
 
 def _gathering(recipe: Recipe, iteration: int) -> tuple[str, ...]:
@@ -175,10 +175,10 @@ def _gathering(recipe: Recipe, iteration: int) -> tuple[str, ...]:
     if there are none.
     """
     method = method_of(recipe)
-    found = plan_of(recipe, iteration).gathering if method.flow == "flywheel" else ()
-    if not found:
+    gathering = plan_of(recipe, iteration).gathering if method.flow == "flywheel" else ()
+    if not gathering:
         raise ConfigError(
             f"iteration {iteration} of recipe {recipe.name} ({method.title}) gathers nothing before it trains; "
             f"run it with `agentr {'compare' if method.flow == 'compare' else 'run'}`"
         )
-    return tuple(stage.name for stage in found)
+    return tuple(stage.name for stage in gathering)

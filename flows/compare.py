@@ -41,8 +41,8 @@ async def compare(
     anything.
     """
     parsed = comparison(Path(recipe), overrides or [], arms or [], seeds or [])
-    for one in (parsed, *makers_of_samples(parsed)):
-        for note in check(one):
+    for run_recipe in (parsed, *makers_of_samples(parsed)):
+        for note in check(run_recipe):
             tell(note)
     return await run_arms(parsed)
 
@@ -76,8 +76,10 @@ async def run_arms(recipe: Recipe) -> dict[str, Any]:
             await prepare(pool, recipe)
             if plan_of(recipe, 1).stages:
                 await iterate(pool, recipe, 1)
-            arms, made = arms_of(recipe, pool.run_id), set[str]()
-            failed = [f"{_title(arm)}: {fault}" for arm in arms if (fault := await _fault_of(arm, made)) is not None]
+            arms, complete_runs = arms_of(recipe, pool.run_id), set[str]()
+            failed = [
+                f"{_title(arm)}: {fault}" for arm in arms if (fault := await _fault_of(arm, complete_runs)) is not None
+            ]
             report, table = await reporting.compared(pool)
             if failed:
                 tell(table)
@@ -92,27 +94,29 @@ def _title(arm: Arm) -> str:
     return f"arm {arm.name}, seed {arm.seed}"
 
 
-async def _fault_of(arm: Arm, made: set[str]) -> Exception | None:
-    """Make an arm; return the fault of its data or training that prevented it, or None. `made` are
-    the runs of samples that are complete.
+async def _fault_of(arm: Arm, complete_runs: set[str]) -> Exception | None:
+    """Train an arm; return the fault of its data or training that prevented it, or None.
+
+    `complete_runs` holds the ids of the runs whose samples are complete; runs that this arm
+    completes are added.
     """
     try:
-        await _learn(arm, made)
+        await _learn(arm, complete_runs)
     except (DataFault, TrainingFault, ErrorBudgetSpent) as fault:
         tell(f"{_title(arm)} cannot be made, the others continue: {fault}")
         return fault
     return None
 
 
-async def _learn(arm: Arm, made: set[str]) -> None:
+async def _learn(arm: Arm, complete_runs: set[str]) -> None:
     tell(f"{_title(arm)}: run {reference(arm.recipe).run_id}")
     if arm.whole:
         await turn(arm.recipe)
         return
-    if arm.samples is not None and (maker := arm.recipe.compare.samples) not in made:
+    if arm.samples is not None and (maker := arm.recipe.compare.samples) not in complete_runs:
         tell(f"{_title(arm)}: its samples are made in run {maker}")
         await _iterate_once(arm.samples)
-        made.add(maker)
+        complete_runs.add(maker)
     await _iterate_once(arm.recipe)
 
 

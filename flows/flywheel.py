@@ -52,10 +52,10 @@ async def flywheel(
 
     Raises `UserError`, listing everything that prevents the run, before a model is asked anything.
     """
-    given = [name for name, value in (("iterations", iterations), ("more", more)) if value]
-    given += [f"override {change}" for change in overrides or () if change.startswith("iterations=")]
-    if len(given) > 1:
-        raise ConfigError(f"{' and '.join(given)}: each says how far the run goes; give only one")
+    sources = [name for name, value in (("iterations", iterations), ("more", more)) if value]
+    sources += [f"override {change}" for change in overrides or () if change.startswith("iterations=")]
+    if len(sources) > 1:
+        raise ConfigError(f"{' and '.join(sources)}: each says how far the run goes; give only one")
     parsed = load_recipe(Path(recipe), changes(settings, overrides))
     _check_kind(parsed)
     if more:

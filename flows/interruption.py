@@ -49,8 +49,8 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 @contextmanager
 def _minding(begun: Future[Callable[[], object]]) -> Iterator[None]:
-    """Have the first signal cancel a task, once it has begun and is known how, and a much later one
-    end the process.
+    """Make the first signal cancel a task as soon as the task has begun, and a signal more than
+    three seconds later end the process at once.
     """
     first: float | None = None
 
@@ -64,7 +64,7 @@ def _minding(begun: Future[Callable[[], object]]) -> Iterator[None]:
             os._exit(130)
 
     # A shell starts what runs in its background with interrupts ignored.
-    numbers = [one for one in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(one) is not signal.SIG_IGN]
+    numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
     earlier = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield

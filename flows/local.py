@@ -48,11 +48,11 @@ def run_recipe(path: Path, overrides: Sequence[str], *, resume: str | None = Non
     plans = plans_of(recipe)
     online = all(plan.training and plan.training.objective.rows == "episodes" for plan in plans)
     pairs = any(plan.pairs for plan in plans)
-    shown = "v_preferences limit 10" if pairs else "v_rl_steps" if online else "v_funnel"
+    view = "v_preferences limit 10" if pairs else "v_rl_steps" if online else "v_funnel"
     return (
         f"\nHeld-out success\n{result['table']}\n"
         f"run     {result['run_id']}\nreport  {result['report']}\n"
-        f'ask     agentr sql "select * from {shown}" -w {shlex.quote(recipe.workspace)}'
+        f'ask     agentr sql "select * from {view}" -w {shlex.quote(recipe.workspace)}'
     )
 
 
@@ -60,9 +60,9 @@ def _further(recipe: Recipe, overrides: Sequence[str], more: int) -> Recipe:
     """Return a recipe that goes on by `more` iterations. Raises `ConfigError` if an override gives
     the number, too.
     """
-    given = next((change for change in overrides if change.startswith("iterations=")), None)
-    if given is not None:
-        raise ConfigError(f"--more {more} and -o {given} both say how far the run goes; give one of them")
+    override = next((change for change in overrides if change.startswith("iterations=")), None)
+    if override is not None:
+        raise ConfigError(f"--more {more} and -o {override} both say how far the run goes; give one of them")
     return runs.further(recipe, more)
 
 
@@ -121,12 +121,12 @@ def compare_recipe(path: Path, overrides: Sequence[str], arms: Sequence[str], se
     recipe = comparison(path, overrides, arms, seeds)
     result = _run(_comparison, recipe)
     # Whole runs are no arms of a pool: what they share are held-out episodes.
-    whole = all(arm.whole for arm in arms_of(recipe, result["run_id"]))
-    shown = "v_comparisons" if whole else "v_arms"
+    of_whole_runs = all(arm.whole for arm in arms_of(recipe, result["run_id"]))
+    view = "v_comparisons" if of_whole_runs else "v_arms"
     return (
         f"\nHeld-out scores, means over seeds with 95% intervals\n{result['table']}\n"
         f"run     {result['run_id']}\nreport  {result['report']}\n"
-        f'ask     agentr sql "select * from {shown}" -w {shlex.quote(recipe.workspace)}'
+        f'ask     agentr sql "select * from {view}" -w {shlex.quote(recipe.workspace)}'
     )
 
 

@@ -44,9 +44,9 @@ def run_name() -> str:
     """
     if not _made_up(name := str(runtime.flow_run.name or "")):
         return name
-    given = runtime.flow_run.parameters
-    seeds = [change for change in given.get("overrides") or () if change.startswith("seed=")]
-    return " ".join([Path(given["recipe"]).stem, *seeds])
+    parameters = runtime.flow_run.parameters
+    seeds = [change for change in parameters.get("overrides") or () if change.startswith("seed=")]
+    return " ".join([Path(parameters["recipe"]).stem, *seeds])
 
 
 def _made_up(name: str) -> bool:
@@ -67,10 +67,10 @@ async def name_unknown(flow: Flow[..., Any], flow_run: FlowRun, state: State) ->
     have it: Prefect then ends the process before the flow begins, and the state says no more than
     that the process exited.
     """
-    known = list(inspect.signature(flow.fn).parameters)
-    unknown = [f"{name}{closest(name, known)}" for name in flow_run.parameters if name not in known]
+    parameters = list(inspect.signature(flow.fn).parameters)
+    unknown = [f"{name}{closest(name, parameters)}" for name in flow_run.parameters if name not in parameters]
     if unknown:
-        message = f"unknown parameter {', '.join(unknown)}; flow {flow.name} takes {', '.join(known)}"
+        message = f"unknown parameter {', '.join(unknown)}; flow {flow.name} takes {', '.join(parameters)}"
         async with get_client() as client:
             await client.set_flow_run_state(flow_run.id, Failed(message=message), force=True)
 
@@ -123,8 +123,10 @@ class Settings(BaseModel):
 
     def overrides(self) -> list[str]:
         """Return the fields that are set as changes to a recipe, `section.field=value`."""
-        given = self.model_dump()
-        values = {name: quoted(one) if isinstance(one, str) else json.dumps(one) for name, one in given.items()}
+        fields = self.model_dump()
+        values = {
+            name: quoted(value) if isinstance(value, str) else json.dumps(value) for name, value in fields.items()
+        }
         return [f"{_FIELDS.get(name, name)}={value}" for name, value in values.items()]
 
 

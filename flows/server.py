@@ -45,46 +45,47 @@ def reach() -> None:
         ) from error
 
 
-def require(who: str) -> None:
-    """Raise `ConfigError`, which says that `who` needs a server, unless PREFECT_API_URL names one
-    that answers.
+def require(subject: str) -> None:
+    """Raise `ConfigError`, which says that `subject` needs a server, unless PREFECT_API_URL names
+    one that answers.
     """
     address = PREFECT_API_URL.value()
     if not address:
         raise ConfigError(
-            f"{who} needs a Prefect server that other processes reach: start one with `prefect server start` and set "
-            "PREFECT_API_URL=http://127.0.0.1:4200/api"
+            f"{subject} needs a Prefect server that other processes reach: start one with `prefect server start` and "
+            "set PREFECT_API_URL=http://127.0.0.1:4200/api"
         )
     _check(address)
 
 
 @contextmanager
 def needed() -> Iterator[None]:
-    """Raise `ServerLost` when the server, while the block runs a flow, answers no longer.
+    """Raise `ServerLost` when the server stops answering while the block runs a flow.
 
-    By then Prefect's client has tried for minutes. Other errors of HTTP pass.
+    By then Prefect's client has tried for minutes. Other HTTP errors are raised as they are.
     """
     try:
         yield
     except httpx.HTTPError as error:
         if not _is_loss(error):
             raise
-        where = f"{error.request.url.scheme}://{error.request.url.netloc.decode()}"
+        address = f"{error.request.url.scheme}://{error.request.url.netloc.decode()}"
         start = "start it again, and then " if PREFECT_API_URL.value() else ""
         raise ServerLost(
-            f"Prefect's server at {where} answers no longer ({error}); {start}the same command goes on where it stopped"
+            f"Prefect's server at {address} answers no longer ({error}); {start}the same command goes on where it "
+            "stopped"
         ) from error
 
 
 def on_work_pools(names: Sequence[str]) -> list[str]:
     """Return those of the deployments, each named `flow/deployment`, that belong to a work pool."""
-    found = []
+    pooled = []
     with get_client(sync_client=True) as client:
         for name in names:
             with suppress(ObjectNotFound):
                 if client.read_deployment_by_name(name).work_pool_name is not None:
-                    found.append(name)
-    return found
+                    pooled.append(name)
+    return pooled
 
 
 def _use_a_server_of_its_own_session() -> None:
@@ -195,14 +196,14 @@ def _check(address: str) -> None:
     try:
         with httpx.stream("GET", f"{address.rstrip('/')}/health", timeout=10, follow_redirects=True) as answer:
             # Whatever else answers there may have no end.
-            said = next(answer.iter_text(), "")
+            body = next(answer.iter_text(), "")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ConfigError(
             f"no Prefect server answers at {address} ({error}); start it with `prefect server start`, or unset "
             "PREFECT_API_URL"
         ) from error
     # A server that wants a key tells us no more than that; Prefect's client has the key.
-    if answer.status_code not in (401, 403) and not (answer.status_code == 200 and said.strip() == "true"):
+    if answer.status_code not in (401, 403) and not (answer.status_code == 200 and body.strip() == "true"):
         raise ConfigError(
             f"what answers at {address} is not a Prefect server (status {answer.status_code}); the address ends with "
             "/api, as in http://127.0.0.1:4200/api; set PREFECT_API_URL to it, or unset it"

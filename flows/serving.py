@@ -26,37 +26,39 @@ def deployments(recipes: Sequence[Path]) -> list[Any]:
     two recipes of one name.
     """
     paths = list(recipes) or [Path(name) for name in shipped_recipes()]
-    made, named = [], dict[str, Path]()
+    all_deployments, paths_by_name = [], dict[str, Path]()
     for path in paths:
         recipe = load(path)
         kind = method_of(recipe).flow
         # On a server, the second would silently take the place of the first.
-        if (other := named.setdefault(f"{kind}/{recipe.name}", path)) is not path:
+        if (other := paths_by_name.setdefault(f"{kind}/{recipe.name}", path)) is not path:
             raise ConfigError(
                 f"{other} and {path} are both named {recipe.name}, and so would be their deployments; give one of them "
                 "another name"
             )
         halves = [collect_only, improve] if kind == "flywheel" and plan_of(recipe, 1).gathering else []
-        made += [
+        all_deployments += [
             flow.to_deployment(
                 name=recipe.name, parameters={"recipe": str(path)}, description=recipe.description, tags=["agentr"]
             )
             for flow in (FLOWS[kind], *halves)
         ]
-    made += [each.to_deployment(name=each.fn.__name__, tags=["agentr"]) for each in stages.every()]
-    return made
+    all_deployments += [
+        stage_flow.to_deployment(name=stage_flow.fn.__name__, tags=["agentr"]) for stage_flow in stages.every()
+    ]
+    return all_deployments
 
 
 def serve_recipes(recipes: Sequence[Path]) -> None:
     """Serve the deployments until interrupted; needs `prefect server start`. Raises `ConfigError`,
     also when a work pool of the server has one of them.
     """
-    made = deployments(recipes)
+    all_deployments = deployments(recipes)
     server.require("a deployment")
-    taken = server.on_work_pools([f"{one.flow_name}/{one.name}" for one in made])
-    if taken:
+    pooled = server.on_work_pools([f"{deployment.flow_name}/{deployment.name}" for deployment in all_deployments])
+    if pooled:
         raise ConfigError(
-            f"{', '.join(taken)} on this server belong to work pools, made by `prefect deploy`, and serving them here "
+            f"{', '.join(pooled)} on this server belong to work pools, made by `prefect deploy`, and serving them here "
             "would take them off; start a worker for their pool instead, or serve on another server"
         )
-    serve(*made)
+    serve(*all_deployments)

@@ -38,19 +38,19 @@ def told(place: Workplace, iteration: int, before: Published) -> Iterator[None]:
     yield
     after = published_by(place, iteration)
     if after.dataset_id is not None and before.dataset_id is None:
-        more = {
+        payload = {
             "dataset_id": after.dataset_id,
             "hash": after.dataset_hash,
             "page": viewer_page("dataset", after.dataset_id),
         }
-        _emit(DATASET, f"agentr.dataset.{after.dataset_id}", place, iteration, more)
+        _emit(DATASET, f"agentr.dataset.{after.dataset_id}", place, iteration, payload)
     if after.checkpoint_id is not None and after.checkpoint_id != before.checkpoint_id:
-        where = viewer_page("checkpoint", after.checkpoint_id)
-        more = {"checkpoint_id": after.checkpoint_id, "path": after.checkpoint_path, "page": where}
-        _emit(CHECKPOINT, f"agentr.checkpoint.{after.checkpoint_id}", place, iteration, more)
+        page = viewer_page("checkpoint", after.checkpoint_id)
+        payload = {"checkpoint_id": after.checkpoint_id, "path": after.checkpoint_path, "page": page}
+        _emit(CHECKPOINT, f"agentr.checkpoint.{after.checkpoint_id}", place, iteration, payload)
     if after.finished and not before.finished:
-        more = {"checkpoint_id": after.checkpoint_id, "page": viewer_page("run", place.run_id)}
-        _emit(FINISHED, _iteration(place, iteration), place, iteration, more)
+        payload = {"checkpoint_id": after.checkpoint_id, "page": viewer_page("run", place.run_id)}
+        _emit(FINISHED, _iteration(place, iteration), place, iteration, payload)
 
 
 def collected(
@@ -64,19 +64,19 @@ def collected(
         again: the parameters with which a deployment trains on them.
         anew: whether the server shall keep the event even if it has the same one already.
     """
-    more = {"trajectories": trajectories, "parameters": again, "page": viewer_page("run", place.run_id)}
+    payload = {"trajectories": trajectories, "parameters": again, "page": viewer_page("run", place.run_id)}
     # A label, since triggers of Prefect count events and cannot add up numbers in them.
     label = {"agentr.enough": "true" if enough else "false"}
     # The number of trajectories tells one such event from the others of its iteration.
     key = f"{_iteration(place, iteration)}/{trajectories}/{enough}{f'/{uuid4()}' if anew else ''}"
-    _emit(COLLECTED, _iteration(place, iteration), place, iteration, more, labels=label, key=key)
+    _emit(COLLECTED, _iteration(place, iteration), place, iteration, payload, labels=label, key=key)
 
 
 def raised(place: Workplace, iteration: int, alarm: Alarm) -> None:
     """Tell Prefect of an alarm, with its name and what the run does as labels."""
-    more = {**asdict(alarm), "page": viewer_page("run", place.run_id)}
+    payload = {**asdict(alarm), "page": viewer_page("run", place.run_id)}
     labels = {"agentr.alarm": alarm.name, "agentr.reaction": alarm.reaction}
-    _emit(ALARM, f"agentr.alarm.{alarm.id}", place, iteration, more, labels=labels)
+    _emit(ALARM, f"agentr.alarm.{alarm.id}", place, iteration, payload, labels=labels)
 
 
 def published_by(place: Workplace, iteration: int) -> Published:
@@ -110,5 +110,5 @@ def _emit(
     if resource != _iteration(place, iteration):
         related.append({"prefect.resource.id": _iteration(place, iteration), "prefect.resource.role": "iteration"})
     payload = {"run_id": place.run_id, "recipe": recipe, "iteration": iteration, "store": store, **more}
-    once = uuid5(NAMESPACE_URL, f"{event}/{store}/{key or resource}")
-    emit_event(event, about, related=related, payload=payload, id=once)
+    event_id = uuid5(NAMESPACE_URL, f"{event}/{store}/{key or resource}")
+    emit_event(event, about, related=related, payload=payload, id=event_id)

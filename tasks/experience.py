@@ -38,13 +38,13 @@ def collected(run: RunRef, recipe: Recipe, iteration: int, *, enough: int, again
     place = quiet_workplace(run, recipe)
     # People copy this one file when something has ended, and take it for the store.
     place.store.checkpoint()
-    found = count_trajectories(place.store, place.iteration_id(iteration))
-    told = {**again, "enough": enough}
+    count = count_trajectories(place.store, place.iteration_id(iteration))
+    parameters = {**again, "enough": enough}
     # Nobody else holds the lock of the run, so what is under way was killed.
     state = run_state(place.store, run.run_id)
     anew = state is not None and state.status in ("running", "failed")
-    events.collected(place, iteration, trajectories=found, enough=found >= enough, again=told, anew=anew)
-    return found
+    events.collected(place, iteration, trajectories=count, enough=count >= enough, again=parameters, anew=anew)
+    return count
 
 
 def read_outside(run: RunRef, recipe: Recipe, folder: Path) -> tuple[Training, int, bool]:
@@ -53,9 +53,9 @@ def read_outside(run: RunRef, recipe: Recipe, folder: Path) -> tuple[Training, i
     """
     place, training = quiet_workplace(run, recipe), outside.read_training(folder)
     check_run(place)
-    known = outside.known_import(place, training)
-    if known is not None:
-        return training, *known
+    earlier = outside.known_import(place, training)
+    if earlier is not None:
+        return training, *earlier
     number = outside.next_iteration(place)
     outside.check_plan(place, number)
     return training, number, False

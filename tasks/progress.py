@@ -81,10 +81,10 @@ async def stage_progress(
     artifact = _Artifact(f"{stage}-{iteration}", active=TaskRunContext.get() is not None)
     pace = _Pace(expected)
     if target is not None and target.is_terminal:
-        shown = _bar(target, name, pace)
+        display = _bar(target, name, pace)
     else:
         say = _logger() if target is None else partial(target.print, highlight=False, soft_wrap=True)
-        shown = _lines(say, name, pace)
+        display = _lines(say, name, pace)
     run = _run.get()
     began, last = time.time(), (0, 0, "")
 
@@ -109,7 +109,7 @@ async def stage_progress(
             await asyncio.sleep(_LIVE_EVERY_S)
 
     telling = None if file is None else asyncio.create_task(tell_live(file))
-    async with shown as show:
+    async with display as show:
 
         def report(done: int, total: int, note: str) -> None:
             nonlocal last
@@ -244,8 +244,11 @@ async def _lines(say: Callable[[str], object], name: str, pace: _Pace) -> AsyncI
         stage, run = map(_clock, pace.left(done, total))
         if heard_at - said_at >= _LINE_EVERY_S:
             said_at = heard_at
-            told = [*([f"{stage} left"] if stage and done < total else []), *([f"{run} of the run"] if run else [])]
-            say("; ".join([last, *([", ".join(told)] if told else [])]))
+            remaining_times = [
+                *([f"{stage} left"] if stage and done < total else []),
+                *([f"{run} of the run"] if run else []),
+            ]
+            say("; ".join([last, *([", ".join(remaining_times)] if remaining_times else [])]))
 
     async def remind() -> None:
         while True:

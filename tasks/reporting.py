@@ -85,12 +85,12 @@ async def _leave(run: RunRef, page: Path, *, key: str, description: str) -> None
     twin.
     """
     text = page.with_suffix(".md").read_text(encoding="utf-8")
-    known = viewer_address()
-    address = f"{known or VIEWER}{report_page(run.run_id, page.stem)}"
-    where = "" if known else f", while `agentr view -w {shlex.quote(str(Path(run.workspace).resolve()))}` runs"
+    viewer = viewer_address()
+    address = f"{viewer or VIEWER}{report_page(run.run_id, page.stem)}"
+    hint = "" if viewer else f", while `agentr view -w {shlex.quote(str(Path(run.workspace).resolve()))}` runs"
     await acreate_markdown_artifact(
         key=key,
-        markdown=f"{_in_viewer(run)}As a page: [{address}]({address}){where}\n\n{text}",
+        markdown=f"{_in_viewer(run)}As a page: [{address}]({address}){hint}\n\n{text}",
         description=description,
     )
 
@@ -129,16 +129,16 @@ def _written(run: RunRef, iterations: Sequence[int], *, viewer: str) -> tuple[li
         return built, [*outlines[:-1], with_run(place, outlines[-1])]
 
     built, pages = _at_once(run, read)
-    written = []
-    for one in built:
-        html = folder / f"{report_name(one.iteration)}.html"
-        write_text(html, render_html(one))
-        write_text(html.with_suffix(".md"), render_markdown(one))
-        written.append(html)
+    paths = []
+    for iteration_report in built:
+        html = folder / f"{report_name(iteration_report.iteration)}.html"
+        write_text(html, render_html(iteration_report))
+        write_text(html.with_suffix(".md"), render_markdown(iteration_report))
+        paths.append(html)
     index = folder / "index.html"
     write_text(index, render_index(pages))
     write_text(index.with_suffix(".md"), render_run_markdown(pages))
-    return [*written, index], built[-1]
+    return [*paths, index], built[-1]
 
 
 def _at_once(run: RunRef, read: Callable[[Workplace], T]) -> T:
@@ -180,9 +180,9 @@ def compare_runs(workspace: Path, prefixes: Sequence[str], *, viewer: str = VIEW
     Raises `ConfigError` if there is no such run, or one has no evaluated model.
     """
     ids = [find_run(workspace, prefix) for prefix in prefixes]
-    places = [quiet_workplace(RunRef(workspace=str(workspace), run_id=one)) for one in ids]
+    places = [quiet_workplace(RunRef(workspace=str(workspace), run_id=run_id)) for run_id in ids]
     built = build_runs(places, viewer=viewer)
-    html = workspace / "reports" / f"{'-'.join(one[:8] for one in ids)}.html"
+    html = workspace / "reports" / f"{'-'.join(run_id[:8] for run_id in ids)}.html"
     write_text(html, render_runs(built))
     write_text(html.with_suffix(".md"), render_runs_markdown(built))
     tables = [paired_table(built), *([group_means(built.means)] if built.means else [])]
@@ -221,12 +221,13 @@ def compare_worlds(workspace: Path, prefix: str, others: Sequence[str]) -> str:
     Raises `ConfigError` if there is no such run, or if the worlds or instances do not match.
     """
     place, *singles = (
-        quiet_workplace(RunRef(workspace=str(workspace), run_id=find_run(workspace, one))) for one in (prefix, *others)
+        quiet_workplace(RunRef(workspace=str(workspace), run_id=find_run(workspace, run_prefix)))
+        for run_prefix in (prefix, *others)
     )
-    found, worlds = beside(place, singles), place.recipe.world_names
+    scores, worlds = beside(place, singles), place.recipe.world_names
     parts = [
-        f"Mean reward {wording.TIMES}100\n{table_text(beside_table(found, 'reward', worlds))}",
-        f"Success %\n{table_text(beside_table(found, 'success', worlds))}",
+        f"Mean reward {wording.TIMES}100\n{table_text(beside_table(scores, 'reward', worlds))}",
+        f"Success %\n{table_text(beside_table(scores, 'success', worlds))}",
         "".join(f"{line}\n" for line in differences(place, singles)),
     ]
     return "\n".join(filter(None, parts)).rstrip("\n")

@@ -88,10 +88,10 @@ def _dask(scale: ScaleConfig) -> Cluster:
     from prefect_dask.task_runners import DaskTaskRunner
 
     # One shard at a time keeps a worker busy: its batches are full, and it holds one model.
-    own: dict[str, Any] = {"threads_per_worker": 1, "dashboard_address": ":0"}
+    options: dict[str, Any] = {"threads_per_worker": 1, "dashboard_address": ":0"}
     if scale.workers:
-        own["n_workers"] = scale.workers
-    runner = DaskTaskRunner(address=scale.address) if scale.address else DaskTaskRunner(cluster_kwargs=own)
+        options["n_workers"] = scale.workers
+    runner = DaskTaskRunner(address=scale.address) if scale.address else DaskTaskRunner(cluster_kwargs=options)
     return Cluster(
         runner,
         lambda: runner.client,
@@ -109,8 +109,8 @@ def _ray(scale: ScaleConfig) -> Cluster:
     # isort: split
     from prefect_ray.task_runners import RayTaskRunner
 
-    own: dict[str, Any] = {"include_dashboard": False}
+    options: dict[str, Any] = {"include_dashboard": False}
     if scale.workers:
-        own["num_cpus"] = scale.workers
-    runner = RayTaskRunner(address=scale.address) if scale.address else RayTaskRunner(init_kwargs=own)
+        options["num_cpus"] = scale.workers
+    runner = RayTaskRunner(address=scale.address) if scale.address else RayTaskRunner(init_kwargs=options)
     return Cluster(runner, lambda: None, (WorkerCrashedError, NodeDiedError, LocalRayletDiedError, OutOfMemoryError))

@@ -42,9 +42,9 @@ def locked(run: RunRef) -> Iterator[None]:
         file.parent.mkdir(parents=True, exist_ok=True)
         stream = file.open("a+")
     except (OSError, ValueError) as error:
-        said = error.strerror if isinstance(error, OSError) else error
+        reason = error.strerror if isinstance(error, OSError) else error
         raise StoreError(
-            f"{file} cannot be made ({said}); make its folder writable for you, or name another workspace"
+            f"{file} cannot be made ({reason}); make its folder writable for you, or name another workspace"
         ) from error
     with stream:
         try:

@@ -61,8 +61,8 @@ async def work(name: str, order: bytes) -> Batch:
     """Work through a pickled `Order`. The task has no tags: its stage already holds their slots,
     and the task would wait for its own stage.
     """
-    wanted: Order = pickle.loads(order)
-    return await work_through(wanted.shard, equipment(wanted.recipe, wanted.run_id, wanted.at))
+    job: Order = pickle.loads(order)
+    return await work_through(job.shard, equipment(job.recipe, job.run_id, job.at))
 
 
 async def spread(
@@ -103,9 +103,9 @@ async def spread(
                     "give them more memory, or make scale.shard_size smaller"
                 ) from error
             except cluster.gone as error:
-                where = recipe.scale.address or "this machine"
+                address = recipe.scale.address or "this machine"
                 raise WorkerLost(
-                    f"the cluster at {where} was lost with all its shards; see that its scheduler runs, and the same "
+                    f"the cluster at {address} was lost with all its shards; see that its scheduler runs, and the same "
                     "command goes on where it stopped"
                 ) from error
             pending.remove(future)
@@ -116,9 +116,9 @@ async def _next(finished: asyncio.Queue[T], cluster: runners.Cluster, address: s
     """Return the next item that is finished. Raises `ConfigError` when no worker is there to finish
     one.
     """
-    where, cure = "the cluster on this machine", "begin the run again"
+    label, remedy = "the cluster on this machine", "begin the run again"
     if address:
-        where, cure = f"the cluster at {address}", f"start workers there, as in `dask worker {address} --nthreads 1`"
+        label, remedy = f"the cluster at {address}", f"start workers there, as in `dask worker {address} --nthreads 1`"
     empty_since: float | None = None
     while True:
         # Not `wait_for`, which may lose an item when it gives up as one arrives.
@@ -129,6 +129,6 @@ async def _next(finished: asyncio.Queue[T], cluster: runners.Cluster, address: s
             empty_since = None
         elif empty_since is None:
             empty_since = time.monotonic()
-            tell(f"{where} has no worker; {cure}")
+            tell(f"{label} has no worker; {remedy}")
         elif time.monotonic() - empty_since >= WITHOUT_WORKERS:
-            raise ConfigError(f"{where} has had no worker for {WITHOUT_WORKERS:g} s; {cure}")
+            raise ConfigError(f"{label} has had no worker for {WITHOUT_WORKERS:g} s; {remedy}")

@@ -44,8 +44,8 @@ async def start(run: RunRef, recipe: Recipe, *, evaluates: bool = False, collect
     """Write a run and the model it begins with to the store; with `evaluates` the run only
     evaluates, with `collects` it only gathers experience.
     """
-    if told := formats(recipe, trains=not evaluates):
-        tell(told)
+    if message := formats(recipe, trains=not evaluates):
+        tell(message)
     return await starting.start(quiet_workplace(run, recipe), evaluates=evaluates, collects=collects)
 
 
@@ -67,9 +67,9 @@ async def end(run: RunRef, iteration: int) -> None:
 async def headroom(run: RunRef, *, episodes: int, instances: int, judged: int, judges: Sequence[str]) -> Found:
     """Sample episodes of training and held-out instances and return what there is to learn."""
     async with _workplace(run, "headroom", 0) as place:
-        others = [Path(judge) for judge in judges]
+        judge_paths = [Path(judge) for judge in judges]
         return await sampled.headroom(
-            with_workers(place), importable(), episodes=episodes, instances=instances, judged=judged, judges=others
+            with_workers(place), importable(), episodes=episodes, instances=instances, judged=judged, judges=judge_paths
         )
 
 
@@ -124,8 +124,8 @@ async def _workplace(run: RunRef, stage: str, iteration: int) -> AsyncIterator[W
         if alarm.id in raised:
             return
         raised.add(alarm.id)
-        where = f" in step {alarm.step}" if alarm.step else ""
-        tell(f"alarm {alarm.name}, {stage} of iteration {iteration}{where}: {alarm.message}")
+        location = f" in step {alarm.step}" if alarm.step else ""
+        tell(f"alarm {alarm.name}, {stage} of iteration {iteration}{location}: {alarm.message}")
         events.raised(quiet, iteration, alarm)
 
     file = progress_file(Path(run.workspace), run.run_id)
@@ -138,8 +138,8 @@ def _task(name: str, needs: tuple[str, ...]) -> Task[[RunRef, int, int | None], 
     """Return the task of a stage; the stage itself is looked up on the machine that runs it."""
 
     async def work(run: RunRef, iteration: int, limit: int | None) -> Any:
-        async with _workplace(run, name, iteration) as whole:
-            place = replace(whole, limit=limit)
+        async with _workplace(run, name, iteration) as base:
+            place = replace(base, limit=limit)
             stage = place.plan(iteration).stage(name)
             summary = await stage.work(with_workers(place) if stage.spreads else place, iteration)
             check_stage(place, iteration, stage)

@@ -91,26 +91,26 @@ def _after_its_run(recipe: Recipe) -> Recipe:
         return recipe
     workspace = Path(recipe.workspace)
     run_id = find_run(workspace, recipe.model.from_run)
-    found = last_promotion(open_store(workspace), run_id)
-    if found is None:
+    promotion = last_promotion(open_store(workspace), run_id)
+    if promotion is None:
         raise ConfigError(f"model.from_run: run {run_id} is not finished; let it go on, or give model.path")
     # Runs share the row of a model that they begin with, not the directory that they read it from.
-    path = found.path if found.iteration else stored_recipe(workspace, run_id).model.path
+    path = promotion.path if promotion.iteration else stored_recipe(workspace, run_id).model.path
     return replace(recipe, model=dataclasses.replace(recipe.model, path=path, from_run=""))
 
 
 def quiet_workplace(run: RunRef, recipe: Recipe | None = None) -> Workplace:
     """Return the workplace of a stage; its progress and its alarms are not shown."""
     root = Path(run.workspace)
-    known, store = recipe or stored_recipe(root, run.run_id, patient=True), open_store(root, patient=True)
+    run_recipe, store = recipe or stored_recipe(root, run.run_id, patient=True), open_store(root, patient=True)
     place = Workplace(
-        recipe=known,
-        method=method_of(known),
+        recipe=run_recipe,
+        method=method_of(run_recipe),
         run_id=run.run_id,
         root=root,
         store=store,
-        make_environment=lambda world: make_environment(known.in_world(world), store),
-        load_model=lambda role, policy: load_model(known, role, policy, at=place.started_at()),
+        make_environment=lambda world: make_environment(run_recipe.in_world(world), store),
+        load_model=lambda role, policy: load_model(run_recipe, role, policy, at=place.started_at()),
         progress=_unseen,
         alarmed=lambda alarm: None,
     )
@@ -196,10 +196,10 @@ def load_model(recipe: Recipe, role: ModelRole, policy: Path, *, at: datetime | 
 
     `at` is when the run started, for chat templates that print the date.
     """
-    own = recipe.own_models()
+    models = recipe.own_models()
     logs = Path(recipe.workspace) / "logs"
-    if role != "actor" and role in own:
-        return make_model(own[role], Path(own[role].path), logs=logs, at=at)
+    if role != "actor" and role in models:
+        return make_model(models[role], Path(models[role].path), logs=logs, at=at)
     return make_model(recipe.model, policy, logs=logs, at=at)
 
 
@@ -213,8 +213,9 @@ def make_model(model: ModelConfig, path: Path, *, logs: Path, at: datetime | Non
     if model.backend == "vllm":
         return load_vllm(model, path, logs=logs / f"vllm-{os.getpid()}", at=at)
     if model.backend == "openai":
-        where = endpoint(model.server, os.environ)
-        return OpenAIModel.connect(where, model.server, context_length=model.context_length)
+        return OpenAIModel.connect(
+            endpoint(model.server, os.environ), model.server, context_length=model.context_length
+        )
     return load_local(
         Loading(
             path=path,
@@ -249,8 +250,8 @@ def named_model(name: str, *, server: str = "", context_length: int = 0) -> tupl
     if server or (not path.is_dir() and os.environ.get("OPENAI_BASE_URL")):
         # A server of one's own hardly ever wants a key.
         key = "OPENAI_API_KEY" if os.environ.get("OPENAI_API_KEY") else ""
-        where = ServerConfig(model=name, base_url=server, api_key_env=key)
-        config = ModelConfig(backend="openai", server=where, context_length=context_length)
+        server_config = ServerConfig(model=name, base_url=server, api_key_env=key)
+        config = ModelConfig(backend="openai", server=server_config, context_length=context_length)
     else:
         if not path.is_dir():
             raise ModelDirectoryError(

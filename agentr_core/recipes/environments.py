@@ -102,15 +102,15 @@ class EvaluationConfig(SamplingFields, EpisodeFields):
         Args:
             readers: the fields of the recipe that need one.
         """
-        where, name = "evaluation.development", self.development
+        path, name = "evaluation.development", self.development
         if not name:
-            return [f"{where}: {reader} needs a development set; name one of evaluation.sets" for reader in readers]
+            return [f"{path}: {reader} needs a development set; name one of evaluation.sets" for reader in readers]
         if not readers:
-            return [f"{where}: nothing is chosen by it; set promote to best, or leave it out"]
+            return [f"{path}: nothing is chosen by it; set promote to best, or leave it out"]
         if name not in self.sets:
             names = ", ".join(self.sets) or "none yet"
             return [
-                f"{where}: name one of evaluation.sets ({names}); what is chosen by the test set is no longer tested"
+                f"{path}: name one of evaluation.sets ({names}); what is chosen by the test set is no longer tested"
             ]
         if self.sets[name].models == "base":
             return [f"evaluation.sets.{name}.models: every model must play the development set; set it to all"]
@@ -121,12 +121,12 @@ class EvaluationConfig(SamplingFields, EpisodeFields):
         faults = []
         if self.episodes > 1 and self.temperature == 0:
             faults.append("evaluation.episodes: more than one episode at temperature 0 would repeat the same one")
-        for name, chosen in self.sets.items():
-            where = f"evaluation.sets.{name}"
+        for name, evaluation_set in self.sets.items():
+            path = f"evaluation.sets.{name}"
             if name in (TEST, REVISION):
-                faults.append(f"{where}: every recipe has an evaluation of this name; choose another")
-            if chosen.episodes > 1 and chosen.temperature == 0:
-                faults.append(f"{where}.episodes: more than one episode at temperature 0 would repeat the same one")
+                faults.append(f"{path}: every recipe has an evaluation of this name; choose another")
+            if evaluation_set.episodes > 1 and evaluation_set.temperature == 0:
+                faults.append(f"{path}.episodes: more than one episode at temperature 0 would repeat the same one")
         return faults
 
 

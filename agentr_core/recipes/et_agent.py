@@ -218,14 +218,14 @@ def et_agent_faults(et_agent: EtAgentConfig) -> list[str]:
         faults.append("et_agent.phases: name at least one of rft and rl")
     if "rft" not in et_agent.phases:
         return faults
-    flywheel, where = et_agent.flywheel, "et_agent.flywheel"
+    flywheel, path = et_agent.flywheel, "et_agent.flywheel"
     for name, operators in (("correct", flywheel.correct), ("incorrect", flywheel.incorrect)):
         if len(set(operators)) < len(operators):
-            faults.append(f"{where}.{name}: an operator is named twice; name each once")
+            faults.append(f"{path}.{name}: an operator is named twice; name each once")
     if flywheel.rounds and not (flywheel.correct or flywheel.incorrect):
-        faults.append(f"{where}: rounds without an operator make nothing; name some in correct or incorrect")
+        faults.append(f"{path}: rounds without an operator make nothing; name some in correct or incorrect")
     if flywheel.most_members < flywheel.fresh:
-        faults.append(f"{where}.most_members: {flywheel.most_members} leaves no room for {flywheel.fresh} fresh ones")
+        faults.append(f"{path}.most_members: {flywheel.most_members} leaves no room for {flywheel.fresh} fresh ones")
     if flywheel.temperature == 0 and (flywheel.fresh > 1 or "C0" in flywheel.correct):
-        faults.append(f"{where}.temperature: at 0 all fresh trajectories of a question are one; raise it")
+        faults.append(f"{path}.temperature: at 0 all fresh trajectories of a question are one; raise it")
     return faults

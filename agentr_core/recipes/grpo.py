@@ -213,13 +213,13 @@ def grpo_faults(grpo: GrpoConfig, training: TrainingConfig, data: DataConfig) ->
     return faults
 
 
-def filter_faults(where: str, section: SamplingFields) -> list[str]:
+def filter_faults(path: str, section: SamplingFields) -> list[str]:
     """Return one sentence for each setting of a section that changes the distribution of its
-    replies, which group RL does not allow; `where` is the section's name.
+    replies, which group RL does not allow; `path` is the section's name.
     """
     plain = SamplingFields()
     return [
-        f"{where}.{name}: group RL needs the probabilities that replies were drawn with, and models tell those before "
+        f"{path}.{name}: group RL needs the probabilities that replies were drawn with, and models tell those before "
         "penalty and filters; leave it out"
         for name in ("repetition_penalty", "top_k", "top_p", "min_p")
         if getattr(section, name) != getattr(plain, name)

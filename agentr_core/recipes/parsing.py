@@ -54,13 +54,13 @@ _PATTERNS = {
 
 
 def sentence(errors: Sequence[Mapping[str, Any]]) -> str:
-    """Return what is wrong with one value, of which Pydantic says several things where it may be of
-    several kinds and is of none.
+    """Return one phrase for all errors of one value. Pydantic reports an error for each kind that
+    the value may have, if it has none of them.
     """
     kinds = list(dict.fromkeys(kind for error in errors for kind in _expected(error)))
     choice = " or ".join(filter(None, [", ".join(kinds[:-1]), *kinds[-1:]]))
-    others = [_fault_of(error) for error in errors if not _expected(error)]
-    return " or ".join(dict.fromkeys([*([f"give {choice}"] if kinds else []), *others]))
+    details = [_fault_of(error) for error in errors if not _expected(error)]
+    return " or ".join(dict.fromkeys([*([f"give {choice}"] if kinds else []), *details]))
 
 
 def quoted_value(value: Any) -> str:
@@ -152,19 +152,19 @@ def quoted(text: str) -> str:
     return document.rstrip("\n")
 
 
-def unfit_values(value: Any, where: str = "") -> list[str]:
+def unfit_values(value: Any, path: str = "") -> list[str]:
     """Return one phrase for each part of a value, named by its path, that a run could not store or
     pass on: half a surrogate pair, as escapes may give, a zero character, a number that is not
     finite, a date or another kind that JSON does not know.
     """
     if isinstance(value, Mapping):
-        faults = [f"{where or 'a name'}: {fault}" for key in value if (fault := _unfit(key))]
-        inner = [(f"{where}.{key}" if where else str(key), part) for key, part in value.items()]
+        faults = [f"{path or 'a name'}: {fault}" for key in value if (fault := _unfit(key))]
+        inner = [(f"{path}.{key}" if path else str(key), part) for key, part in value.items()]
         return faults + [fault for name, part in inner for fault in unfit_values(part, name)]
     if _is_list(value):
-        return [fault for number, part in enumerate(value) for fault in unfit_values(part, f"{where}.{number}")]
+        return [fault for number, part in enumerate(value) for fault in unfit_values(part, f"{path}.{number}")]
     fault = _unfit(value)
-    return [f"{where}: {fault}" if where else fault] if fault else []
+    return [f"{path}: {fault}" if path else fault] if fault else []
 
 
 def _unfit(value: Any) -> str | None:
@@ -179,7 +179,7 @@ def _unfit(value: Any) -> str | None:
     return f"a {type(value).__name__} is no value of a recipe; put it in quotes to give a text"
 
 
-def faults_of_kind(raw: Any, parsed: Any, where: str = "") -> list[str]:
+def faults_of_kind(raw: Any, parsed: Any, path: str = "") -> list[str]:
     """Return one phrase for each value of `raw` that was parsed as another kind, in `parsed`.
 
     Booleans are not numbers, numbers are not booleans, and whole numbers fit into 64 bits.
@@ -199,11 +199,11 @@ def faults_of_kind(raw: Any, parsed: Any, where: str = "") -> list[str]:
             fault = f"give true or false, not {raw}"
         elif isinstance(raw, int) and abs(raw) > LARGEST:
             fault = f"give a number of at most {LARGEST}, which fits into 64 bits"
-        return [f"{where}: {fault}"] if fault else []
+        return [f"{path}: {fault}"] if fault else []
     return [
         fault
-        for name, value, other in pairs
-        for fault in faults_of_kind(value, other, f"{where}.{name}" if where else name)
+        for name, value, parsed_value in pairs
+        for fault in faults_of_kind(value, parsed_value, f"{path}.{name}" if path else name)
     ]
 
 
@@ -234,19 +234,19 @@ def _check(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int]) -> i
     if isinstance(node, yaml.ScalarNode):
         # YAML 1.1 takes some numbers for others than a person reads: `010` for 8, `1:30` for 90,
         # `0o10` for a text.
-        text, where = node.value, f"on line {node.start_mark.line + 1}"
+        text, location = node.value, f"on line {node.start_mark.line + 1}"
         excerpt = text if len(text) <= _QUOTED_CHARS else f"{text[:_QUOTED_CHARS]}..."
         if node.tag in (_INTEGER, _FLOAT) and len(text) > MOST_DIGITS:
-            raise ConfigError(f"the number {where} has {len(text):,} digits")
+            raise ConfigError(f"the number {location} has {len(text):,} digits")
         if node.tag in (_INTEGER, _FLOAT) and ":" in text:
-            raise ConfigError(f"{excerpt} {where} is a number to base 60 in YAML; write it out, or put it in quotes")
+            raise ConfigError(f"{excerpt} {location} is a number to base 60 in YAML; write it out, or put it in quotes")
         if node.tag == _INTEGER and _OCTAL.fullmatch(text):
             raise ConfigError(
-                f"{excerpt} {where} is to base 8 in YAML; write it without the first 0, or put it in quotes"
+                f"{excerpt} {location} is to base 8 in YAML; write it without the first 0, or put it in quotes"
             )
         if node.tag == _TEXT and node.style is None and _OCTAL_OF_NEW.fullmatch(text):
             raise ConfigError(
-                f"{excerpt} {where} is a text in YAML 1.1; write the number to base 10, or put it in quotes"
+                f"{excerpt} {location} is a text in YAML 1.1; write the number to base 10, or put it in quotes"
             )
     sizes[id(node)] = 0
     parts: list[yaml.Node] = []
@@ -292,7 +292,7 @@ def load(path: Path, overrides: Sequence[str] = (), *, check: Check, workspace: 
     try:
         data = read_yaml(shipped.get(str(path), path).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        names = [other.name for other in path.parent.glob("*.y*ml")] if path.suffix else list(shipped)
+        names = [sibling.name for sibling in path.parent.glob("*.y*ml")] if path.suffix else list(shipped)
         suggestion = closest(path.name, names)
         raise ConfigError(
             f"recipe {placed(path)} does not exist{suggestion}; `agentr recipes` lists the shipped ones"

@@ -198,7 +198,11 @@ class Recipe:
             evaluation=_with(
                 self.evaluation,
                 world.evaluation,
-                sets={key: chosen for key, chosen in self.evaluation.sets.items() if chosen.environment == name},
+                sets={
+                    key: evaluation_set
+                    for key, evaluation_set in self.evaluation.sets.items()
+                    if evaluation_set.environment == name
+                },
             ),
         )
 
@@ -279,19 +283,23 @@ def field_values(recipe: Recipe) -> list[FieldValue]:
     return list(_field_values(recipe, shown(recipe), ""))
 
 
-def _field_values(section: Any, plain: dict[str, Any], where: str, usual: Any = None) -> Iterator[FieldValue]:
-    """Yield the fields of a section. `usual` is the same section of a recipe that says nothing of
-    it: where some defaults follow others, they are settled there.
+def _field_values(section: Any, plain: dict[str, Any], prefix: str, usual: Any = None) -> Iterator[FieldValue]:
+    """Yield the fields of a section, each with whether it is at its default.
+
+    Args:
+        prefix: what the names of fields begin with: the path of the section and a dot, or nothing.
+        usual: the same section of a recipe that leaves it out. It has the values of defaults that
+            depend on other fields.
     """
     for field in dataclasses.fields(section):
         if field.name not in plain:
             continue
-        part, value, name = getattr(section, field.name), plain[field.name], f"{where}{field.name}"
+        part, value, name = getattr(section, field.name), plain[field.name], f"{prefix}{field.name}"
         default = default_of(field) if usual is None else getattr(usual, field.name)
-        for key, member, its in _parts(part, value):
+        for key, member, plain_member in _parts(part, value):
             if dataclasses.is_dataclass(member):
                 same = default if isinstance(default, type(member)) else None
-                yield from _field_values(member, its, f"{name}.{key}." if key else f"{name}.", same)
+                yield from _field_values(member, plain_member, f"{name}.{key}." if key else f"{name}.", same)
             else:
                 yield FieldValue(name, value, part == default)
 
@@ -318,9 +326,9 @@ def _leave_out(section: Any, plain: dict[str, Any]) -> None:
     for name in absent(section):
         del plain[name]
     for name, value in plain.items():
-        for _, member, its in _parts(getattr(section, name), value):
+        for _, member, plain_member in _parts(getattr(section, name), value):
             if dataclasses.is_dataclass(member):
-                _leave_out(member, its)
+                _leave_out(member, plain_member)
 
 
 def replace(recipe: Recipe, **changes: Any) -> Recipe:
@@ -359,7 +367,7 @@ def sampling_sections(recipe: Recipe) -> dict[str, tuple[ModelRole, SamplingFiel
         "et_agent.flywheel.reflector": (recipe.asked_beside("reflector"), flywheel.reflector),
         "et_agent.flywheel.editor": (recipe.asked_beside("editor"), flywheel.editor),
         "evaluation": ("actor", evaluation),
-        **{f"evaluation.sets.{name}": ("actor", chosen) for name, chosen in evaluation.sets.items()},
+        **{f"evaluation.sets.{name}": ("actor", evaluation_set) for name, evaluation_set in evaluation.sets.items()},
     }
 
 
@@ -369,13 +377,13 @@ def served_sampling_faults(recipe: Recipe) -> list[str]:
     Backends transformers and vllm accept them all.
     """
     faults = []
-    for where, (role, section) in sampling_sections(recipe).items():
+    for path, (role, section) in sampling_sections(recipe).items():
         model = recipe.model_of(role)
         if model.backend != "openai":
             continue
         owner = f"models.{role}" if role != "actor" and role in recipe.own_models() else "model"
         faults += [
-            f"{where}.{name}: OpenAI's protocol does not know it; leave it out or, if the server has a field of this "
+            f"{path}.{name}: OpenAI's protocol does not know it; leave it out or, if the server has a field of this "
             f"name as vLLM does, name it in {owner}.server.sampling_fields"
             for name in section.beyond_protocol()
             if name not in model.server.sampling_fields
@@ -423,9 +431,9 @@ def faults_of_sections(recipe: Recipe) -> list[str]:
         # In any iteration, also in those by which a run may be continued.
         trained = {split for first in (1, *instances.from_iteration) for split in instances.of(first).training_splits}
         faults += [
-            f"evaluation.sets.{name}.split: {chosen.split!r} is the split that is trained on"
-            for name, chosen in world.evaluation.sets.items()
-            if chosen.split in trained
+            f"evaluation.sets.{name}.split: {evaluation_set.split!r} is the split that is trained on"
+            for name, evaluation_set in world.evaluation.sets.items()
+            if evaluation_set.split in trained
         ]
     if recipe.scale.runner == "local" and (recipe.scale.address or recipe.scale.workers):
         faults.append("scale.runner: address and workers belong to a cluster; name dask or ray")
@@ -480,24 +488,24 @@ def faults_of_choice(recipe: Recipe, *, goes_round: bool) -> list[str]:
     asking = {"promote": best, "grpo.eval_steps": recipe.grpo.eval_steps > 0}
     faults = recipe.evaluation.development_faults(readers=[field for field, asks in asking.items() if asks])
     faults += [
-        f"evaluation.sets.{name}.split: {chosen.split!r} is the split that is tested, and no development set"
+        f"evaluation.sets.{name}.split: {evaluation_set.split!r} is the split that is tested, and no development set"
         for world in recipe.worlds().values()
-        for name, chosen in world.evaluation.sets.items()
-        if name == recipe.evaluation.development and chosen.split == world.instances.test
+        for name, evaluation_set in world.evaluation.sets.items()
+        if name == recipe.evaluation.development and evaluation_set.split == world.instances.test
     ]
     return faults
 
 
 def _faults_of_worlds(recipe: Recipe) -> list[str]:
     faults = worlds_faults(recipe.environments)
-    for name, chosen in recipe.evaluation.sets.items():
-        where = f"evaluation.sets.{name}.environment"
-        if not recipe.environments and chosen.environment:
-            faults.append(f"{where}: belongs to a recipe of several environments; leave it out")
+    for name, evaluation_set in recipe.evaluation.sets.items():
+        path = f"evaluation.sets.{name}.environment"
+        if not recipe.environments and evaluation_set.environment:
+            faults.append(f"{path}: belongs to a recipe of several environments; leave it out")
         elif name in recipe.environments:
             faults.append(f"evaluation.sets.{name}: a world has this name; choose another")
-        elif recipe.environments and chosen.environment not in recipe.environments:
-            faults.append(f"{where}: say whose split it is, one of {', '.join(recipe.environments)}")
+        elif recipe.environments and evaluation_set.environment not in recipe.environments:
+            faults.append(f"{path}: say whose split it is, one of {', '.join(recipe.environments)}")
     if not recipe.environments:
         return faults
     faults += [
@@ -511,17 +519,19 @@ def _faults_of_worlds(recipe: Recipe) -> list[str]:
     return faults
 
 
-def unread_sections(recipe: Recipe, method: str, read: Collection[str]) -> list[str]:
+def unread_sections(recipe: Recipe, method: str, sections: Collection[str]) -> list[str]:
     """Return a sentence for each changed section that the recipe's method does not read."""
     plain = ADAPTER.validate_python({"name": recipe.name})
     unread = [
-        section for section in OPTIONAL if section not in read and getattr(recipe, section) != getattr(plain, section)
+        section
+        for section in OPTIONAL
+        if section not in sections and getattr(recipe, section) != getattr(plain, section)
     ]
     untouched = WorldConfig()
     unread += [
         f"environments.{name}.{field}"
         for name, world in recipe.environments.items()
         for field, section in (("search", "search"), ("explore", "eto"))
-        if section not in read and getattr(world, field) != getattr(untouched, field)
+        if section not in sections and getattr(world, field) != getattr(untouched, field)
     ]
     return [f"{section}: belongs to another method than {method}; leave it out" for section in unread]

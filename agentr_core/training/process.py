@@ -73,9 +73,9 @@ def read_zero(name: str) -> dict[str, Any]:
     files = [Path(name), *(folder / f"{name}.json" for folder in _FOLDERS)]
     file = next((file for file in files if file.is_file()), None)
     if file is None:
-        where = placed(Path(name)) if Path(name).suffix else name
+        path = placed(Path(name)) if Path(name).suffix else name
         raise ConfigError(
-            f"training.launch.deepspeed: there is no file {where}; name one, or choose {', '.join(names())}"
+            f"training.launch.deepspeed: there is no file {path}; name one, or choose {', '.join(names())}"
         )
     try:
         return read_json(file)

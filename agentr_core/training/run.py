@@ -298,8 +298,10 @@ def _rows(job: TrainingJob) -> Sequence[Any]:
     if faults := adapter_faults(job.model_dir, job.config):
         raise ConfigError("; ".join(faults))
     model_config = text_config(job.model_dir)
-    read = read_pairs if isinstance(job.objective, Preference) else read_rows
-    return read(job.dataset_file, vocabulary=model_config.vocab_size, context=model_config.max_position_embeddings)
+    read_dataset = read_pairs if isinstance(job.objective, Preference) else read_rows
+    return read_dataset(
+        job.dataset_file, vocabulary=model_config.vocab_size, context=model_config.max_position_embeddings
+    )
 
 
 def _manifest(job: TrainingJob, steps: Plan, history: Sequence[TrainingStep], ended_by: str) -> Manifest:

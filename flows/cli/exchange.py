@@ -102,7 +102,7 @@ def export(
         refuse_given("belongs to --format verl", "sources")
     from flows.commands.exporting import data_sources, export_folder
 
-    done = export_folder(
+    summary = export_folder(
         workspace,
         source,
         folder,
@@ -113,7 +113,7 @@ def export(
         push_to=push or "",
         licence=licence,
     )
-    click.echo(done)
+    click.echo(summary)
 
 
 @click.command("import")
@@ -186,7 +186,7 @@ def import_records(
     if use != "general":
         refuse_given("belongs to --as general", "tools")
 
-    done = import_file(
+    summary = import_file(
         source,
         target,
         use,
@@ -198,7 +198,7 @@ def import_records(
         tools=tools,
         say=lambda fault: click.echo(visible(fault), err=True),
     )
-    click.echo(done)
+    click.echo(summary)
 
 
 def _import_training(folder: Path, target: Path | None, workspace: Path, run: str | None) -> None:

@@ -148,26 +148,26 @@ def _refused(error: Exception) -> str:
     """Return what the machine refused, as a sentence; the empty string for an error of another
     kind.
     """
-    said = visible(" ".join(str(error).split()))
-    if isinstance(error, MemoryError) or any(words in said for words in _NO_MEMORY):
-        return f"memory ran out ({said or type(error).__name__}); free some, or raise the limit (`ulimit -v`)"
+    message = visible(" ".join(str(error).split()))
+    if isinstance(error, MemoryError) or any(words in message for words in _NO_MEMORY):
+        return f"memory ran out ({message or type(error).__name__}); free some, or raise the limit (`ulimit -v`)"
     if not isinstance(error, OSError):
         return ""
-    if _NO_PLACE in said:
-        return f"temporary files find no place ({said}); free some space, or set TMPDIR to a folder that has some"
+    if _NO_PLACE in message:
+        return f"temporary files find no place ({message}); free some space, or set TMPDIR to a folder that has some"
     if error.errno not in _ABOUT_THE_SYSTEM:
         return ""
     if error.errno in (errno.EMFILE, errno.ENFILE):
-        return f"too many files are open ({said}); raise the limit (`ulimit -n`)"
-    what = f"standard output: {error.strerror}" if _failed_to_print(error) else said
-    return f"{what}; free space or give access, and run the same command again"
+        return f"too many files are open ({message}); raise the limit (`ulimit -n`)"
+    problem = f"standard output: {error.strerror}" if _failed_to_print(error) else message
+    return f"{problem}; free space or give access, and run the same command again"
 
 
 def _failed_to_print(error: OSError) -> bool:
-    """Return whether an error came of printing. What was printed is then given up, or Python would
-    try again at its end, and complain.
+    """Return whether an error was raised while printing. If so, the buffered text is discarded: at
+    exit, Python would try to print it again, and complain.
     """
-    found = any(frame.f_code is click.echo.__code__ for frame, _ in walk_tb(error.__traceback__))
-    if found:
+    is_printing = any(frame.f_code is click.echo.__code__ for frame, _ in walk_tb(error.__traceback__))
+    if is_printing:
         sys.stdout = StringIO()
-    return found
+    return is_printing

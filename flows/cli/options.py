@@ -26,12 +26,12 @@ class IdPrefix(click.ParamType[str]):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the prefix; fail if it is too short."""
-        found = value.strip()
-        if not found:
+        prefix = value.strip()
+        if not prefix:
             self.fail(f"{value!r} names nothing; give an id, or the beginning of one", param, ctx)
-        if len(found) < self._least:
+        if len(prefix) < self._least:
             self.fail(f"{value!r} is too short; give at least {self._least} characters of the id", param, ctx)
-        return found
+        return prefix
 
 
 class CountOrAll(click.ParamType[int]):

@@ -215,8 +215,8 @@ def headroom(
     with importing():
         from flows.local import headroom_of
 
-    found = headroom_of(recipe, overrides, episodes=episodes, instances=instances, judged=judged, judges=judges)
-    click.echo(shown(found, form), nl=False)
+    result = headroom_of(recipe, overrides, episodes=episodes, instances=instances, judged=judged, judges=judges)
+    click.echo(shown(result, form), nl=False)
 
 
 @click.command("recipes")

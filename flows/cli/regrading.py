@@ -87,10 +87,18 @@ def regrade(
     """
     from flows.commands.regrading import regraded
 
-    given = {name: value for name, value in settings.items() if value is not None}
-    wanted = None if only is None else only == "evaluations"
+    grader_settings = {name: value for name, value in settings.items() if value is not None}
+    of_evaluations = None if only is None else only == "evaluations"
     text, faults = regraded(
-        workspace, run, grader, given, overrides, evaluations=wanted, iteration=iteration, examples=examples, form=form
+        workspace,
+        run,
+        grader,
+        grader_settings,
+        overrides,
+        evaluations=of_evaluations,
+        iteration=iteration,
+        examples=examples,
+        form=form,
     )
     click.echo(text, nl=False)
     if faults:

@@ -38,10 +38,10 @@ def store_check(workspace: Path) -> None:
     """
     from flows.commands.stores import faults
 
-    found = faults(workspace)
-    for line in found:
+    problems = faults(workspace)
+    for line in problems:
         click.echo(line)
-    if found:
+    if problems:
         sys.exit(1)
     click.echo(f"the store of {workspace} is sound")
 

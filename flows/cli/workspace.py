@@ -46,17 +46,17 @@ def report(
             raise click.UsageError("--leaderboard takes one RUN")
         click.echo(add_to_leaderboard(workspace, runs[0], leaderboard), nl=False)
         return
-    where = {} if viewer is None else {"viewer": viewer}
+    link_options = {} if viewer is None else {"viewer": viewer}
     if beside and len(runs) > 1:
         raise click.UsageError("--beside takes the further runs; give one RUN before it")
     if beside:
         click.echo(compare_worlds(workspace, runs[0], [name.strip() for name in beside.split(",")]))
         return
     if len(runs) > 1:
-        table, path = compare_runs(workspace, runs, **where)
+        table, path = compare_runs(workspace, runs, **link_options)
         click.echo(f"{table}\n{path}")
         return
-    for path in write_reports(workspace, runs[0], **where):
+    for path in write_reports(workspace, runs[0], **link_options):
         click.echo(path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 
 from agentr_core.environment import Environment
@@ -54,9 +55,11 @@ def scored(path: Path, overrides: Sequence[str], answers: Path, *, opening: int)
         Column(f"{answers.name} against it", "text"),
         Column("Episodes"),
     )
-    found = {answers.name: episodes, **dict(_of_run(recipe, {episode.instance for episode in episodes}))}
+    evaluations = {answers.name: episodes, **dict(_of_run(recipe, {episode.instance for episode in episodes}))}
     counts = recipe.evaluation.disaster_counts
-    rows = (_row(name, some, episodes if some is not episodes else (), counts) for name, some in found.items())
+    rows = (
+        _row(name, played, episodes if played is not episodes else (), counts) for name, played in evaluations.items()
+    )
     return table_text(Table(columns, tuple(rows)))
 
 
@@ -64,25 +67,25 @@ def _played(recipe: Recipe, answers: Path, opening: int) -> list[Episode]:
     env = make_environment(recipe)
     try:
         world = World(env.name, recipe.environment.name)
-        given = read_demonstrations(
+        by_instance = read_demonstrations(
             answers, world=world, split=recipe.instances.test, opening=opening, setting="--answers"
         )
         held_out = frozenset(env.instances(recipe.instances.test))
-        for one in (one for some in given.values() for one in some):
-            _check_held_out(one, held_out, recipe)
+        for demonstration in chain.from_iterable(by_instance.values()):
+            _check_held_out(demonstration, held_out, recipe)
         limit = recipe.evaluation.max_steps
         return [
             Episode(
                 trajectory_id="",
-                instance=one.instance,
+                instance=demonstration.instance,
                 repeat=number,
                 cut=0,
-                trajectory=_graded(env, played_live(env, one.instance, one.replies[:limit])),
-                depth=env.depth(one.instance),
-                origin=one.instance.key,
+                trajectory=_graded(env, played_live(env, demonstration.instance, demonstration.replies[:limit])),
+                depth=env.depth(demonstration.instance),
+                origin=demonstration.instance.key,
             )
-            for some in given.values()
-            for number, one in enumerate(some)
+            for group in by_instance.values()
+            for number, demonstration in enumerate(group)
         ]
     finally:
         env.close()
@@ -92,15 +95,15 @@ def _graded(env: Environment, trajectory: Trajectory) -> Trajectory:
     """Return an episode with the reward of its environment's grader. Raises `ConfigError` if a
     model would have to give it.
     """
-    found, _ = asyncio.run(graded(env, trajectory, no_helper, seed=0))
-    return found
+    result, _ = asyncio.run(graded(env, trajectory, no_helper, seed=0))
+    return result
 
 
-def _check_held_out(one: Demonstration, held_out: frozenset[Instance], recipe: Recipe) -> None:
-    if one.instance not in held_out:
+def _check_held_out(demonstration: Demonstration, held_out: frozenset[Instance], recipe: Recipe) -> None:
+    if demonstration.instance not in held_out:
         raise DataFileError(
-            f"{one.where}: {one.instance.key} is no instance of split {recipe.instances.test}, which the recipe holds "
-            "out; leave it out"
+            f"{demonstration.where}: {demonstration.instance.key} is no instance of split {recipe.instances.test}, "
+            "which the recipe holds out; leave it out"
         )
 
 
@@ -109,20 +112,22 @@ def _of_run(recipe: Recipe, instances: set[Instance]) -> Iterable[tuple[str, lis
     episodes of these.
     """
     store = open_store(Path(recipe.workspace))
-    for one in finished_evaluations(store, reference(recipe).run_id, after=-1):
-        if one.name == TEST:
-            episodes = [episode for episode in load_episodes(store, one.evaluation_id) if episode.instance in instances]
+    for evaluation in finished_evaluations(store, reference(recipe).run_id, after=-1):
+        if evaluation.name == TEST:
+            episodes = [
+                episode for episode in load_episodes(store, evaluation.evaluation_id) if episode.instance in instances
+            ]
             if {episode.instance for episode in episodes} == instances:
-                yield wording.iteration(one.iteration), episodes
+                yield wording.iteration(evaluation.iteration), episodes
 
 
 def _row(name: str, episodes: Sequence[Episode], answers: Sequence[Episode], disaster_counts: float) -> Row:
-    found = measure(episodes, disaster_counts=disaster_counts)
-    success = estimate(found["success"])
+    measures = measure(episodes, disaster_counts=disaster_counts)
+    success = estimate(measures["success"])
     against = wording.NOTHING
     if answers:
         difference = gain(answers, episodes)
-        sure = finite(difference)
-        against = wording.points(difference.mean) + (f" ({wording.points_interval(sure)})" if sure else "")
-    shown = (wording.percent(success.value), wording.interval(success), f"{found['reward'].mean:.3f}", against)
-    return Row((name, *shown, wording.count(len(episodes))))
+        interval = finite(difference)
+        against = wording.points(difference.mean) + (f" ({wording.points_interval(interval)})" if interval else "")
+    cells = (wording.percent(success.value), wording.interval(success), f"{measures['reward'].mean:.3f}", against)
+    return Row((name, *cells, wording.count(len(episodes))))

@@ -36,12 +36,12 @@ def machine() -> list[str]:
     the working directory.
     """
     server = vllm_environment()
-    made = sorted(server.glob("lib/python*/site-packages/vllm*-*.dist-info"))
+    infos = sorted(server.glob("lib/python*/site-packages/vllm*-*.dist-info"))
     room = shutil.disk_usage(Path.cwd())
     return [
         f"python: {platform.python_version()} in {sys.prefix}",
         *accelerators(),
-        f"vllm: {f'{made[0].name.removesuffix(_INFO)} in {server}' if made else f'none in {server}; {_MAKES_IT}'}",
+        f"vllm: {f'{infos[0].name.removesuffix(_INFO)} in {server}' if infos else f'none in {server}; {_MAKES_IT}'}",
         f"disk: {room.free / 2**30:,.1f} GiB free of {room.total / 2**30:,.1f} GiB at {Path.cwd()}",
     ]
 

@@ -92,7 +92,7 @@ def diagnose(
         raise ConfigError(f"{'options' if options else 'gold answers'} belong to one environment; name it")
     if name is not None and name not in registry.names():
         registry.checked(name, options)
-    return [_diagnose(each, options, count, gold) for each in ([name] if name else registry.names())]
+    return [_diagnose(env_name, options, count, gold) for env_name in ([name] if name else registry.names())]
 
 
 def described(name: str, options: Mapping[str, Any]) -> str:
@@ -118,7 +118,7 @@ def described(name: str, options: Mapping[str, Any]) -> str:
             *(f"  {split}: {counted(size, 'instance')}" for split, size in sizes.items()),
             "",
             "options",
-            *(f"  {one.name}{_default(one)}" for one in parameters),
+            *(f"  {parameter.name}{_default(parameter)}" for parameter in parameters),
             *(["  none"] if not parameters else []),
             "",
             *(["facts of an instance, which lists have as columns"] if facts else []),
@@ -154,12 +154,12 @@ def play(
             start = env.reset(instance_of(env, name, split, index))
         write(visible(f"{env.instruction}\n\n{start}\n"))
         reward = 0.0
-        while action := read().strip():
+        while line := read().strip():
             # Some worlds mark an action otherwise than with a label; there the action is typed with
             # its marks.
-            found = env.parse(f"Action: {action}") or env.parse(action)
+            action = env.parse(f"Action: {line}") or env.parse(line)
             with own_calls(env):
-                observation, reward, terminated, truncated, info = take_step(env, found)
+                observation, reward, terminated, truncated, info = take_step(env, action)
             write(visible(observation))
             if terminated or truncated:
                 write(f"The episode is over: reward {reward:g}, {'success' if info['success'] else 'no success'}.")
@@ -181,20 +181,22 @@ def examples(name: str, options: Mapping[str, Any], split: str, count: int, file
     env = named_environment(name, options)
     try:
         played = (expert_trajectory(env, instance) for instance in env.instances(split)[:_LOOKED_AT])
-        several = (one for one in played if one and one.success and len(one.steps) > 1)
-        won = sorted(islice(several, _CHOICE * count), key=lambda one: len(one.steps))
-        if len(won) < count:
+        multi_step = (
+            trajectory for trajectory in played if trajectory and trajectory.success and len(trajectory.steps) > 1
+        )
+        shortest = sorted(islice(multi_step, _CHOICE * count), key=lambda trajectory: len(trajectory.steps))
+        if len(shortest) < count:
             raise ConfigError(
-                f"the expert of {name} wins {len(won)} of the first {_LOOKED_AT} instances of split {split} in two "
-                f"steps or more, and {count} are wanted; lower --count, or write examples by hand"
+                f"the expert of {name} wins {len(shortest)} of the first {_LOOKED_AT} instances of split {split} in "
+                f"two steps or more, and {count} are wanted; lower --count, or write examples by hand"
             )
         records = [
-            {"id": one.instance.key, "conversations": _turns(_after_instruction(whole_episode(env, one)))}
-            for one in won[:count]
+            {"id": trajectory.instance.key, "conversations": _turns(_after_instruction(whole_episode(env, trajectory)))}
+            for trajectory in shortest[:count]
         ]
     finally:
         env.close()
-    write_text(file, "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in records))
+    write_text(file, "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
     return len(records)
 
 
@@ -235,25 +237,27 @@ def serve(
 
     env = named_environment(name, options)
     try:
-        chosen = splits or [split for split in env.splits() if len(env.instances(split)) <= MAX_SERVED]
-        instances = {split: env.instances(split) for split in chosen}
-        numbers = server.numbered(env, chosen) if protocol == "agentgym" else {}
+        split_names = splits or [split for split in env.splits() if len(env.instances(split)) <= MAX_SERVED]
+        instances = {split: env.instances(split) for split in split_names}
+        numbers = server.numbered(env, split_names) if protocol == "agentgym" else {}
         worlds.check_served(name, numbers)
     finally:
         env.close()
     prefix, size = "", sum(map(len, instances.values()))
     if protocol == "openenv":
-        made = app(lambda: named_environment(name, options), name, instances, idle_s=idle_s, limit=most)
+        application = app(lambda: named_environment(name, options), name, instances, idle_s=idle_s, limit=most)
     else:
         wire, size = WIRES.get(name, WIRES["textcraft"]), len(numbers)
-        made = server.app(lambda: named_environment(name, options), wire, numbers, idle_s=idle_s, limit=most)
+        application = server.app(lambda: named_environment(name, options), wire, numbers, idle_s=idle_s, limit=most)
         prefix = wire.prefix
     http_server.serve(
-        made,
+        application,
         host=host,
         port=port,
         sockets=protocol == "openenv",
-        listening=lambda where: say(f"{name} is served at {where}{prefix}: {size} instances of {', '.join(chosen)}"),
+        listening=lambda address: say(
+            f"{name} is served at {address}{prefix}: {size} instances of {', '.join(split_names)}"
+        ),
     )
 
 
@@ -269,7 +273,7 @@ def serve_gateway(*, host: str, port: int, say: Callable[[str], Any]) -> None:
     from agentr_core.environments.gateway.server import app
 
     token, describe = _gateway_key(host)
-    http_server.serve(app(token), host=host, port=port, listening=lambda where: say(describe(where)))
+    http_server.serve(app(token), host=host, port=port, listening=lambda address: say(describe(address)))
 
 
 def run_agents(
@@ -314,10 +318,10 @@ def run_agents(
     token, describe = _gateway_key(host)
     # A command that cannot be started is told before a run finds the gateway.
     Launcher(launch, url="", token="", say=say)
-    with http_server.serving(app(token), host=host, port=port) as where:
-        say(describe(where))
-        here = where.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
-        return asyncio.run(_until_signal(Launcher(launch, url=here, token=token or "", say=say)))
+    with http_server.serving(app(token), host=host, port=port) as address:
+        say(describe(address))
+        local_url = address.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+        return asyncio.run(_until_signal(Launcher(launch, url=local_url, token=token or "", say=say)))
 
 
 async def _until_signal(launcher: Launcher) -> signal.Signals | None:
@@ -329,9 +333,9 @@ async def _until_signal(launcher: Launcher) -> signal.Signals | None:
 
     def end(number: signal.Signals) -> None:
         received.append(number)
-        for other in numbers:
-            loop.remove_signal_handler(other)
-            signal.signal(other, signal.SIG_DFL)
+        for handled in numbers:
+            loop.remove_signal_handler(handled)
+            signal.signal(handled, signal.SIG_DFL)
         running.cancel()
 
     for number in numbers:
@@ -354,7 +358,7 @@ def _gateway_key(host: str) -> tuple[str | None, Callable[[str], str]]:
     key = ", with the token as API key" if token else ""
     return (
         token,
-        lambda where: f"agents take episodes at {where}/episodes{key}; runs need AGENTR_GATEWAY={where}{secret}",
+        lambda address: f"agents take episodes at {address}/episodes{key}; runs need AGENTR_GATEWAY={address}{secret}",
     )
 
 
@@ -403,8 +407,8 @@ def _diagnose(name: str, options: Mapping[str, Any], count: int | None, gold: Pa
         return diagnosis | {"status": "broken", "detail": cause(error)}
     sizes = Counter(instance.split for instance in played)
     counts = " and ".join(f"{size:,} of {split}" for split, size in sizes.items())
-    where = f" on {counts}" if gold or count is not None else ""
-    detail = "; ".join(_told(violations)) or f"keeps the contract{where}{_COMPARED[promises[0]]}"
+    scope = f" on {counts}" if gold or count is not None else ""
+    detail = "; ".join(_told(violations)) or f"keeps the contract{scope}{_COMPARED[promises[0]]}"
     return diagnosis | {
         "ok": not violations,
         "status": "broken" if violations else "ok",

@@ -29,16 +29,16 @@ First error: the same step of an episode is the first bad one, or none is.
 """
 
 
-def shown(found: Found, form: str) -> str:
+def shown(headroom: Found, form: str) -> str:
     """Return what was found as text for a terminal, or as JSON (`form` is `table` or `json`)."""
     if form == "json":
-        return json.dumps(_plain(found), indent=2) + "\n"
-    judges = [_judges(found)] if found.judges else []
-    return "\n".join([_scores(found), _contrast(found), _forecasts(found), *judges, _verdicts(found)])
+        return json.dumps(_plain(headroom), indent=2) + "\n"
+    judges = [_judges(headroom)] if headroom.judges else []
+    return "\n".join([_scores(headroom), _contrast(headroom), _forecasts(headroom), *judges, _verdicts(headroom)])
 
 
-def _scores(found: Found) -> str:
-    ks = _shown_ks(found)
+def _scores(headroom: Found) -> str:
+    ks = _shown_ks(headroom)
     columns = (
         Column("Instances", "text"),
         Column("Depth"),
@@ -48,7 +48,7 @@ def _scores(found: Found) -> str:
     )
     rows = []
     for name, title in _SETS.items():
-        sampled, greedy = found.measures[name], found.measures[name + GREEDY]
+        sampled, greedy = headroom.measures[name], headroom.measures[name + GREEDY]
         of_greedy = dict(of_depths(greedy))
         classes = [
             (str(depth), of_greedy.get(depth, {}), part) for depth, part in of_depths(sampled) if "pass@1" in part
@@ -60,7 +60,7 @@ def _scores(found: Found) -> str:
     return f"Success, with 95% intervals\n{table_text(Table(columns, tuple(rows)))}"
 
 
-def _contrast(found: Found) -> str:
+def _contrast(headroom: Found) -> str:
     columns = (
         Column("Instances", "text"),
         Column("Number"),
@@ -70,23 +70,30 @@ def _contrast(found: Found) -> str:
     )
     rows = []
     for name, title in _SETS.items():
-        kinds = [_of_kind(found.measures[name], kind) for kind in ("always", "mixed", "never")]
+        kinds = [_of_kind(headroom.measures[name], kind) for kind in ("always", "mixed", "never")]
         rows.append(Row((title, wording.count(kinds[0].n if kinds[0] else 0), *map(_share, kinds))))
-    return f"Instances by what their {found.episodes} episodes show\n{table_text(Table(columns, tuple(rows)))}"
+    return f"Instances by what their {headroom.episodes} episodes show\n{table_text(Table(columns, tuple(rows)))}"
 
 
-def _forecasts(found: Found) -> str:
+def _forecasts(headroom: Found) -> str:
     columns = (Column("Method", "text"), Column("Would make", "text"), Column("Number"), Column("95% interval"))
     rows = [
-        Row((prospect.method, one.name.replace("_", " "), f"{one.expected.mean:.0f}", _range(one.expected)))
-        for prospect in found.prospects
-        for one in prospect.forecasts
+        Row(
+            (
+                prospect.method,
+                forecast.name.replace("_", " "),
+                f"{forecast.expected.mean:.0f}",
+                _range(forecast.expected),
+            )
+        )
+        for prospect in headroom.prospects
+        for forecast in prospect.forecasts
     ]
-    head = f"What an iteration on {wording.count(found.instances)} training instances would make"
+    head = f"What an iteration on {wording.count(headroom.instances)} training instances would make"
     return f"{head}\n{table_text(Table(columns, tuple(rows)))}{_HOW}"
 
 
-def _judges(found: Found) -> str:
+def _judges(headroom: Found) -> str:
     """Return what each judge's verdicts are worth, as far as the world can tell."""
     shares = {
         "Read %": "read",
@@ -95,15 +102,15 @@ def _judges(found: Found) -> str:
         "Bad: seen %": "bad_is_seen",
         "First error %": "first_error",
     }
-    known = {title: name for title, name in shares.items() if any(getattr(one, name).n for one in found.judges)}
-    columns = (Column("Judge", "text"), Column("Votes"), *map(Column, known))
+    fields = {title: name for title, name in shares.items() if any(getattr(judge, name).n for judge in headroom.judges)}
+    columns = (Column("Judge", "text"), Column("Votes"), *map(Column, fields))
     rows = [
-        Row((one.name, wording.count(one.votes), *(_shown(name, getattr(one, name)) for name in known.values())))
-        for one in found.judges
+        Row((judge.name, wording.count(judge.votes), *(_shown(name, getattr(judge, name)) for name in fields.values())))
+        for judge in headroom.judges
     ]
-    first = found.judges[0]
+    first = headroom.judges[0]
     head = f"Who can judge: {wording.count(first.steps)} steps of {wording.count(first.episodes)} lost episodes"
-    note = _BY_THE_ORACLE if "Right %" in known else "This world has no oracle to compare them with.\n"
+    note = _BY_THE_ORACLE if "Right %" in fields else "This world has no oracle to compare them with.\n"
     return f"{head}\n{table_text(Table(columns, tuple(rows)))}{note}"
 
 
@@ -113,28 +120,31 @@ def _shown(name: str, estimate: Estimate) -> str:
     return _share(estimate) if name == "right" else wording.percent(estimate.mean)
 
 
-def _verdicts(found: Found) -> str:
+def _verdicts(headroom: Found) -> str:
     lines = [
-        f"{prospect.method:<8}  {'yes' if prospect.learns else 'no'}: {prospect.reason}" for prospect in found.prospects
+        f"{prospect.method:<8}  {'yes' if prospect.learns else 'no'}: {prospect.reason}"
+        for prospect in headroom.prospects
     ]
-    return "\n".join(["Who can learn from it", *lines, _gap(found)]) + "\n"
+    return "\n".join(["Who can learn from it", *lines, _gap(headroom)]) + "\n"
 
 
-def _gap(found: Found) -> str:
+def _gap(headroom: Found) -> str:
     """Return a line on what sampling finds beyond what the greedy policy does already."""
-    sampled, greedy = found.measures[TRAIN], found.measures[TRAIN + GREEDY]
-    most = _shown_ks(found)[-1]
+    sampled, greedy = headroom.measures[TRAIN], headroom.measures[TRAIN + GREEDY]
+    most = _shown_ks(headroom)[-1]
     number = wording.count(sampled["pass@1"].n)
     best, now = sampled[f"pass@{most}"].mean, greedy["success"].mean if greedy else math.nan
-    said = f"pass@{most} is {wording.percent(best)}% and greedy {wording.percent(now)}% on {number} training instances"
+    comparison = (
+        f"pass@{most} is {wording.percent(best)}% and greedy {wording.percent(now)}% on {number} training instances"
+    )
     if best > now:
-        return f"{said}: {wording.points(best - now)} points are within reach of sampling"
-    return f"{said}: no headroom, sampling finds nothing that the model does not do already"
+        return f"{comparison}: {wording.points(best - now)} points are within reach of sampling"
+    return f"{comparison}: no headroom, sampling finds nothing that the model does not do already"
 
 
-def _shown_ks(found: Found) -> list[int]:
+def _shown_ks(headroom: Found) -> list[int]:
     """Return 1, 8, 64 as far as they were measured, and the largest k."""
-    measured = ks_of_pass(found.measures[TRAIN])
+    measured = ks_of_pass(headroom.measures[TRAIN])
     return [k for k in measured if k in (1, 8, 64) or k == measured[-1]]
 
 
@@ -155,29 +165,29 @@ def _range(estimate: Estimate) -> str:
     return wording.NOTHING if math.isnan(estimate.low) else f"{estimate.low:.0f}{wording.TO}{estimate.high:.0f}"
 
 
-def _plain(found: Found) -> dict[str, Any]:
+def _plain(headroom: Found) -> dict[str, Any]:
     def estimates(measures: Measures) -> Iterator[tuple[str, Any]]:
         yield from ((name, _numbers(estimate)) for name, estimate in measures.items())
 
     return {
-        "instances": found.instances,
-        "episodes": found.episodes,
-        "measures": {name: dict(estimates(measures)) for name, measures in found.measures.items()},
+        "instances": headroom.instances,
+        "episodes": headroom.episodes,
+        "measures": {name: dict(estimates(measures)) for name, measures in headroom.measures.items()},
         "prospects": [
             {
                 "method": prospect.method,
                 "learns": prospect.learns,
                 "reason": prospect.reason,
-                "forecasts": {one.name: _numbers(one.expected) for one in prospect.forecasts},
+                "forecasts": {forecast.name: _numbers(forecast.expected) for forecast in prospect.forecasts},
             }
-            for prospect in found.prospects
+            for prospect in headroom.prospects
         ],
         "judges": [
             {
                 field.name: _numbers(value) if isinstance(value := getattr(judge, field.name), Estimate) else value
                 for field in dataclasses.fields(judge)
             }
-            for judge in found.judges
+            for judge in headroom.judges
         ],
     }
 

@@ -28,47 +28,49 @@ def traced(workspace: Path, prefix: str, form: str) -> str:
     Raises `ConfigError` if there is none or several, and `StoreError` if there is no store.
     """
     store = open_store(workspace, must_exist=True)
-    found = entities_beginning(store, prefix, limit=_SHOWN + 1)
-    if len(found) != 1:
-        which = ", ".join([*(f"{one.kind} {one.key}" for one in found[:_SHOWN]), *(["..."] if found[_SHOWN:] else [])])
-        if not found and (runs := runs_beginning(store, prefix)):
+    entities = entities_beginning(store, prefix, limit=_SHOWN + 1)
+    if len(entities) != 1:
+        which = ", ".join(
+            [*(f"{entity.kind} {entity.key}" for entity in entities[:_SHOWN]), *(["..."] if entities[_SHOWN:] else [])]
+        )
+        if not entities and (runs := runs_beginning(store, prefix)):
             raise ConfigError(
                 f"{runs[0]} is a run; trace something that it made, such as a checkpoint: "
                 f"`agentr sql --example ancestors -w {workspace}` lists them"
             )
         tree, mark, _ = prefix.partition("#")
-        if mark and not found and (nodes := nodes_of_tree(store, tree)):
+        if mark and not entities and (nodes := nodes_of_tree(store, tree)):
             raise ConfigError(
                 f"tree {tree} in {workspace} has {counted(nodes, 'node')}; give a number from 0 to {nodes - 1}"
             )
-        count = f"more than {_SHOWN}" if found[_SHOWN:] else len(found) or "no"
+        count = f"more than {_SHOWN}" if entities[_SHOWN:] else len(entities) or "no"
         raise ConfigError(
             f"{count} ids in {workspace} begin with {prefix!r}{f': {which}' if which else ''}; give "
             "that of one checkpoint, dataset, sample, pair, preference, tree, trajectory or evaluation, or TREE#NUMBER"
         )
-    lines = ancestry(store, found[0].key, found[0].kind)
+    lines = ancestry(store, entities[0].key, entities[0].kind)
     if form == "json":
         return json.dumps([dataclasses.asdict(line) for line in lines], indent=2) + "\n"
-    text = _text_of(store, found[0].key) if found[0].kind == "trajectory" else ""
+    text = _text_of(store, entities[0].key) if entities[0].kind == "trajectory" else ""
     return "".join(f"{line_of(line)}\n" for line in lines) + text
 
 
 def _text_of(store: Store, key: str) -> str:
     """Return what was said in a trajectory, turn by turn."""
-    (told,) = load_trajectories(store, [key]).values()
-    turns = [("first observation", told.first_observation)]
-    for number, step in enumerate(told.steps):
+    (trajectory,) = load_trajectories(store, [key]).values()
+    turns = [("first observation", trajectory.first_observation)]
+    for number, step in enumerate(trajectory.steps):
         turns += [(f"reply {number}", step.reply), (f"observation {number}", step.observation)]
-    read = ((name, "\n".join(readable_turns(text))) for name, text in turns if text)
-    return "".join(f"\n[{name}]\n{visible(text)}\n" for name, text in read)
+    texts = ((name, "\n".join(readable_turns(text))) for name, text in turns if text)
+    return "".join(f"\n[{name}]\n{visible(text)}\n" for name, text in texts)
 
 
-def line_of(one: Ancestor, *, hidden: Collection[str] = ()) -> str:
+def line_of(ancestor: Ancestor, *, hidden: Collection[str] = ()) -> str:
     """Return one line of an ancestry, without the facts whose names are hidden."""
-    known = {name: fact for name, fact in one.facts.items() if name not in hidden}
-    facts = "see above" if one.seen else "  ".join(f"{name} {_shown(fact)}" for name, fact in known.items())
-    relation = f"{one.relation}: " if one.relation else ""
-    return f"{'  ' * one.depth}{relation}{one.entity.kind} {one.entity.key}  {facts}".rstrip()
+    facts = {name: fact for name, fact in ancestor.facts.items() if name not in hidden}
+    text = "see above" if ancestor.seen else "  ".join(f"{name} {_shown(fact)}" for name, fact in facts.items())
+    relation = f"{ancestor.relation}: " if ancestor.relation else ""
+    return f"{'  ' * ancestor.depth}{relation}{ancestor.entity.kind} {ancestor.entity.key}  {text}".rstrip()
 
 
 def _shown(fact: Any) -> str:

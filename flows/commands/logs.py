@@ -62,34 +62,38 @@ def export_logs(workspace: Path, prefix: str, folder: Path, *, iteration: int | 
     heads, waiting = _chosen(store, workspace, prefix, iteration)
     place = quiet_workplace(RunRef(workspace=str(workspace), run_id=heads[0].run_id))
     evaluations = [_evaluation(place, head) for head in heads]
-    told = [*notes(evaluations), *waiting]
+    remarks = [*notes(evaluations), *waiting]
     with new_folder(folder) as draft:
         files = sorted(write_log(evaluation, draft) for evaluation in evaluations)
-        lines = [f"# {heads[0].recipe}", _READ_WITH, *(f"**Note**: {note}." for note in told)]
+        lines = [f"# {heads[0].recipe}", _READ_WITH, *(f"**Note**: {note}." for note in remarks)]
         (draft / "README.md").write_text("\n\n".join(lines) + "\n", encoding="utf-8")
     episodes = sum(len(evaluation.episodes) for evaluation in evaluations)
-    done = f"{counted(episodes, 'episode')} of {counted(len(files), 'evaluation')} of run {heads[0].run_id} in {folder}"
-    return "\n".join([f"{done}:", *(f"  {file}" for file in files), *told])
+    summary = (
+        f"{counted(episodes, 'episode')} of {counted(len(files), 'evaluation')} of run {heads[0].run_id} in {folder}"
+    )
+    return "\n".join([f"{summary}:", *(f"  {file}" for file in files), *remarks])
 
 
 def _chosen(
     store: Store, workspace: Path, prefix: str, iteration: int | None
 ) -> tuple[list[EvaluationHead], list[str]]:
     """Return the finished evaluations that are meant, and a sentence about those left out."""
-    found = evaluations_beginning(store, prefix)
-    runs = {head.run_id for head in found}
+    heads = evaluations_beginning(store, prefix)
+    runs = {head.run_id for head in heads}
     if len(runs) != 1:
         raise ConfigError(
             f"{prefix!r} begins the id of {'more than one' if runs else 'no'} run in {workspace} that has an "
             f"evaluation, or of its iteration or evaluation; `agentr runs -w {workspace}` lists all runs"
         )
-    wanted = [head for head in found if iteration in (None, head.iteration)]
-    finished = [head for head in wanted if head.finished]
+    candidates = [head for head in heads if iteration in (None, head.iteration)]
+    finished = [head for head in candidates if head.finished]
     if not finished:
-        known = ", ".join(map(str, sorted({head.iteration for head in found if head.finished}))) or "none yet"
+        iterations = ", ".join(map(str, sorted({head.iteration for head in heads if head.finished}))) or "none yet"
         which = "" if iteration is None else f" of iteration {iteration}"
-        raise ConfigError(f"run {found[0].run_id} has no finished evaluation{which}; finished are iterations: {known}")
-    left_out = ", ".join(f"{head.name} of iteration {head.iteration}" for head in wanted if not head.finished)
+        raise ConfigError(
+            f"run {heads[0].run_id} has no finished evaluation{which}; finished are iterations: {iterations}"
+        )
+    left_out = ", ".join(f"{head.name} of iteration {head.iteration}" for head in candidates if not head.finished)
     return finished, [f"left out, since it is not finished: {left_out}"] if left_out else []
 
 
@@ -99,8 +103,8 @@ def _evaluation(place: Workplace, head: EvaluationHead) -> LoggedEvaluation:
     sampling = drawn.sampling(temperature=drawn.temperature, max_new_tokens=config.max_new_tokens)
     measures = load_measures(place.store, head.evaluation_id)
     episodes = _episodes(place, head)
-    again = sorted({name for one in episodes for name in one.scores} - set(_SCORES))
-    means = {name: [one.scores[name] for one in episodes if name in one.scores] for name in again}
+    other_scores = sorted({name for episode in episodes for name in episode.scores} - set(_SCORES))
+    means = {name: [episode.scores[name] for episode in episodes if name in episode.scores] for name in other_scores}
     max_steps = config.revision_test.max_steps if head.name == REVISION else config.max_steps
     limits = {
         StopReason.STEP_LIMIT: max_steps,
@@ -135,93 +139,95 @@ def _evaluation(place: Workplace, head: EvaluationHead) -> LoggedEvaluation:
     )
 
 
-def _measured(one: Estimate) -> tuple[float, float | None, float | None, int]:
+def _measured(estimate: Estimate) -> tuple[float, float | None, float | None, int]:
     """Return a mean, its interval, if it has one, and its number; JSON has no NaN."""
-    low, high = (bound if math.isfinite(bound) else None for bound in (one.low, one.high))
-    return one.mean, low, high, one.n
+    low, high = (bound if math.isfinite(bound) else None for bound in (estimate.low, estimate.high))
+    return estimate.mean, low, high, estimate.n
 
 
 def _episodes(place: Workplace, head: EvaluationHead) -> list[LoggedEpisode]:
     facts = episode_facts(place.store, head.evaluation_id)
-    why = reasons_lost(place.store, head.evaluation_id)
+    reasons = reasons_lost(place.store, head.evaluation_id)
     counts = place.recipe.evaluation.disaster_counts
-    stored = load_episodes(place.store, head.evaluation_id)
+    episodes = load_episodes(place.store, head.evaluation_id)
     with place.worlds() as worlds:
-        played = [_episode(worlds.of(one.instance), one, facts[one.trajectory_id], counts) for one in stored]
+        logged = [
+            _episode(worlds.of(episode.instance), episode, facts[episode.trajectory_id], counts) for episode in episodes
+        ]
     for scoring in scorings_of(place.store, place.run_id):
         name = f"{scoring.grader}-{scoring.scoring_id[:8]}"
-        regrades = load_regrades(place.store, scoring.scoring_id, [one.trajectory_id for one in stored])
-        for number, one in enumerate(stored):
-            grade = regrades.get(one.trajectory_id)
+        regrades = load_regrades(place.store, scoring.scoring_id, [episode.trajectory_id for episode in episodes])
+        for number, episode in enumerate(episodes):
+            grade = regrades.get(episode.trajectory_id)
             if grade is not None and grade.reward is not None and grade.success is not None:
-                again = {f"{name}-success": float(grade.success), f"{name}-reward": grade.reward}
-                played[number] = replace(played[number], scores={**played[number].scores, **again})
+                new_scores = {f"{name}-success": float(grade.success), f"{name}-reward": grade.reward}
+                logged[number] = replace(logged[number], scores={**logged[number].scores, **new_scores})
     zero = dict.fromkeys(_SCORES, 0.0) if place.recipe.errors.count_as == "zero" else {}
     lost = [
         LoggedEpisode(
-            key=_key(one),
-            number=one.repeat + 1,
-            trajectory=one.trajectory,
+            key=_key(episode),
+            number=episode.repeat + 1,
+            trajectory=episode.trajectory,
             scores=zero,
-            error=why.get(one.instance.episode(one.repeat, one.cut)) or "it failed for good",
-            facts=_facts(one),
+            error=reasons.get(episode.instance.episode(episode.repeat, episode.cut)) or "it failed for good",
+            facts=_facts(episode),
         )
-        for one in lost_episodes(place, head.evaluation_id)
+        for episode in lost_episodes(place, head.evaluation_id)
     ]
-    return [*played, *lost]
+    return [*logged, *lost]
 
 
-def _episode(env: Environment, one: Episode, facts: EpisodeFacts, disaster_counts: float) -> LoggedEpisode:
-    played = one.trajectory
-    messages = _conversation(env, played)
+def _episode(env: Environment, episode: Episode, facts: EpisodeFacts, disaster_counts: float) -> LoggedEpisode:
+    trajectory = episode.trajectory
+    messages = _conversation(env, trajectory)
     seconds = (facts.sampling_seconds, facts.environment_seconds)
     return LoggedEpisode(
-        key=_key(one),
-        number=one.repeat + 1,
-        trajectory=played,
+        key=_key(episode),
+        number=episode.repeat + 1,
+        trajectory=trajectory,
         messages=messages,
         opening=len(opening(messages)),
-        target=env.problem(one.instance).golds if isinstance(env, ReasoningWorld) else (),
+        target=env.problem(episode.instance).golds if isinstance(env, ReasoningWorld) else (),
         scores={
-            "success": float(played.success),
-            "reward": disaster_counts if played.stop == StopReason.DISASTER else played.reward,
+            "success": float(trajectory.success),
+            "reward": disaster_counts if trajectory.stop == StopReason.DISASTER else trajectory.reward,
         },
         explanation=facts.grade or "",
         prompt_tokens=facts.prompt_tokens,
         completion_tokens=facts.completion_tokens,
         seconds=None if None in seconds else sum(filter(None, seconds)),
         facts={
-            **_facts(one),
-            "trajectory_id": one.trajectory_id,
+            **_facts(episode),
+            "trajectory_id": episode.trajectory_id,
             **{name: value for name, value in facts._asdict().items() if name != "grade"},
-            "dropped": max((step.dropped for step in played.steps), default=0),
+            "dropped": max((step.dropped for step in trajectory.steps), default=0),
         },
     )
 
 
-def _conversation(env: Environment, played: Trajectory) -> tuple[Message, ...]:
+def _conversation(env: Environment, trajectory: Trajectory) -> tuple[Message, ...]:
     """Return the conversation of an episode up to the last observation; several stand one after the
     other.
     """
     kind = transcript_of(env)
     if isinstance(kind, Dividing):
-        return tuple(message for part in conversations(env, played) for message in part.messages)
-    return kind.prompt(env, played.first_observation, played.steps)
+        return tuple(message for part in conversations(env, trajectory) for message in part.messages)
+    return kind.prompt(env, trajectory.first_observation, trajectory.steps)
 
 
-def _key(one: Episode) -> str:
+def _key(episode: Episode) -> str:
     """Return the id of an episode's sample: in a revision test each beginning is a sample of its
     own.
     """
-    return f"{one.instance.key}@{one.cut}" if one.cut else one.instance.key
+    return f"{episode.instance.key}@{episode.cut}" if episode.cut else episode.instance.key
 
 
-def _facts(one: Episode) -> Mapping[str, Any]:
+def _facts(episode: Episode) -> Mapping[str, Any]:
     return {
-        "instance_id": one.instance.key,
-        **asdict(one.instance),
-        "depth": one.depth,
-        "origin": one.origin,
-        "repeat": one.repeat,
-        "cut": one.cut,
+        "instance_id": episode.instance.key,
+        **asdict(episode.instance),
+        "depth": episode.depth,
+        "origin": episode.origin,
+        "repeat": episode.repeat,
+        "cut": episode.cut,
     }

@@ -64,15 +64,15 @@ def needs(
         earlier: what the workspace knows of this machine's speed.
     """
     lines = [*_of_tokens(recipe, counts, earlier), ""]
-    here = machine.memory() if gpu is None else None
-    if here is not None and not here.gpu:
-        return [*lines, *_of_main_memory(recipe, shapes, here, longest)]
-    if here is None:
+    memory = machine.memory() if gpu is None else None
+    if memory is not None and not memory.gpu:
+        return [*lines, *_of_main_memory(recipe, shapes, memory, longest)]
+    if memory is None:
         most, free = gpu or 0.0, gpu or 0.0
         lines.append(f"memory, estimated, of a GPU of {_size(most)}")
     else:
-        most, free = here.total, here.free
-        lines.append(f"memory, estimated, of {here.gpu}, {_size(most)}, {_size(free)} free now (another: --gpu-gib)")
+        most, free = memory.total, memory.free
+        lines.append(f"memory, estimated, of {memory.gpu}, {_size(most)}, {_size(free)} free now (another: --gpu-gib)")
     for role, shape in shapes.items():
         model = recipe.own_models()[role]
         lines += _of_sampling(role, model, shape, most if model.backend == "vllm" else free)
@@ -88,20 +88,22 @@ def _of_tokens(recipe: Recipe, counts: Mapping[str, WorldCounts], earlier: Earli
     rows: list[tuple[str, int, int, int]] = []
     sources: list[str] = []
     for name, world in recipe.worlds().items():
-        own = counts[name]
-        where = f"{name}, " if recipe.environments else ""
-        sampled = method_of(world).sampled(world, own.train, own.test)
-        for one in estimates.tokens(world, sampled, own.test, own.states, lengths=own.lengths):
-            helper = "" if one.role == "actor" else f" ({one.role})"
-            rows.append((f"{where}{one.stage}{helper}", one.replies, one.tokens, one.likely))
-        if own.lengths:
+        world_counts = counts[name]
+        prefix = f"{name}, " if recipe.environments else ""
+        sampled = method_of(world).sampled(world, world_counts.train, world_counts.test)
+        for estimate in estimates.tokens(
+            world, sampled, world_counts.test, world_counts.states, lengths=world_counts.lengths
+        ):
+            helper = "" if estimate.role == "actor" else f" ({estimate.role})"
+            rows.append((f"{prefix}{estimate.stage}{helper}", estimate.replies, estimate.tokens, estimate.likely))
+        if world_counts.lengths:
             sources.append(
-                f"  likely{f' in {name}' if recipe.environments else ''}: {own.lengths.source}, of "
-                f"{own.lengths.replies:.1f} replies of {own.lengths.tokens:.0f} tokens"
+                f"  likely{f' in {name}' if recipe.environments else ''}: {world_counts.lengths.source}, of "
+                f"{world_counts.lengths.replies:.1f} replies of {world_counts.lengths.tokens:.0f} tokens"
             )
     rows.append(("together", sum(row[1] for row in rows), sum(row[2] for row in rows), sum(row[3] for row in rows)))
     head = f"{'each iteration samples':<30}{'replies at most':>16}{'tokens at most':>16}{'likely':>16}"
-    told = [
+    table = [
         f"  {name:<28}{replies:>16,}{most:>16,}{f'{likely:,}' if likely else '?':>16}"
         for name, replies, most, likely in rows
     ]
@@ -114,52 +116,55 @@ def _of_tokens(recipe: Recipe, counts: Mapping[str, WorldCounts], earlier: Earli
         time = f"{sampling} to sample at this model's {earlier.tokens_per_second:,.0f} tokens/s here, and training"
     else:
         time = "not known before a run of this recipe or model in this workspace"
-    return [head, *told, *(sources or [unknown]), f"  time: {time}"]
+    return [head, *table, *(sources or [unknown]), f"  time: {time}"]
 
 
 def _of_main_memory(
-    recipe: Recipe, shapes: Mapping[ModelRole, estimates.Shape], here: machine.Memory, longest: int
+    recipe: Recipe, shapes: Mapping[ModelRole, estimates.Shape], memory: machine.Memory, longest: int
 ) -> list[str]:
     """Return the main memory that a run needs here, stage by stage, and whether there is as
     much.
     """
-    lines = [f"memory, estimated; here are {_size(here.total)} without a GPU, {_size(here.free)} free now"]
-    wanted: dict[str, float] = {}
+    lines = [f"memory, estimated; here are {_size(memory.total)} without a GPU, {_size(memory.free)} free now"]
+    peaks: dict[str, float] = {}
     for role, shape in shapes.items():
         model = recipe.own_models()[role]
         if model.backend == "vllm":
             need = estimates.sampling(shape, model)
-            all_ = model.vllm.replicas * (need.weights + model.vllm.kv_cache_gib * GIB + GIB)
-            lines.append(f"  {role}, vllm: {_size(all_)}")
+            total = model.vllm.replicas * (need.weights + model.vllm.kv_cache_gib * GIB + GIB)
+            lines.append(f"  {role}, vllm: {_size(total)}")
         else:
             workers = worker_count(model)
             context = model.context_length or shape.context_length
-            one = estimates.process_sampling(shape, model, workers, min(context, longest))
-            all_ = workers * one.total
-            lines += _of_process(f"{role}, {model.backend}: {shape.parameters:,} parameters,", one, workers)
-        wanted[role] = all_
+            process = estimates.process_sampling(shape, model, workers, min(context, longest))
+            total = workers * process.total
+            lines += _of_process(f"{role}, {model.backend}: {shape.parameters:,} parameters,", process, workers)
+        peaks[role] = total
     if "actor" in shapes and any(plan.training for plan in plans_of(recipe)):
         config = recipe.training
         trainer = estimates.process_training(shapes["actor"], config, longest)
-        wanted["training"] = config.num_processes * trainer.total - (config.num_processes - 1) * trainer.parts["saving"]
+        peaks["training"] = config.num_processes * trainer.total - (config.num_processes - 1) * trainer.parts["saving"]
         lines += _of_process("training:", trainer, config.num_processes)
-    name, most = max(wanted.items(), key=lambda one: one[1], default=("", 0.0))
-    if not name or most + _MAIN <= here.free:
+    name, most = max(peaks.items(), key=lambda item: item[1], default=("", 0.0))
+    if not name or most + _MAIN <= memory.free:
         return [*lines, f"  fits: {_size(most + _MAIN)} at most, with this process"]
     fewer = "training.launch.num_processes, data.max_length" if name == "training" else "model.workers, model.max_batch"
-    way = f"lower {fewer}{', or set training.lora_r' if name == 'training' and not recipe.training.lora_r else ''}"
+    remedy = f"lower {fewer}{', or set training.lora_r' if name == 'training' and not recipe.training.lora_r else ''}"
     return [
         *lines,
         f"  does not fit: {name} needs {_size(most + _MAIN)}, with this process; free some, or",
-        f"    {way};",
+        f"    {remedy};",
         "    --gpu-gib asks about a machine with a GPU",
     ]
 
 
-def _of_process(what: str, one: estimates.Process, number: int) -> list[str]:
+def _of_process(label: str, process: estimates.Process, number: int) -> list[str]:
     many = "1 process" if number == 1 else f"{number} processes"
-    head = f"  {what} {many} of at most {_size(one.total)}"
-    parts = [f"weights {_size(one.weights)}", *(f"{name} {_size(size)}" for name, size in one.parts.items() if size)]
+    head = f"  {label} {many} of at most {_size(process.total)}"
+    parts = [
+        f"weights {_size(process.weights)}",
+        *(f"{name} {_size(size)}" for name, size in process.parts.items() if size),
+    ]
     return [head, *textwrap.wrap(", ".join(parts), 76, initial_indent="    ", subsequent_indent="    ")]
 
 
@@ -184,7 +189,7 @@ def sampling_advice(model: ModelConfig, need: estimates.Sampling, share: float) 
 
 def _of_training(recipe: Recipe, shape: estimates.Shape, gpu: float, longest: int) -> list[str]:
     trainings = [plan.training for plan in plans_of(recipe) if plan.training]
-    groups = [one for one in trainings if isinstance(one.objective, GroupRelative)]
+    groups = [training for training in trainings if isinstance(training.objective, GroupRelative)]
     lines = []
     if len(groups) < len(trainings) or not trainings:
         config = recipe.training
@@ -221,20 +226,20 @@ def _of_both(model: ModelConfig, config: TrainingConfig, need: estimates.Trainin
     shared = sorted(set(model.vllm.gpu_numbers) & set(range(config.num_processes))) if model.backend == "vllm" else []
     if not shared:
         return []
-    share, named = gpu * model.vllm.gpu_memory_utilization, ", ".join(map(str, shared))
-    where = f"  GPU {named}: trainer and sampler"
+    share, gpu_list = gpu * model.vllm.gpu_memory_utilization, ", ".join(map(str, shared))
+    head = f"  GPU {gpu_list}: trainer and sampler"
     if model.takes_turns:
-        waits, turns = need.weights + need.states, f"{where} take turns, {_size(need.total)} and {_size(share)}"
+        waits, turns = need.weights + need.states, f"{head} take turns, {_size(need.total)} and {_size(share)}"
         return [f"{turns}; {_size(waits)} of each process wait in main memory while vLLM samples" if waits else turns]
-    both = f"{where} together, {_size(need.total + share)}"
+    both = f"{head} together, {_size(need.total + share)}"
     if need.total + share <= gpu:
         return [both]
     return [both, "    that is too much; set model.vllm.sleep=true, lower gpu_memory_utilization, or name other GPUs"]
 
 
 def training_advice(config: TrainingConfig, need: estimates.Training, gpu: float, *, online: bool) -> str:
-    """Return what helps a training that does not fit on a GPU; nothing is named that is done
-    already, nor shorter rows where they could not suffice.
+    """Return what helps a training that does not fit on a GPU. Settings that are already in effect
+    are left out, and shorter rows are, too, where they could not suffice.
 
     Args:
         online: whether it is group RL, which trains on episodes.
@@ -254,10 +259,12 @@ def training_advice(config: TrainingConfig, need: estimates.Training, gpu: float
         "lower grpo.micro_batch_tokens and model.context_length": online,
     }
     fixed = need.total - need.activations
-    why, ways = ("that is too much", lighter | shorter)
+    problem, remedies = ("that is too much", lighter | shorter)
     if fixed > gpu:
-        why, ways = f"that is too much even without activations, {_size(fixed)}", lighter
-    return f"{why}; {', or '.join(way for way, helps in ways.items() if helps) or 'it needs a larger GPU'}"
+        problem, remedies = f"that is too much even without activations, {_size(fixed)}", lighter
+    return (
+        f"{problem}; {', or '.join(remedy for remedy, helps in remedies.items() if helps) or 'it needs a larger GPU'}"
+    )
 
 
 def _size(count: float) -> str:

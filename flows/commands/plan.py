@@ -76,37 +76,37 @@ def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float | None = No
     """
     recipe = load_recipe(path, list(overrides))
     method = method_of(recipe)
-    found = _described(recipe, method, gpu_gib)
-    fields = _read(recipe, method, found.stages)
+    plan = _described(recipe, method, gpu_gib)
+    fields = _read(recipe, method, plan.stages)
     names = {field.name for field in fields}
     idle = [field for field in field_values(recipe) if not field.usual and field.name not in names]
     if form == "json":
-        return json.dumps({"recipe": shown(recipe), "stages": found.stages, "summary": found.summary}, indent=2)
-    return "\n".join([*found.summary, "", *_of_fields(fields, idle), *_of_stages(found.stages)])
+        return json.dumps({"recipe": shown(recipe), "stages": plan.stages, "summary": plan.summary}, indent=2)
+    return "\n".join([*plan.summary, "", *_of_fields(fields, idle), *_of_stages(plan.stages)])
 
 
 def _described(recipe: Recipe, method: Method, gpu_gib: float | None) -> _Described:
-    away = any(map(weights_missing, recipe.own_models().values()))
+    lacks_weights = any(map(weights_missing, recipe.own_models().values()))
     faults = faults_of(recipe, asks=False)
-    lacking = faults.machine if away else []
-    replace(faults, machine=[] if away else faults.machine).tell()
+    lacking = faults.machine if lacks_weights else []
+    replace(faults, machine=[] if lacks_weights else faults.machine).tell()
     counts = _counts(recipe)
-    train, test = sum(one.train for one in counts.values()), sum(one.test for one in counts.values())
+    train, test = sum(world.train for world in counts.values()), sum(world.test for world in counts.values())
     if method.flow == "compare":
-        for one in makers_of_samples(recipe):
-            faults_of(one, asks=False).tell()
+        for maker in makers_of_samples(recipe):
+            faults_of(maker, asks=False).tell()
         return _comparison(recipe, train, test)
-    asked = {role for stage in (*method.before, *method.stages) for role in stage.roles}
-    paths = {role: Path(model.path) for role, model in recipe.own_models().items() if model.path and role in asked}
+    roles = {role for stage in (*method.before, *method.stages) for role in stage.roles}
+    paths = {role: Path(model.path) for role, model in recipe.own_models().items() if model.path and role in roles}
     shapes = {role: estimates.read_shape(path) for role, path in paths.items()}
     missing = [(path, shapes[role].where) for role, path in paths.items() if weights_missing(recipe.own_models()[role])]
-    where = f"a run in {recipe.workspace}" if missing else f"run {reference(recipe).run_id} in {recipe.workspace}"
+    run = f"a run in {recipe.workspace}" if missing else f"run {reference(recipe).run_id} in {recipe.workspace}"
     summary = [
-        f"recipe {recipe.name}: {method.title}, {counted(recipe.iterations, 'iteration')}, {where}",
+        f"recipe {recipe.name}: {method.title}, {counted(recipe.iterations, 'iteration')}, {run}",
         *method.describe(recipe, train, test),
         *(_world_line(name, counts[name], share=world.share) for name, world in recipe.environments.items()),
         *([f"a history that outgrows the context: {recipe.context}"] if recipe.context != "stop" else []),
-        *(f"still missing: the weights of {path}; counted by {where}" for path, where in missing),
+        *(f"still missing: the weights of {path}; counted by {source}" for path, source in missing),
         *(f"not on this machine: {fault}" for fault in dict.fromkeys(lacking)),
         *faults.notes,
         *([] if missing else [f"already done: {_done(recipe)}"]),
@@ -130,9 +130,9 @@ def _counts(recipe: Recipe) -> dict[str, WorldCounts]:
     are, as stored in the workspace or else as the expert plays.
     """
     path, store = Path(recipe.model.path), open_store(Path(recipe.workspace))
-    there = recipe.model.backend != "openai" and path.is_dir() and not weights_missing(recipe.model)
-    renderer = load_renderer(path, at=datetime.now(UTC)) if there else None
-    found = {}
+    is_local = recipe.model.backend != "openai" and path.is_dir() and not weights_missing(recipe.model)
+    renderer = load_renderer(path, at=datetime.now(UTC)) if is_local else None
+    counts = {}
     with closing(Worlds(recipe, lambda name: make_environment(recipe.in_world(name)))) as worlds:
         for name, (world, env) in zip(recipe.world_names, worlds, strict=True):
             instances = training_instances(world, env, 1)
@@ -141,8 +141,8 @@ def _counts(recipe: Recipe) -> dict[str, WorldCounts]:
             if lengths is None and renderer is not None and not env.has(Environment.reach):
                 lengths = estimates.expert_lengths(env, instances, renderer)
             test, states = episode_count(world, env), state_count(world, env)
-            found[name] = WorldCounts(train=len(instances), test=test, states=states, lengths=lengths)
-    return found
+            counts[name] = WorldCounts(train=len(instances), test=test, states=states, lengths=lengths)
+    return counts
 
 
 def _earlier(recipe: Recipe) -> Earlier:
@@ -151,10 +151,10 @@ def _earlier(recipe: Recipe) -> Earlier:
     if not store.path.exists():
         return Earlier()
     run_id = last_finished(store, recipe=recipe.name, method=recipe.method, iterations=recipe.iterations)
-    taken = stage_seconds(store, run_id) if run_id else {}
+    stage_times = stage_seconds(store, run_id) if run_id else {}
     return Earlier(
         run_id=run_id,
-        seconds=sum(seconds for (iteration, _), seconds in taken.items() if iteration <= recipe.iterations),
+        seconds=sum(seconds for (iteration, _), seconds in stage_times.items() if iteration <= recipe.iterations),
         tokens_per_second=sampling_rate(store, recipe.model.path),
     )
 
@@ -165,35 +165,39 @@ def _longest(recipe: Recipe, counts: Mapping[str, WorldCounts]) -> int:
     """
     most, store = recipe.data.max_length, open_store(Path(recipe.workspace))
     stored = longest_sample(store, reference(recipe).run_id) if store.path.exists() else 0
-    of_expert = [one.lengths.longest if one.lengths else 0 for one in counts.values()]
+    of_expert = [world.lengths.longest if world.lengths else 0 for world in counts.values()]
     cloned = recipe.data.use == "expert" and not recipe.data.general.share and all(of_expert)
     return min(most or stored, stored or (max(of_expert) if cloned else most)) or _CONTEXT
 
 
-def _world_line(name: str, own: WorldCounts, *, share: float) -> str:
+def _world_line(name: str, counts: WorldCounts, *, share: float) -> str:
     part = f", {share:.0%} of the training samples" if share else ""
-    return f"  {name}: {own.train} training instances, {own.test} held-out episodes{part}"
+    return f"  {name}: {counts.train} training instances, {counts.test} held-out episodes{part}"
 
 
 def _comparison(recipe: Recipe, train: int, test: int) -> _Described:
-    run_id, made = reference(recipe).run_id, plan_of(recipe, 1).stages
+    run_id, pool_stages = reference(recipe).run_id, plan_of(recipe, 1).stages
     arms = arms_of(recipe, run_id)
     head = f"recipe {recipe.name}: comparison of {len(recipe.compare.arms)} arms, run {run_id} in {recipe.workspace}"
     finished = count_finished_runs(open_store(Path(recipe.workspace)), [reference(arm.recipe).run_id for arm in arms])
-    done = f"already done: {finished} of {len(arms)} trainings"
-    own = {arm.name: f" (samples of its own, in run {arm.recipe.compare.samples})" for arm in arms if arm.samples}
-    named = [f"  {name}: {' '.join(changes)}{own.get(name, '')}" for name, changes in recipe.compare.arms.items()]
-    if not made:
-        each = f"each arm: a whole run with each of {len(recipe.compare.seeds)} seeds"
-        return _Described(summary=[head, each, *named, done], stages={})
+    progress = f"already done: {finished} of {len(arms)} trainings"
+    sample_sources = {
+        arm.name: f" (samples of its own, in run {arm.recipe.compare.samples})" for arm in arms if arm.samples
+    }
+    arm_lines = [
+        f"  {name}: {' '.join(changes)}{sample_sources.get(name, '')}" for name, changes in recipe.compare.arms.items()
+    ]
+    if not pool_stages:
+        runs = f"each arm: a whole run with each of {len(recipe.compare.seeds)} seeds"
+        return _Described(summary=[head, runs, *arm_lines, progress], stages={})
     summary = [
         head,
-        f"the pool: {', '.join(stage.name for stage in made)} on {train} instances, once",
+        f"the pool: {', '.join(stage.name for stage in pool_stages)} on {train} instances, once",
         f"each arm: {_budget(recipe)}, {len(recipe.compare.seeds)} seeds, then {test} held-out episodes",
-        *named,
-        done,
+        *arm_lines,
+        progress,
     ]
-    return _Described(summary=summary, stages=_reading(recipe, [*made, *plan_of(arms[0].recipe, 1).stages]))
+    return _Described(summary=summary, stages=_reading(recipe, [*pool_stages, *plan_of(arms[0].recipe, 1).stages]))
 
 
 def _budget(recipe: Recipe) -> str:
@@ -203,21 +207,22 @@ def _budget(recipe: Recipe) -> str:
 
 def _reading(recipe: Recipe, stages: Iterable[Stage]) -> dict[str, tuple[str, ...]]:
     renamed = dict.fromkeys(OF_ONE_WORLD, "environments") if recipe.environments else {}
-    return {one.name: tuple(dict.fromkeys(renamed.get(name, name) for name in one.reads)) for one in stages}
+    return {stage.name: tuple(dict.fromkeys(renamed.get(name, name) for name in stage.reads)) for stage in stages}
 
 
 def _read(recipe: Recipe, method: Method, stages: dict[str, tuple[str, ...]]) -> list[FieldValue]:
     """Return the fields of a recipe without those that only other methods read, or stages that its
     run does not have, or that other fields switch off.
     """
-    read = [name for reads in stages.values() for name in reads]
+    sections = [name for reads in stages.values() for name in reads]
     idle = [name for stage in method.stages for name in stage.reads]
     foreign = [section for section in OPTIONAL if section not in method.sections]
     off = [*_switched_off(recipe), *_roles_not_asked(recipe, method)]
     return [
         field
         for field in field_values(recipe)
-        if (_within(field.name, read) or not _within(field.name, (*idle, *foreign))) and not _within(field.name, off)
+        if (_within(field.name, sections) or not _within(field.name, (*idle, *foreign)))
+        and not _within(field.name, off)
     ]
 
 
@@ -231,7 +236,7 @@ def _switched_off(recipe: Recipe) -> Iterator[str]:
         "eto.expert.thoughts": recipe.eto.expert.thoughts.enabled,
     }
     for section, on in switches.items():
-        fields = [] if on else [one.name for one in field_values(recipe) if _within(one.name, [section])]
+        fields = [] if on else [field.name for field in field_values(recipe) if _within(field.name, [section])]
         yield from (name for name in fields if name != f"{section}.enabled")
     conditions = {
         "splice.continuation": recipe.splice.mode == "continued",
@@ -251,10 +256,10 @@ def _roles_not_asked(recipe: Recipe, method: Method) -> list[str]:
     if method.flow == "compare":
         return []
     stages = [*method.before, *(stage for plan in plans_of(recipe) for stage in plan.stages)]
-    asked = {role for stage in stages for role in stage.roles}
+    roles = {role for stage in stages for role in stage.roles}
     if any(registry.asks_models(world.environment.name) for world in recipe.worlds().values()):
-        asked |= {"judge", "summariser"}
-    return [f"models.{field.name}" for field in dataclasses.fields(recipe.models) if field.name not in asked]
+        roles |= {"judge", "summariser"}
+    return [f"models.{field.name}" for field in dataclasses.fields(recipe.models) if field.name not in roles]
 
 
 def _within(field: str, sections: Iterable[str]) -> bool:
@@ -268,17 +273,19 @@ def _of_fields(fields: Sequence[FieldValue], idle: Sequence[FieldValue] = ()) ->
     """
     lines = [
         "fields that differ from their defaults",
-        *(f"  {one.name} = {json.dumps(one.value)}" for one in fields if not one.usual),
+        *(f"  {field.name} = {json.dumps(field.value)}" for field in fields if not field.usual),
     ]
     if idle:
         lines += ["", "fields that differ from their defaults and that this run does not read"]
-        lines += (f"  {one.name} = {json.dumps(one.value)}" for one in idle)
+        lines += (f"  {field.name} = {json.dumps(field.value)}" for field in idle)
     lines += ["", "fields at their defaults"]
-    usual = sorted((one for one in fields if one.usual), key=_section_of)
-    for section, same in groupby(usual, _section_of):
-        named = ", ".join(f"{one.name.removeprefix(f'{section}.')}={json.dumps(one.value)}" for one in same)
+    usual = sorted((field for field in fields if field.usual), key=_section_of)
+    for section, section_fields in groupby(usual, _section_of):
+        assignments = ", ".join(
+            f"{field.name.removeprefix(f'{section}.')}={json.dumps(field.value)}" for field in section_fields
+        )
         lines += textwrap.wrap(
-            f"{section}: {named}" if section else named,
+            f"{section}: {assignments}" if section else assignments,
             _WIDTH,
             initial_indent="  ",
             subsequent_indent="    ",

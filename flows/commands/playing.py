@@ -57,12 +57,12 @@ def instance_of(env: Environment, name: str, split: str, index: int | None) -> I
     one. Raises `ConfigError` if there is none.
     """
     instances = env.instances(split)
-    named = Instance(environment=env.name, split=split, index=index) if index is not None else None
-    wanted = instances[:1] if named is None else [named] if named in instances else []
-    if not wanted:
-        first = ", ".join(str(one.index) for one in instances[:3])
+    requested = Instance(environment=env.name, split=split, index=index) if index is not None else None
+    candidates = instances[:1] if requested is None else [requested] if requested in instances else []
+    if not candidates:
+        first = ", ".join(str(instance.index) for instance in instances[:3])
         raise ConfigError(f"{name} has no instance {index} in split {split}; its first ones are {first}")
-    return wanted[0]
+    return candidates[0]
 
 
 @contextmanager
@@ -135,7 +135,7 @@ async def _play(
     sampler, timer, replies = sampler_of(model, config), EpisodeTimer(), list[Reply]()
     try:
         with own_calls(env, phases=("reset", "step")):
-            played = await episode(
+            trajectory = await episode(
                 instance,
                 env,
                 sampler.sample,
@@ -147,26 +147,26 @@ async def _play(
                 on_step=show,
             )
         tokens = sum(reply.generation.completion_tokens for reply in replies)
-        took = f"{counted(tokens, 'token')} in {timer.sampling_seconds:.1f} s"
-        write("\n" + textwrap.fill(f"{await _end(env, played)}; {took}", width))
+        cost = f"{counted(tokens, 'token')} in {timer.sampling_seconds:.1f} s"
+        write("\n" + textwrap.fill(f"{await _end(env, trajectory)}; {cost}", width))
     finally:
         await sampler.close()
         await model.close()
 
 
-async def _end(env: Environment, played: Trajectory) -> str:
+async def _end(env: Environment, trajectory: Trajectory) -> str:
     """Return how an episode ended, with the reward of the environment's grader if a rule gives
     one.
     """
     unknown = ""
     try:
-        played, _ = await graded(env, played, no_helper, seed=0)
+        trajectory, _ = await graded(env, trajectory, no_helper, seed=0)
     except ConfigError:
         unknown = " before its grade, for which a model of another role is asked"
-    how = "success" if played.success else "no success"
-    if played.stop not in (StopReason.SUCCESS, StopReason.FAILURE):
-        how += f" ({played.stop.replace('_', ' ')})"
-    return f"{how} after {counted(len(played.steps), 'step')}: reward {played.reward:g}{unknown}"
+    outcome = "success" if trajectory.success else "no success"
+    if trajectory.stop not in (StopReason.SUCCESS, StopReason.FAILURE):
+        outcome += f" ({trajectory.stop.replace('_', ' ')})"
+    return f"{outcome} after {counted(len(trajectory.steps), 'step')}: reward {trajectory.reward:g}{unknown}"
 
 
 def _opening(first_observation: str, width: int) -> Iterator[str]:

@@ -41,15 +41,15 @@ def publish_checkpoint(workspace: Path, prefix: str, folder: Path, *, base_model
         DiskError: the folder cannot be written; nothing is left of it.
     """
     store = open_store(workspace, must_exist=True)
-    made = _made(store, workspace, prefix)
-    source = Path(made.path)
+    checkpoint = _made(store, workspace, prefix)
+    source = Path(checkpoint.path)
     if folder.exists():
         raise ConfigError(f"{folder} already exists; name a new folder")
-    if weights_sha256(source) != made.weights_sha256:
+    if weights_sha256(source) != checkpoint.weights_sha256:
         raise ConfigError(f"the weights in {source} are not those that were trained; restore them, or train them again")
     if (source / ADAPTER_CONFIG).exists() and not base_model:
         raise ConfigError(f"{source} is an adapter; give --base-model, the name that others have its model by")
-    card = render_card(_card(store, workspace, made, folder.name, base_model, licence))
+    card = render_card(_card(store, workspace, checkpoint, folder.name, base_model, licence))
     with new_folder(folder) as draft:
         # An adapter beside weights that include it names its model by a folder of this machine.
         left_out = shutil.ignore_patterns(MANIFEST, HISTORY, *([] if base_model else [ADAPTER]))
@@ -61,43 +61,47 @@ def publish_checkpoint(workspace: Path, prefix: str, folder: Path, *, base_model
 
 
 def _made(store: Store, workspace: Path, prefix: str) -> CheckpointMade:
-    found = checkpoints_beginning(store, prefix)
-    if len(found) != 1:
+    matches = checkpoints_beginning(store, prefix)
+    if len(matches) != 1:
         raise ConfigError(
-            f"{len(found) or 'no'} checkpoints in {workspace} begin with {prefix!r} and were trained there; "
+            f"{len(matches) or 'no'} checkpoints in {workspace} begin with {prefix!r} and were trained there; "
             f'`agentr sql "select checkpoint_id, path from checkpoint where iteration_id is not null" -w {workspace}` '
             "lists them"
         )
-    return found[0]
+    return matches[0]
 
 
-def _card(store: Store, workspace: Path, made: CheckpointMade, name: str, base_model: str, licence: str) -> Card:
-    manifest, recipe = read_manifest(Path(made.path)), stored_recipe(workspace, made.run_id)
-    scores = (_score(store, found) for found in evaluations_of(store, made.checkpoint_id))
+def _card(store: Store, workspace: Path, checkpoint: CheckpointMade, name: str, base_model: str, licence: str) -> Card:
+    manifest, recipe = read_manifest(Path(checkpoint.path)), stored_recipe(workspace, checkpoint.run_id)
+    scores = (_score(store, evaluation) for evaluation in evaluations_of(store, checkpoint.checkpoint_id))
     return Card(
         name=name,
         method=recipe.method,
-        iteration=made.iteration,
+        iteration=checkpoint.iteration,
         worlds=recipe.world_names,
         parent=base_model,
         licence=licence,
-        weights_sha256=made.weights_sha256,
+        weights_sha256=checkpoint.weights_sha256,
         trained_tokens=manifest.trained_tokens,
         steps=manifest.steps,
         dataset_hash=manifest.dataset_hash,
         scores=tuple(filter(None, scores)),
-        recipe=_shown(recipe, json.loads(made.config), base_model),
+        recipe=_shown(recipe, json.loads(checkpoint.config), base_model),
         arm_of=recipe.compare.pool,
         versions=manifest.versions,
-        ancestry=tuple(line_of(line, hidden=("model",)) for line in ancestry(store, made.checkpoint_id, "checkpoint")),
+        ancestry=tuple(
+            line_of(line, hidden=("model",)) for line in ancestry(store, checkpoint.checkpoint_id, "checkpoint")
+        ),
     )
 
 
-def _score(store: Store, found: StoredEvaluation) -> CardScore | None:
+def _score(store: Store, evaluation: StoredEvaluation) -> CardScore | None:
     """Return the score of an evaluation; None if no episode of it was played."""
-    measures = load_measures(store, found.evaluation_id)
+    measures = load_measures(store, evaluation.evaluation_id)
     success, gain = finite(measures.get("success")), finite(measures.get("gain_over_base"))
-    return None if success is None else CardScore(name=found.name, split=found.split, success=success, gain=gain)
+    return (
+        None if success is None else CardScore(name=evaluation.name, split=evaluation.split, success=success, gain=gain)
+    )
 
 
 def _shown(recipe: Recipe, config: Mapping[str, Any], base_model: str) -> Mapping[str, Any]:
@@ -105,8 +109,8 @@ def _shown(recipe: Recipe, config: Mapping[str, Any], base_model: str) -> Mappin
     machine.
     """
     foreign = {"workspace", "models", "base", *OPTIONAL} - set(method_of(recipe).sections)
-    own = {name: section for name, section in config.items() if name not in foreign}
-    return {**own, "model": {**config["model"], "path": base_model}}
+    sections = {name: section for name, section in config.items() if name not in foreign}
+    return {**sections, "model": {**config["model"], "path": base_model}}
 
 
 def _name_parent(folder: Path, base_model: str) -> None:

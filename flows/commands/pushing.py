@@ -46,20 +46,20 @@ def push(folder: Path, repo: str, *, message: str) -> str:
     added = [
         CommitOperationAdd(path_in_repo=path.relative_to(folder).as_posix(), path_or_fileobj=path) for path in files
     ]
-    left = f"the export is whole in {folder}, but it was not pushed"
+    state = f"the export is whole in {folder}, but it was not pushed"
     try:
         address = api.create_repo(repo, repo_type="dataset", private=True, exist_ok=True)
         api.create_commit(repo, added, commit_message=message, repo_type="dataset")
     except HfHubHTTPError as error:
         status = error.response.status_code
-        why = {401: "does not know the token", 403: "lets the token not write there"}.get(status, f"says {status}")
+        reason = {401: "does not know the token", 403: "lets the token not write there"}.get(status, f"says {status}")
         words = error.server_message or ""
-        raise EndpointError(f"{left}: {api.endpoint} {why}{f' ({words})' if words else ''}") from error
+        raise EndpointError(f"{state}: {api.endpoint} {reason}{f' ({words})' if words else ''}") from error
     except ValueError as error:
         # Such as a licence that the hub does not have.
-        raise EndpointError(f"{left}: {api.endpoint} does not take the head of README.md ({error})") from error
+        raise EndpointError(f"{state}: {api.endpoint} does not take the head of README.md ({error})") from error
     except OfflineModeIsEnabled as error:
-        raise EndpointError(f"{left}: HF_HUB_OFFLINE is set; take it out of the environment") from error
+        raise EndpointError(f"{state}: HF_HUB_OFFLINE is set; take it out of the environment") from error
     except (httpx2.TransportError, OSError) as error:
-        raise EndpointError(f"{left}: {api.endpoint} cannot be reached ({type(error).__name__})") from error
+        raise EndpointError(f"{state}: {api.endpoint} cannot be reached ({type(error).__name__})") from error
     return str(address)

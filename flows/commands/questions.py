@@ -47,16 +47,16 @@ def answer(
     form = form or _form_of(output)
     if form == PARQUET and output is None:
         raise ConfigError("parquet is no text for a terminal; name a file with --output FILE")
-    found = store.answer(query or example(named).sql, files=files, seconds=seconds)
-    if output is None and form == "table" and found.column_names == _PLAN:
-        return "\n".join(found["explain_value"].to_pylist()) + "\n"
+    table = store.answer(query or example(named).sql, files=files, seconds=seconds)
+    if output is None and form == "table" and table.column_names == _PLAN:
+        return "\n".join(table["explain_value"].to_pylist()) + "\n"
     if output is None:
-        return FORMATS[form](found)
+        return FORMATS[form](table)
     if form == PARQUET:
-        write_parquet(found, output)
+        write_parquet(table, output)
     else:
-        write_text(output, FORMATS[form](found))
-    return f"{output}: {counted(found.num_rows, 'row')}\n"
+        write_text(output, FORMATS[form](table))
+    return f"{output}: {counted(table.num_rows, 'row')}\n"
 
 
 def _form_of(output: Path | None) -> str:
@@ -78,9 +78,9 @@ def example_sql(name: str) -> str:
 
 def example_list() -> str:
     """Return the names of the examples, with what each one shows, a line each."""
-    known = examples()
-    width = max(map(len, known))
-    return "".join(f"{name.ljust(width)}  {one.about}\n" for name, one in known.items())
+    queries = examples()
+    width = max(map(len, queries))
+    return "".join(f"{name.ljust(width)}  {query.about}\n" for name, query in queries.items())
 
 
 def runs_of(workspace: Path, form: str = "table") -> str:

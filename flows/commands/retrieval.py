@@ -41,5 +41,5 @@ def serve(
         app(retriever, threads=threads, hosts=hosts),
         host=host,
         port=port,
-        listening=lambda where: say(f"{len(retriever)} documents of {corpus} are searched at {where}/search"),
+        listening=lambda address: say(f"{len(retriever)} documents of {corpus} are searched at {address}/search"),
     )

@@ -31,8 +31,8 @@ Conversation = tuple[Message, ...]
 
 
 def preview_tokens(workspace: Path, named: str, model: Path | None = None) -> list[tuple[str, bool]]:
-    """Return each token that training reads of what is named, each with whether it is trained: its
-    position, its id, its text as it is written in JSON, who wrote it, and whether it is trained.
+    """Return a line for each token that training reads, and whether the token is trained on. A line
+    has the token's position, id, text as JSON, writer, and the word `trained` if it is.
 
     `named` is the beginning of the id of a sample or a trajectory, or FILE:LINE of general data. A
     trajectory is read as its world's transcript builds it, with all replies trained. It is rendered
@@ -47,8 +47,8 @@ def preview_tokens(workspace: Path, named: str, model: Path | None = None) -> li
             raise ConfigError(f"no run says for which model {named} is read; name one with --model")
         return _token_lines([_renderer(model, datetime.now(UTC)).explain(line)])
     store = open_store(workspace, must_exist=True)
-    one = _entity(store, workspace, named)
-    return _token_lines(reading(workspace, store, one.kind, one.key, model)())
+    entity = _entity(store, workspace, named)
+    return _token_lines(reading(workspace, store, entity.kind, entity.key, model)())
 
 
 def reading(
@@ -74,7 +74,7 @@ def reading(
                 "FOLDER` reads it with another model's tokenizer"
             )
         renderer = _renderer(path, begun)
-        return [renderer.explain(one) for one in conversations]
+        return [renderer.explain(conversation) for conversation in conversations]
 
     return read
 
@@ -91,9 +91,9 @@ def preview_sample(workspace: Path, named: str) -> list[tuple[str, bool]]:
     line = _line(named)
     if line is None:
         store = open_store(workspace, must_exist=True)
-        one = _entity(store, workspace, named)
-        run_id, _ = run_of(store, one.kind, one.key) or ("", None)
-        conversations = _conversations(workspace, store, one.kind, one.key, run_id)
+        entity = _entity(store, workspace, named)
+        run_id, _ = run_of(store, entity.kind, entity.key) or ("", None)
+        conversations = _conversations(workspace, store, entity.kind, entity.key, run_id)
     else:
         conversations = [line]
     return [
@@ -116,13 +116,13 @@ def _conversations(workspace: Path, store: Store, kind: str, key: str, run_id: s
     trajectory = load_trajectories(store, [key])[key]
     recipe = stored_recipe(workspace, run_id)
     with closing(Worlds(recipe, lambda name: make_environment(recipe.in_world(name)))) as worlds:
-        read = list(
+        results = list(
             whole_samples(worlds.of(trajectory.instance), key, trajectory, recipe.data.windowed, stage="preview")
         )
-    refused = [one for one in read if isinstance(one, Rejection)]
-    if refused:
-        raise ConfigError(f"nothing of trajectory {key} is trained: {refused[0].detail}")
-    return [one.messages for one in read if isinstance(one, Sample)]
+    rejections = [result for result in results if isinstance(result, Rejection)]
+    if rejections:
+        raise ConfigError(f"nothing of trajectory {key} is trained: {rejections[0].detail}")
+    return [sample.messages for sample in results if isinstance(sample, Sample)]
 
 
 def _line(named: str) -> Conversation | None:
@@ -131,9 +131,9 @@ def _line(named: str) -> Conversation | None:
     if not file or not number.isdecimal():
         return None
     samples, unusable = read_chat(Path(file))
-    for one in unusable:
-        if one.subject.endswith(f":{number}"):
-            raise ConfigError(f"{named} is not trained on: {one.reason}")
+    for rejection in unusable:
+        if rejection.subject.endswith(f":{number}"):
+            raise ConfigError(f"{named} is not trained on: {rejection.reason}")
     for sample in samples:
         if sample.provenance.extra["line"] == int(number):
             return sample.messages
@@ -141,24 +141,24 @@ def _line(named: str) -> Conversation | None:
 
 
 def _entity(store: Store, workspace: Path, prefix: str) -> Entity:
-    found = entities_beginning(store, prefix, limit=2, kinds=("sample", "trajectory"))
-    if len(found) != 1:
+    entities = entities_beginning(store, prefix, limit=2, kinds=("sample", "trajectory"))
+    if len(entities) != 1:
         raise ConfigError(
-            f"{'more than one' if found else 'no'} sample or trajectory in {workspace} begins with {prefix!r}; "
+            f"{'more than one' if entities else 'no'} sample or trajectory in {workspace} begins with {prefix!r}; "
             f'`agentr sql "select sample_id, kind from v_samples limit 10" -w {workspace}` shows some'
         )
-    return found[0]
+    return entities[0]
 
 
 def _token_lines(conversations: Sequence[Sequence[ReadToken]]) -> list[tuple[str, bool]]:
     return [
         (
-            f"{place:6}  {one.token:7}  {visible(json.dumps(one.text, ensure_ascii=False)):24} {one.writer:19} "
-            f"{'trained' if one.train else ''}".rstrip(),
-            one.train,
+            f"{position:6}  {token.token:7}  {visible(json.dumps(token.text, ensure_ascii=False)):24} "
+            f"{token.writer:19} {'trained' if token.train else ''}".rstrip(),
+            token.train,
         )
         for tokens in conversations
-        for place, one in enumerate(tokens)
+        for position, token in enumerate(tokens)
     ]
 
 

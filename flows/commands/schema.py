@@ -36,48 +36,48 @@ def write_schema(folder: Path) -> list[Path]:
 
     Raises `ConfigError` if the folder has another page of that name.
     """
-    written = [folder / PAGE, folder / PICTURE]
-    if written[0].exists() and not written[0].read_text("utf-8", "replace").startswith(TITLE):
-        raise ConfigError(f"{written[0]} exists and is not a page of the schema; name another folder")
+    paths = [folder / PAGE, folder / PICTURE]
+    if paths[0].exists() and not paths[0].read_text("utf-8", "replace").startswith(TITLE):
+        raise ConfigError(f"{paths[0]} exists and is not a page of the schema; name another folder")
     with TemporaryDirectory() as scratch:
         store = Store(Path(scratch) / "store.duckdb")
         store.write({})
-        found, links = relations(store), references(store)
-    for path, text in zip(written, (page(found, links), picture(found, links)), strict=True):
+        schema, links = relations(store), references(store)
+    for path, text in zip(paths, (page(schema, links), picture(schema, links)), strict=True):
         write_text(path, text)
-    return written
+    return paths
 
 
-def page(found: Sequence[Relation], links: Sequence[Reference]) -> str:
+def page(schema: Sequence[Relation], links: Sequence[Reference]) -> str:
     """Return the page: what each table, view and column is, and what it refers to."""
-    tables, views = ([one for one in found if one.view is kind] for kind in (False, True))
+    tables, views = ([relation for relation in schema if relation.view is kind] for kind in (False, True))
     return "".join(
         [
             f"{TITLE}\n\n`agentr store schema agentr_core/store/schema` writes this page from what "
             "the migrations\nmake, and a test holds it to that. Keys are bold. Each table has `created_at`, too. "
             "Questions\nusually start from a view, or from one of these (`agentr sql --example NAME`):\n\n",
             "| example | what it tells |\n|:--|:--|\n",
-            *(f"| `{name}` | {escape(one.about)} |\n" for name, one in examples().items()),
+            *(f"| `{name}` | {escape(example.about)} |\n" for name, example in examples().items()),
             f"\n![Tables and what refers to what]({PICTURE})\n",
             "\n## Views\n",
-            *(line for one in views for line in _relation(one, {})),
+            *(line for view in views for line in _relation(view, {})),
             "\n## Tables\n",
-            *(line for one in tables for line in _relation(one, _named(links, one.name))),
+            *(line for table in tables for line in _relation(table, _named(links, table.name))),
         ]
     )
 
 
 def _named(links: Sequence[Reference], table: str) -> Mapping[str, str]:
-    found: dict[str, list[str]] = {}
-    for one in links:
-        if one.table == table:
-            found.setdefault(one.column, []).append(one.to)
-    return {column: ", ".join(to) for column, to in found.items()}
+    targets: dict[str, list[str]] = {}
+    for link in links:
+        if link.table == table:
+            targets.setdefault(link.column, []).append(link.to)
+    return {column: ", ".join(to) for column, to in targets.items()}
 
 
-def _relation(one: Relation, links: Mapping[str, str]) -> Iterator[str]:
-    yield f"\n### {one.name}\n\n| | {escape(one.about)} | |\n|:--|:--|:--|\n"
-    for column in one.columns:
+def _relation(relation: Relation, links: Mapping[str, str]) -> Iterator[str]:
+    yield f"\n### {relation.name}\n\n| | {escape(relation.about)} | |\n|:--|:--|:--|\n"
+    for column in relation.columns:
         yield _line(column, links.get(column.name, ""))
 
 
@@ -88,10 +88,10 @@ def _line(column: Column, to: str) -> str:
     return f"| {name} | {about} | {column.kind.lower()} |\n"
 
 
-def picture(found: Sequence[Relation], links: Sequence[Reference]) -> str:
+def picture(schema: Sequence[Relation], links: Sequence[Reference]) -> str:
     """Return the tables as an SVG: each to the right of those it refers to."""
-    tables = [one.name for one in found if not one.view]
-    drawn = [one for one in links if one.to not in _HUBS and one.table != one.to]
+    tables = [relation.name for relation in schema if not relation.view]
+    drawn = [link for link in links if link.to not in _HUBS and link.table != link.to]
     places = _places(tables, drawn)
     across, down = (max(place[axis] for place in places.values()) for axis in (0, 1))
     width, height = across + _WIDTH + 20, down + _HEIGHT + 20
@@ -99,10 +99,10 @@ def picture(found: Sequence[Relation], links: Sequence[Reference]) -> str:
     box = {"viewBox": f"0 0 {width:g} {height:g}", "width": f"{width:g}", "height": f"{height:g}"}
     svg = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "role": "img", "aria-label": spoken, **box})
     ET.SubElement(svg, "style").text = _STYLE
-    for table, to in sorted({(one.table, one.to) for one in drawn}):
+    for table, to in sorted({(link.table, link.to) for link in drawn}):
         _curve(svg, places[to], places[table])
     for table in tables:
-        _box(svg, table, places[table], sorted({one.to for one in links if one.table == table and one.to in _HUBS}))
+        _box(svg, table, places[table], sorted({link.to for link in links if link.table == table and link.to in _HUBS}))
     ET.indent(svg)
     return ET.tostring(svg, encoding="unicode") + "\n"
 
@@ -111,12 +111,12 @@ def _places(tables: Sequence[str], links: Sequence[Reference]) -> dict[str, Plac
     """Return the place of each table: one column to the right of all those it refers to, and near
     them; tables without lines are below, in rows.
     """
-    parents = {table: sorted({one.to for one in links if one.table == table}) for table in tables}
-    lined = {name for one in links for name in (one.table, one.to)}
+    parents = {table: sorted({link.to for link in links if link.table == table}) for table in tables}
+    lined = {name for link in links for name in (link.table, link.to)}
     ranks = _ranks(parents)
     places: dict[str, Place] = {}
     free: Counter[int] = Counter()
-    for table in sorted(lined, key=lambda one: (ranks[one], _middle(parents[one], places), one)):
+    for table in sorted(lined, key=lambda name: (ranks[name], _middle(parents[name], places), name)):
         rank = ranks[table]
         row = max(free[rank], round(_middle(parents[table], places)))
         places[table], free[rank] = (rank, row), row + 1
@@ -132,8 +132,8 @@ def _ranks(parents: Mapping[str, Sequence[str]]) -> dict[str, int]:
     def rank(table: str, above: tuple[str, ...] = ()) -> int:
         if table not in ranks:
             # A cycle, such as trajectories and those they continue, ends where it closes.
-            further = (rank(to, (*above, table)) + 1 for to in parents[table] if to not in above)
-            ranks[table] = max(further, default=0)
+            ranks_below = (rank(to, (*above, table)) + 1 for to in parents[table] if to not in above)
+            ranks[table] = max(ranks_below, default=0)
         return ranks[table]
 
     for table in parents:
@@ -142,15 +142,15 @@ def _ranks(parents: Mapping[str, Sequence[str]]) -> dict[str, int]:
 
 
 def _middle(parents: Sequence[str], places: Mapping[str, Place]) -> float:
-    known = [places[one][1] for one in parents if one in places]
-    return sum(known) / len(known) if known else 0.0
+    rows = [places[parent][1] for parent in parents if parent in places]
+    return sum(rows) / len(rows) if rows else 0.0
 
 
 def _curve(svg: ET.Element, start: Place, end: Place) -> None:
     (x1, y1), (x2, y2) = (start[0] + _WIDTH, start[1] + _HEIGHT / 2), (end[0], end[1] + _HEIGHT / 2)
     bend = max(20.0, (x2 - x1) / 2)
-    way = f"M{x1:g} {y1:g}C{x1 + bend:g} {y1:g} {x2 - bend:g} {y2:g} {x2:g} {y2:g}"
-    ET.SubElement(svg, "path", {"d": way})
+    path = f"M{x1:g} {y1:g}C{x1 + bend:g} {y1:g} {x2 - bend:g} {y2:g} {x2:g} {y2:g}"
+    ET.SubElement(svg, "path", {"d": path})
 
 
 def _box(svg: ET.Element, name: str, place: Place, hubs: Sequence[str]) -> None:

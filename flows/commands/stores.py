@@ -41,7 +41,10 @@ def faults(workspace: Path) -> list[str]:
     store = open_store(workspace, must_exist=True)
     return [
         *(f"{' '.join(reference)} points nowhere" for reference in dangling_references(store)),
-        *(f"{one.kind} {one.id}, {one.position}: {one.what}" for one in contradictions(store)),
+        *(
+            f"{contradiction.kind} {contradiction.id}, {contradiction.position}: {contradiction.what}"
+            for contradiction in contradictions(store)
+        ),
     ]
 
 
@@ -49,10 +52,10 @@ def sizes_of(workspace: Path) -> str:
     """Return the rows and the size of each table of a workspace's store as a table. Raises
     `StoreError`.
     """
-    found = sizes(open_store(workspace, must_exist=True))
+    usage = sizes(open_store(workspace, must_exist=True))
     columns = (Column("Table", "text"), Column("Rows"), Column("MiB"))
-    rows = [Row((one.table, wording.count(one.rows), _mib(one.size))) for one in found.tables if one.rows]
-    idle = Row(("idle, `agentr store compact` frees it", "", _mib(found.idle)))
+    rows = [Row((table.table, wording.count(table.rows), _mib(table.size))) for table in usage.tables if table.rows]
+    idle = Row(("idle, `agentr store compact` frees it", "", _mib(usage.idle)))
     return table_text(Table(columns, (*rows, idle)))
 
 
@@ -72,9 +75,9 @@ def merged(workspace: Path, others: Sequence[Path]) -> str:
     """
     store = open_store(workspace, must_exist=True)
     with all_locked(workspace):
-        found = merge_stores(store, [_named(other) for other in others])
-    gained = sum(-count for count in found.gone.values())
-    return f"{counted(gained, 'row')} taken{_by_table(found.gone, -1)}\n{_sizes(workspace, found)}"
+        result = merge_stores(store, [_named(other) for other in others])
+    gained = sum(-count for count in result.gone.values())
+    return f"{counted(gained, 'row')} taken{_by_table(result.gone, -1)}\n{_sizes(workspace, result)}"
 
 
 def pruned(workspace: Path, runs: Sequence[str], *, dry_run: bool) -> str:
@@ -85,12 +88,12 @@ def pruned(workspace: Path, runs: Sequence[str], *, dry_run: bool) -> str:
     names = [find_run(workspace, prefix) for prefix in runs]
     store = open_store(workspace, must_exist=True)
     with all_locked(workspace):
-        found = prune(store, names, keep=not dry_run)
-    gone = found.rewritten.gone
-    rows = f"{counted(sum(gone.values()), 'row')} {'would go' if dry_run else 'went'}{_by_table(gone, 1)}"
-    stays = [f"iteration {number} of run {run} stays: other runs are made of it" for run, number in found.needed]
-    folders = [f"no row names {path} {'then' if dry_run else 'any longer'}" for path in found.unnamed]
-    return "".join(f"{line}\n" for line in (rows, *stays, *folders, _sizes(workspace, found.rewritten)))
+        result = prune(store, names, keep=not dry_run)
+    counts = result.rewritten.gone
+    rows = f"{counted(sum(counts.values()), 'row')} {'would go' if dry_run else 'went'}{_by_table(counts, 1)}"
+    needed = [f"iteration {number} of run {run} stays: other runs are made of it" for run, number in result.needed]
+    folders = [f"no row names {path} {'then' if dry_run else 'any longer'}" for path in result.unnamed]
+    return "".join(f"{line}\n" for line in (rows, *needed, *folders, _sizes(workspace, result.rewritten)))
 
 
 def _named(place: Path) -> Store:
@@ -100,13 +103,13 @@ def _named(place: Path) -> Store:
     return store
 
 
-def _by_table(gone: Mapping[str, int], sign: int) -> str:
-    counts = [f"{wording.count(sign * count)} of {table}" for table, count in gone.items()]
-    return f": {', '.join(counts)}" if counts else ""
+def _by_table(counts: Mapping[str, int], sign: int) -> str:
+    parts = [f"{wording.count(sign * count)} of {table}" for table, count in counts.items()]
+    return f": {', '.join(parts)}" if parts else ""
 
 
-def _sizes(workspace: Path, found: Rewritten) -> str:
-    return f"the store of {workspace}: {_mib(found.before)} MiB before, {_mib(found.after)} MiB as it is written anew"
+def _sizes(workspace: Path, result: Rewritten) -> str:
+    return f"the store of {workspace}: {_mib(result.before)} MiB before, {_mib(result.after)} MiB as it is written anew"
 
 
 def _mib(size: int) -> str:

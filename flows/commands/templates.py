@@ -120,7 +120,7 @@ def _forms(name: str) -> tuple[str, str, str, str]:
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:
-    return re.sub("|".join(map(re.escape, values)), lambda found: values[found[0]], text)
+    return re.sub("|".join(map(re.escape, values)), lambda match: values[match[0]], text)
 
 
 def _model_for(world: str) -> str:

@@ -30,23 +30,23 @@ def serve(
     Raises `UserError` if it cannot be a workspace, or if the address cannot be listened on.
     """
     store = open_store(workspace, must_exist=workspace.is_file())
-    here = host in LOOPBACK
+    is_local = host in LOOPBACK
     token = token or token_for(host)
-    shown = app(
+    application = app(
         store.path,
         index=index or _index(workspace),
         # Browsers on other machines call the server by names that it does not know.
-        hosts=LOOPBACK if here else None,
+        hosts=LOOPBACK if is_local else None,
         token=token,
         reading=partial(reading, workspace),
     )
     entry = "" if token is None else f"/?token={token}"
     waiting = "" if store.path.exists() else ", and waits for its first run"
 
-    def listening(where: str) -> None:
-        say(f"{workspace} is shown at {http_server.address_elsewhere(where)}{entry}{waiting}")
+    def listening(address: str) -> None:
+        say(f"{workspace} is shown at {http_server.address_elsewhere(address)}{entry}{waiting}")
 
-    http_server.serve(shown, host=host, port=port, listening=listening)
+    http_server.serve(application, host=host, port=port, listening=listening)
 
 
 def write(workspace: Path, folder: Path, *, run: str | None, most: int, say: Callable[[str], Any]) -> str:
@@ -60,20 +60,20 @@ def write(workspace: Path, folder: Path, *, run: str | None, most: int, say: Cal
     # A page would only say that it is not there.
     runs_beginning(store, "")
     start = f"/run/{find_run(workspace, run)}" if run else "/"
-    shown = app(store.path, index=_index(workspace), hosts=LOOPBACK, notes=False)
+    application = app(store.path, index=_index(workspace), hosts=LOOPBACK, notes=False)
 
     def tell(pages: int) -> None:
         if pages % _PROGRESS == 0:
             say(f"{pages} of at most {most} pages")
 
-    made = interruption.run(bundle(shown, folder, start=start, most=most, tell=tell))
+    result = interruption.run(bundle(application, folder, start=start, most=most, tell=tell))
     left_out = (
-        f"; changed and held-out episodes came first, and at least {made.left_out} pages were left out, "
+        f"; changed and held-out episodes came first, and at least {result.left_out} pages were left out, "
         "--pages takes in others"
-        if made.left_out
+        if result.left_out
         else ""
     )
-    return f"{counted(made.pages, 'page')} in {folder / 'index.html'} and beside it{left_out}"
+    return f"{counted(result.pages, 'page')} in {folder / 'index.html'} and beside it{left_out}"
 
 
 _PROGRESS = 100

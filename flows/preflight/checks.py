@@ -177,10 +177,10 @@ def _check_examples(recipe: Recipe, held_out: Sequence[Instance]) -> None:
 
 def _check_workspace(folder: Path) -> None:
     """Raise `StoreError` when a workspace can neither be written to nor made."""
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        why = "may not be written to" if there.is_dir() else "is no folder"
-        raise StoreError(f"workspace {folder} cannot be used: {there} {why}; name another one")
+    ancestor = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not ancestor.is_dir() or not os.access(ancestor, os.W_OK | os.X_OK):
+        problem = "may not be written to" if ancestor.is_dir() else "is no folder"
+        raise StoreError(f"workspace {folder} cannot be used: {ancestor} {problem}; name another one")
 
 
 def _check_opening(env: Environment, opening: Opening | None) -> None:
@@ -189,9 +189,9 @@ def _check_opening(env: Environment, opening: Opening | None) -> None:
     """
     if opening is None:
         return
-    said = "\n".join(message.text for message in transcript_of(env).prompt(env, "?", ()))
+    prompt = "\n".join(message.text for message in transcript_of(env).prompt(env, "?", ()))
     texts = (opening.system, instruction_of(env), *(turn.text for turn in opening.turns))
-    if not all(text in said for text in texts):
+    if not all(text in prompt for text in texts):
         raise ConfigError(
             f"environment {env.name} has a transcript of its own, which does not say what environment.prompt asks for; "
             "leave it out, or let the transcript use agentr_core.episodes.transcript"

@@ -118,52 +118,52 @@ def training_requirements(recipe: Recipe, faults: Faults) -> None:
     from agentr_core.training.parent import adapter_faults, mixing_faults
     from agentr_core.training.requirements import OF_PAIRS, machine_faults, name_faults
 
-    found: list[str] = []
+    problems: list[str] = []
     for config, section, online in _trainings(recipe):
-        found += name_faults(config, section=section)
+        problems += name_faults(config, section=section)
         faults.machine += machine_faults(config, online=online)
         with faults.noted():
             path = Path(recipe.model.path)
-            where = path if path.is_dir() else estimates.find_shape(path)
-            if (where / "config.json").is_file() or (where / "adapter_config.json").is_file():
-                found += adapter_faults(where, config)
+            directory = path if path.is_dir() else estimates.find_shape(path)
+            if (directory / "config.json").is_file() or (directory / "adapter_config.json").is_file():
+                problems += adapter_faults(directory, config)
                 # Each side of a pair has a row of its own.
-                found += [] if section == OF_PAIRS else mixing_faults(where, config)
+                problems += [] if section == OF_PAIRS else mixing_faults(directory, config)
     if recipe.model.backend == "vllm" and os.environ.get("AGENTR_VLLM") and any(map(_reinforces, _trained(recipe))):
-        found.append(
+        problems.append(
             "AGENTR_VLLM: group RL replaces the weights after each step, and servers of `agentr models serve` may have "
             "other users; unset it, so that the run starts servers of its own"
         )
-    for one in _trained(recipe):
+    for variant in _trained(recipe):
         with faults.noted():
-            faults.machine += crowding(one)
-    faults.found += map(ConfigError, dict.fromkeys(found))
+            faults.machine += crowding(variant)
+    faults.found += map(ConfigError, dict.fromkeys(problems))
 
 
 def file_requirements(recipe: Recipe, faults: Faults) -> None:
     """Collect missing files and runs that a recipe names and that are read only while its data is
     made.
     """
-    mixed = {one.data.general.file for one in _trained(recipe) if one.data.general.share}
-    for file in sorted(mixed):
+    files = {variant.data.general.file for variant in _trained(recipe) if variant.data.general.share}
+    for file in sorted(files):
         with faults.noted():
-            kept, useless = read_chat(Path(file))
-            if not kept:
+            conversations, rejections = read_chat(Path(file))
+            if not conversations:
                 raise ConfigError(
-                    f"data.general.file: {file} has no conversation to train on, and {len(useless)} of no use; give "
+                    f"data.general.file: {file} has no conversation to train on, and {len(rejections)} of no use; give "
                     "another file, or set data.general.share=0"
                 )
-            if offered := next((sample.messages for sample in kept if sample.messages[0].role == "tools"), ()):
+            if offered := next((sample.messages for sample in conversations if sample.messages[0].role == "tools"), ()):
                 check_prompt(recipe.model, tuple(takewhile(lambda turn: turn.role != "assistant", offered)))
             _note_fields(faults, file, "general", "data.general.file")
-    workspace, made = Path(recipe.workspace), recipe.eto.preferences
+    workspace, preferences = Path(recipe.workspace), recipe.eto.preferences
     if recipe.eto.expert.file:
         _note_fields(faults, recipe.eto.expert.file, "expert", "eto.expert.file")
-    if made.source == "file":
-        _note_fields(faults, made.file, "pairs", "eto.preferences.file")
-    if made.source == "trees" and made.trees:
+    if preferences.source == "file":
+        _note_fields(faults, preferences.file, "pairs", "eto.preferences.file")
+    if preferences.source == "trees" and preferences.trees:
         with faults.noted():
-            run = find_run(workspace, made.trees)
+            run = find_run(workspace, preferences.trees)
             _check_run(workspace, run, count_trees, "tree for eto.preferences.trees")
     if run := recipe.evaluation.revision_test.states:
         with faults.noted():
@@ -202,14 +202,14 @@ def crowding(recipe: Recipe) -> list[str]:
     # The actor's servers may leave the GPU to the trainer.
     awake = [m for role, m in served.items() if m.device != "cpu" and not (role == "actor" and m.takes_turns)]
     ranks = range(on_one_machine(recipe.training).num_processes)
-    taken = {gpu: sum(m.vllm.gpu_memory_utilization for m in awake if gpu in m.vllm.gpu_numbers) for gpu in ranks}
-    gpu = max(taken, key=lambda number: taken[number])
+    shares = {gpu: sum(m.vllm.gpu_memory_utilization for m in awake if gpu in m.vllm.gpu_numbers) for gpu in ranks}
+    gpu = max(shares, key=lambda number: shares[number])
     least = estimates.reinforcing(estimates.read_shape(Path(recipe.model.path)), recipe)
-    if not taken[gpu] or least <= memory * (1 - taken[gpu]):
+    if not shares[gpu] or least <= memory * (1 - shares[gpu]):
         return []
     return [
         f"model.vllm.gpus: group RL trains on GPU {gpu} and needs at least {least / GIB:.3g} of its "
-        f"{memory / GIB:.3g} GiB, and servers take {taken[gpu]:.3g} of them; give these other GPUs, lower "
+        f"{memory / GIB:.3g} GiB, and servers take {shares[gpu]:.3g} of them; give these other GPUs, lower "
         "gpu_memory_utilization, or set model.vllm.sleep"
     ]
 
@@ -218,9 +218,11 @@ def _trainings(recipe: Recipe) -> list[tuple[TrainingConfig, str, bool]]:
     """Return the settings of each different training, with the section that has its schedule, and
     whether it is group RL.
     """
-    trainings = [plan.training for one in _trained(recipe) for plan in plans_of(one) if plan.training]
-    found = [(one.config, one.section, isinstance(one.objective, GroupRelative)) for one in trainings]
-    return [one for number, one in enumerate(found) if one not in found[:number]]
+    trainings = [plan.training for variant in _trained(recipe) for plan in plans_of(variant) if plan.training]
+    settings = [
+        (training.config, training.section, isinstance(training.objective, GroupRelative)) for training in trainings
+    ]
+    return [entry for number, entry in enumerate(settings) if entry not in settings[:number]]
 
 
 def _check_device(model: ModelConfig, section: str, faults: Faults) -> None:
@@ -268,11 +270,11 @@ def _check_template(path: Path, *, trains: bool) -> None:
         if trains:
             renderer.render_sample(TWO_TURNS)
     except (DataFault, ModelDirectoryError) as fault:
-        way = "trained" if trains else "asked"
-        refused = (
-            str(fault) if isinstance(fault, ModelDirectoryError) else f"the model in {path} cannot be {way}: {fault}"
+        action = "trained" if trains else "asked"
+        message = (
+            str(fault) if isinstance(fault, ModelDirectoryError) else f"the model in {path} cannot be {action}: {fault}"
         )
-        raise ModelDirectoryError(refused + way_out(path)) from fault
+        raise ModelDirectoryError(message + way_out(path)) from fault
     # TRL's trainers pad rows with this token.
     if trains and (tokenizer.pad_token or tokenizer.eos_token) is None:
         raise ModelDirectoryError(
@@ -308,7 +310,7 @@ def _ask(model: ModelConfig) -> None:
         raise EndpointError(str(error)) from None
 
 
-def _check_run(workspace: Path, run: str, find: Callable[[Store, str], object], what: str) -> None:
+def _check_run(workspace: Path, run: str, find: Callable[[Store, str], object], entity: str) -> None:
     """Raise `ConfigError` if `find` finds nothing in a run of a workspace."""
     if not find(open_store(workspace, must_exist=True), run):
-        raise ConfigError(f"run {run!r} in {workspace} has no {what}; `agentr runs -w {workspace}` lists them all")
+        raise ConfigError(f"run {run!r} in {workspace} has no {entity}; `agentr runs -w {workspace}` lists them all")

@@ -27,11 +27,11 @@ def crowded_gpus(recipe: Recipe, env: Environment, *, trains: bool) -> list[str]
     if os.environ.get("AGENTR_VLLM"):
         return []
     beside = list(_beside(recipe, env, trains=trains))
-    found: list[str] = []
+    problems: list[str] = []
     players: tuple[ModelRole, ...] = ("actor", "teacher") if trains and recipe.models.teacher else ("actor",)
     for player in players:
-        found += _crowded(recipe, (player, *beside))
-    return list(dict.fromkeys(found))
+        problems += _crowded(recipe, (player, *beside))
+    return list(dict.fromkeys(problems))
 
 
 def _beside(recipe: Recipe, env: Environment, *, trains: bool) -> Iterator[ModelRole]:
@@ -47,26 +47,26 @@ def _beside(recipe: Recipe, env: Environment, *, trains: bool) -> Iterator[Model
 
 def _crowded(recipe: Recipe, roles: Sequence[ModelRole]) -> list[str]:
     """Return what is wrong with the GPUs of models that are up at once, the player's first."""
-    own = recipe.own_models()
+    models = recipe.own_models()
     placed: dict[str, ModelConfig] = {}
-    found = []
+    problems = []
     for number, role in enumerate(roles):
-        section, model = "model" if role == "actor" else f"models.{role}", own[role]
+        section, model = "model" if role == "actor" else f"models.{role}", models[role]
         # Identical models share a server, except with the player.
-        shared = model in [own[other] for other in roles[1:number]]
+        shared = model in [models[other] for other in roles[1:number]]
         if not shared and _on_gpu(model):
-            found += _clash(section, model, placed)
+            problems += _clash(section, model, placed)
             placed[section] = model
-    return found
+    return problems
 
 
 def _clash(section: str, model: ModelConfig, placed: Mapping[str, ModelConfig]) -> list[str]:
     for gpu in model.vllm.gpu_numbers:
-        there = [name for name, other in placed.items() if gpu in other.vllm.gpu_numbers]
-        shares = [placed[name].vllm.gpu_memory_utilization for name in there]
-        if there and sum(shares, model.vllm.gpu_memory_utilization) > 1:
+        sections = [name for name, other in placed.items() if gpu in other.vllm.gpu_numbers]
+        shares = [placed[name].vllm.gpu_memory_utilization for name in sections]
+        if sections and sum(shares, model.vllm.gpu_memory_utilization) > 1:
             return [
-                f"{section}.vllm.gpus: its servers and those of {' and '.join(there)} are up at once, and both want "
+                f"{section}.vllm.gpus: its servers and those of {' and '.join(sections)} are up at once, and both want "
                 f"more than all memory of GPU {gpu}; name other GPUs, or lower {section}.vllm.gpu_memory_utilization"
             ]
     return []

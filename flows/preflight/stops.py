@@ -20,30 +20,32 @@ def silent_stops(recipe: Recipe, env: Environment) -> list[str]:
     the model in a directory: such tokens are not in the text in which stop strings are looked for.
     A string that is just a token which ends replies anyway needs no sentence.
     """
-    found = []
+    sentences = []
     stops = list(_stops(recipe, env))
     tokens = {path: _control_tokens(Path(path)) for path in {model.path for _, model, _ in stops}}
-    for where, model, stop in stops:
+    for source, model, stop in stops:
         silent, ends = tokens[model.path]
         token = next((token for token in silent if token in stop), None)
         if token is not None and stop not in ends:
-            found.append(
-                f"{where}: the stop string {stop!r} has {token!r}, a control token of the model in {model.path}, and "
+            sentences.append(
+                f"{source}: the stop string {stop!r} has {token!r}, a control token of the model in {model.path}, and "
                 "would never end a reply, since it is looked for in the text without such tokens; leave it out, or add "
                 "the token's id to eos_token_id in the model's generation_config.json"
             )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(sentences))
 
 
 def _stops(recipe: Recipe, env: Environment) -> Iterator[tuple[str, ModelConfig, str]]:
     """Yield each stop string of a model in a directory, after the place that names it."""
-    own = transcript_of(env).sampling(Sampling()).stop
+    world_stops = transcript_of(env).sampling(Sampling()).stop
     players = [model for model in (recipe.model, recipe.models.teacher) if model is not None]
-    asked = [(f"environment {env.name}", model, own) for model in players]
-    asked += [(f"{name}.stop", recipe.model_of(role), s.stop) for name, (role, s) in sampling_sections(recipe).items()]
-    for where, model, stops in asked:
+    sources = [(f"environment {env.name}", model, world_stops) for model in players]
+    sources += [
+        (f"{name}.stop", recipe.model_of(role), s.stop) for name, (role, s) in sampling_sections(recipe).items()
+    ]
+    for source, model, stops in sources:
         if model.backend != "openai" and Path(model.path).is_dir():
-            yield from ((where, model, stop) for stop in stops)
+            yield from ((source, model, stop) for stop in stops)
 
 
 def _control_tokens(path: Path) -> tuple[tuple[str, ...], frozenset[str]]:

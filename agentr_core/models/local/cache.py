@@ -302,10 +302,10 @@ class LayeredKV:
 
         Row i has `prompts[i]` tokens; all end before column `base`.
         """
-        kept = min(window - 1, base)
-        self.shift = base - kept
-        positions = torch.tensor(prompts, device=self.shape.device)[:, None] - kept
-        positions = positions + torch.arange(kept, device=self.shape.device)
+        width = min(window - 1, base)
+        self.shift = base - width
+        positions = torch.tensor(prompts, device=self.shape.device)[:, None] - width
+        positions = positions + torch.arange(width, device=self.shape.device)
         self.near.gather(positions.clamp(min=0))
         return positions
 

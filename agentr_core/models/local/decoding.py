@@ -348,11 +348,11 @@ class Decoder:
 
         Raises `ModelFault` when names or shapes differ.
         """
-        own = dict(self._model.named_parameters())
-        strangers = [n for n in own.keys() | weights.keys() if _shape(own, n) != _shape(weights, n)]
-        if strangers:
-            raise ModelFault(f"the new weights are of another model: {', '.join(sorted(strangers)[:3])}")
-        for name, parameter in own.items():
+        parameters = dict(self._model.named_parameters())
+        mismatches = [n for n in parameters.keys() | weights.keys() if _shape(parameters, n) != _shape(weights, n)]
+        if mismatches:
+            raise ModelFault(f"the new weights are of another model: {', '.join(sorted(mismatches)[:3])}")
+        for name, parameter in parameters.items():
             parameter.copy_(weights[name])
         self._prefixes.clear()
 
@@ -430,24 +430,24 @@ class Decoder:
         them.
         """
         rows, slots, draws, penalties = logits.flatten(0, 1), grid.slots(), grid.draws(), grid.penalties()
-        wanted = any(reply.logprobs for reply in grid.live)
+        with_logprobs = any(reply.logprobs for reply in grid.live)
         size = rows_at_once(self._vocabulary) if logits.device.type == "cpu" else len(slots)
         tokens, logprobs = [], []
         for start in range(0, len(slots), size):
             part = slice(start, start + size)
-            own = rows.index_select(0, slots[part])[:, : self._vocabulary].float()
-            model = Logits(own)
+            part_logits = rows.index_select(0, slots[part])[:, : self._vocabulary].float()
+            model = Logits(part_logits)
             if not bool(torch.isfinite(model.peak).all()):
                 raise ModelFault(
                     "the model's output is not a number; its weights are damaged or overflow in this dtype"
                 )
             penalty = None if penalties is None else [column[part] for column in penalties]
-            adjusted = model if penalty is None else Logits(penalised(own, *penalty))
+            adjusted = model if penalty is None else Logits(penalised(part_logits, *penalty))
             temperature, top_p, uniform, top_k, min_p = draws
             limits = (None if column is None else column[part] for column in (top_k, min_p))
             chosen = choose(adjusted, temperature[part], top_p[part], uniform[part], *limits)
             tokens += chosen.tolist()
-            logprobs += log_probabilities(model, chosen).tolist() if wanted else []
+            logprobs += log_probabilities(model, chosen).tolist() if with_logprobs else []
         return tokens, logprobs
 
 
@@ -594,14 +594,14 @@ def load_model(path: Path, *, dtype: str, device: str, context_length: int, at: 
     tokenizer, model = _read(path, _DTYPES[dtype])
     model = model.to(place).eval().requires_grad_(False)
     config = model.config.get_text_config()
-    own: Any = getattr(config, "max_position_embeddings", None)
-    if own is None and not context_length:
+    max_positions: Any = getattr(config, "max_position_embeddings", None)
+    if max_positions is None and not context_length:
         raise ConfigError(f"{path / 'config.json'} does not say how long a context may be; set model.context_length")
-    if own is not None and context_length > own:
+    if max_positions is not None and context_length > max_positions:
         raise ConfigError(
-            f"model.context_length is {context_length}, but the model of {path} was made for {own}; lower it"
+            f"model.context_length is {context_length}, but the model of {path} was made for {max_positions}; lower it"
         )
-    context: int = context_length or own
+    context: int = context_length or max_positions
     renderer = Renderer(tokenizer, at=at)
     heads = getattr(config, "num_attention_heads", None)
     shape = _kv_shape(path, model, _DTYPES[dtype], place)
@@ -641,9 +641,9 @@ def _read(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
 
             adapted = PeftModel.from_pretrained(model, path)
             with safe_open(path / ADAPTER_WEIGHTS, framework="numpy") as tensors:
-                strangers = set(get_peft_model_state_dict(adapted)) ^ set(tensors.keys())
-            if strangers:
-                raise ValueError(f"adapter and model do not fit: {', '.join(sorted(strangers)[:3])}")
+                mismatches = set(get_peft_model_state_dict(adapted)) ^ set(tensors.keys())
+            if mismatches:
+                raise ValueError(f"adapter and model do not fit: {', '.join(sorted(mismatches)[:3])}")
             model = adapted.get_base_model()
     # What foreign files make a library raise is anyone's guess.
     except Exception as error:
@@ -664,22 +664,24 @@ def attention_of(path: Path, config: Any, context: int) -> Attention:
     """
     # Transformers turns the keys by the longest row of a batch, also those stored before.
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    own = getattr(config, "original_max_position_embeddings", None) or getattr(config, "max_position_embeddings", None)
+    max_positions = getattr(config, "original_max_position_embeddings", None) or getattr(
+        config, "max_position_embeddings", None
+    )
     for positions in rope.values() if any(isinstance(part, dict) for part in rope.values()) else [rope]:
-        most = positions.get("original_max_position_embeddings") or own
-        if positions.get("rope_type") in _BY_LENGTH and most and context > most:
+        limit = positions.get("original_max_position_embeddings") or max_positions
+        if positions.get("rope_type") in _BY_LENGTH and limit and context > limit:
             raise ModelDirectoryError(
                 f"the model of {path} has positions of type {positions['rope_type']}, which change with the longest "
-                f"row of a batch beyond {most} tokens; set model.context_length to {most} or less, or serve it with "
+                f"row of a batch beyond {limit} tokens; set model.context_length to {limit} or less, or serve it with "
                 "vLLM"
             )
     # Without a list of layer types, a model with a window has it in all layers.
     layers = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
     kinds = set(layers)
-    if strange := kinds - {"full_attention", "sliding_attention"}:
+    if unsupported := kinds - {"full_attention", "sliding_attention"}:
         raise ModelDirectoryError(
-            f"the model of {path} has layers of kind {', '.join(sorted(strange))}, which this backend cannot decode; "
-            "serve it with vLLM"
+            f"the model of {path} has layers of kind {', '.join(sorted(unsupported))}, which this backend cannot "
+            "decode; serve it with vLLM"
         )
     window = getattr(config, "sliding_window", None)
     if window is None or window >= context or kinds == {"full_attention"}:

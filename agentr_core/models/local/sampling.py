@@ -58,8 +58,8 @@ class Logits:
 
     def __init__(self, logits: Tensor) -> None:
         short = -logits.shape[-1] % _BLOCK
-        whole = pad(logits.float(), (0, short), value=-torch.inf) if short else logits.float()
-        self._blocks = whole.view(len(whole), -1, _BLOCK)
+        padded = pad(logits.float(), (0, short), value=-torch.inf) if short else logits.float()
+        self._blocks = padded.view(len(padded), -1, _BLOCK)
         self._highest = self._blocks.amax(dim=-1)
         self.peak = self._highest.amax(dim=-1)
         self._plain: tuple[Tensor, Tensor] | None = None
@@ -138,8 +138,8 @@ def log_probabilities(logits: Logits, tokens: Tensor) -> Tensor:
     penalty or filter: `logits` are the model's.
     """
     _, sums = logits.weights()
-    own = logits.flat().gather(1, tokens[:, None])[:, 0].double()
-    return own - logits.peak.double() - sums.sum(dim=-1).log()
+    token_logits = logits.flat().gather(1, tokens[:, None])[:, 0].double()
+    return token_logits - logits.peak.double() - sums.sum(dim=-1).log()
 
 
 def _inverted(weights: Tensor, sums: Tensor, uniform: Tensor) -> Tensor:
@@ -163,7 +163,8 @@ def _of_block(blocks: Tensor, number: Tensor) -> Tensor:
 
 def filtered(scaled: Tensor, top_p: Tensor, top_k: Tensor | None = None, min_p: Tensor | None = None) -> Tensor:
     """Return the probabilities [rows, vocabulary] of logits at their temperature, 0 for tokens that
-    are filtered out; the rest does not sum to 1. Arguments are as in `choose`.
+    are filtered out; the others are not rescaled, so a row may sum to less than 1. Arguments are as
+    in `choose`.
 
     As in Transformers' warpers: top-k, with all ties at its edge; then top-p on the rest; then
     min-p.
@@ -191,8 +192,8 @@ def filtered(scaled: Tensor, top_p: Tensor, top_k: Tensor | None = None, min_p: 
             within = (ordered.cumsum(dim=-1) - ordered < top_p[:, None]).sum(dim=-1, keepdim=True)
         least = ordered.gather(1, within - 1)
         equal = probabilities == least
-        wanted = within - (ordered > least).sum(dim=-1, keepdim=True)
-        nucleus = (probabilities > least) | (equal & (equal.cumsum(dim=-1) <= wanted)) | ~limited[:, None]
+        num_ties = within - (ordered > least).sum(dim=-1, keepdim=True)
+        nucleus = (probabilities > least) | (equal & (equal.cumsum(dim=-1) <= num_ties)) | ~limited[:, None]
         probabilities = torch.where(nucleus, probabilities, 0.0)
     if min_p is not None:
         least = min_p[:, None] * probabilities.amax(dim=-1, keepdim=True)

@@ -177,10 +177,10 @@ class TransformersModel:
     def _generate(self, requests: tuple[Request, ...]) -> list[list[Generation]]:
         decoder = self._opened()
         texts, replies = self._asked_for(requests)
-        wanted: list[list[int]] = [[] for _ in texts]
+        by_prompt: list[list[int]] = [[] for _ in texts]
         for index, reply in enumerate(replies):
-            wanted[reply.prompt].append(index)
-        waves = plan([len(text) for text in texts], wanted, max_batch=self._max_batch, max_width=self._max_width)
+            by_prompt[reply.prompt].append(index)
+        waves = plan([len(text) for text in texts], by_prompt, max_batch=self._max_batch, max_width=self._max_width)
         try:
             for wave in waves:
                 decoder.decode(wave, texts, replies)

@@ -31,9 +31,9 @@ def cut_at_stop(text: str, sampling: Sampling) -> str:
     """Return the text up to the first stop string, including it if `sampling` says so, or up to the
     end of what `until` matches, if that comes first; the whole text when there is neither.
     """
-    found = [(at, at + len(stop)) for stop in sampling.stop if (at := text.find(stop)) >= 0]
-    if found:
-        start, end = min(found)
+    spans = [(at, at + len(stop)) for stop in sampling.stop if (at := text.find(stop)) >= 0]
+    if spans:
+        start, end = min(spans)
         text = text[: end if sampling.include_stop else start]
     match = re.search(sampling.until, outside_thoughts(text)) if sampling.until else None
     return text if match is None else text[: match.end()]
@@ -95,9 +95,9 @@ def generation(
         logprobs: one for each token, or none.
     """
     text_of = partial(visible_text, renderer, end_ids, prompt)
-    whole, ids = text_of(tokens), tuple(tokens)
-    text = cut_at_stop(whole, sampling)
-    cut = bool(sampling.until) and text != whole
+    full_text, ids = text_of(tokens), tuple(tokens)
+    text = cut_at_stop(full_text, sampling)
+    cut = bool(sampling.until) and text != full_text
     if cut:
         ids = ids_within(tokens, text, text_of)
     return Generation(
@@ -173,10 +173,10 @@ def plan(lengths: Sequence[int], replies: Sequence[Sequence[int]], *, max_batch:
     padding.
     """
     by_width: dict[int, list[Row]] = {}
-    for prompt, wanted in enumerate(replies):
-        width = min(1 << (len(wanted) - 1).bit_length(), max_width)
-        for start in range(0, len(wanted), width):
-            by_width.setdefault(width, []).append(Row(prompt, tuple(wanted[start : start + width])))
+    for prompt, indices in enumerate(replies):
+        width = min(1 << (len(indices) - 1).bit_length(), max_width)
+        for start in range(0, len(indices), width):
+            by_width.setdefault(width, []).append(Row(prompt, tuple(indices[start : start + width])))
     waves = []
     for width, rows in sorted(by_width.items()):
         rows.sort(key=lambda row: (lengths[row.prompt], row.prompt))

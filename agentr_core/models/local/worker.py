@@ -82,15 +82,15 @@ async def _answer(model: TransformersModel, message: Batch | Reload, connection:
         replace(request, on_text=listener(number)) if number in message.streamed else request
         for number, request in enumerate(message.requests)
     ]
-    asked = asyncio.ensure_future(model.generate(requests))
+    generation = asyncio.ensure_future(model.generate(requests))
     seen = model.passes()
-    while not asked.done():
-        await asyncio.wait({asked}, timeout=_SIGN_S)
+    while not generation.done():
+        await asyncio.wait({generation}, timeout=_SIGN_S)
         # No sign without a further forward pass: computing may hang while this thread goes on.
-        if not asked.done() and model.passes() > seen:
+        if not generation.done() and model.passes() > seen:
             seen = model.passes()
             send(Working(model.written()))
-    return Replies(replies=asked.result(), cached_share=model.cached_share(), written=model.written())
+    return Replies(replies=generation.result(), cached_share=model.cached_share(), written=model.written())
 
 
 if __name__ == "__main__":

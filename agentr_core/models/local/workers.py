@@ -287,18 +287,18 @@ class Worker:
                 )
 
     def _load(self) -> None:
-        """Have the process load the model, and the weights that replaced the model's own; one that
-        does not live through it is replaced.
+        """Have the process load the model, and the weights that replaced the model's own. A process
+        that dies meanwhile is replaced.
         """
         while True:
-            what = "while it loaded the model"
+            phase = "while it loaded the model"
             try:
                 loaded: Loaded = self._exchange(self._loading)
                 if self._weights is not None:
-                    what = "while it took over weights"
+                    phase = "while it took over weights"
                     self._exchange(Reload(weights=self._weights))
             except (EOFError, OSError) as error:
-                self._replace(f"{self._end_of_process(error)} {what}", error)
+                self._replace(f"{self._end_of_process(error)} {phase}", error)
             else:
                 self.name, self.fingerprint = loaded.name, loaded.fingerprint
                 self.context_length = loaded.context_length
@@ -321,21 +321,21 @@ class Worker:
         try:
             answer: Replies = self._exchange(batch, listeners)
         except (EOFError, OSError) as error:
-            how = self._end_of_process(error)
-            self._replace(how, error)
+            ending = self._end_of_process(error)
+            self._replace(ending, error)
             self._load()
-            raise ModelUnavailable(f"{how}; it was restarted") from error
+            raise ModelUnavailable(f"{ending}; it was restarted") from error
         self._cached_share, self._written = answer.cached_share, answer.written
         return answer.replies
 
-    def _replace(self, how: str, error: Exception) -> None:
+    def _replace(self, ending: str, error: Exception) -> None:
         """Start a process in the place of one that has ended. Raises `ModelFault` if that was done
         too often, or nothing more is wanted.
         """
         self._deaths += 1
         self._earlier, self._written = self.written(), 0
         if self._deaths > _RESTARTS:
-            self._given_up = f"{how}; it has died {self._deaths} times and is not started again"
+            self._given_up = f"{ending}; it has died {self._deaths} times and is not started again"
             raise ModelFault(self._given_up) from error
         self._start()
 
@@ -357,8 +357,8 @@ class Worker:
         return answer
 
     def _end_of_process(self, error: Exception) -> str:
-        """End what is left of the process, and return how it ended, as a sentence without its
-        end.
+        """Stop the process if it still runs, and return how it ended: a sentence without its full
+        stop.
         """
         hung = isinstance(error, BlockingIOError)
         if hung:
@@ -375,8 +375,8 @@ class Worker:
                 f"{worker} was killed, probably because memory ran out (set model.workers=1 or lower model.max_batch)"
             )
         self._log.seek(0)
-        said = self._log.read().decode("utf-8", "replace").strip().splitlines()
-        return f"{worker} ended with status {status}{f' ({said[-1]})' if said else ''}"
+        lines = self._log.read().decode("utf-8", "replace").strip().splitlines()
+        return f"{worker} ended with status {status}{f' ({lines[-1]})' if lines else ''}"
 
     def _stop(self) -> None:
         self._connection.close()
@@ -441,17 +441,17 @@ class Workers:
     async def generate(self, requests: Sequence[Request]) -> list[list[Generation]]:
         """Return the replies. Raises as `Worker.generate`."""
         parts: dict[Worker, list[int]] = {}
-        for place, request in enumerate(requests):
-            parts.setdefault(self.member(request), []).append(place)
-        given = await all_or_none(
-            [worker.generate([requests[place] for place in places]) for worker, places in parts.items()]
+        for position, request in enumerate(requests):
+            parts.setdefault(self.member(request), []).append(position)
+        results = await all_or_none(
+            [worker.generate([requests[position] for position in positions]) for worker, positions in parts.items()]
         )
         replies = {
-            place: reply
-            for places, found in zip(parts.values(), given, strict=True)
-            for place, reply in zip(places, found, strict=True)
+            position: reply
+            for positions, generations in zip(parts.values(), results, strict=True)
+            for position, reply in zip(positions, generations, strict=True)
         }
-        return [replies[place] for place in range(len(requests))]
+        return [replies[position] for position in range(len(requests))]
 
     async def reload(self, weights: Path) -> None:
         """Have all workers take over the weights of a file. Raises as `Worker.reload`."""

@@ -136,7 +136,7 @@ def endpoint(server: ServerConfig, environment: Mapping[str, str]) -> Endpoint:
     return Endpoint(url=address, key=key, variables={name: environment[name] for name in names})
 
 
-def served_context_length(where: Endpoint, server: ServerConfig, configured: int) -> int:
+def served_context_length(target: Endpoint, server: ServerConfig, configured: int) -> int:
     """Return the context length of a served model: the server's number, or `configured` if that is
     less. Blocks.
 
@@ -153,71 +153,72 @@ def served_context_length(where: Endpoint, server: ServerConfig, configured: int
 
     http = DefaultHttpxClient(event_hooks=reading_now(server.answer_mib * MIB))
     try:
-        with OpenAI(**where.options(server), http_client=http) as client:
+        with OpenAI(**target.options(server), http_client=http) as client:
             served = read_models(client.get("/models", cast_to=bytes))
     except (OpenAIError, MalformedReply, LargeAnswer, GarbledAnswer) as error:
         if not (isinstance(error, APIStatusError) and error.status_code in _NO_LIST):
-            raise fault_of(error, where, server) from None
+            raise fault_of(error, target, server) from None
         served = {server.model: None}
     if server.model not in served:
         raise EndpointError(
-            f"{where.url} has no model {server.model!r}; it has {', '.join(sorted(served)) or 'none'}: set server.model"
+            f"{target.url} has no model {server.model!r}; it has {', '.join(sorted(served)) or 'none'}: set "
+            "server.model"
         )
     lengths = [length for length in (configured, served[server.model]) if length]
     if not lengths:
         raise ConfigError(
-            f"{where.url} does not say how long the context of {server.model} is; set context_length beside server"
+            f"{target.url} does not say how long the context of {server.model} is; set context_length beside server"
         )
     return min(lengths)
 
 
-def fault_of(error: Exception, where: Endpoint, server: ServerConfig) -> AgentrError:
+def fault_of(error: Exception, target: Endpoint, server: ServerConfig) -> AgentrError:
     """Return our error for an error of the client; it is `Transient` exactly if the same request
     may succeed later.
     """
     from openai import APIConnectionError, APIStatusError, APITimeoutError
 
     if isinstance(error, ModelFault):
-        return type(error)(where.redacted(f"{where.url}: {error}"))
+        return type(error)(target.redacted(f"{target.url}: {error}"))
     if isinstance(error, TimeoutError | APITimeoutError):
         return ModelUnavailable(
-            f"{where.url} did not answer in time; see whether it works, or raise server.timeout_seconds "
+            f"{target.url} did not answer in time; see whether it works, or raise server.timeout_seconds "
             f"({server.timeout_seconds:g}) or server.connect_seconds ({server.connect_seconds:g})"
         )
     if isinstance(error, APIStatusError):
         status = error.status_code
-        detail = where.redacted(" ".join(_message(error.body).split()))[:500] or "without a word"
+        detail = target.redacted(" ".join(_message(error.body).split()))[:500] or "without a word"
         if error.code == _NO_CREDIT:
             return EndpointError(
-                f"the account at {where.url} has no credit left: {detail}; top it up, and resume the run"
+                f"the account at {target.url} has no credit left: {detail}; top it up, and resume the run"
             )
         if status in _HEALING or status >= 500:
-            return ModelUnavailable(f"{where.url} answered {status}: {detail}")
+            return ModelUnavailable(f"{target.url} answered {status}: {detail}")
         if status in (401, 403):
             return EndpointError(
-                f"{where.url} refuses the key in {server.api_key_env or 'the request (none was sent)'} ({status}); "
+                f"{target.url} refuses the key in {server.api_key_env or 'the request (none was sent)'} ({status}); "
                 "set server.api_key_env to the variable with the right one"
             )
         if status == 404:
             return EndpointError(
-                f"{where.url} knows no model {server.model!r}, or is not such a server ({detail}); correct "
+                f"{target.url} knows no model {server.model!r}, or is not such a server ({detail}); correct "
                 "server.model or the address, which usually ends with /v1"
             )
         # The list cannot be complete: a refusal in other words is a fault, which costs its episode
         # and ends no path.
         is_context_error = error.code in _CONTEXT_CODES or error.type in _CONTEXT_CODES
         if is_context_error or (status in _TOO_LONG and any(words in detail.lower() for words in _CONTEXT_WORDS)):
-            return RequestTooLong(f"{where.url} refuses a conversation and its reply together ({status}): {detail}")
+            return RequestTooLong(f"{target.url} refuses a conversation and its reply together ({status}): {detail}")
         remedy = next((f"; {fix}" for name, fix in _CHANGED_BY.items() if re.search(rf"\b{name}\b", detail)), "")
-        return ModelFault(f"{where.url} refused the request ({status}): {detail}{remedy}")
+        return ModelFault(f"{target.url} refused the request ({status}): {detail}{remedy}")
     if isinstance(error, LargeAnswer):
-        return ModelFault(f"{where.url} gives too large an answer: {error}; raise server.answer_mib")
+        return ModelFault(f"{target.url} gives too large an answer: {error}; raise server.answer_mib")
     if isinstance(error, GarbledAnswer):
-        return MalformedReply(f"{where.url} gives an answer that cannot be read: {error}")
+        return MalformedReply(f"{target.url} gives an answer that cannot be read: {error}")
     if isinstance(error, APIConnectionError):
-        cause = where.redacted(" ".join(str(error.__cause__ or error).split()))
-        return ModelUnavailable(f"{where.url} cannot be reached ({cause}); start the server, or correct its address")
-    return ModelFault(where.redacted(f"{where.url}: {type(error).__name__}: {error}"))
+        cause = target.redacted(" ".join(str(error.__cause__ or error).split()))
+        return ModelUnavailable(f"{target.url} cannot be reached ({cause}); start the server, or correct its address")
+    return ModelFault(target.redacted(f"{target.url}: {type(error).__name__}: {error}"))
 
 
 def retry_after(error: Exception) -> float | None:
@@ -272,17 +273,17 @@ class OpenAIModel:
     """
 
     def __init__(
-        self, where: Endpoint, server: ServerConfig, *, context_length: int, renderer: Renderer | None = None
+        self, target: Endpoint, server: ServerConfig, *, context_length: int, renderer: Renderer | None = None
     ) -> None:
         from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
         self.name = server.model
-        self.fingerprint = fingerprint("openai", where.url, server.model, server.send_seed, server.extra_body)
+        self.fingerprint = fingerprint("openai", target.url, server.model, server.send_seed, server.extra_body)
         self.context_length = context_length
-        self._where = where
+        self._target = target
         # The fingerprint has the names of the variables, not their values: a new key does not make
         # another model.
-        self._server = replace(server, extra_body=filled(server.extra_body, where.variables))
+        self._server = replace(server, extra_body=filled(server.extra_body, target.variables))
         self._policy = RetryPolicy(retries=server.max_retries, seconds=server.retry_seconds)
         self._renderer = renderer
         self.estimates = renderer is None
@@ -291,11 +292,11 @@ class OpenAIModel:
         allow_connections(server.concurrency)
         connections = limits(server.concurrency, idle_seconds=_IDLE_SECONDS)
         client = DefaultAsyncHttpxClient(limits=connections, event_hooks=reading(server.answer_mib * MIB))
-        self._client = AsyncOpenAI(**where.options(server), http_client=client)
+        self._client = AsyncOpenAI(**target.options(server), http_client=client)
         self._closed = False
 
     @classmethod
-    def connect(cls, where: Endpoint, server: ServerConfig, *, context_length: int = 0) -> OpenAIModel:
+    def connect(cls, target: Endpoint, server: ServerConfig, *, context_length: int = 0) -> OpenAIModel:
         """Return the model of a server, after asking the server whether it has that model. Blocks.
 
         Args:
@@ -305,12 +306,12 @@ class OpenAIModel:
         Raises as `served_context_length`, and `ModelDirectoryError` when `server.tokenizer`
         cannot be loaded.
         """
-        length = served_context_length(where, server, context_length)
+        length = served_context_length(target, server, context_length)
         # The renderer only counts tokens: every date has about as many, and the server prints its
         # own.
         now = datetime.now(UTC)
         renderer = load_renderer(Path(server.tokenizer), at=now) if server.tokenizer else None
-        return cls(where, server, context_length=length, renderer=renderer)
+        return cls(target, server, context_length=length, renderer=renderer)
 
     async def generate(self, requests: Sequence[Request]) -> list[list[Generation]]:
         """Return the replies; when one request fails for good, the others are cancelled.
@@ -362,7 +363,7 @@ class OpenAIModel:
             except RequestTooLong as error:
                 refusal, limit = error, limit // 2
                 _log.warning("%s; a reply of %d tokens is tried: set model.context_length lower", refusal, limit)
-        raise ModelFault(f"{refusal or self._where.url}: no reply fits beside the prompt; set model.context_length")
+        raise ModelFault(f"{refusal or self._target.url}: no reply fits beside the prompt; set model.context_length")
 
     async def _parts(self, request: Request, limit: int) -> list[Generation]:
         parts = [self._part(body, request, limit) for body in bodies(request, self._server, limit)]
@@ -401,8 +402,8 @@ class OpenAIModel:
             return min(self.count_tokens(request), self.context_length - 1)
         if tokens >= self.context_length:
             raise PromptTooLong(
-                f"a prompt leaves no room for a reply at {self._where.url}: it counts {tokens} tokens, and the context "
-                f"has {self.context_length}"
+                f"a prompt leaves no room for a reply at {self._target.url}: it counts {tokens} tokens, and the "
+                f"context has {self.context_length}"
             )
         return tokens
 
@@ -428,7 +429,7 @@ class OpenAIModel:
                     return read(payload)
                 except (OpenAIError, ModelFault, TimeoutError, LargeAnswer, GarbledAnswer) as error:
                     failures += 1
-                    fault, delay = fault_of(error, self._where, self._server), retry_after(error)
+                    fault, delay = fault_of(error, self._target, self._server), retry_after(error)
                 wait = wait_before_retry(
                     self._policy,
                     failures=failures,

@@ -376,8 +376,8 @@ def read_completion(payload: bytes, request: Request, *, n: int, limit: int) -> 
         completion = _Completion.model_validate_json(payload)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "body"
-        raise MalformedReply(f"the reply is malformed ({where}: {first['msg']}): {_quote(payload)}") from None
+        location = ".".join(map(str, first["loc"])) or "body"
+        raise MalformedReply(f"the reply is malformed ({location}: {first['msg']}): {_quote(payload)}") from None
     choices = sorted(completion.choices, key=lambda choice: choice.index)
     numbers = [choice.index for choice in choices]
     if len(choices) != n:
@@ -459,8 +459,8 @@ def _completion_tokens(choices: Sequence[Choice], total: int, limit: int) -> lis
     if all(cuts):
         return _shares(total, [1] * len(choices))
     cut_share = min(limit, total // max(1, sum(cuts)))
-    rest = [0 if is_cut else len(choice.text) for is_cut, choice in zip(cuts, choices, strict=True)]
-    shares = _shares(total - cut_share * sum(cuts), rest)
+    lengths = [0 if is_cut else len(choice.text) for is_cut, choice in zip(cuts, choices, strict=True)]
+    shares = _shares(total - cut_share * sum(cuts), lengths)
     return [cut_share if is_cut else share for is_cut, share in zip(cuts, shares, strict=True)]
 
 

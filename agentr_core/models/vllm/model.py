@@ -198,9 +198,9 @@ class StreamedReply:
 
 def _malformed(error: ValidationError, payload: bytes) -> MalformedReply:
     first = error.errors()[0]
-    where = ".".join(map(str, first["loc"])) or "body"
+    location = ".".join(map(str, first["loc"])) or "body"
     excerpt = payload[:_EXCERPT_BYTES].decode("utf-8", "replace")
-    return MalformedReply(f"vLLM's answer is malformed ({where}: {first['msg']}): {excerpt!r}")
+    return MalformedReply(f"vLLM's answer is malformed ({location}: {first['msg']}): {excerpt!r}")
 
 
 def read_version(payload: bytes) -> str:

@@ -616,13 +616,14 @@ class Replicas:
             except OSError as error:
                 raise ModelServerError(f"the model server cannot be started: {error}") from error
 
-    def _died(self, replica: _Replica, how: str) -> bool:
+    def _died(self, replica: _Replica, ending: str) -> bool:
         _stop(replica)
         with replica.log.open("rb") as stream:
             stream.seek(max(replica.log_start, replica.log.stat().st_size - _TAIL_BYTES))
             reason = cause(stream.read().decode("utf-8", "replace"))
         message = (
-            f"replica {replica.number} of {self._launch.model} {how}; its log says: {reason} (all of it: {replica.log})"
+            f"replica {replica.number} of {self._launch.model} {ending}; its log says: {reason} "
+            f"(all of it: {replica.log})"
         )
         if not replica.ever_ready:
             raise ModelServerError(message)

@@ -194,8 +194,8 @@ class Dense:
         """Return the ranking of texts. Raises `ConfigError` when FAISS is not installed."""
         index = _faiss().IndexFlatIP(encoder.size)
         remaining = iter(texts)
-        while some := list(islice(remaining, _AT_ONCE)):
-            index.add(encoder.passages([unicodedata.normalize("NFKC", text) for text in some]))
+        while batch := list(islice(remaining, _AT_ONCE)):
+            index.add(encoder.passages([unicodedata.normalize("NFKC", text) for text in batch]))
         return cls(encoder, index)
 
     @classmethod
@@ -325,29 +325,29 @@ def scan(path: Path) -> Iterator[tuple[int, Document]]:
         raise DataFileError(f'corpus {path} has no document; write {{"id", "title", "contents"}} on each line')
 
 
-def _document(line: bytes, where: str) -> Document:
+def _document(line: bytes, location: str) -> Document:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DataFileError(f"{where} is not JSON in UTF-8 ({error}); write one object on each line") from None
+        raise DataFileError(f"{location} is not JSON in UTF-8 ({error}); write one object on each line") from None
     if not isinstance(record, dict):
-        raise DataFileError(f"{where} is a {type(record).__name__}; write one JSON object on each line")
+        raise DataFileError(f"{location} is a {type(record).__name__}; write one JSON object on each line")
     identifier = record.get("id")
     if isinstance(identifier, int) and not isinstance(identifier, bool):
         identifier = str(identifier)
     return Document(
-        _text(identifier, "id", where),
-        _text(record.get("title") or "", "title", where, blank=True),
-        _text(record.get("contents"), "contents", where),
+        _text(identifier, "id", location),
+        _text(record.get("title") or "", "title", location, blank=True),
+        _text(record.get("contents"), "contents", location),
     )
 
 
-def _text(value: Any, name: str, where: str, *, blank: bool = False) -> str:
+def _text(value: Any, name: str, location: str, *, blank: bool = False) -> str:
     if not isinstance(value, str) or not (blank or value.strip()):
         problem = "missing" if value is None else "blank" if isinstance(value, str) else f"a {type(value).__name__}"
-        raise DataFileError(f'{where}: "{name}" is {problem}; a document has the texts "id", "title" and "contents"')
+        raise DataFileError(f'{location}: "{name}" is {problem}; a document has the texts "id", "title" and "contents"')
     if (position := lone_surrogate(value)) is not None:
-        raise DataFileError(f'{where}: "{name}" has half a surrogate pair at {position}; correct the text')
+        raise DataFileError(f'{location}: "{name}" has half a surrogate pair at {position}; correct the text')
     return value
 
 

@@ -119,23 +119,23 @@ class Connection:
         while True:
             retry_after: float | None = None
             try:
-                where = f"{self.url}{path}"
+                url = f"{self.url}{path}"
                 try:
-                    response = self._loop.run(self._answer(method, where, body))
+                    response = self._loop.run(self._answer(method, url, body))
                 except LargeAnswer as error:
                     raise EnvironmentFault(
-                        f"{where} gives too large an answer: {error}; raise environment.options.search_answer_mib"
+                        f"{url} gives too large an answer: {error}; raise environment.options.search_answer_mib"
                     ) from None
                 except GarbledAnswer as error:
-                    raise MalformedAnswer(f"{where} gives an answer that cannot be read: {error}") from None
+                    raise MalformedAnswer(f"{url} gives an answer that cannot be read: {error}") from None
                 except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
                     raise EnvironmentUnavailable(
-                        f"{where} cannot be reached ({self._redacted(error)}); start the server, or correct its address"
+                        f"{url} cannot be reached ({self._redacted(error)}); start the server, or correct its address"
                     ) from None
                 except (httpx2.TimeoutException, TimeoutError):
-                    raise EnvironmentTimeout(f"{where} gave no answer within {self._timeout_s:g} s") from None
+                    raise EnvironmentTimeout(f"{url} gave no answer within {self._timeout_s:g} s") from None
                 except httpx2.HTTPError as error:
-                    raise EnvironmentUnavailable(f"{where} broke the connection ({self._redacted(error)})") from None
+                    raise EnvironmentUnavailable(f"{url} broke the connection ({self._redacted(error)})") from None
                 retry_after = seconds_told(response.headers.get("retry-after", ""), now=time.time())
                 return self._read(path, response)
             except EnvironmentFault as error:
@@ -149,33 +149,33 @@ class Connection:
                 _log.info("%s; try %d follows in %.1f s", error, failures + 1, wait)
                 time.sleep(wait)
 
-    async def _answer(self, method: str, where: str, body: Mapping[str, Any] | None) -> httpx2.Response:
+    async def _answer(self, method: str, url: str, body: Mapping[str, Any] | None) -> httpx2.Response:
         async with asyncio.timeout(self._timeout_s):
-            return await self._client.request(method, where, json=body)
+            return await self._client.request(method, url, json=body)
 
     def _read(self, path: str, response: httpx2.Response) -> Any:
-        where, status = f"{self.url}{path}", response.status_code
+        url, status = f"{self.url}{path}", response.status_code
         detail = self._redacted(" ".join(response.text.split()))[:300] or "without a word"
         if status in _HEALING or status >= 500:
-            raise EnvironmentUnavailable(f"{where} answered {status}: {detail}")
+            raise EnvironmentUnavailable(f"{url} answered {status}: {detail}")
         if status in _REFUSED_KEY:
-            raise EnvironmentServerError(f"{where} refuses the key ({status}: {detail}); export the right one")
+            raise EnvironmentServerError(f"{url} refuses the key ({status}: {detail}); export the right one")
         # Some services answer 400 when an account is empty, as they do to an odd query.
         if status == _UNPAID or (status == 400 and self._secret and _NO_CREDIT.search(detail)):
             raise EnvironmentServerError(
-                f"the account at {where} has no credit left ({status}: {detail}); pay for more, or export the key of "
+                f"the account at {url} has no credit left ({status}: {detail}); pay for more, or export the key of "
                 "another one"
             )
         if status in _NO_SUCH_SERVER:
             raise EnvironmentServerError(
-                f"{where} is not a search server of this kind ({status}: {detail}); correct the address"
+                f"{url} is not a search server of this kind ({status}: {detail}); correct the address"
             )
         if status != 200:
-            raise EnvironmentRefusal(f"{where} answered {status}: {detail}")
+            raise EnvironmentRefusal(f"{url} answered {status}: {detail}")
         try:
             return response.json()
         except ValueError:
-            raise MalformedAnswer(f"{where} did not answer with JSON: {detail}") from None
+            raise MalformedAnswer(f"{url} did not answer with JSON: {detail}") from None
 
     def _redacted(self, words: object) -> str:
         text = str(words) or type(words).__name__
@@ -285,11 +285,11 @@ class AnswerCache:
             if identity in self._answers:
                 self._answers.move_to_end(identity)
                 return self._answers[identity], True
-            other = self._under_way.get(identity)
-            if other is None:
+            pending = self._under_way.get(identity)
+            if pending is None:
                 future = self._under_way[identity] = Future()
-        if other is not None:
-            return other.result(), True
+        if pending is not None:
+            return pending.result(), True
         try:
             is_stored = False
             if self._store is not None:
@@ -527,14 +527,14 @@ class Pace:
         time.sleep(max(0.0, turn - time.monotonic()))
 
 
-def _read(kind: type[T], where: str, answer: Any) -> T:
+def _read(kind: type[T], url: str, answer: Any) -> T:
     try:
         return TypeAdapter(kind).validate_python(answer)
     except ValidationError as error:
         fault = error.errors(include_url=False, include_input=False)[0]
         path_in_answer = ".".join(map(str, fault["loc"])) or "it"
         raise MalformedAnswer(
-            f"{where} did not answer with a list of results: {path_in_answer}: {fault['msg']}"
+            f"{url} did not answer with a list of results: {path_in_answer}: {fault['msg']}"
         ) from None
 
 
