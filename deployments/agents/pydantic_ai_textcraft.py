@@ -12,7 +12,7 @@ import sys
 import httpx
 from openai import AsyncOpenAI
 from pydantic_ai import Agent
-from pydantic_ai.exceptions import ModelHTTPError
+from pydantic_ai.exceptions import AgentRunError
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, UserPromptPart
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
@@ -57,8 +57,10 @@ async def work(gateway: httpx.AsyncClient, client: AsyncOpenAI) -> None:
                 here = client.with_options(base_url=offer["base_url"], api_key=offer["key"])
                 reward = await play(here, offer["split"], offer["index"])
                 await gateway.post(f"/episodes/{offer['episode']}/reward", json={"reward": reward})
-            except ModelHTTPError as refusal:
-                sys.stderr.write(f"{refusal.message}\n")
+            except AgentRunError as error:
+                # No reward of 0: the run offers the episode again, unless it was over.
+                sys.stderr.write(f"{error.message}\n")
+                await gateway.post(f"/episodes/{offer['episode']}/failed", json={"reason": error.message})
 
 
 async def main(url: str, at_once: int) -> None:
