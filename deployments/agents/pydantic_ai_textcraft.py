@@ -8,6 +8,7 @@ Many at once in one process, which saves each episode the start of Python:
 import asyncio
 import os
 import sys
+from typing import Any
 
 import httpx
 from openai import AsyncOpenAI
@@ -50,17 +51,24 @@ async def play_offered() -> None:
 async def work(gateway: httpx.AsyncClient, client: AsyncOpenAI) -> None:
     """Play one episode after the other."""
     while True:
-        if (answer := await gateway.post("/episodes")).status_code == httpx.codes.OK:
-            offer = answer.json()
-            try:
-                # A client of its own for each episode would load all certificates anew.
-                here = client.with_options(base_url=offer["base_url"], api_key=offer["key"])
-                reward = await play(here, offer["split"], offer["index"])
-                await gateway.post(f"/episodes/{offer['episode']}/reward", json={"reward": reward})
-            except AgentRunError as error:
-                # No reward of 0: the run offers the episode again, unless it was over.
-                sys.stderr.write(f"{error.message}\n")
-                await gateway.post(f"/episodes/{offer['episode']}/failed", json={"reason": error.message})
+        try:
+            if (answer := await gateway.post("/episodes")).status_code == httpx.codes.OK:
+                await play_and_report(gateway, client, answer.json())
+        except httpx.TransportError as error:
+            sys.stderr.write(f"the gateway does not answer: {error!r}\n")
+            await asyncio.sleep(5)
+
+
+async def play_and_report(gateway: httpx.AsyncClient, client: AsyncOpenAI, offer: dict[str, Any]) -> None:
+    # A client of its own for each episode would load all certificates anew.
+    here = client.with_options(base_url=offer["base_url"], api_key=offer["key"])
+    try:
+        reward = await play(here, offer["split"], offer["index"])
+        await gateway.post(f"/episodes/{offer['episode']}/reward", json={"reward": reward})
+    except AgentRunError as error:
+        # No reward of 0: the run offers the episode again, unless it was over.
+        sys.stderr.write(f"{error.message}\n")
+        await gateway.post(f"/episodes/{offer['episode']}/failed", json={"reason": error.message})
 
 
 async def main(url: str, at_once: int) -> None:
