@@ -80,13 +80,14 @@ test-openenv: $(STAMP)
 	PYTHONPATH=$(CURDIR) $(BIN)/python tests/openenv/both_ways.py .venv-openenv/bin/python
 
 # Codex, Claude Code, mini-swe-agent, pi and a taskset of verifiers as they are, on a gateway with written replies, without
-# an account; needs npm.
+# an account, and codex, Claude Code and pi with exported sessions; needs npm.
 test-agents: $(STAMP)
 	test -x .venv-agents/bin/python || $(PYTHON) -m venv .venv-agents
 	.venv-agents/bin/python -m pip install --quiet --disable-pip-version-check claude-agent-sdk==0.2.189 \
 		mini-swe-agent==2.4.6 verifiers==0.4.0 uv==0.13.9
 	npm install --silent --prefix .venv-agents @openai/codex@0.171.0 @mariozechner/pi-coding-agent@0.73.1
 	PYTHONPATH=$(CURDIR) $(BIN)/python tests/agents/harnesses.py .venv-agents/bin/python .venv-agents/node_modules
+	PYTHONPATH=$(CURDIR) $(BIN)/python tests/agents/resumed_sessions.py .venv-agents/bin/python .venv-agents/node_modules
 	PYTHONPATH=$(CURDIR) $(BIN)/python tests/agents/verifiers_rollouts.py .venv-agents/bin/python
 
 # A real model of 135 million parameters, which the program's own command fetches (93 MB) and imports into runs/models, or

@@ -12,7 +12,10 @@ from flows.cli.options import WORKSPACE, IdPrefix, NamedPath, refuse_given
 from flows.cli.prefect_settings import quiet_prefect
 
 _OF_RECORDS = ("environment", "options", "split", "opening", "tools", "skip_bad")
-FORMATS = ("parquet", "trl", "sharegpt", "llama-factory", "agenttraj", "alpaca", "xtuner", "atif", "verl", "inspect")
+FORMATS = (
+    *("parquet", "trl", "sharegpt", "llama-factory", "agenttraj", "alpaca", "xtuner", "atif"),
+    *("claude-code", "codex", "pi", "verl", "inspect"),
+)
 
 
 @click.command()
@@ -78,6 +81,8 @@ def export(
     alpaca         a line for each trained turn, the turns before it as history
     xtuner         inputs and outputs, each with a flag `output_with_loss`
     atif           trajectories in the agent trajectory interchange format
+    claude-code, codex, pi
+                   a session for each sample, with which the program goes on
     verl           prompts and golds for reinforcement learning, with a
                    script that starts it; also of a selection or of group RL
     inspect        no training set, but evaluations: logs that Inspect reads,
