@@ -80,7 +80,7 @@ test-openenv: $(STAMP)
 	PYTHONPATH=$(CURDIR) $(BIN)/python tests/openenv/both_ways.py .venv-openenv/bin/python
 
 # Codex, Claude Code, mini-swe-agent, opencode, pi and a taskset of verifiers as they are, on a gateway with written replies,
-# without an account; needs npm.
+# without an account; codex, Claude Code and pi with exported sessions, too. Needs npm.
 test-agents: $(STAMP)
 	test -x .venv-agents/bin/python || $(PYTHON) -m venv .venv-agents
 	.venv-agents/bin/python -m pip install --quiet --disable-pip-version-check claude-agent-sdk==0.2.189 \
@@ -88,6 +88,7 @@ test-agents: $(STAMP)
 	npm install --silent --prefix .venv-agents @openai/codex@0.171.0 @mariozechner/pi-coding-agent@0.73.1 \
 		opencode-ai@1.18.33
 	PYTHONPATH=$(CURDIR) $(BIN)/python tests/agents/harnesses.py .venv-agents/bin/python .venv-agents/node_modules
+	PYTHONPATH=$(CURDIR) $(BIN)/python tests/agents/resumed_sessions.py .venv-agents/bin/python .venv-agents/node_modules
 	PYTHONPATH=$(CURDIR) $(BIN)/python tests/agents/verifiers_rollouts.py .venv-agents/bin/python
 
 # A real model of 135 million parameters, which the program's own command fetches (93 MB) and imports into runs/models, or

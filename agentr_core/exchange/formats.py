@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import yaml
 
 from agentr_core.errors import ConfigError
-from agentr_core.exchange import atif, verl
+from agentr_core.exchange import atif, session_files, verl
 from agentr_core.exchange.training_set import (
     TOOL_TURNS,
     PairRow,
@@ -530,7 +530,8 @@ def card(
         "pretty_name": training_set.name,
         **({"license": training_set.licence} if training_set.licence else {}),
         "tags": ["agentr", "agent-trajectories"],
-        "configs": configs,
+        # A session has lines of a program, and these are no rows.
+        **({"configs": configs} if configs else {}),
         **({"dataset_info": list(types)} if types else {}),
     }
     lines = [
@@ -623,6 +624,8 @@ def _first(*reasons: Callable[[TrainingSet], str]) -> Callable[[TrainingSet], st
     return lambda training_set: next(filter(None, (reason(training_set) for reason in reasons)), "")
 
 
+_OF_SESSIONS = (session_files.respelt_calls, session_files.noted, cut_replies)
+
 FORMATS: Mapping[str, Format] = MappingProxyType(
     {
         "parquet": Format(
@@ -679,6 +682,29 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
             "with `is_copied_context` is not to be trained.",
             impossible=atif.impossible,
             notes=(atif.sides_apart, atif.infinite_logprobs, cut_replies),
+        ),
+        "claude-code": Format(
+            write=session_files.write_claude_code,
+            read_with="A session of Claude Code for each sample. `claude --resume ID` goes on with one that is in the "
+            "folder of its project, such as `~/.claude/projects/-home-me-work` for `/home/me/work`.",
+            unmasked=session_files.without_flags,
+            impossible=session_files.impossible,
+            notes=_OF_SESSIONS,
+        ),
+        "codex": Format(
+            write=session_files.write_codex,
+            read_with="A session of codex for each sample. `codex exec resume ID` goes on with one that is in "
+            "`~/.codex/sessions`.",
+            unmasked=session_files.without_flags,
+            impossible=session_files.impossible,
+            notes=(session_files.beside_codex, *_OF_SESSIONS),
+        ),
+        "pi": Format(
+            write=session_files.write_pi,
+            read_with="A session of pi for each sample. `pi --session FILE` goes on with one.",
+            unmasked=session_files.without_flags,
+            impossible=session_files.impossible,
+            notes=(session_files.beside_pi, *_OF_SESSIONS),
         ),
         "verl": Format(
             write=verl.write,

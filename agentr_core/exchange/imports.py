@@ -33,6 +33,7 @@ from agentr_core.samples.chat_file import (
 )
 from agentr_core.samples.dataset import prompt_of
 from agentr_core.samples.json_records import entries, records
+from agentr_core.samples.published import as_conversation, as_pair
 from agentr_core.texts import placed, unreadable
 from agentr_core.types import (
     Instance,
@@ -96,6 +97,7 @@ def demonstration(record: dict[str, Any], where: str, *, world: World, split: st
     Raises `DataFileError` for a record of a different form, without a reply, with replies that are
     not to be trained, or with only the beginning of an episode.
     """
+    record = as_conversation(record, where)
     instance = instance_of(record, where, world=world, split=split)
     if holds(record.get("continued_trajectory_ref")):
         raise DataFileError(
@@ -169,6 +171,7 @@ def preference_of(
     """Return the preference in a record, which is line `number` of a file. Raises `DataFileError`
     for a record of a different form.
     """
+    record = as_pair(record, where)
     prompt, *sides = parts_of(record, where)
     instance = instance_of(record, where, world=world, split=split)
     origin = Provenance(extra={"file": name, "line": number})
@@ -191,6 +194,7 @@ def parts_of(
     """Return the prompt of the pair in a record, which carries no loss, and its two sides. Raises
     `DataFileError` for a record of a different form.
     """
+    record = as_pair(record, where)
     check_texts(record, where)
     key = next((name for name in ("prompt", "conversations", "messages") if name in record), "prompt")
     missing = [name for name in (key, "chosen", "rejected") if name not in record]

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from agentr_core.episodes.transcript import call_text, calls_in
 from agentr_core.errors import DataFileError
+from agentr_core.samples import published
 from agentr_core.samples.json_records import records
 from agentr_core.samples.sessions import SESSION, fields_unread, plain
 from agentr_core.texts import lone_surrogate
@@ -439,6 +440,8 @@ def left_out(record: Mapping[str, Any], use: Use) -> frozenset[str]:
     """
     if SESSION in record:
         return fields_unread(record)
+    if (of_authors := published.fields_unread(record, pairs=use == "pairs")) is not None:
+        return of_authors
     if is_atif(record):
         return frozenset(_of_atif(record, use))
     turns = next((name for name in _LISTS if holds(record.get(name))), "prompt")
@@ -532,7 +535,7 @@ def conversation(record: dict[str, Any], where: str) -> tuple[Message, ...]:
     prompt of TRL. Raises `DataFileError`, also for a record with more than turns of text.
     """
     # Fields that would change what is trained, and that cannot be read.
-    record = plain(record, where)
+    record = published.as_conversation(plain(record, where), where)
     check_texts(record, where)
     if all(holds(record.get(side)) for side in ("chosen", "rejected")):
         raise DataFileError(

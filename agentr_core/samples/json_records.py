@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agentr_core.errors import DataFileError
+from agentr_core.samples.published import numbered
 from agentr_core.samples.sessions import session, writer_of
 from agentr_core.texts import placed, quoted, unreadable
 
@@ -46,6 +47,11 @@ def entries(path: Path, *, setting: str) -> Iterator[tuple[int, dict[str, Any] |
     except (OSError, UnicodeDecodeError) as error:
         reason = unreadable(error)
         raise DataFileError(f"file {placed(path)} cannot be read: {reason}; set {setting} to a JSONL file") from error
+    for number, entry in _entries(text, path):
+        yield number, numbered(entry, path.stem) if isinstance(entry, dict) else entry
+
+
+def _entries(text: str, path: Path) -> Iterator[tuple[int, dict[str, Any] | DataFileError]]:
     start = text.lstrip()[:1]
     if start == "[":
         yield from _of_array(text, path)

@@ -18,6 +18,10 @@ from agentr_core.errors import DataFileError
 SESSION = "session_of"
 """The field of a record that names the agent whose session it is."""
 _LINES = "lines"
+NOTE = "agentr"
+"""The field of the first line, and of a tool that Claude Code notes, in which `agentr export` has
+what these programs have no field for.
+"""
 Line = Mapping[str, Any]
 Turn = dict[str, Any]
 
@@ -43,7 +47,13 @@ def writer_of(text: str) -> str:
 
 def session(agent: str, lines: Sequence[Line], name: str) -> dict[str, Any]:
     """Return the lines of a session as one record, which is named as its file is."""
-    return {SESSION: agent, "id": name, _LINES: list(lines)}
+    noted = {"instance_id": key} if isinstance(key := _note(lines).get("instance_id"), str) else {}
+    return {SESSION: agent, "id": name, **noted, _LINES: list(lines)}
+
+
+def _note(lines: Sequence[Line]) -> Line:
+    note = lines[0].get(NOTE) if lines else None
+    return note if isinstance(note, dict) else {}
 
 
 def plain(record: dict[str, Any], where: str) -> dict[str, Any]:
@@ -55,6 +65,8 @@ def plain(record: dict[str, Any], where: str) -> dict[str, Any]:
     if SESSION not in record:
         return record
     system, turns, tools = _READERS[record[SESSION]](record[_LINES], where)
+    note = _note(record[_LINES])
+    system, tools = system or note.get("system", ""), tools or note.get("tools", [])
     messages: list[Turn] = []
     instructions = [{"role": "system", "content": system}] if system else []
     for turn in [*instructions, *turns]:
@@ -193,6 +205,8 @@ def _answered(line: Line) -> list[Any]:
 
 def tool_definition(tool: Any) -> dict[str, Any]:
     """Return a tool as OpenAI defines it, of one that Claude Code noted."""
+    if isinstance(tool, dict) and isinstance(tool.get(NOTE), dict):
+        return dict(tool[NOTE])
     schema = tool.get("schema", tool) if isinstance(tool, dict) else {}
     described = {"description": schema["description"]} if isinstance(schema.get("description"), str) else {}
     parameters = schema.get("input_schema") or {"type": "object"}
@@ -329,6 +343,7 @@ _READ: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
 def _unread(agent: str, lines: Sequence[Line]) -> Iterator[str]:
     claude = [id(line) for line in _claude_path(lines, "")] if agent == "Claude Code" else None
     kept = claude if claude is not None else _pi_path(lines) if agent == "pi" else None
+    yield from (f"{NOTE}.{name}" for name in fields_beside(_note(lines), ("instance_id", "system", "tools")))
     for line in lines:
         kind = str(line.get("type"))
         item = line.get("payload")
@@ -340,7 +355,7 @@ def _unread(agent: str, lines: Sequence[Line]) -> Iterator[str]:
         elif part in ("reasoning", "web_search_call"):
             yield f"{kind}.{part}"
         else:
-            yield from (f"{kind}.{name}" for name in fields_beside(line, _READ[agent][kind]))
+            yield from (f"{kind}.{name}" for name in fields_beside(line, (*_READ[agent][kind], NOTE)))
         message = line.get("message")
         content = message.get("content") if isinstance(message, dict) else None
         for block in content if isinstance(content, list) else ():

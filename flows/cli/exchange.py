@@ -12,7 +12,10 @@ from flows.cli.options import WORKSPACE, IdPrefix, NamedPath, refuse_given
 from flows.cli.prefect_settings import quiet_prefect
 
 _OF_RECORDS = ("environment", "options", "split", "opening", "tools", "skip_bad")
-FORMATS = ("parquet", "trl", "sharegpt", "llama-factory", "agenttraj", "alpaca", "xtuner", "atif", "verl", "inspect")
+FORMATS = (
+    *("parquet", "trl", "sharegpt", "llama-factory", "agenttraj", "alpaca", "xtuner", "atif"),
+    *("claude-code", "codex", "pi", "verl", "inspect"),
+)
 
 
 @click.command()
@@ -78,6 +81,8 @@ def export(
     alpaca         a line for each trained turn, the turns before it as history
     xtuner         inputs and outputs, each with a flag `output_with_loss`
     atif           trajectories in the agent trajectory interchange format
+    claude-code, codex, pi
+                   a session for each sample, with which the program goes on
     verl           prompts and golds for reinforcement learning, with a
                    script that starts it; also of a selection or of group RL
     inspect        no training set, but evaluations: logs that Inspect reads,
@@ -160,10 +165,10 @@ def import_records(
     With expert, pairs or general, records are checked and written for recipes: SOURCE is a file or
     a folder of files, TARGET the new file. A file is JSON lines or one array: conversations of
     AgentTraj, ETO, ShareGPT or OpenAI, prompts and completions or pairs of TRL, or trajectories in
-    ATIF; or the session that Claude Code, codex or pi wrote. Each unsound record is reported with
-    its line, and then nothing is written. Fields that are not read are named. A recipe takes TARGET
-    as eto.expert.file (several demonstrations of an instance are fine), eto.preferences.file or
-    data.general.file.
+    ATIF; or what a program wrote: Agent-R a tree or a revision, ETO a log, or Claude Code, codex or
+    pi a session. Each unsound record is reported with its line, and then nothing is written. Fields
+    that are not read are named. A recipe takes TARGET as eto.expert.file (several demonstrations of
+    an instance are fine), eto.preferences.file or data.general.file.
 
     With iteration, SOURCE is the folder of a training that verl did on exported prompts, and there
     is no TARGET: its checkpoint (config.json and *.safetensors, merged) and its rollouts (dumps of

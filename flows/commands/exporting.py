@@ -48,6 +48,8 @@ from tasks.wiring import RunRef, quiet_workplace
 from tasks.workspaces import open_store
 
 Head = TypeVar("Head", bound=DatasetHead | GroupedInstance)
+_OF_EPISODES = ("atif", "claude-code", "codex", "pi")
+"""The formats that take the episodes of group RL."""
 _OF_SAMPLE = (
     *("instance_id", "pair_id", "trajectory_id", "tree_id", "good_leaf", "bad_leaf", "cut"),
     *("good_reward", "bad_reward"),
@@ -70,8 +72,9 @@ def export_folder(
 
     Args:
         prefix: the beginning of the id of a dataset, an iteration or a run; of an iteration of
-            group RL, which has no dataset, its episodes are written as atif, and for verl the
-            prompts of its instances: those that its selection chose, else those that were played.
+            group RL, which has no dataset, its episodes are written as atif or sessions, and for
+            verl the prompts of its instances: those that its selection chose, else those that were
+            played.
         iteration: which iteration of a run; None: its last one.
         sources: for verl: the data source by the domain of a question; None: those of ET-Agent.
         push_to: the dataset of the hub that takes the folder, once it is whole; empty: none.
@@ -87,15 +90,15 @@ def export_folder(
         check_push(push_to)
     store = open_store(workspace, must_exist=True)
     found, grouped = datasets_beginning(store, prefix), grouped_beginning(store, prefix)
-    takes_groups = form in ("verl", "atif")
+    takes_groups = form == "verl" or form in _OF_EPISODES
     if not takes_groups and not _of(found, iteration) and (online := _of(grouped, iteration)):
         raise ConfigError(
             f"iteration {online[-1].iteration} of run {online[-1].run_id} is group RL, which has no dataset; "
-            "only --format verl and --format atif take it"
+            f"only --format verl, {', '.join(_OF_EPISODES[:-1])} and {_OF_EPISODES[-1]} take it"
         )
     heads: list[DatasetHead | GroupedInstance] = [*found, *(grouped if takes_groups else [])]
     head = _chosen(heads, workspace, prefix, iteration)
-    if isinstance(head, GroupedInstance) and form == "atif":
+    if isinstance(head, GroupedInstance) and form in _OF_EPISODES:
         made = _episodes(store, workspace, head)
     elif isinstance(head, GroupedInstance):
         made = _prompts(store, workspace, grouped, head)

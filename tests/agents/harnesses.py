@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,7 +71,11 @@ def harnesses(python: Path, modules: Path) -> list[Harness]:
     ]
 
 
-def reply_of(harness: Harness) -> Callable[[tuple[Message, ...], int, int], str]:
+Reply = Callable[[tuple[Message, ...], int, int], str]
+"""A reply to the turns of a request, as `ScriptedModel` asks for it."""
+
+
+def reply_of(harness: Harness) -> Reply:
     """Return the replies: a call of the shell, and what follows on its result; to a call without
     tools, a title.
     """
@@ -87,9 +91,9 @@ def reply_of(harness: Harness) -> Callable[[tuple[Message, ...], int, int], str]
     return reply
 
 
-async def played(url: str, harness: Harness, tasks: Path) -> Trajectory:
+async def played(url: str, reply: Reply, tasks: Path) -> Trajectory:
     """Return the episode that a harness plays."""
-    model = ScriptedModel(reply_of(harness), context_length=1_000_000)
+    model = ScriptedModel(reply, context_length=1_000_000)
 
     async def sample(request: Request) -> list[Generation]:
         (replies,) = await model.generate([request])
@@ -100,21 +104,26 @@ async def played(url: str, harness: Harness, tasks: Path) -> Trajectory:
         return await episode(INSTANCE, env, sample, max_steps=12, sampling=Sampling(), seed=1)
 
 
-def tried(harness: Harness, folder: Path) -> bool:
-    """Print what is stored of the episode of a harness, and return whether nothing was lost."""
+def on_gateway(command: Sequence[str], reply: Reply, folder: Path) -> Trajectory:
+    """Return the episode that a command plays on a gateway of its own."""
     tasks = folder / "tasks.jsonl"
     tasks.write_text(json.dumps(TASK) + "\n", encoding="utf-8")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     launch = [sys.executable, "-c", "from flows.cli import main; main()", "gateway", "run", "--port", str(port)]
     options = ["--copies", "1", "--reward", "exit", "--time-limit", "120", "--logs", str(folder / "logs")]
-    with subprocess.Popen([*launch, *options, "--", *harness.command], stdout=subprocess.PIPE, text=True) as gateway:
+    with subprocess.Popen([*launch, *options, "--", *command], stdout=subprocess.PIPE, text=True) as gateway:
         try:
             assert gateway.stdout is not None
             gateway.stdout.readline()
-            found = asyncio.run(played(f"http://127.0.0.1:{port}", harness, tasks))
+            return asyncio.run(played(f"http://127.0.0.1:{port}", reply, tasks))
         finally:
             gateway.terminate()
+
+
+def tried(harness: Harness, folder: Path) -> bool:
+    """Print what is stored of the episode of a harness, and return whether nothing was lost."""
+    found = on_gateway(harness.command, reply_of(harness), folder)
     parts = OutsideTurns().parts(found.first_observation, found.steps)
     # A title is asked for beside the task, and is not trained.
     task = [part for part in parts if not part.side]

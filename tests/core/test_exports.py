@@ -474,8 +474,11 @@ def test_an_export_is_whole_or_not_there(tmp_path: Path, form: str) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "out", "there"]
 
 
+SESSIONS = ["claude-code", "codex", "pi"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("form", list(FORMATS))
+@pytest.mark.parametrize("form", [form for form in FORMATS if form not in SESSIONS])
 def test_the_card_leads_datasets_to_the_files(tmp_path: Path, form: str) -> None:
     whole_turns = form in ("llama-factory", "alpaca", "xtuner")
     made = training_set() if whole_turns else training_set(*samples(), grown())
@@ -558,6 +561,60 @@ def test_what_a_format_leaves_out_is_named(tmp_path: Path) -> None:
         "left out are the rewards, which 1 of 2 pairs do not have",
     ]
     assert "which `agentr import` does not join again" in FORMATS["atif"].notes_on(pairs())[0]
+
+
+THIRD = Instance(environment="line", split="train", index=3)
+
+
+def session(*messages: Message) -> TrainingSet:
+    """Return the set of one sample of tools, a question and these turns."""
+    sample = calling("")
+    told = replace(sample, messages=(*sample.messages[:2], *messages), instance=THIRD)
+    return TrainingSet(name="toy-1", facts={}, samples=[SampleRow(id="s", sample=told, origin=ORIGIN)])
+
+
+LOOKED = Message(role="assistant", text=call_text("look", '{"at":1}', beside="I look."), train=True)
+DOOR = Message(role="tool", text="a door")
+
+
+@pytest.mark.parametrize("form", SESSIONS)
+def test_a_session_is_of_an_instance_and_names_what_it_leaves_out(tmp_path: Path, form: str) -> None:
+    export(session(LOOKED, DOOR), tmp_path / "out", form)
+    page = (tmp_path / "out" / "README.md").read_text("utf-8")
+    assert "left out is how 1 replies spell their calls" in page
+    assert ("in place of those of 1 samples" in page) == (form != "claude-code")
+    assert "configs:" not in page
+    found = import_experts(tmp_path / "out", WORLD, opening=0)
+    assert found.faults == ()
+    (record,) = map(json.loads, found.lines)
+    assert (record["id"], record["messages"][-1]["content"]) == ("line/train/3", "a door")
+    assert record["tools"] == json.loads(session().samples[0].sample.messages[0].text)
+    assert {"agentr.run_id", "agentr.kind"} <= found.left_out.keys()
+
+
+@pytest.mark.parametrize("form", SESSIONS)
+def test_what_a_session_cannot_hold_is_refused(tmp_path: Path, form: str) -> None:
+    asked = Message(role="user", text="And?")
+    for made, part in (
+        (pairs(), "no form for preference pairs"),
+        (training_set(grown()), "grown by continuation"),
+        (session(LOOKED, LOOKED), "the user and the model must take turns"),
+        (session(LOOKED, DOOR, replace(asked, role="system")), "the user and the model must take turns"),
+        (session(LOOKED, DOOR, DOOR), "some results of tools answer no call"),
+        (session(LOOKED, asked, DOOR), "some results of tools answer no call"),
+        (session(replace(LOOKED, train=False), DOOR), "1 replies carry none, and a session has no flags"),
+    ):
+        with pytest.raises(ConfigError, match=part):
+            export(made, tmp_path / "out", form)
+        assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("form", SESSIONS)
+def test_a_call_with_a_number_that_json_lacks_stays_text(tmp_path: Path, form: str) -> None:
+    reply = replace(LOOKED, text=call_text("look", '{"at": NaN}'))
+    export(session(reply), tmp_path / "out", form)
+    (record,) = map(json.loads, import_chat(tmp_path / "out").lines)
+    assert record["messages"][-1]["content"] == reply.text
 
 
 def test_a_rejected_side_is_not_imported_as_a_conversation(tmp_path: Path) -> None:

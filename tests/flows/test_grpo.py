@@ -133,13 +133,17 @@ def test_a_recipe_runs_from_its_plan_to_its_report(
     for row in rows:
         house = f"Door {row['extra_info']['instance_id'].split('/')[-1]} of the train house."
         assert [turn["content"] for turn in row["prompt"]] == ["You stand before a door. Say the word.", "Ok.", house]
-    with pytest.raises(ConfigError, match="which has no dataset; only --format verl and --format atif take it"):
+    with pytest.raises(
+        ConfigError, match="which has no dataset; only --format verl, atif, claude-code, codex and pi take it"
+    ):
         export_folder(file.parent / "runs", done.run_id, tmp_path / "trl", "trl")
 
     export_folder(file.parent / "runs", done.run_id, tmp_path / "atif", "atif")
     written = [json.loads(path.read_text("utf-8")) for path in (tmp_path / "atif" / "trajectories").iterdir()]
     assert [faults(one) for one in written] == [[]] * len(written)
     rewards = {one["trajectory_id"]: one["extra"]["reward"] for one in written}
+    export_folder(file.parent / "runs", done.run_id, tmp_path / "pi", "pi")
+    assert len(list((tmp_path / "pi" / "sessions").iterdir())) == len(written)
     asked = "select trajectory_id, reward from rl_rollout join trajectory using (trajectory_id)"
     assert rewards == dict(store.rows(asked))
     replies = [step for one in written for step in one["steps"] if step.get("extra", {}).get("train")]

@@ -176,7 +176,8 @@ def test_a_selection_is_exported_with_what_the_published_reward_reads(selected: 
     with pytest.raises(ConfigError, match="--data-source history=x: write math=NAME or knowledge=NAME"):
         data_sources(["history=x"])
     with pytest.raises(
-        ConfigError, match="is group RL, which has no dataset; only --format verl and --format atif take it"
+        ConfigError,
+        match="is group RL, which has no dataset; only --format verl, atif, claude-code, codex and pi take it",
     ):
         export_folder(selected, run_id, tmp_path / "trl", "trl")
 

@@ -86,6 +86,20 @@ def calling(draw: st.DrawFn) -> tuple[Message, ...]:
 
 
 @st.composite
+def answered(draw: st.DrawFn) -> tuple[Message, ...]:
+    """Draw turns in which each call of a reply has its result."""
+    definition = {"type": "function", "function": {"name": draw(texts), "strict": True}}
+    head = [turn("tools", json.dumps([definition], ensure_ascii=False))]
+    head += [turn("system", draw(texts))] if draw(st.booleans()) else []
+    calls = st.lists(st.tuples(texts, st.dictionaries(texts, texts | st.integers() | st.none())), max_size=2)
+    turns = [turn("user", draw(texts))]
+    for named in draw(st.lists(calls, max_size=3)):
+        turns.append(turn("assistant", written_calls(draw(st.just("") | texts) or ("" if named else "x"), named)))
+        turns += [turn("tool", draw(texts)) for _ in named] or [turn("user", draw(texts))]
+    return (*head, *turns, turn("assistant", draw(texts), train=True))
+
+
+@st.composite
 def grown(draw: st.DrawFn) -> tuple[Message, ...]:
     flags = [True, *draw(st.lists(st.booleans(), max_size=2))]
     spans = [[Span(text=draw(texts), train=flag), Span(text=draw(texts))] for flag in flags]
@@ -204,8 +218,20 @@ def test_samples_come_back_from_atif(made: TrainingSet) -> None:
         assert imported(folder) == samples(made)
 
 
+@pytest.mark.parametrize("form", ["claude-code", "codex", "pi"])
+@given(data=st.data())
+def test_samples_come_back_from_sessions_with_all_replies_trained(form: str, data: st.DataObject) -> None:
+    made = data.draw(sets(alternating, answered))
+    trained = [
+        plain([replace(one, train=one.role == "assistant") for one in row.sample.messages]) for row in made.samples
+    ]
+    with exported(made, form) as folder:
+        assert sorted(imported(folder)) == sorted(trained)
+
+
 @pytest.mark.parametrize(
-    ("form", "forms"), [("llama-factory", (calling,)), ("llama-factory", (grown,)), ("agenttraj", (calling,))]
+    ("form", "forms"),
+    [("pi", (grown,)), ("llama-factory", (calling,)), ("llama-factory", (grown,)), ("agenttraj", (calling,))],
 )
 @settings(max_examples=20)
 @given(st.data())

@@ -1,0 +1,337 @@
+"""Sessions in the form that coding agents write and go on with, a file of JSON lines for each
+sample: those of Claude Code, codex and pi.
+
+Source: files that Claude Code 2.1.332, codex 0.171.0 and pi 0.73.1 wrote, and what these programs
+asked a model when they went on with files of this module.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import NAMESPACE_OID, UUID, uuid5
+
+from agentr_core.episodes.transcript import calls_in
+from agentr_core.exchange.training_set import SampleRow, TrainingSet
+from agentr_core.samples.chat_file import written_calls
+from agentr_core.samples.sessions import NOTE
+from agentr_core.types import Message, Sample
+
+_FOLDER = "sessions"
+_TIME = "1970-01-01T00:00:00.000Z"
+"""The programs want a time, and a sample has none."""
+_CWD = "/"
+"""They want a working directory, too."""
+_MODEL = "agentr"
+Line = dict[str, Any]
+
+
+class Call(NamedTuple):
+    """A call of a tool."""
+
+    id: str
+    name: str
+    arguments: Mapping[str, Any]
+
+
+class Turn(NamedTuple):
+    """A turn of a session. `calls` are those of a reply, without which its text is; `answers` is
+    the call whose result it has.
+    """
+
+    role: str
+    text: str
+    calls: Sequence[Call] = ()
+    answers: Call | None = None
+
+
+class Session(NamedTuple):
+    """A sample as the programs have it: its system text, its tools as OpenAI defines them, its
+    turns, and what they have no field for.
+    """
+
+    id: UUID
+    system: str
+    tools: Sequence[Any]
+    turns: Sequence[Turn]
+    note: Mapping[str, Any]
+
+
+def session_of(row: SampleRow) -> Session:
+    """Return the session of a sample for which `impossible` has no reason."""
+    messages = row.sample.messages
+    tools = json.loads(messages[0].text) if messages[0].role == "tools" else []
+    system = next((message.text for message in messages[:2] if message.role == "system"), "")
+    instance = row.sample.instance
+    note = {
+        "id": row.id,
+        "kind": str(row.sample.kind),
+        **row.origin,
+        "instance_id": None if instance is None else instance.key,
+    }
+    turns = list(_turns(row.sample))
+    return Session(uuid5(NAMESPACE_OID, row.id), system, tools, turns, note)
+
+
+def _turns(sample: Sample) -> Iterator[Turn]:
+    calls: list[Call] = []
+    for position, message in enumerate(_without_context(sample)):
+        if message.role == "assistant":
+            read = _calls(sample, message)
+            calls = [Call(f"call_{position}_{place}", *call) for place, (_, call) in enumerate(read)]
+            yield Turn("assistant", read[0][0] if read else message.text, tuple(calls))
+        elif message.role == "tool":
+            yield Turn("tool", message.text, answers=calls.pop(0))
+        else:
+            yield Turn(message.role, message.text)
+
+
+def _without_context(sample: Sample) -> Sequence[Message]:
+    """Return the turns of a sample after its tools and its system text."""
+    messages = sample.messages
+    start = int(messages[0].role == "tools")
+    return messages[start + (messages[start].role == "system") :]
+
+
+def _calls(sample: Sample, reply: Message) -> list[tuple[str, tuple[str, Mapping[str, Any]]]]:
+    """Return each call in a reply, after the text beside the calls: none where the sample has no
+    tools, or where a number in one is not finite, for which JSON has no place.
+    """
+    calls = calls_in(reply.text) if sample.messages[0].role == "tools" else ()
+    try:
+        json.dumps([dict(call.arguments) for call in calls], allow_nan=False)
+    except ValueError:
+        return []
+    return [(call.beside, (call.name, dict(call.arguments))) for call in calls]
+
+
+def impossible(training_set: TrainingSet) -> str:
+    """Return why a session cannot hold a training set; empty if it can."""
+    if training_set.pairs:
+        return "it has no form for preference pairs; choose parquet, trl, sharegpt or atif"
+    for row in training_set.samples:
+        turns, calls = _without_context(row.sample), 0
+        if any(message.spans for message in turns):
+            return "its replies are whole turns, and these were grown by continuation; choose parquet, trl or sharegpt"
+        if any(message.role == "system" for message in turns) or any(
+            before.role == after.role != "tool" for before, after in pairwise(turns)
+        ):
+            return "the user and the model must take turns; choose parquet, trl or sharegpt"
+        for message in turns:
+            of_reply = len(_calls(row.sample, message)) if message.role == "assistant" else 0
+            calls = calls - 1 if message.role == "tool" else of_reply
+            if calls < 0:
+                return "some results of tools answer no call; choose parquet, trl or sharegpt"
+    return ""
+
+
+def without_flags(training_set: TrainingSet) -> str:
+    """Return how many replies are not trained, which a session cannot say; empty if none."""
+    replies = [
+        message for row in training_set.samples for message in row.sample.messages if message.role == "assistant"
+    ]
+    count = sum(not message.train for message in replies)
+    return f"{count} replies carry none, and a session has no flags" if count else ""
+
+
+def respelt_calls(training_set: TrainingSet) -> str:
+    """Return of how many replies the spelling of their calls is left out; empty if of none."""
+    count = sum(
+        written_calls(read[0][0], [call for _, call in read]) != message.text
+        for row in training_set.samples
+        for message in row.sample.messages
+        if message.role == "assistant" and (read := _calls(row.sample, message))
+    )
+    return f"left out is how {count} replies spell their calls, of which names and arguments are there" if count else ""
+
+
+def noted(training_set: TrainingSet) -> str:
+    """Return where what the programs have no field for stands."""
+    return f"the ids behind a sample stand in a field `{NOTE}` of the first line, which the program passes over"
+
+
+def beside_codex(training_set: TrainingSet) -> str:
+    """Return of how many samples codex does not read the tools; empty if of none."""
+    count = sum(row.sample.messages[0].role == "tools" for row in training_set.samples)
+    return f"codex offers its own tools in place of those of {count} samples" if count else ""
+
+
+def beside_pi(training_set: TrainingSet) -> str:
+    """Return of how many samples pi does not read tools or system text; empty if of none."""
+    count = sum(row.sample.messages[0].role in ("tools", "system") for row in training_set.samples)
+    return f"pi has its own tools and system text in place of those of {count} samples" if count else ""
+
+
+def write_claude_code(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
+    """Write `ID.jsonl` for each sample, as in `~/.claude/projects/*`."""
+    return _write(training_set, folder, "{}.jsonl", claude_code_lines)
+
+
+def write_codex(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
+    """Write `rollout-TIME-ID.jsonl` for each sample, as in `~/.codex/sessions/**`."""
+    return _write(training_set, folder, "rollout-1970-01-01T00-00-00-{}.jsonl", codex_lines)
+
+
+def write_pi(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
+    """Write `TIME_ID.jsonl` for each sample, as in `~/.pi/agent/sessions/*`."""
+    return _write(training_set, folder, "1970-01-01T00-00-00-000Z_{}.jsonl", pi_lines)
+
+
+def _write(
+    training_set: TrainingSet, folder: Path, name: str, lines: Callable[[Session], Iterable[Line]]
+) -> Mapping[str, str]:
+    """Write the sessions. They are no rows, so there is no set of them to ask for."""
+    (folder / _FOLDER).mkdir()
+    for row in training_set.samples:
+        session = session_of(row)
+        text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines(session))
+        (folder / _FOLDER / name.format(session.id)).write_text(text, encoding="utf-8")
+    return {}
+
+
+def claude_code_lines(session: Session) -> Iterator[Line]:
+    """Yield the lines of a session of Claude Code, each after the one before it."""
+    note, parent = {NOTE: session.note}, None
+    for number, line in enumerate(_claude_rows(session)):
+        key = str(uuid5(session.id, str(number)))
+        yield {
+            "parentUuid": parent,
+            "isSidechain": False,
+            **line,
+            "uuid": key,
+            "timestamp": _TIME,
+            "userType": "external",
+            "cwd": _CWD,
+            "sessionId": str(session.id),
+            "version": "2.1.332",
+            **note,
+        }
+        note, parent = {}, key
+
+
+def _claude_rows(session: Session) -> Iterator[Line]:
+    """Yield the lines of a session, without what all of them have: one for each block of a
+    reply.
+    """
+    if session.system or session.tools:
+        snapshot = {
+            "type": "prompt_snapshot",
+            "systemPrompt": [session.system] if session.system else [],
+            "tools": [
+                {
+                    "name": tool["function"]["name"],
+                    "schema": {
+                        "name": tool["function"]["name"],
+                        "description": tool["function"].get("description", ""),
+                        "input_schema": tool["function"].get("parameters", {"type": "object"}),
+                    },
+                    NOTE: tool,
+                }
+                for tool in session.tools
+            ],
+        }
+        yield {"type": "attachment", "attachment": snapshot}
+    for number, turn in enumerate(session.turns):
+        if turn.role != "assistant":
+            content = _texts(turn.text)
+            if turn.answers is not None:
+                content = [{"type": "tool_result", "tool_use_id": turn.answers.id, "content": turn.text}]
+            yield {"type": "user", "message": {"role": "user", "content": content}}
+            continue
+        uses = [{"type": "tool_use", "id": id, "name": name, "input": given} for id, name, given in turn.calls]
+        for block in [*(_texts(turn.text) if turn.text or not uses else ()), *uses]:
+            message = {
+                "id": f"msg_{uuid5(session.id, f'reply {number}').hex}",
+                "type": "message",
+                "role": "assistant",
+                "model": _MODEL,
+                "content": [block],
+                "stop_reason": "tool_use" if uses else "end_turn",
+                "usage": {"input_tokens": 0, "output_tokens": 0},
+            }
+            yield {"type": "assistant", "message": message}
+
+
+def codex_lines(session: Session) -> Iterator[Line]:
+    """Yield the lines of a session of codex: what it is, and the items of its requests."""
+    head = {
+        "id": str(session.id),
+        "timestamp": _TIME,
+        "cwd": _CWD,
+        "originator": "agentr",
+        "cli_version": "0.171.0",
+        "source": "exec",
+        "base_instructions": {"text": session.system} if session.system else None,
+    }
+    tools = {"tools": session.tools} if session.tools else {}
+    yield {"timestamp": _TIME, "type": "session_meta", "payload": head, NOTE: {**session.note, **tools}}
+    for turn in session.turns:
+        for item in _codex_items(turn):
+            yield {"timestamp": _TIME, "type": "response_item", "payload": item}
+
+
+def _codex_items(turn: Turn) -> Iterator[Line]:
+    if turn.answers is not None:
+        yield {"type": "function_call_output", "call_id": turn.answers.id, "output": turn.text}
+        return
+    if turn.text or not turn.calls:
+        kind = "output_text" if turn.role == "assistant" else "input_text"
+        yield {"type": "message", "role": turn.role, "content": _texts(turn.text, kind)}
+    for call in turn.calls:
+        arguments = json.dumps(call.arguments, ensure_ascii=False)
+        yield {"type": "function_call", "name": call.name, "arguments": arguments, "call_id": call.id}
+
+
+def pi_lines(session: Session) -> Iterator[Line]:
+    """Yield the lines of a session of pi: what it is, and a tree of messages without branches."""
+    tools = {"tools": session.tools} if session.tools else {}
+    system = {"system": session.system} if session.system else {}
+    yield {
+        "type": "session",
+        "version": 3,
+        "id": str(session.id),
+        "timestamp": _TIME,
+        "cwd": _CWD,
+        NOTE: {**session.note, **tools, **system},
+    }
+    parent = None
+    for number, turn in enumerate(session.turns):
+        key = f"{number:08x}"
+        yield {
+            "type": "message",
+            "id": key,
+            "parentId": parent,
+            "timestamp": _TIME,
+            "message": {**_pi_message(turn), "timestamp": 0},
+        }
+        parent = key
+
+
+def _pi_message(turn: Turn) -> Line:
+    if turn.answers is not None:
+        answered = {"toolCallId": turn.answers.id, "toolName": turn.answers.name, "isError": False}
+        return {"role": "toolResult", **answered, "content": _texts(turn.text)}
+    if turn.role == "user":
+        return {"role": "user", "content": _texts(turn.text)}
+    calls = [{"type": "toolCall", "id": id, "name": name, "arguments": given} for id, name, given in turn.calls]
+    counts = ("input", "output", "cacheRead", "cacheWrite")
+    return {
+        "role": "assistant",
+        "content": [*(_texts(turn.text) if turn.text or not calls else ()), *calls],
+        "api": "openai-completions",
+        "provider": "agentr",
+        "model": _MODEL,
+        "usage": {
+            **dict.fromkeys(counts, 0),
+            "totalTokens": 0,
+            "cost": dict.fromkeys((*counts, "total"), 0),
+        },
+        "stopReason": "toolUse" if calls else "stop",
+    }
+
+
+def _texts(text: str, kind: str = "text") -> list[Line]:
+    return [{"type": kind, "text": text}]

@@ -1,0 +1,188 @@
+"""Files that the programs of the authors wrote: Agent-R's search trees (`search_results_12.json`)
+and records of revisions (`textcraft_centric.jsonl`), and ETO's logs of episodes (`12.json`).
+
+Source: the scripts `path_collection.py` and `mcts_utils` of Agent-R, and ETO's
+`construct_preference.py`, which read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from agentr_core.errors import DataFileError
+
+Node = Mapping[str, Any]
+Record = dict[str, Any]
+_OF_PATHS = ("children", "state", "llm_response", "obs", "visits", "value", "is_terminal")
+"""What is read of a node; `state` only of the root."""
+
+
+def numbered(record: Record, name: str) -> Record:
+    """Return a record with the index of its instance, of which in a tree and in a log only the name
+    of the file knows; any other record as it is.
+    """
+    if is_tree(record):
+        return {**record, "task_num": name.rpartition("_")[2]}
+    return {**record, "id": name} if _is_log(record) and "id" not in record else record
+
+
+def is_tree(record: Node) -> bool:
+    """Return whether an object is a node of one of Agent-R's trees."""
+    return {"children", "state", "llm_response", "visits"} <= record.keys()
+
+
+def _is_log(record: Node) -> bool:
+    meta = record.get("meta")
+    return isinstance(meta, dict) and "reward" in meta and isinstance(record.get("conversations"), list)
+
+
+def as_conversation(record: Record, where: str) -> Record:
+    """Return a record of these files as one with turns: of a tree its best path, of a revision the
+    spliced turns. Turns that carry no loss there carry none. Any other record is returned as it is.
+
+    Raises `DataFileError` for a tree of another form, or without a path that ended, and for the
+    demonstrations that a world brings along.
+    """
+    if reason := _unreadable(record):
+        raise DataFileError(f"{where} has {reason}")
+    if is_tree(record):
+        (best, reward), _ = _best_and_worst(record, where)
+        return {"id": record.get("task_num"), "messages": _turns(record, best), "reward": reward}
+    if "revise_log" in record:
+        return {"id": record.get("task_num"), "messages": _flagged(record["revise_log"])}
+    return {**record, "reward": record["meta"]["reward"]} if _is_log(record) else record
+
+
+def _unreadable(record: Node) -> str:
+    """Return what a record has, if it is of the demonstrations of a world, and why they are not
+    read; empty for any other.
+    """
+    if any(isinstance(task, dict) and "goldActionSequences" in task for task in record.values()):
+        return "ScienceWorld's gold paths, which the world's own expert plays; leave eto.expert.file empty"
+    plan = record.get("plan")
+    if isinstance(plan, dict) and "high_pddl" in plan:
+        return (
+            "a plan for ALFRED's robot; the world's own expert plays the walkthrough of the game beside it, so leave "
+            "eto.expert.file empty"
+        )
+    if {"states", "actions", "action_idxs"} <= record.keys():
+        return (
+            "a shopper of WebShop, whose goal has no number and whose products are named by their titles; write it as "
+            "a conversation with the id of its instance"
+        )
+    return ""
+
+
+def as_pair(record: Record, where: str) -> Record:
+    """Return a record of these files as a preference pair: of a tree its best and its worst path,
+    of a revision the two paths that it was made of. Any other record is returned as it is.
+
+    Raises `DataFileError` as `as_conversation`.
+    """
+    if is_tree(record):
+        (best, high), (worst, low) = _best_and_worst(record, where)
+        if best is worst:
+            raise DataFileError(f"{where}: one path of the tree ended, and a pair has two; leave the file out")
+        rewards = {"chosen_reward": high, "rejected_reward": low}
+        return {"id": record.get("task_num"), **_parted(_turns(record, best), _turns(record, worst)), **rewards}
+    logs = [record.get(name) for name in ("high_log", "low_log")]
+    if "revise_log" in record and isinstance(logs[0], list) and isinstance(logs[1], list):
+        return {"id": record.get("task_num"), **_parted(_flagged(logs[0]), _flagged(logs[1]))}
+    return record
+
+
+def fields_unread(record: Node, *, pairs: bool) -> frozenset[str] | None:
+    """Return the fields of a record of these files that hold something and are not read; None for
+    any other record.
+    """
+    if is_tree(record):
+        return frozenset(f"nodes.{name}" for node, _ in _nodes(record, "") for name in node if _unread(node, name))
+    if "revise_log" in record:
+        read = ("task_num", *(("high_log", "low_log") if pairs else ("revise_log",)))
+        return frozenset(name for name, value in record.items() if name not in read and value not in (None, "", []))
+    if _is_log(record):
+        return frozenset(f"meta.{name}" for name, value in record["meta"].items() if name != "reward" and value)
+    return None
+
+
+def _unread(node: Node, name: str) -> bool:
+    return name not in (*_OF_PATHS, "task_num") and bool(node[name])
+
+
+def _nodes(root: Node, where: str) -> Iterator[tuple[Node, tuple[Node, ...]]]:
+    """Yield the nodes of a tree, each with those on the way to it from below the root, depth
+    first.
+    """
+    rest: list[tuple[Any, tuple[Node, ...]]] = [(root, ())]
+    while rest:
+        node, path = rest.pop()
+        if not isinstance(node, dict) or not isinstance(node.get("children"), list):
+            raise DataFileError(f"{where}: a node of the tree has no list of children; leave the file out")
+        yield node, path
+        rest += [(child, (*path, child)) for child in reversed(node["children"])]
+
+
+Valued = tuple[tuple[Node, ...], float]
+"""A path and its value in [0, 1]."""
+
+
+def _best_and_worst(root: Node, where: str) -> tuple[Valued, Valued]:
+    """Return the first path of the highest mean value and of the lowest, of those that ended."""
+    ended = [
+        (path, _value(node, where))
+        for node, path in _nodes(root, where)
+        if path and node.get("is_terminal") and not node["children"]
+    ]
+    if not ended:
+        raise DataFileError(f"{where}: no path of the tree ended; leave the file out")
+    # ScienceWorld's server counts to 100, the others to 1.
+    most = 100 if max(value for _, value in ended) > 1 else 1
+    best, worst = max(ended, key=lambda one: one[1]), min(ended, key=lambda one: one[1])
+    return (best[0], best[1] / most), (worst[0], worst[1] / most)
+
+
+def _value(node: Node, where: str) -> float:
+    value, visits = node.get("value"), node.get("visits")
+    if not isinstance(value, int | float) or not isinstance(visits, int | float):
+        raise DataFileError(f"{where}: a node of the tree has no numbers value and visits; leave the file out")
+    return value / visits if visits else 0.0
+
+
+def _turns(root: Node, path: Sequence[Node]) -> list[Any]:
+    turns = _flagged(root["state"]) if isinstance(root["state"], list) else []
+    for node in path:
+        turns.append({"role": "assistant", "content": node.get("llm_response"), "loss": True})
+        turns.append({"role": "user", "content": node.get("obs")})
+    return turns
+
+
+def _flagged(turns: Any) -> Any:
+    """Return turns of which replies without a flag are not trained."""
+    if not isinstance(turns, list):
+        return turns
+    return [
+        {**turn, "loss": turn.get("loss") or False}
+        if isinstance(turn, dict) and turn.get("role") == "assistant"
+        else turn
+        for turn in turns
+    ]
+
+
+def _parted(chosen: list[Any], rejected: list[Any]) -> Record:
+    """Return the turns that both sides begin with as their prompt, and the rest of each, up to its
+    last reply.
+    """
+    shared = 0
+    while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
+        shared += 1
+    return {
+        "prompt": chosen[:shared],
+        "chosen": _until_reply(chosen[shared:]),
+        "rejected": _until_reply(rejected[shared:]),
+    }
+
+
+def _until_reply(turns: list[Any]) -> list[Any]:
+    last = turns[-1] if turns else None
+    return turns[:-1] if isinstance(last, dict) and last.get("role") == "user" else turns
