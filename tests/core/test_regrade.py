@@ -317,8 +317,23 @@ async def test_training_data_is_made_by_either_score(tmp_path: Path, tiny_model_
         await kept(site(f"data.scoring={other.id}"))
 
 
-def test_only_what_explores_whole_episodes_reads_a_scoring() -> None:
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["method=agent-r"], "agent-r makes its data of search trees, which grew by the rewards of their own leaves"),
+        (["method=compare"], "arms of a comparison share one pool, by one reward"),
+        (["method=eto", "eto.phases=[sft]"], "nothing here is made of whole episodes that were explored before"),
+        (
+            ["method=eto", "eto.phases=[rft,dpo]", "eto.preferences.source=file", "eto.preferences.file=p.jsonl"],
+            "pairs with eto.preferences.source file are not made of episodes",
+        ),
+        (["method=eto"], ""),
+    ],
+)
+def test_only_what_explores_whole_episodes_reads_a_scoring(overrides: list[str], told: str) -> None:
     recipe = {"name": "r", "model": {"path": "m"}, "environment": {"name": "combination-lock"}}
-    with pytest.raises(ConfigError, match=r"data.scoring: nothing here is made of whole episodes"):
-        parse(recipe, ["data.scoring=abc"])
-    assert parse(recipe | {"method": "eto"}, ["data.scoring=abc"]).data.scoring == "abc"
+    if not told:
+        assert parse(recipe, [*overrides, "data.scoring=abc"]).data.scoring == "abc"
+        return
+    with pytest.raises(ConfigError, match=f"data.scoring: {told}"):
+        parse(recipe, [*overrides, "data.scoring=abc"])
