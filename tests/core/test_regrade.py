@@ -23,6 +23,7 @@ from readme import BLOCKS, COMMANDS
 from agentr_core.environment import Repeatability
 from agentr_core.environments import registry
 from agentr_core.environments.graders import Command, Pattern, Rubric
+from agentr_core.environments.reasoning.world import ReasoningWorld
 from agentr_core.episodes.rollout import play
 from agentr_core.errors import ConfigError, ErrorBudgetSpent
 from agentr_core.fingerprint import fingerprint
@@ -245,6 +246,36 @@ def test_the_commands_of_the_manual_are_run(place: Workplace, tmp_path: Path, mo
         done = CliRunner().invoke(cli, [*words, "-w", str(tmp_path)], catch_exceptions=False)
         assert done.exit_code == 0
         assert f"10 episodes of run {RUN}" in done.output
+
+
+def test_a_question_world_has_its_golds_and_a_model_that_cannot_judge_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of the worlds that are shipped, not of the lock alone.
+    monkeypatch.undo()
+    place = finish(tmp_path, RUN, [set()], episodes=0, environment={"name": "reasoning", "options": {"top_k": 1}})
+    golds = []
+    with place.worlds() as ((_, env),):
+        assert isinstance(env, ReasoningWorld)
+        for number, instance in enumerate(env.instances("train")[:3]):
+            golds.append(env.problem(instance).golds[0])
+            first, outcomes = play(env, instance, [f"<answer>\\boxed{{{golds[-1] if number else 'nobody'}}}</answer>"])
+            stop = outcomes[-1].stop or StopReason.STEP_LIMIT
+            episode = Trajectory.ended(instance, first, [outcome.step for outcome in outcomes], stop)
+            place.store.write(
+                trajectory_rows(f"q{number}", episode, source="rollout", iteration_id=place.iteration_id(0))
+            )
+    gold = tmp_path / "gold.jsonl"
+    gold.write_text("".join(json.dumps({"id": n, "answer": answer}) + "\n" for n, answer in enumerate(golds)))
+    for by in (["--by", "exact"], ["--by", "numeric", "--gold", str(gold)]):
+        (scored,) = json.loads(call(place, *by, "--format", "json").output)["scores"]
+        assert (scored["success"], scored["new_success"]) == pytest.approx((2 / 3, 2 / 3))
+    rubric = tmp_path / "rubric.txt"
+    rubric.write_text("The answer is right.")
+    judge = str(Path(__file__).parents[2] / "data" / "models" / "reasoning-tiny")
+    told = call(place, "--by", "rubric", "--rubric", str(rubric), "--judge", judge, "--format", "json")
+    (scored,) = json.loads(told.output[told.output.index("{") :])["scores"]
+    assert (told.exit_code, scored["episodes"], scored["unreadable"], scored["new_success"]) == (0, 3, 3, None)
 
 
 @pytest.mark.parametrize(
