@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -63,11 +63,8 @@ def faults_of(name: Any, recipe: Recipe | None) -> list[str]:
         # The stages of a comparison depend on its arms, which are not settled yet.
         plans = [] if method.flow == "compare" else plans_of(recipe)
         roles = {role for plan in plans for stage in plan.stages for role in stage.roles}
-        if recipe.data.scoring and not any(stage.name == "explore" for plan in plans for stage in plan.stages):
-            faults.append(
-                "data.scoring: nothing here is made of whole episodes that were explored before, which alone can be "
-                "scored again; leave it out"
-            )
+        if recipe.data.scoring:
+            faults += _faults_of_scoring(recipe, {stage.name for plan in plans for stage in plan.stages})
         rows = {plan.training.objective.rows for plan in plans if plan.training is not None}
         faults += faults_of_teacher(recipe, collects=not plans or "teacher" in roles, online="episodes" in rows)
         if plans and recipe.model.vllm.sleep and "episodes" not in rows:
@@ -80,6 +77,37 @@ def faults_of(name: Any, recipe: Recipe | None) -> list[str]:
         if rows != {"episodes"}:
             faults += sharing_faults(recipe.training, back=recipe.alarms.reaction == "back")
     return faults + faults_of_sections(recipe) + faults_of_choice(recipe, goes_round=method.flow == "flywheel")
+
+
+# The search would have grown other trees by other rewards: its values, and where it went on, are
+# those of the rewards that the leaves brought. New rewards for leaves alone would be neither.
+def _faults_of_scoring(recipe: Recipe, stages: Collection[str]) -> list[str]:
+    """Return why data of a recipe cannot be made by a scoring, as one sentence; empty if it can.
+
+    Args:
+        stages: the names of all stages of the recipe; none are known of a comparison.
+    """
+    if "collect" in stages:
+        why = (
+            f"{recipe.method} makes its data of search trees, which grew by the rewards of their own leaves, and a "
+            "scoring has whole episodes alone; leave it out, and let the world give other rewards "
+            "(environment.options) before trees are collected"
+        )
+    elif method_of(recipe).flow == "compare":
+        why = "arms of a comparison share one pool, by one reward; leave it out, and give runs of eto a scoring each"
+    elif "explore" not in stages:
+        why = (
+            "nothing here is made of whole episodes that were explored before, which alone can be scored again; "
+            "leave it out"
+        )
+    elif "prefer" in stages and recipe.eto.preferences.source != "exploration":
+        why = (
+            f"pairs with eto.preferences.source {recipe.eto.preferences.source} are not made of episodes, which alone "
+            "can be scored again; leave it out"
+        )
+    else:
+        return []
+    return [f"data.scoring: {why}"]
 
 
 def _unread_settings(recipe: Recipe) -> list[str]:

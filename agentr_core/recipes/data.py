@@ -82,7 +82,7 @@ class DataConfig:
     scoring: str = later("")
     """The id of the scoring by which episodes are compared and kept, as `agentr regrade` prints it;
     empty: the rewards that they were played with. Every explored episode must have a score of
-    it."""
+    it. ETO alone reads it: trees of Agent-R have grown by the rewards of their leaves."""
     good_per_tree: Natural = 0
     """The most good trajectories taken from one tree, or in an iteration `rft` of ETO from one
     explored instance, shortest first; 0 means no cap (as published). Without one, rejection

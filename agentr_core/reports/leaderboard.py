@@ -7,8 +7,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -97,7 +96,14 @@ def add(page: Path, entry: Entry | None = None) -> Table:
         ConfigError: the file has text and no marks, or the entries beside it cannot be read.
         DiskError: it cannot be written.
     """
-    with _alone_in(page.parent):
+    try:
+        page.parent.mkdir(parents=True, exist_ok=True)
+        folder = os.open(page.parent, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise DiskError(f"{page.parent} cannot be opened: {error.strerror}") from error
+    try:
+        # Of two runs that end at once, the later would write the file as it was before the earlier.
+        fcntl.flock(folder, fcntl.LOCK_EX)
         lines = page.with_suffix(".jsonl")
         entries = [row for row in read(lines) if entry is None or not row.run or row.run != entry.run]
         if entry is not None:
@@ -114,23 +120,8 @@ def add(page: Path, entry: Entry | None = None) -> Table:
         write_text(lines, "".join(f"{row.model_dump_json(exclude_defaults=True)}\n" for row in entries))
         write_text(page, f"{head}{START}\n\n{table_markdown(board)}\n{END}{tail}")
         return board
-
-
-@contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Keep others out of the leaderboards of a folder: of two runs that end at once, the later one
-    would write the file as it was before the earlier one.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise DiskError(f"{folder} cannot be opened: {error.strerror}") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
     finally:
-        os.close(descriptor)
+        os.close(folder)
 
 
 def read(file: Path) -> list[Entry]:

@@ -115,7 +115,10 @@ async def regrade(
     """
     episodes = scorable(place.store, place.run_id, evaluations=evaluations, iteration=iteration)
     if not episodes:
-        raise ConfigError(f"run {place.run_id} has no such episodes; `select * from v_episodes` lists those it has")
+        raise ConfigError(
+            f"run {place.run_id} has no such episodes, and paths of search trees are none; `select * from v_episodes` "
+            "lists those it has"
+        )
     originals = list(dict.fromkeys(episodes.values()))
     stored = load_regrades(place.store, scoring.id, originals)
     left = [key for key in originals if key not in stored]

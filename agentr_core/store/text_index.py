@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from agentr_core.errors import StoreError
 from agentr_core.fingerprint import fingerprint
@@ -146,16 +146,21 @@ def phrases(words: str) -> list[str]:
 def texts_of(store: Store, matches: Sequence[Match]) -> dict[str, str]:
     """Return the texts that match, by hash; those that are no longer in the store are left out."""
     texts: dict[str, str] = {}
-    # One query a kind of place: each reads a whole column. Most texts are at their first place.
+    # One query a kind of place: each reads a whole column. Most texts are at their first place. A
+    # tree has thousands of texts, so of its nodes only those that are wanted are read.
     for number in range(_PLACES):
         places: dict[Place, set[str]] = {}
         for match in matches:
             if match.digest not in texts and number < len(match.places):
                 places.setdefault(match.places[number], set()).add(match.digest)
         for kind in sorted({place.kind for place in places}):
-            keys = sorted({place.key for place in places if place.kind == kind})
+            wanted = [place for place in places if place.kind == kind]
             chosen = f"{_KEYS[kind]}_id in (select unnest(?::varchar[]))"
-            for key, position, text in store.rows(_TEXTS[kind].format(chosen=chosen, texts=_STEP), keys):
+            values: list[Any] = [[place.key for place in wanted]]
+            if kind == "node":
+                chosen = f"rowid in (select rowid from node where {_NODES})"
+                values.append([place.position for place in wanted])
+            for key, position, text in store.rows(_TEXTS[kind].format(chosen=chosen, texts=_STEP), *values):
                 if fingerprint(text) in places.get(Place(kind, key, position), ()):
                     texts[fingerprint(text)] = text
     return texts
@@ -191,6 +196,7 @@ _STEP: Final = (
 )
 _BETWEEN: Final = "rowid > ? and rowid <= ?"
 _KEYS: Final = {"trajectory": "trajectory", "node": "tree", "pair": "pair", "sample": "sample"}
+_NODES: Final = "(tree_id, node_index) in (select unnest(?::varchar[]), unnest(?::bigint[]))"
 _TABLES: Final = {**{kind: kind for kind in _KEYS}, "pair": "critique"}
 _KEY_AT: Final = {kind: f"select {key}_id from {_TABLES[kind]} where rowid = ?" for kind, key in _KEYS.items()}
 _LAST_OF: Final = {

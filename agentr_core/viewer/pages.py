@@ -98,6 +98,10 @@ _ROW: Final = 38
 _COLUMN: Final = 188
 _BEND: Final = 34
 _MARGIN: Final = 30
+_UPRIGHT: Final = 1000
+"""A wider drawing is printed on a page that lies on its side: fitted into an upright one, its texts
+would be smaller than can be read.
+"""
 _LABEL: Final = 20
 """Characters of an action that are shown; the page of its node shows all of it."""
 _TONES: Final = ("passed", "", "bad", "good", "both")
@@ -131,7 +135,8 @@ def tree_drawing(
     rows = _rows(children)
     width = 2 * _MARGIN + _COLUMN * (max(node.depth for node in nodes) + 1)
     height = 2 * _MARGIN + _ROW * max(rows.values())
-    svg = ET.Element("svg", {"class": "tree", "viewBox": f"0 0 {width} {height:g}", "role": "img"})
+    shape = "tree wide" if width > max(_UPRIGHT, height) else "tree"
+    svg = ET.Element("svg", {"class": shape, "viewBox": f"0 0 {width} {height:g}", "role": "img"})
     svg.attrib.update({"width": str(width), "height": f"{height:g}", "aria-label": f"{len(nodes)} nodes"})
     spots = {node.number: (_MARGIN + _COLUMN * node.depth, _MARGIN + _ROW * rows[node.number]) for node in nodes}
     # Edges that were not taken are drawn below those that were.

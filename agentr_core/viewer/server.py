@@ -31,7 +31,7 @@ from agentr_core.samples.rendering import ReadToken
 from agentr_core.store.database import Store, snapshot
 from agentr_core.store.queries.listings import LISTINGS
 from agentr_core.store.queries.notes import note_of, write_note
-from agentr_core.store.queries.trees import sampled_tokens
+from agentr_core.store.queries.trees import sampled_tokens, trajectory_head
 from agentr_core.store.tables import Note
 from agentr_core.store.text_index import TextIndex
 from agentr_core.texts import goal
@@ -216,7 +216,8 @@ class _Viewer:
             after = Note(tags=tags, text=sent.get("text", "").replace("\r\n", "\n")[:_NOTE_CHARS])
             await run_in_threadpool(write_note, self._store, key, after)
             return RedirectResponse(f"/notes/{key}", 303)
-        page = self._render("notes", 200, trajectory_id=key, note=before, key=self._key, most_chars=_NOTE_CHARS)
+        head = await run_in_threadpool(trajectory_head, self._store, key)
+        page = self._render("notes", 200, head=head, note=before, key=self._key, most_chars=_NOTE_CHARS)
         # With `no-referrer`, a browser would not name the origin of the form.
         page.headers["Referrer-Policy"] = "same-origin"
         return page

@@ -23,6 +23,7 @@ from readme import BLOCKS, COMMANDS
 from agentr_core.environment import Repeatability
 from agentr_core.environments import registry
 from agentr_core.environments.graders import Command, Pattern, Rubric
+from agentr_core.environments.reasoning.world import ReasoningWorld
 from agentr_core.episodes.rollout import play
 from agentr_core.errors import ConfigError, ErrorBudgetSpent
 from agentr_core.fingerprint import fingerprint
@@ -247,6 +248,36 @@ def test_the_commands_of_the_manual_are_run(place: Workplace, tmp_path: Path, mo
         assert f"10 episodes of run {RUN}" in done.output
 
 
+def test_a_question_world_has_its_golds_and_a_model_that_cannot_judge_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of the worlds that are shipped, not of the lock alone.
+    monkeypatch.undo()
+    place = finish(tmp_path, RUN, [set()], episodes=0, environment={"name": "reasoning", "options": {"top_k": 1}})
+    golds = []
+    with place.worlds() as ((_, env),):
+        assert isinstance(env, ReasoningWorld)
+        for number, instance in enumerate(env.instances("train")[:3]):
+            golds.append(env.problem(instance).golds[0])
+            first, outcomes = play(env, instance, [f"<answer>\\boxed{{{golds[-1] if number else 'nobody'}}}</answer>"])
+            stop = outcomes[-1].stop or StopReason.STEP_LIMIT
+            episode = Trajectory.ended(instance, first, [outcome.step for outcome in outcomes], stop)
+            place.store.write(
+                trajectory_rows(f"q{number}", episode, source="rollout", iteration_id=place.iteration_id(0))
+            )
+    gold = tmp_path / "gold.jsonl"
+    gold.write_text("".join(json.dumps({"id": n, "answer": answer}) + "\n" for n, answer in enumerate(golds)))
+    for by in (["--by", "exact"], ["--by", "numeric", "--gold", str(gold)]):
+        (scored,) = json.loads(call(place, *by, "--format", "json").output)["scores"]
+        assert (scored["success"], scored["new_success"]) == pytest.approx((2 / 3, 2 / 3))
+    rubric = tmp_path / "rubric.txt"
+    rubric.write_text("The answer is right.")
+    judge = str(Path(__file__).parents[2] / "data" / "models" / "reasoning-tiny")
+    told = call(place, "--by", "rubric", "--rubric", str(rubric), "--judge", judge, "--format", "json")
+    (scored,) = json.loads(told.output[told.output.index("{") :])["scores"]
+    assert (told.exit_code, scored["episodes"], scored["unreadable"], scored["new_success"]) == (0, 3, 3, None)
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -317,8 +348,23 @@ async def test_training_data_is_made_by_either_score(tmp_path: Path, tiny_model_
         await kept(site(f"data.scoring={other.id}"))
 
 
-def test_only_what_explores_whole_episodes_reads_a_scoring() -> None:
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["method=agent-r"], "agent-r makes its data of search trees, which grew by the rewards of their own leaves"),
+        (["method=compare"], "arms of a comparison share one pool, by one reward"),
+        (["method=eto", "eto.phases=[sft]"], "nothing here is made of whole episodes that were explored before"),
+        (
+            ["method=eto", "eto.phases=[rft,dpo]", "eto.preferences.source=file", "eto.preferences.file=p.jsonl"],
+            "pairs with eto.preferences.source file are not made of episodes",
+        ),
+        (["method=eto"], ""),
+    ],
+)
+def test_only_what_explores_whole_episodes_reads_a_scoring(overrides: list[str], told: str) -> None:
     recipe = {"name": "r", "model": {"path": "m"}, "environment": {"name": "combination-lock"}}
-    with pytest.raises(ConfigError, match=r"data.scoring: nothing here is made of whole episodes"):
-        parse(recipe, ["data.scoring=abc"])
-    assert parse(recipe | {"method": "eto"}, ["data.scoring=abc"]).data.scoring == "abc"
+    if not told:
+        assert parse(recipe, [*overrides, "data.scoring=abc"]).data.scoring == "abc"
+        return
+    with pytest.raises(ConfigError, match=f"data.scoring: {told}"):
+        parse(recipe, [*overrides, "data.scoring=abc"])

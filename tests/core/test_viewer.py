@@ -246,6 +246,9 @@ def test_the_paths_of_a_pair_stand_together_at_the_top_of_a_tree() -> None:
     # Short branches stand side by side below the path that they leave.
     assert [rows[number] for number in (9, 10, 11)] == [3, 3, 3]
     assert len(set(spots)) == len(nodes)
+    # Six columns are printed on a page that lies on its side, two on an upright one.
+    assert 'class="tree wide"' in drawn
+    assert 'class="tree"' in viewer_pages.tree_drawing(nodes[:3], "t", (), ())
 
 
 async def test_an_arm_leads_to_its_pool_and_an_evaluation_that_goes_on_has_no_score(tmp_path: Path) -> None:

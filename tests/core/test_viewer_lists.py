@@ -125,6 +125,8 @@ async def test_notes_are_kept_shown_and_filtered_and_only_own_pages_write_them(t
         key = (await http.get("/trajectories.json")).json()["rows"][0]["trajectory_id"]
         form = await http.get(f"/notes/{key}")
         assert form.headers["referrer-policy"] == "same-origin"
+        assert f"notes on trajectory {key[:8]}" in form.text
+        assert "<small>notes, toy" in form.text
         (secret,) = re.findall(r'name="key" value="([^"]*)"', form.text)
         sent = {"key": secret, "tags": "odd, <b>wrong</b>, odd", "text": "</textarea><script>x</script>"}
         for headers in ({"origin": "http://elsewhere"}, {"origin": "null"}, {**own, "sec-fetch-site": "cross-site"}):
