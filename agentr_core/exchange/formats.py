@@ -149,20 +149,13 @@ def systems_beside(training_set: TrainingSet) -> str:
 
 def write_agenttraj(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
     """Write `agenttraj.json`, one array."""
-    records = [_agenttraj(row) for row in training_set.samples]
-    (folder / "agenttraj.json").write_text(json.dumps(records, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-    return {"agenttraj": "agenttraj.json"}
-
-
-def _agenttraj(row: SampleRow) -> dict[str, Any]:
-    instance = row.sample.instance
-    # AgentGym's own names lack the prefix `agentgym-`.
-    world = "" if instance is None else instance.environment.removeprefix("agentgym-")
-    messages = row.sample.messages
-    turns = _unless_system(messages)
-    return {
-        "item_id": row.id if instance is None else f"{world}_{instance.index}",
-        "conversations": [
+    records = []
+    for row in training_set.samples:
+        instance, messages = row.sample.instance, row.sample.messages
+        # AgentGym's own names lack the prefix `agentgym-`.
+        world = "" if instance is None else instance.environment.removeprefix("agentgym-")
+        turns = _unless_system(messages)
+        conversation = [
             {
                 "from": "gpt" if message.role == "assistant" else "human",
                 "loss": message.train if message.role == "assistant" else None,
@@ -170,12 +163,19 @@ def _agenttraj(row: SampleRow) -> dict[str, Any]:
                 **spans_of(message),
             }
             for message in turns
-        ],
-        **({"system": messages[0].text} if len(turns) < len(messages) else {}),
-        "id": row.id,
-        "kind": str(row.sample.kind),
-        **row.origin,
-    }
+        ]
+        records.append(
+            {
+                "item_id": row.id if instance is None else f"{world}_{instance.index}",
+                "conversations": conversation,
+                **({"system": messages[0].text} if len(turns) < len(messages) else {}),
+                "id": row.id,
+                "kind": str(row.sample.kind),
+                **row.origin,
+            }
+        )
+    (folder / "agenttraj.json").write_text(json.dumps(records, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    return {"agenttraj": "agenttraj.json"}
 
 
 def not_in_exchanges(training_set: TrainingSet) -> str:
