@@ -58,7 +58,8 @@ def _text_of(store: Store, key: str) -> str:
     (told,) = load_trajectories(store, [key]).values()
     turns = [("first observation", told.first_observation)]
     for number, step in enumerate(told.steps):
-        turns += [(f"reply {number}", step.reply), (f"observation {number}", step.observation)]
+        what = "reply" if step.summary_of is None else f"summary up to reply {step.summary_of - 1}, reply"
+        turns += [(f"{what} {number}", step.reply), (f"observation {number}", step.observation)]
     read = ((name, "\n".join(readable_turns(text))) for name, text in turns if text)
     return "".join(f"\n[{name}]\n{visible(text)}\n" for name, text in read)
 
