@@ -221,6 +221,8 @@ class Environment(ABC):
     """Where a recipe ends replies; see `episodes.transcript.Until`."""
     opening: Any = None
     """What comes before the first observation; see `episodes.transcript.Opening`."""
+    summary_prompt: str = ""
+    """What a recipe asks a summary with (`context: summary`)."""
     licence: ClassVar[str] = ""
     """The licence of its texts in a few words, which the card of an export repeats; empty: none is
     named.

@@ -295,7 +295,7 @@ def tokens(
         sampled: the most that its method asks of models, by purpose.
     """
     evaluation = recipe.evaluation
-    max_tokens, limits = evaluation.max_new_tokens, evaluation.limits
+    max_tokens, limits = recipe.longest_reply(evaluation.max_new_tokens), evaluation.limits
     test_episodes = Asked.episodes(test, steps=evaluation.max_steps, most=max_tokens, limits=limits)
     revised_episodes = Asked.episodes(states, steps=evaluation.revision_test.max_steps, most=max_tokens, limits=limits)
     evaluated = replace(

@@ -360,6 +360,11 @@ class Step:
     """The tool calls that the step made, in order."""
     answers: tuple[Answer, ...] = ()
     """The answers of models of other roles to the environment's questions, in order."""
+    summary_of: int | None = None
+    """Of a summary (`context: summary`): how many of the trajectory's first steps it was drawn
+    from. The world is not told of such a step, which has no action and no observation; its reward
+    is that of the step before. None of a step that acts.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -147,6 +147,7 @@ def make_environment(recipe: Recipe, store: Store | None = None) -> Environment:
         take=world.action.take,
         workspace=recipe.workspace,
     )
+    env.summary_prompt = recipe.summary.prompt
     opening = opening_of(recipe)
     if opening is not None:
         open_with(env, opening)

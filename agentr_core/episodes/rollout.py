@@ -15,37 +15,43 @@ from agentr_core.environment import (
     Environment,
     Repeatability,
     Undelivered,
-    checked_flag,
-    checked_number,
     checked_text,
     checked_transition,
     repeats,
 )
-from agentr_core.episodes.transcript import Fits, TokensOf, ask_next, droppable, fewest_dropped, transcript_of, windowed
+from agentr_core.episodes.transcript import (
+    Fits,
+    Summaries,
+    TokensOf,
+    acts_in,
+    ask_next,
+    asking_summary,
+    droppable,
+    fewest_dropped,
+    summaries_in,
+    transcript_of,
+    turns_of,
+    windowed,
+)
 from agentr_core.episodes.units import phase
 from agentr_core.errors import (
     ConfigError,
     DataFault,
     EnvironmentTimeout,
-    IllTypedAnswer,
     ModelFault,
     PromptTooLong,
     ReplayDiverged,
     ReplayDrifted,
 )
 from agentr_core.fingerprint import derive_seed
-from agentr_core.protocols import Blocking, Grader
 from agentr_core.replies import readable
-from agentr_core.system import in_thread, started
-from agentr_core.texts import cause, quoted, shown
+from agentr_core.system import started
+from agentr_core.texts import cause, quoted
 from agentr_core.types import (
     NO_LIMITS,
-    OUT_OF_ROOM,
     Answer,
     EpisodeLimits,
     Generation,
-    Grade,
-    Grading,
     Instance,
     Message,
     Question,
@@ -119,112 +125,6 @@ def steps_ask(env: Environment) -> bool:
 async def no_helper(question: Question, *, seed: int, session: str) -> Answer:
     """Raise `ConfigError`: no model can be asked here."""
     raise ConfigError(f"the environment asks a model of role {question.role}, but no model can be asked here")
-
-
-class UnreadableGrade(ModelFault):
-    """A model's answer, in `answer`, from which no grade can be read."""
-
-    def __init__(self, message: str, answer: Answer) -> None:
-        super().__init__(message, answer)
-        self.answer = answer
-
-    def __str__(self) -> str:
-        return str(self.args[0])
-
-
-async def graded(
-    env: Environment, trajectory: Trajectory, ask: Helper, *, seed: int, session: str = ""
-) -> tuple[Trajectory, Grading | None]:
-    """Return an episode with the reward that the environment's grader gives it, and the grade.
-
-    The episode stays as it is, without a grade, if there is no grader, or no end to grade: no step,
-    a disaster, or a limit that cut it off. Raises as `grade` does.
-    """
-    endless = trajectory.stop in (*OUT_OF_ROOM, StopReason.DISASTER)
-    if env.grader is None or endless or not trajectory.steps:
-        return trajectory, None
-    grading = await grade(env.grader, trajectory, ask, seed=seed, session=session)
-    # If the environment ended the episode, its stop reason becomes that of the grade.
-    reward, success = grading.grade.reward, grading.grade.success
-    stop = trajectory.stop
-    if stop in (StopReason.SUCCESS, StopReason.FAILURE):
-        stop = StopReason.SUCCESS if success else StopReason.FAILURE
-    last = replace(trajectory.steps[-1], reward=reward, success=success)
-    return replace(trajectory, steps=(*trajectory.steps[:-1], last), reward=reward, success=success, stop=stop), grading
-
-
-# Observations are not compared, as they are where an episode goes on from recorded steps: what is
-# scored is what was done, and a corrected world may well answer in other words.
-async def scored_again(env: Environment, trajectory: Trajectory, ask: Helper, *, seed: int) -> Grading:
-    """Return the grade that an environment gives a recorded episode now: its grader's, else what
-    the recorded actions bring when they are replayed, whatever is answered to them. Raises as
-    `grade`.
-    """
-    before = Grade(reward=trajectory.reward, success=trajectory.success)
-    if env.grader is not None:
-        again, grading = await graded(env, trajectory, ask, seed=seed)
-        return grading or Grading(grade=Grade(reward=again.reward, success=again.success), before=before)
-
-    def replay() -> Grade:
-        # Tools that were called again might answer otherwise.
-        known = trajectory.steps[:-1] if env.has(Environment.resume) else ()
-        if known:
-            env.resume(trajectory.instance, known)
-        else:
-            env.reset(trajectory.instance)
-        found = Grade(reward=0.0, success=False)
-        for step in trajectory.steps[len(known) :]:
-            env.hear(step.reply)
-            _, reward, terminated, truncated, info = repeat_step(env, step.action, step.answers)
-            if info.get("question") is not None:
-                raise diverged(env, f"{step.action!r} asks a model more often than when it was recorded")
-            found = Grade(reward=max(reward, 0.0), success=info["success"] and reward >= 0)
-            if terminated or truncated or reward < 0:
-                break
-        return found
-
-    return Grading(grade=await call(env, EpisodeTimer(), replay), before=before)
-
-
-async def grade(grader: Grader, trajectory: Trajectory, ask: Helper, *, seed: int, session: str = "") -> Grading:
-    """Return the grade of an episode: by rule if one decides, else read from a model's answer.
-
-    Raises `UnreadableGrade` when no grade can be read from what follows the answer's thoughts, or
-    it was cut at its token limit and may have gone on to say the opposite; and as `ask` does: no
-    fault becomes a reward.
-    """
-    before = Grade(reward=trajectory.reward, success=trajectory.success)
-    with phase("grade"):
-        rule = partial(grader.rule, trajectory)
-        by_rule = await in_thread(rule) if isinstance(grader, Blocking) and grader.blocking else rule()
-        if by_rule is not None:
-            return Grading(grade=_checked(by_rule, trajectory), before=before)
-        answer = await ask(grader.question(trajectory), seed=derive_seed(seed, "grade"), session=session)
-        if answer.finish_reason == "length":
-            raise UnreadableGrade(
-                f"{trajectory.instance.key}: {shown(answer.text)} was cut at the token limit, so it is no "
-                f"grade; name another model of role {answer.role}, one that answers in a word",
-                answer,
-            )
-        text = readable(answer)
-        read = None if text is None else grader.read(trajectory, text)
-        if read is None:
-            raise UnreadableGrade(
-                f"{trajectory.instance.key}: no grade can be read from {shown(answer.text)}; "
-                f"make the question clearer, or name another model of role {answer.role}",
-                answer,
-            )
-        return Grading(grade=_checked(read, trajectory), before=before, answer=answer)
-
-
-def _checked(grade: Grade, trajectory: Trajectory) -> Grade:
-    subject = f"the grade of {trajectory.instance.key}"
-    if not isinstance(grade, Grade):
-        raise IllTypedAnswer(f"{subject} is {shown(grade)}; it must be a types.Grade")
-    reward = checked_number(grade.reward, f"{subject}: the reward")
-    if not 0 <= reward <= 1:
-        raise IllTypedAnswer(f"{subject}: the reward is {reward!r}; a grader scales its rewards to [0, 1]")
-    return Grade(reward=reward, success=checked_flag(grade.success, f"{subject}: success"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -500,9 +400,9 @@ def restore(env: Environment, instance: Instance, steps: Sequence[Step], *, firs
     differs, or the episode ends on the way, this raises `ReplayDiverged` or, for an environment
     that does not promise to repeat itself to the letter, `ReplayDrifted`, which is transient. An
     empty `first_observation` is not compared. An environment with its own `resume` is given the
-    steps, and nothing is replayed.
+    steps, and nothing is replayed. Summaries are no steps of a world.
     """
-    repeatability = Repeatability(env.repeatability)
+    repeatability, steps = Repeatability(env.repeatability), acts_in(steps)
     resumes = env.has(Environment.resume)
     restored = env.resume(instance, steps) if resumes else env.reset(instance)
     if first_observation and not repeats(restored, first_observation, repeatability):
@@ -555,6 +455,7 @@ async def episode(
     prefix: Sequence[Step] = (),
     repeats: int = 0,
     fits: Fits | None = None,
+    summaries: Summaries | None = None,
     on_reply: Callable[[Reply], None] | None = None,
     on_step: Callable[[str, Sequence[Step]], None] = lambda first_observation, steps: None,
     timer: EpisodeTimer | None = None,
@@ -573,6 +474,8 @@ async def episode(
         prefix: recorded steps to replay first; raises `ReplayDiverged` if they lead elsewhere.
         fits: if given, a conversation that does not fit is read through a window; without it the
             episode ends.
+        summaries: if given, the model sums up a conversation that does not fit, and goes on from
+            its summary, which is one of its replies; an empty one ends the episode.
         on_reply: is called for each reply of the model once the episode is over. A reply that an
             agent outside did not get is none.
         on_step: is called with the first observation and the steps so far, once before the model's
@@ -581,7 +484,7 @@ async def episode(
         limits: the most tokens, those of the prefix included, and the most seconds.
         tokens_of: counts tokens; needed if these are limited.
     """
-    bounds, timer = _Bounds(env, limits, tokens_of, fits), timer or EpisodeTimer()
+    bounds, timer = _Bounds(env, limits, tokens_of, fits, summaries), timer or EpisodeTimer()
     with phase("restore" if prefix else "reset"):
         progress = _Progress(await call(env, timer, lambda: restore(env, instance, prefix)), prefix)
     session = f"{instance.key}#{seed}"
@@ -593,8 +496,9 @@ async def episode(
         request = ask_next(env, progress.first_observation, steps, sampling, seed=drawn_with, session=session)
         state = await call(env, timer, lambda: state_of(env)) if repeats else ""
         try:
-            request = bounds.within(request, progress.first_observation)
-            reply = await _reply(env, request, sample, timer, bounds, helper, least=progress.dropped())
+            request = bounds.within(request, progress.first_observation, steps)
+            is_last = len(progress.replies) + 1 == max_steps
+            reply = await _reply(env, request, sample, timer, bounds, helper, progress, is_last=is_last)
         except Undelivered as error:
             stop = progress.without(error)
             continue
@@ -635,8 +539,10 @@ class _Progress:
         return self.replies[-1].outcome.step.dropped if self.replies else 0
 
     def add(self, reply: Reply, state: str) -> int:
-        """Add a reply, and return how often it was given in its state."""
+        """Add a reply, and return how often it was given in its state; 0 of a summary."""
         self.replies.append(reply)
+        if reply.outcome.step.summary_of is not None:
+            return 0
         moment = state, reply.generation.text
         self.seen[moment] += 1
         return self.seen[moment]
@@ -687,26 +593,41 @@ class _Bounds:
     in a thread, and the next episode needs the environment.
     """
 
-    def __init__(self, env: Environment, limits: EpisodeLimits, tokens_of: TokensOf | None, fits: Fits | None) -> None:
+    def __init__(
+        self,
+        env: Environment,
+        limits: EpisodeLimits,
+        tokens_of: TokensOf | None,
+        fits: Fits | None,
+        summaries: Summaries | None,
+    ) -> None:
         if env.has(Environment.relay) and fits is not None:
             raise ConfigError("context: an agent outside sends the history that it wants read; leave window out")
+        if summaries is not None:
+            turns_of(env)
         if env.has(Environment.relay) and limits.tokens:
             raise ConfigError("max_episode_tokens: an agent outside has conversations of its own; leave it out")
-        self.fits = fits
+        self.fits, self.summaries = fits, summaries
         self._env, self._limits, self._tokens_of = env, limits, tokens_of
         self._ends = asyncio.get_running_loop().time() + limits.seconds if limits.seconds else None
         self._opening: int | None = None
 
-    def within(self, request: Request, first_observation: str) -> Request:
-        """Return a request for a reply with no more tokens than are left. Raises `_CutOff` if none
-        are, or the time is over.
+    def within(self, request: Request, first_observation: str, steps: Sequence[Step]) -> Request:
+        """Return a request for the reply after some steps with no more tokens than are left. Raises
+        `_CutOff` if none are, or the time is over.
         """
         self._check_time()
         if not self._limits.tokens:
             return request
+        kind = transcript_of(self._env)
         if self._opening is None:
-            self._opening = self._count(transcript_of(self._env).prompt(self._env, first_observation, ()))
-        remaining = self._limits.tokens - (self._count(request.messages) - self._opening)
+            self._opening = self._count(kind.prompt(self._env, first_observation, ()))
+        spent = self._count(request.messages)
+        if summaries := summaries_in(steps):
+            # What was summed up has had its tokens all the same.
+            spent = self._count(kind.prompt(self._env, first_observation, acts_in(steps)))
+            spent += sum(self._count((Message(role="user", text=steps[at].reply),)) for at in summaries)
+        remaining = self._limits.tokens - (spent - self._opening)
         if remaining < 1:
             raise _CutOff(StopReason.TOKEN_LIMIT, f"the episode has had its {self._limits.tokens:,} tokens")
         sampling = request.sampling
@@ -754,14 +675,19 @@ async def _reply(
     timer: EpisodeTimer,
     bounds: _Bounds,
     helper: Helper,
+    progress: _Progress,
     *,
-    least: int,
+    is_last: bool,
 ) -> Reply:
-    """Return the reply to a request with its outcome. Raises `_CutOff` if there is no room for one.
-
-    `least` is how many exchanges were left out for the previous reply.
+    """Return the reply to a request with its outcome, or a summary in its place, unless it is the
+    last one that the episode may have. Raises `_CutOff` if there is no room for one.
     """
-    request = replace(request, on_text=env.listener())
+    request, least = replace(request, on_text=env.listener()), progress.dropped()
+    summaries = None if is_last else bounds.summaries
+    if summaries and not summaries.fits(asking_summary(request.messages, env.summary_prompt)):
+        summary = await _summary(env, request, sample, timer, bounds, summaries, progress)
+        if summary is not None:
+            return summary
     try:
         replies, dropped = await draw_within(bounds.sampling(sample), request, timer, bounds.fits, least=least)
     except (PromptTooLong, DataFault) as error:
@@ -769,10 +695,55 @@ async def _reply(
         if env.has(Environment.relay):
             await call(env, timer, partial(env.decline, error))
         if isinstance(error, PromptTooLong):
+            # A server may count more tokens than we do.
+            summary = await _summary(env, request, sample, timer, bounds, summaries, progress) if summaries else None
+            if summary is not None:
+                return summary
             raise _CutOff(StopReason.CONTEXT_LIMIT, str(error)) from None
         raise
     led_to = await step_with(env, timer, replies[0], bounds.helping(helper), seed=request.seed, session=request.session)
     return Reply(seed=request.seed, generation=replies[0], outcome=read_through(led_to, dropped))
+
+
+async def _summary(
+    env: Environment,
+    request: Request,
+    sample: Ask,
+    timer: EpisodeTimer,
+    bounds: _Bounds,
+    summaries: Summaries,
+    progress: _Progress,
+) -> Reply | None:
+    """Return a summary in place of the reply to a request: of as many steps as fit before it. None
+    if there is no step to sum up, or no room. Raises `_CutOff` as `_Bounds.within`.
+
+    One that was cut is gone on from as it is. An empty one, or a mere thought, leaves nothing to go
+    on from, and the history has no room: it ends the episode.
+    """
+    first, steps = progress.first_observation, progress.steps()
+    before = [steps[at].summary_of or 0 for at in summaries_in(steps)]
+    sampling = replace(request.sampling, max_new_tokens=summaries.max_new_tokens, stop=(), include_stop=False, until="")
+    for at in range(len(steps) - 1, (before or [0])[-1] - 1, -1):
+        prompt = turns_of(env).summary_prompt(env, first, steps, at + 1)
+        if steps[at].summary_of is not None or not summaries.room(prompt):
+            continue
+        asked = bounds.within(replace(request, messages=prompt, sampling=sampling), first, steps)
+        try:
+            (generation,) = await draw(bounds.sampling(sample), asked, timer)
+        except PromptTooLong:
+            continue
+        unchanged = Transition("", steps[-1].reward, False, False, {"success": steps[-1].success})
+        outcome = _outcome(generation.text, "", unchanged, generation)
+        is_empty = not (readable(generation) or "").strip()
+        return Reply(
+            seed=request.seed,
+            generation=generation,
+            outcome=Outcome(
+                step=replace(outcome.step, summary_of=at + 1),
+                stop=StopReason.CONTEXT_LIMIT if is_empty else None,
+            ),
+        )
+    return None
 
 
 def state_of(env: Environment) -> str:

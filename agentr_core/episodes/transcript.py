@@ -151,8 +151,20 @@ class Turns(ABC):
         """
         if not steps:
             return self.opening(env, first_observation)
-        before = self._turns(env, first_observation, steps[:-1], train[:-1])
+        number = steps[-1].summary_of
+        if number is None:
+            before = self._turns(env, first_observation, steps[:-1], train[:-1])
+        else:
+            before = self._before_summary(env, first_observation, steps[:-1], train[:-1], number)
         return (*before, reply_turn(steps[-1], train[-1]))
+
+    def summary_prompt(
+        self, env: Environment, first_observation: str, steps: Sequence[Step], number: int
+    ) -> tuple[Message, ...]:
+        """Return the conversation that a summary of the first `number` steps is drawn from; it ends
+        with the recipe's request for one.
+        """
+        return self._before_summary(env, first_observation, steps, [False] * len(steps), number)
 
     def sampling(self, sampling: Sampling) -> Sampling:
         """Return the settings as they are: a reply ends with its turn."""
@@ -161,12 +173,27 @@ class Turns(ABC):
     def _turns(
         self, env: Environment, first_observation: str, steps: Sequence[Step], train: Sequence[bool]
     ) -> tuple[Message, ...]:
+        opening, start = self.opening(env, first_observation), 0
+        if summaries := summaries_in(steps):
+            last = summaries[-1]
+            start = steps[last].summary_of or 0
+            summary = reply_turn(steps[last], train[last])
+            opening = (*asking_summary(opening, env.summary_prompt), summary, *self.results(steps[start - 1]))
         later = (
             turn
-            for step, flag in zip(steps, train, strict=True)
+            for step, flag in zip(steps[start:], train[start:], strict=True)
+            if step.summary_of is None
             for turn in (reply_turn(step, flag), *self.results(step))
         )
-        return (*self.opening(env, first_observation), *later)
+        return (*opening, *later)
+
+    def _before_summary(
+        self, env: Environment, first_observation: str, steps: Sequence[Step], train: Sequence[bool], number: int
+    ) -> tuple[Message, ...]:
+        # An earlier summary may stand behind steps that are summed up only now.
+        read = [at for at, step in enumerate(steps) if at < number or step.summary_of is not None]
+        before = self._turns(env, first_observation, [steps[at] for at in read], [train[at] for at in read])
+        return asking_summary(before, env.summary_prompt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,13 +315,32 @@ class Until:
 # What a small model writes after its first action is invented, and keeping it would train it.
 def conversations(env: Environment, trajectory: Trajectory) -> tuple[Part, ...]:
     """Return the conversations of an episode in the order of their first replies, with each reply
-    trained in one of them: one of all steps, unless the world's transcript divides the episode.
+    trained in one of them: one of all steps, unless the world's transcript or summaries divide the
+    episode.
     """
-    kind, steps = transcript_of(env), trajectory.steps
+    kind, first, steps = transcript_of(env), trajectory.first_observation, trajectory.steps
     if isinstance(kind, Dividing):
-        return kind.parts(trajectory.first_observation, steps)
-    messages = kind.sample(env, trajectory.first_observation, steps, [True] * len(steps))
-    return (Part(tuple(range(len(steps))), messages),)
+        return kind.parts(first, steps)
+    parts = []
+    for positions in _divided(steps):
+        read = steps[: positions[-1] + 1] if positions else ()
+        messages = kind.sample(env, first, read, [at in positions for at in range(len(read))])
+        parts.append(Part(positions, messages))
+    return tuple(parts)
+
+
+def _divided(steps: Sequence[Step]) -> list[tuple[int, ...]]:
+    """Return the steps of each conversation of an episode in turns: a summary ends the one that it
+    was drawn from, and is one of its own if that had gone on by then.
+    """
+    divided: list[tuple[int, ...]] = []
+    start = 0
+    for at in summaries_in(steps):
+        acts = tuple(range(start, at))
+        divided += [(*acts, at)] if steps[at].summary_of == at else [acts, (at,)]
+        start = at + 1
+    divided.append(tuple(range(start, len(steps))))
+    return [positions for positions in divided if positions] or [()]
 
 
 def ask_next(
@@ -351,6 +397,68 @@ def reply_turn(step: Step, train: bool) -> Message:
     )
 
 
+Fits = Callable[[tuple[Message, ...]], bool]
+"""Returns whether a prompt leaves room for a whole reply."""
+
+# Summaries of a conversation in turns.
+#
+# The policy may sum up a history that fills the context. It is asked for that after the last turn,
+# and goes on from instruction, goal and summary:
+#
+#     instruction, "Ok.", goal             | reply   | turn | reply | turn and request | summary
+#     instruction, "Ok.", goal and request | summary | turn | reply | turn ...
+#
+# A summary is a step that the world is not told of, so it is sampled, stored and trained as any
+# reply. Where the last turns are so long that no summary fits behind them, it is drawn from the
+# conversation before these, which then follow it.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summaries:
+    """When a history is summed up."""
+
+    fits: Fits
+    """Whether a prompt that asks for a summary has room for that and for a whole reply."""
+    room: Fits
+    """Whether it has room for a whole summary."""
+    max_new_tokens: int
+    """The most tokens of a summary."""
+
+
+def asking_summary(messages: tuple[Message, ...], prompt: str) -> tuple[Message, ...]:
+    """Return a conversation with a request for a summary at its end: in the last turn if that is
+    the user's, since many chat templates refuse two of these in a row, else in a turn of its own.
+    """
+    *before, last = messages
+    if last.role != "user":
+        return (*messages, Message(role="user", text=prompt))
+    return (*before, replace(last, text=f"{last.text}\n\n{prompt}"))
+
+
+def summaries_in(steps: Sequence[Step]) -> list[int]:
+    """Return the positions of the steps that are summaries."""
+    return [at for at, step in enumerate(steps) if step.summary_of is not None]
+
+
+def acts_in(steps: Sequence[Step]) -> list[Step]:
+    """Return the steps that the world was told of: all but summaries."""
+    return [step for step in steps if step.summary_of is None]
+
+
+def turns_of(env: Environment) -> Turns:
+    """Return the transcript of a world whose history can be summed up. Raises `ConfigError` if it
+    cannot: it is one turn that grows, or somebody else's, or an episode has a single step.
+    """
+    kind = transcript_of(env)
+    if not isinstance(kind, Turns):
+        raise ConfigError(
+            f"context: summary needs replies and answers to them in turns, which {env.name} does not have; leave it out"
+        )
+    if env.step_limit == 1:
+        raise ConfigError(f"context: an episode of {env.name} has a single step and nothing to sum up; leave it out")
+    return kind
+
+
 # Windows over a conversation of alternating turns.
 #
 # A history that outgrows the context may be read through a window, as the authors do: the oldest
@@ -361,8 +469,6 @@ def reply_turn(step: Step, train: bool) -> Message:
 #
 # A turn that was grown by continuation is always read whole.
 
-Fits = Callable[[tuple[Message, ...]], bool]
-"""Returns whether a prompt leaves room for a whole reply."""
 TokensOf = Callable[[tuple[Message, ...]], int]
 """Returns the number of tokens of a prompt."""
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from agentr_core.episodes.grading import graded
 from agentr_core.episodes.rollout import (
     Ask,
     EpisodeTimer,
@@ -13,10 +14,9 @@ from agentr_core.episodes.rollout import (
     Reply,
     SharedEnvironments,
     episode,
-    graded,
     no_helper,
 )
-from agentr_core.episodes.transcript import Fits, TokensOf
+from agentr_core.episodes.transcript import Fits, Summaries, TokensOf
 from agentr_core.episodes.units import UnitError, run_all
 from agentr_core.fingerprint import derive_seed
 from agentr_core.recipes.recipe import ErrorsConfig
@@ -90,6 +90,8 @@ class Player:
     """How often one reply may be given in one state, as in `rollout.episode`."""
     fits: Fits | None = None
     """If given, a conversation that does not fit is read through a window."""
+    summaries: Summaries | None = None
+    """If given, one that does not fit is summed up."""
     helper: Helper = no_helper
     limits: EpisodeLimits = NO_LIMITS
     tokens_of: TokensOf | None = None
@@ -116,6 +118,7 @@ class Player:
                     seed=plan.seed,
                     prefix=plan.prefix,
                     fits=self.fits,
+                    summaries=self.summaries,
                     on_reply=replies.append,
                     timer=timer,
                     helper=self.helper,
@@ -182,7 +185,7 @@ async def play_all(
 
 def count_invalid(replies: Sequence[Reply]) -> int | None:
     """Return the number of refused actions; None if the environment does not report them."""
-    flags = [reply.outcome.step.valid for reply in replies]
+    flags = [reply.outcome.step.valid for reply in replies if reply.outcome.step.summary_of is None]
     return None if None in flags else flags.count(False)
 
 

@@ -68,11 +68,12 @@ def sampled_groups(recipe: Recipe, test: int) -> dict[str, Asked]:
     """
     grpo, evaluation = recipe.grpo, recipe.evaluation
     number = grpo.steps * grpo.groups * (1 + grpo.resample) * grpo.num_generations
-    groups = Asked.episodes(number, steps=grpo.max_steps, most=grpo.max_new_tokens, limits=grpo.limits)
+    most = recipe.longest_reply(grpo.max_new_tokens)
+    groups = Asked.episodes(number, steps=grpo.max_steps, most=most, limits=grpo.limits)
     if not grpo.eval_steps:
         return {"groups": groups}
     plays = test * (grpo.steps // grpo.eval_steps)
-    most, limits = evaluation.max_new_tokens, evaluation.limits
+    most, limits = recipe.longest_reply(evaluation.max_new_tokens), evaluation.limits
     return {
         "groups": groups,
         "validate": Asked.episodes(plays, steps=evaluation.max_steps, most=most, limits=limits),
@@ -138,6 +139,18 @@ def reinforcing_faults(recipe: Recipe, *, alone: bool) -> list[str]:
     if recipe.context != "stop":
         faults.append("context: an iteration rl trains whole conversations; leave it out")
     return faults
+
+
+def summary_faults(recipe: Recipe) -> list[str]:
+    """Return why a method that cuts episodes up cannot have summaries in them, as one sentence, if
+    a recipe of it asks for them.
+    """
+    if recipe.context != "summary":
+        return []
+    return [
+        f"context: method {recipe.method} puts parts of different episodes together, and a summary tells of its own "
+        "alone; set stop or window, or take method grpo or eto"
+    ]
 
 
 def arguments_for(schedule: str, training: TrainingConfig) -> dict[str, Any]:

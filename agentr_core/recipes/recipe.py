@@ -62,6 +62,20 @@ class ErrorsConfig:
 
 
 @record
+class SummaryConfig:
+    """How a policy sums up a history that fills its context (`context: summary`)."""
+
+    prompt: Annotated[str, Field(min_length=1)] = (
+        "You will not see the turns between the task and this one again. Sum up all that you need to go on without "
+        "them: what you did and what came of it, what you have and where things are, and what is left to do. Write "
+        "the summary alone, and no action."
+    )
+    """What it is asked with, after the last turn; it also stands before the summary afterwards."""
+    max_new_tokens: Count = 256
+    """The most tokens of a summary. One that is cut there is gone on from as it is."""
+
+
+@record
 class ScaleConfig:
     """Where trees are grown and episodes played, here or by the workers of a cluster, and how many
     at once.
@@ -110,11 +124,13 @@ class Recipe:
     """For how many iterations, from the first on, `models.teacher` collects before the actor takes
     over; 0: for all."""
     instances: InstancesConfig = InstancesConfig()
-    context: Literal["stop", "window"] = later("stop")
+    context: Literal["stop", "window", "summary"] = later("stop")
     """What becomes of an episode or a path whose history outgrows the model's context: it ends
     there; or its oldest exchanges are left out of what the model reads (as published), but never
-    the instruction, first observation and first reply.
+    the instruction, first observation and first reply; or the model writes a summary, and goes on
+    from instruction, first observation and that.
     """
+    summary: SummaryConfig = later(SummaryConfig())
     agent_r: AgentRConfig = later(AgentRConfig())
     search: SearchConfig = SearchConfig()
     critique: CritiqueConfig = CritiqueConfig()
@@ -134,6 +150,12 @@ class Recipe:
     errors: ErrorsConfig = ErrorsConfig()
     alarms: AlarmsConfig = later(AlarmsConfig())
     scale: ScaleConfig = ScaleConfig()
+
+    def longest_reply(self, max_new_tokens: int) -> int:
+        """Return the most tokens of a reply, of which a summary is one, where one that acts may
+        have `max_new_tokens`.
+        """
+        return max(max_new_tokens, self.summary.max_new_tokens) if self.context == "summary" else max_new_tokens
 
     def model_of(self, role: ModelRole) -> ModelConfig:
         """Return the model of a role: its own, otherwise the actor's."""
@@ -417,6 +439,8 @@ def faults_of_sections(recipe: Recipe) -> list[str]:
         faults.append("eto.dpo.max_tokens: training.max_seconds is a budget already; leave one of the two out")
     if recipe.data.general.share > 0 and not recipe.data.general.file:
         faults.append("data.general.file: a share above 0 needs a file of chat data")
+    if recipe.context != "summary" and recipe.summary != SummaryConfig():
+        faults.append("summary: has no use without context: summary; set that, or leave the section out")
     faults += recipe.instances.faults()
     single = recipe.environment
     faults += single.prompt.faults("environment", single.transcript)

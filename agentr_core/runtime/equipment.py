@@ -17,7 +17,7 @@ from typing import Protocol, Self
 
 from agentr_core.environment import Environment
 from agentr_core.episodes.rollout import Ask
-from agentr_core.episodes.transcript import Fits, TokensOf
+from agentr_core.episodes.transcript import Fits, Summaries, TokensOf
 from agentr_core.episodes.units import UnitError, allowed_losses
 from agentr_core.errors import AgentrError, ConfigError, ErrorBudgetSpent, ModelDirectoryError, Transient
 from agentr_core.fingerprint import fingerprint
@@ -206,7 +206,7 @@ def window(recipe: Recipe, sampler: Sampler, sampling: Sampling) -> Fits | None:
     """Return a test for whether a prompt leaves a model room for a whole reply; None if the recipe
     has no window. Raises `ConfigError` when no prompt could.
     """
-    if recipe.context == "stop":
+    if recipe.context != "window":
         return None
     model = sampler.model
     if sampling.max_new_tokens >= model.context_length:
@@ -216,9 +216,33 @@ def window(recipe: Recipe, sampler: Sampler, sampling: Sampling) -> Fits | None:
             "max_new_tokens"
         )
 
+    return _leaving(model, sampling, sampling.max_new_tokens)
+
+
+def summing_up(recipe: Recipe, sampler: Sampler, sampling: Sampling) -> Summaries | None:
+    """Return when a model sums its history up; None if the recipe does not have it do so. Raises
+    `ConfigError` when a reply and a summary have no room in its context.
+    """
+    if recipe.context != "summary":
+        return None
+    model, most = sampler.model, recipe.summary.max_new_tokens
+    if sampling.max_new_tokens + most >= model.context_length:
+        raise ConfigError(
+            f"summary.max_new_tokens: a reply of {sampling.max_new_tokens:,} tokens and a summary of {most:,} fill the "
+            f"model's context of {model.context_length:,}, so there would be no history to sum up; lower one of them"
+        )
+    return Summaries(
+        fits=_leaving(model, sampling, sampling.max_new_tokens + most),
+        room=_leaving(model, sampling, most),
+        max_new_tokens=most,
+    )
+
+
+def _leaving(model: ChatModel, sampling: Sampling, room: int) -> Fits:
+    """Return a test for whether a prompt leaves a model room for so many tokens."""
+
     def fits(messages: tuple[Message, ...]) -> bool:
-        tokens = model.count_tokens(Request(messages=messages, sampling=sampling, seed=0))
-        return tokens + sampling.max_new_tokens <= model.context_length
+        return model.count_tokens(Request(messages=messages, sampling=sampling, seed=0)) + room <= model.context_length
 
     return fits
 

@@ -115,7 +115,8 @@ def input_ids(
         besides.append(prompts)
     if played := {name: files[name] for name in played_from(recipe) if name in files}:
         besides.append(played)
-    acting = VERSION, recipe.seed, world, model("actor"), recipe.context, train, *besides
+    context = (recipe.context, asked.get("summary")) if recipe.context == "summary" else recipe.context
+    acting = VERSION, recipe.seed, world, model("actor"), context, train, *besides
     collect = fingerprint("collect", *acting, asked["search"])
     eto = asked["eto"]
     grpo = recipe.grpo
@@ -132,7 +133,7 @@ def input_ids(
         "explore": fingerprint(
             "explore", *acting, eto["explore"], eto["expert"], files, eto["phases"], *forks, *edited
         ),
-        **_evaluations(recipe, asked, (VERSION, recipe.seed, world, model("actor"), recipe.context, *besides)),
+        **_evaluations(recipe, asked, (VERSION, recipe.seed, world, model("actor"), context, *besides)),
     }
 
 

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from agentr_core.environment import Environment, Repeatability, repeats
+from agentr_core.episodes.grading import graded
 from agentr_core.episodes.rollout import (
     Ask,
     EpisodeTimer,
@@ -26,7 +27,6 @@ from agentr_core.episodes.rollout import (
     diverged,
     draw_within,
     episode,
-    graded,
     no_helper,
     read_through,
     restore,

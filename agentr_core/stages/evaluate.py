@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from agentr_core.episodes.transcript import of_another_run
+from agentr_core.episodes.transcript import acts_in, of_another_run
 from agentr_core.errors import DataFault
 from agentr_core.evaluation import metrics
 from agentr_core.evaluation.episodes import EpisodePlan, episode_plans, revision_plans, revision_seed
@@ -97,7 +97,7 @@ def measure(
     trajectories, origins = [e.trajectory for e in episodes], [e.origin for e in episodes]
     # Episodes that failed for good have no steps that could repeat.
     played = [e for e in episodes if e.trajectory_id]
-    repeated = metrics.loops([[step.action for step in e.trajectory.steps] for e in played])
+    repeated = metrics.loops([[step.action for step in acts_in(e.trajectory.steps)] for e in played])
     steps = [trajectory.steps for trajectory in trajectories]
     longest = max(map(len, steps))
     measures = _shares(episodes, base) | {

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from agentr_core.environment import Environment, Repeatability
-from agentr_core.episodes.rollout import SharedEnvironments, UnreadableGrade, grade, scored_again
+from agentr_core.episodes.grading import UnreadableGrade, grade, scored_again
+from agentr_core.episodes.rollout import SharedEnvironments
 from agentr_core.episodes.units import UnitError, run_all
 from agentr_core.errors import ConfigError
 from agentr_core.fingerprint import fingerprint

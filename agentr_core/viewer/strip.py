@@ -20,6 +20,8 @@ class Line(NamedTuple):
     """The positions of those that the world refused."""
     parts: bool
     """Whether the step at which two episodes part is among them."""
+    summary: bool
+    """Whether it is no action, but a summary of the history."""
 
 
 class Fold(NamedTuple):
@@ -60,7 +62,8 @@ def folds(steps: Sequence[PathStep], parting: int | None = None) -> list[Fold]:
             alike = steps[place : at + length * times : length]
             refused = [step.position for step in alike if step.valid is False]
             parts = any(step.position == parting for step in alike)
-            lines.append(Line(steps[place].position, steps[place].action, times, refused, parts))
+            summary = steps[place].summary_of is not None
+            lines.append(Line(steps[place].position, steps[place].action, times, refused, parts, summary))
         strip.append(Fold(lines, times, times >= IN_A_ROW))
         at += length * times
     return strip

@@ -8,7 +8,8 @@ from itertools import chain
 from pathlib import Path
 
 from agentr_core.environment import Environment
-from agentr_core.episodes.rollout import graded, no_helper
+from agentr_core.episodes.grading import graded
+from agentr_core.episodes.rollout import no_helper
 from agentr_core.errors import ConfigError, DataFileError
 from agentr_core.exchange.imports import Demonstration, read_demonstrations
 from agentr_core.recipes.environments import TEST

@@ -60,7 +60,8 @@ def _text_of(store: Store, key: str) -> str:
     (trajectory,) = load_trajectories(store, [key]).values()
     turns = [("first observation", trajectory.first_observation)]
     for number, step in enumerate(trajectory.steps):
-        turns += [(f"reply {number}", step.reply), (f"observation {number}", step.observation)]
+        name = "reply" if step.summary_of is None else f"summary up to reply {step.summary_of - 1}, reply"
+        turns += [(f"{name} {number}", step.reply), (f"observation {number}", step.observation)]
     texts = ((name, "\n".join(readable_turns(text))) for name, text in turns if text)
     return "".join(f"\n[{name}]\n{visible(text)}\n" for name, text in texts)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from agentr_core.environment import Dividing, Environment
 from agentr_core.environments.reasoning.world import ReasoningWorld
-from agentr_core.episodes.transcript import conversations, transcript_of
+from agentr_core.episodes.transcript import conversations, summaries_in, transcript_of
 from agentr_core.errors import ConfigError
 from agentr_core.evaluation.metrics import Estimate
 from agentr_core.exchange.inspect_log import LoggedEpisode, LoggedEvaluation, notes, write_log
@@ -210,7 +210,7 @@ def _conversation(env: Environment, trajectory: Trajectory) -> tuple[Message, ..
     other.
     """
     kind = transcript_of(env)
-    if isinstance(kind, Dividing):
+    if isinstance(kind, Dividing) or summaries_in(trajectory.steps):
         return tuple(message for part in conversations(env, trajectory) for message in part.messages)
     return kind.prompt(env, trajectory.first_observation, trajectory.steps)
 

@@ -239,6 +239,7 @@ def _switched_off(recipe: Recipe) -> Iterator[str]:
         fields = [] if on else [field.name for field in field_values(recipe) if _within(field.name, [section])]
         yield from (name for name in fields if name != f"{section}.enabled")
     conditions = {
+        "summary": recipe.context == "summary",
         "splice.continuation": recipe.splice.mode == "continued",
         "data.general.file": recipe.data.general.share > 0,
         "teacher_iterations": recipe.models.teacher is not None,

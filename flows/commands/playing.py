@@ -11,7 +11,8 @@ from typing import Any
 
 from agentr_core.environment import Environment, own_fault
 from agentr_core.environments.native import actions_in
-from agentr_core.episodes.rollout import EpisodeTimer, Reply, episode, graded, no_helper
+from agentr_core.episodes.grading import graded
+from agentr_core.episodes.rollout import EpisodeTimer, Reply, episode, no_helper
 from agentr_core.episodes.transcript import calls_in, readable_turns
 from agentr_core.episodes.units import phase_of
 from agentr_core.errors import AgentrError, ConfigError, EnvironmentUnavailable, MissingPart

@@ -10,7 +10,7 @@ from pathlib import Path
 from agentr_core.environment import Environment, checked_text
 from agentr_core.environments.native import ACT
 from agentr_core.episodes.rollout import require_state
-from agentr_core.episodes.transcript import Opening, definitions, instruction_of, transcript_of
+from agentr_core.episodes.transcript import Opening, definitions, instruction_of, transcript_of, turns_of
 from agentr_core.errors import ConfigError, DataFault, ModelDirectoryError, SandboxError, StoreError
 from agentr_core.methods.table import plans_of
 from agentr_core.recipes.models import ModelConfig
@@ -104,6 +104,8 @@ def _check_environment(recipe: Recipe, faults: Faults, *, trains: bool, asks: bo
                     f"{section}.server.continues"
                 )
         _check_opening(env, opening_of(recipe))
+        if recipe.context == "summary":
+            turns_of(env)
         stretches = recipe.instances.stretches(recipe.iterations)
         instances = tuple(itertools.chain(*(training_instances(recipe, env, first) for first in stretches)))
         held_out = held_out_instances(recipe, env)

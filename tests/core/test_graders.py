@@ -16,7 +16,7 @@ from agentr_core.environments.graders import (
     episode_json,
     last_answer,
 )
-from agentr_core.episodes.rollout import grade
+from agentr_core.episodes.grading import grade
 from agentr_core.errors import ConfigError, EnvironmentFault, ModelFault
 from agentr_core.types import Answer, Instance, Question, Step, StopReason, Trajectory
 

@@ -15,7 +15,8 @@ from toy import Growing, Line, Policy, Script, instance
 
 from agentr_core.environment import Environment
 from agentr_core.environments import contract
-from agentr_core.episodes.rollout import SharedEnvironments, act, episode, graded, no_helper, restore
+from agentr_core.episodes.grading import graded
+from agentr_core.episodes.rollout import SharedEnvironments, act, episode, no_helper, restore
 from agentr_core.episodes.units import UnitError
 from agentr_core.errors import ConfigError, ErrorBudgetSpent, IllTypedAnswer, ModelFault, ModelUnavailable
 from agentr_core.evaluation.episodes import EpisodeResult, Player, episode_plans, play_all

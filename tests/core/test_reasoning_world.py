@@ -14,7 +14,8 @@ from agentr_core.environments.contract import check
 from agentr_core.environments.reasoning.grammar import format_fault, strict_fault
 from agentr_core.environments.reasoning.problems import Move, Problem
 from agentr_core.environments.reasoning.world import ReasoningWorld, Rules
-from agentr_core.episodes.rollout import EpisodeTimer, episode, graded, play, restore, step_with, steps_ask
+from agentr_core.episodes.grading import graded
+from agentr_core.episodes.rollout import EpisodeTimer, episode, play, restore, step_with, steps_ask
 from agentr_core.episodes.transcript import whole_episode
 from agentr_core.errors import ConfigError, EnvironmentFault, ModelFault
 from agentr_core.types import (

@@ -395,7 +395,9 @@ def test_an_extract_shows_what_was_found() -> None:
 
 
 def path_step(position: int, action: str, *, valid: bool | None = True, observation: str = "ok") -> PathStep:
-    return PathStep(position, None, action, action, valid, observation, 0.0, False, False, 0, 1, None, None, None, None)
+    return PathStep(
+        position, None, action, action, valid, observation, 0.0, False, False, 0, None, 1, None, None, None, None
+    )
 
 
 def test_a_strip_folds_what_repeats() -> None:

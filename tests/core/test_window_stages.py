@@ -9,10 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from asked import run_id_of
 from door import Door
 
+from agentr_core.episodes.transcript import summaries_in
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.agent_r.collect import collect
 from agentr_core.methods.agent_r.critique import JUDGE_INSTRUCTION, critique
@@ -28,8 +30,12 @@ from agentr_core.samples.rendering import load_renderer
 from agentr_core.stages.dataset import dataset
 from agentr_core.stages.evaluate import evaluate
 from agentr_core.store.codec.samples import load_samples
+from agentr_core.store.codec.trajectories import load_trajectories
 from agentr_core.store.database import Store
+from agentr_core.system import LOOPBACK
 from agentr_core.types import Message
+from agentr_core.viewer.server import app
+from flows.commands.lineage import traced
 
 pytestmark = pytest.mark.slow
 CONTEXT, ROOM = 32, 2
@@ -50,7 +56,7 @@ def speak(messages: tuple[Message, ...], seed: int, number: int) -> str:
 
 @pytest.fixture
 def make(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Store]) -> Make:
-    def made(*overrides: str, method: str = "agent-r") -> Workplace:
+    def made(*overrides: str, method: str = "agent-r", context: int = CONTEXT) -> Workplace:
         plain: dict[str, Any] = {
             "name": "door",
             "method": method,
@@ -62,14 +68,20 @@ def make(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Stor
             "evaluation": {"max_steps": 5, "max_new_tokens": ROOM, "revision_test": {"enabled": False}},
         }
         recipe = parse(plain, overrides)
+
+        def make_environment(_: str) -> Door:
+            door = Door()
+            door.summary_prompt = recipe.summary.prompt
+            return door
+
         return Workplace(
             recipe=recipe,
             method=method_of(recipe),
             run_id=run_id_of(recipe),
             root=tmp_path / "runs",
             store=open_store(tmp_path / "runs" / "store.duckdb"),
-            make_environment=lambda _: Door(),
-            load_model=lambda role, path: ScriptedModel(speak, context_length=CONTEXT if role == "actor" else 9999),
+            make_environment=make_environment,
+            load_model=lambda role, path: ScriptedModel(speak, context_length=context if role == "actor" else 9999),
             progress=lambda done, total, note: None,
         )
 
@@ -160,3 +172,50 @@ async def test_an_evaluation_goes_on_where_it_would_have_ended(make: Make) -> No
     await start(stop)
     await evaluate(stop, 0)
     assert stop.store.rows(stops)[0][0] > 0
+
+
+async def test_explored_episodes_are_summed_up_stored_shown_and_played_again_alike(make: Make) -> None:
+    place = make(
+        "context=summary",
+        "summary={prompt: Sum up., max_new_tokens: 4}",
+        "eto.phases=[rft]",
+        "eto.explore={samples: 12, max_steps: 5, max_new_tokens: 2}",
+        method="eto",
+        context=42,
+    )
+    await start(place)
+    await begin(place, 1)
+    await explore_and_keep(place, 1)
+
+    def stored() -> tuple[object, ...]:
+        played = sorted(load_trajectories(place.store).items())
+        return played, sorted(load_samples(place.store, iteration_id=place.iteration_id(1)))
+
+    before = stored()
+    summed = {key: one for key, one in load_trajectories(place.store).items() if summaries_in(one.steps)}
+    won = {key for key, one in summed.items() if one.success}
+    assert 0 < len(won) < len(summed)
+    ((rows, cut),) = place.store.rows(
+        "select count(*), count_if(completion_tokens > 4) from v_steps where summary_of is not null"
+    )
+    assert (rows, cut) == (sum(len(summaries_in(one.steps)) for one in summed.values()), 0)
+    samples = load_samples(place.store, iteration_id=place.iteration_id(1)).values()
+    parts = [sample for sample in samples if sample.provenance.extra["trajectory"] in won]
+    assert len(parts) == sum(1 + len(summaries_in(summed[key].steps)) for key in won)
+    assert place.store.rows("select * from v_orphans") == []
+
+    # Episodes that were under way when a run was killed are played from their beginning.
+    with place.store.transaction() as con:
+        con.execute("delete from sample")
+        con.execute("delete from trajectory where trajectory_id < '8'")
+    assert stored() != before
+    await explore_and_keep(place, 1)
+    assert stored() == before
+
+    key = min(won)
+    assert f"[summary up to reply 2, reply 3]\n{summed[key].steps[3].reply}" in traced(place.root, key, "text")
+    viewer = app(place.store.path, index=place.root / "texts.sqlite", hosts=LOOPBACK)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(viewer), base_url="http://localhost:4280") as http:
+        page = (await http.get(f"/trajectory/{key}")).text
+    assert "summary of what was read up to the answer to step 2, which it replaces from here on" in page
+    assert "<code>summary</code>" in page

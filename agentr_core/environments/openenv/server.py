@@ -24,7 +24,8 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from agentr_core.environment import Environment
-from agentr_core.episodes.rollout import act, graded, no_helper
+from agentr_core.episodes.grading import graded
+from agentr_core.episodes.rollout import act, no_helper
 from agentr_core.errors import AgentrError
 from agentr_core.http_server import Guard
 from agentr_core.texts import cause, shown

@@ -41,6 +41,7 @@ from agentr_core.methods.catalogue import (
     reinforcing_faults,
     sampled_groups,
     splice_stage,
+    summary_faults,
     supervised,
 )
 from agentr_core.recipes.agent_r import AgentRConfig, Learning, SearchConfig
@@ -237,7 +238,7 @@ def _instances(recipe: Recipe, phase: Learning, train: int) -> int:
 
 
 def _faults(recipe: Recipe) -> list[str]:
-    faults = []
+    faults = summary_faults(recipe)
     if recipe.data.use in ("successes", "rft", "preferences"):
         faults.append(f"data.use: {recipe.data.use} is for the arms of method compare; choose another")
     if recipe.data.suffixes != DataConfig().suffixes:

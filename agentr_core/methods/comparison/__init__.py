@@ -40,6 +40,7 @@ from agentr_core.methods.catalogue import (
     cloning,
     preference,
     splice_stage,
+    summary_faults,
     supervised,
 )
 from agentr_core.methods.faults import parse, why_unread
@@ -375,7 +376,7 @@ def _identify(recipe: Recipe, plain: dict[str, Any]) -> None:
 
 def _faults(recipe: Recipe) -> list[str]:
     # A comparison grows trees itself, and need not be told which run has them.
-    faults = eto_faults(recipe.eto, own_trees=True)
+    faults = eto_faults(recipe.eto, own_trees=True) + summary_faults(recipe)
     if recipe.data.suffixes == "exchanged" and "revision" not in TAKEN[recipe.data.use]:
         faults.append(f"data.suffixes: exchanges those of revisions, and data.use {recipe.data.use} has none")
     if recipe.data.replay:

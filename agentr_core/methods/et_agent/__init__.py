@@ -26,6 +26,7 @@ from agentr_core.methods.catalogue import (
     of_unread,
     reinforcing_faults,
     sampled_groups,
+    summary_faults,
     supervised,
 )
 from agentr_core.methods.et_agent.evaluate import VOTE_TOKENS
@@ -226,7 +227,8 @@ def _acting(recipe: Recipe) -> Acting:
 
 
 def _faults(recipe: Recipe) -> list[str]:
-    faults = [*tree_faults(recipe.data), *et_agent_faults(recipe.et_agent), *_faults_of_curriculum(recipe)]
+    faults = [*summary_faults(recipe), *tree_faults(recipe.data), *et_agent_faults(recipe.et_agent)]
+    faults += _faults_of_curriculum(recipe)
     if recipe.et_agent.behaviour.votes and recipe.models.judge is None:
         faults.append(
             "models.judge: et_agent.behaviour.votes asks it, and without one the policy would judge itself; name a "

@@ -13,6 +13,7 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from agentr_core.environment import Environment
+from agentr_core.episodes.grading import graded
 from agentr_core.episodes.rollout import (
     Ask,
     EpisodeTimer,
@@ -21,7 +22,6 @@ from agentr_core.episodes.rollout import (
     SharedEnvironments,
     call,
     episode,
-    graded,
     restore,
     step_with,
 )

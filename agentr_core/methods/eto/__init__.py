@@ -176,7 +176,8 @@ def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Asked]:
     by_step = eto.preferences.source == "exploration" and eto.preferences.level != "trajectory"
     forks = (eto.preferences.forced_steps or explore.max_steps) if by_step else 1
     number = train * (explore.samples + explore.greedy) * forks
-    return requests | {"explore": Asked.episodes(number, steps=explore.max_steps, most=explore.max_new_tokens)}
+    most = recipe.longest_reply(explore.max_new_tokens)
+    return requests | {"explore": Asked.episodes(number, steps=explore.max_steps, most=most)}
 
 
 def _explores(recipe: Recipe) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from agentr_core.environment import Environment
 from agentr_core.episodes.rollout import require_state
-from agentr_core.episodes.transcript import of_another_run, transcript
+from agentr_core.episodes.transcript import of_another_run, summaries_in, transcript
 from agentr_core.errors import ConfigError
 from agentr_core.evaluation.episodes import EpisodePlan
 from agentr_core.exchange.imports import read_pairs
@@ -376,6 +376,9 @@ def _preference(case: PreferenceCase, chosen: _Side, rejected: _Side, env: Envir
                 "its history outgrew the context and was read through a window; both sides of a pair have one prompt"
             )
             return _reject(side.played.id, "windowed", detail)
+        if summaries_in(side.played.trajectory.steps[: side.end]):
+            detail = "its history outgrew the context and was summed up; both sides of a pair have one prompt"
+            return _reject(side.played.id, "summed-up", detail)
     return Preference(
         case=case,
         chosen=_sample(SampleKind.CHOSEN, chosen, env),

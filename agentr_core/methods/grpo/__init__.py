@@ -59,8 +59,16 @@ def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
 
 def _faults(recipe: Recipe) -> list[str]:
     faults = grpo_faults(recipe.grpo, recipe.training, recipe.data) + swapping_faults(recipe)
-    if recipe.context != "stop":
-        faults.append("context: method grpo trains whole conversations, not what a window leaves of them; leave it out")
+    if recipe.context == "window":
+        faults.append(
+            "context: method grpo trains whole conversations, not what a window leaves of them; set summary, or leave "
+            "it out"
+        )
+    if recipe.context == "summary" and recipe.grpo.credit != "episode":
+        faults.append(
+            f"grpo.credit: {recipe.grpo.credit} compares what was done in one state, and a summary does nothing there; "
+            "leave it out with context: summary"
+        )
     return faults
 
 

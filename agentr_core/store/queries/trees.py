@@ -31,6 +31,8 @@ class PathStep(NamedTuple):
     disaster: bool
     dropped: int | None
     """Exchanges that were left out of its prompt."""
+    summary_of: int | None
+    """How many first steps it sums up, if it is a summary."""
     tokens: int | None
     """Tokens of the reply."""
     finish_reason: str | None
@@ -153,7 +155,8 @@ where t.trajectory_id = $1
 """
 _STEPS_OF_A_TRAJECTORY = """
 select s.position, null, s.reply, s.action, s.valid, s.observation, s.reward, s.success, s.disaster, s.dropped,
-    coalesce(s.asked.completion_tokens, nullif(len(s.token_ids), 0)), s.finish_reason, null, null, c.advantage
+    s.summary_of, coalesce(s.asked.completion_tokens, nullif(len(s.token_ids), 0)), s.finish_reason, null, null,
+    c.advantage
 from step s left join rl_credit c on c.trajectory_id = $1 and c.position = s.position
 where s.trajectory_id = $1
 order by s.position
@@ -161,7 +164,8 @@ order by s.position
 # A root has no step. To ask for that itself would read all that a step holds: thrice the time.
 _NODES_OF_A_PATH = """
 select depth - 1, node_index, step.reply, step.action, step.valid, step.observation, step.reward, step.success,
-    step.disaster, step.dropped, coalesce(asked.completion_tokens, nullif(len(step.token_ids), 0)), step.finish_reason,
+    step.disaster, step.dropped, step.summary_of,
+    coalesce(asked.completion_tokens, nullif(len(step.token_ids), 0)), step.finish_reason,
     visits, value_sum / nullif(visits, 0), null
 from node
 where tree_id = $1 and node_index in (select unnest($2::integer[])) and parent >= 0

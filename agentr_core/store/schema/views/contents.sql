@@ -8,6 +8,7 @@ comment on view step is 'One reply of the model in a trajectory and what it led 
 comment on column step.matched is 'The possible action that was carried out in the place of the agent''s, which may be the same; null where the environment takes actions as they are.';
 comment on column step.valid is 'Whether the environment took the action; null where it does not tell.';
 comment on column step.dropped is 'Exchanges of the history that were left out of what the reply was drawn from (`context: window`).';
+comment on column step.summary_of is 'Of a summary (`context: summary`): how many of the first steps it was drawn from; null of a step that acts.';
 comment on column step.given is 'Whether it was recorded before and is what the trajectory goes on from.';
 
 create view generation as

@@ -46,12 +46,13 @@ comment on column v_nodes.success is 'As in v_trajectories; null of a root.';
 create view v_steps as
 select s.trajectory_id, t.source, t.instance_id, t.iteration_id, t.evaluation_id, s.position, s.reply, s.action, s.matched, s.valid,
     s.observation, s.reward, s.terminated, s.success::integer as success, s.disaster, s.asked.seed as seed, s.asked.prompt_tokens as prompt_tokens,
-    coalesce(s.asked.completion_tokens, nullif(len(s.token_ids), 0)) as completion_tokens
+    coalesce(s.asked.completion_tokens, nullif(len(s.token_ids), 0)) as completion_tokens, s.summary_of
 from step s
 join trajectory t using (trajectory_id)
 order by s.trajectory_id, s.position;
 comment on view v_steps is 'The steps of all trajectories with their texts.';
 comment on column v_steps.success is '1 of the step that won, else 0.';
+comment on column v_steps.summary_of is 'As step.summary_of.';
 
 create view v_critic_steps as
 with children as (
