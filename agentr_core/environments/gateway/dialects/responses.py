@@ -45,18 +45,14 @@ class _Reasoning(BaseModel):
     type: Literal["reasoning"]
 
 
-def _kind_of(item: Any) -> Any:
-    # A message may leave its type out.
-    return (item.get("type") or "message") if isinstance(item, Mapping) else None
-
-
 _Item = Annotated[
     Annotated[_Message, Tag("message")]
     | Annotated[_Call, Tag("function_call")]
     | Annotated[_Output, Tag("function_call_output")]
     | Annotated[_Reasoning, Tag("reasoning")],
     Discriminator(
-        _kind_of,
+        # A message may leave its type out.
+        lambda item: (item.get("type") or "message") if isinstance(item, Mapping) else None,
         custom_error_type="item",
         custom_error_message="the gateway takes messages, function calls, their outputs and reasoning",
     ),
