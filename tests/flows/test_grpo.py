@@ -142,7 +142,10 @@ def test_a_recipe_runs_from_its_plan_to_its_report(
     written = [json.loads(path.read_text("utf-8")) for path in (tmp_path / "atif" / "trajectories").iterdir()]
     assert [faults(one) for one in written] == [[]] * len(written)
     rewards = {one["trajectory_id"]: one["extra"]["reward"] for one in written}
-    export_folder(file.parent / "runs", done.run_id, tmp_path / "pi", "pi")
+    # Replies of groups without contrast are not trained.
+    with pytest.raises(ConfigError, match="carry none, and a session has no flags"):
+        export_folder(file.parent / "runs", done.run_id, tmp_path / "pi", "pi")
+    export_folder(file.parent / "runs", done.run_id, tmp_path / "pi", "pi", without_mask=True)
     assert len(list((tmp_path / "pi" / "sessions").iterdir())) == len(written)
     asked = "select trajectory_id, reward from rl_rollout join trajectory using (trajectory_id)"
     assert rewards == dict(store.rows(asked))
