@@ -309,9 +309,38 @@ def test_an_older_schema_is_brought_up_by_the_first_who_opens_it(store: Store, m
         assert other.execute("select call_id from answered_call").fetchall() == [("a",)]
 
 
+_EPISODES = """
+insert into trajectory (trajectory_id, instance_id, num_steps, given, asked, source, instance, first_observation, steps,
+    reward, success, stop)
+select number::varchar, 'door/train/0', 6, 0, [], 'rollout', {environment: 'door', split: 'train', index: 0}, 'a door',
+    [{reply: repeat('reply ' || number || ' ' || step, 9), action: 'open', observation: 'it creaks', reward: 0.5,
+        matched: null, valid: step % 2 = 0, terminated: false, success: false, disaster: false,
+        token_ids: [number, step], logprobs: [-0.5 * step], finish_reason: 'stop', tokenizer: '4f1c', dropped: 0,
+        tool_calls: [], answers: []} for step in range(6)], 0.5, false, 'failure'
+from range(4000) episodes (number)
+"""
+
+
+@pytest.mark.slow
+def test_a_filled_store_of_before_has_its_rows_when_it_is_brought_up(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = "select trajectory_id, steps::varchar as steps from trajectory order by trajectory_id::bigint"
+    with monkeypatch.context() as patch:
+        earlier = tuple(migration for migration in migrations.available() if migration.number < 112)
+        patch.setattr(migrations, "available", lambda: earlier)
+        with Store(store.path).transaction() as con:
+            con.execute(_EPISODES)
+            before = con.execute(shown).fetchall()
+    assert store.count("select count(*) from v_steps where summary_of is null") == 24_000
+    after = store.rows(shown)
+    assert [(key, steps.replace(", 'summary_of': NULL", "")) for key, steps in after] == before
+    assert load_trajectories(store, ["7"])["7"].steps[3].token_ids == (7, 3)
+
+
 def test_views_that_changed_have_a_higher_number() -> None:
     scripts = fingerprint(*(migration.sql for migration in migrations.available()))
-    assert (migrations.VIEWS, scripts) == (113, "df01fff3add8291c"), "stores keep their views until VIEWS is raised"
+    assert (migrations.VIEWS, scripts) == (113, "ea724f398990d119"), "stores keep their views until VIEWS is raised"
 
 
 def test_a_store_of_before_the_records_is_refused_in_one_sentence(tmp_path: Path) -> None:
