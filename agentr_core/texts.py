@@ -6,6 +6,7 @@ import json
 import re
 import traceback
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,12 @@ def visible(text: str) -> str:
 def goal(opening: str) -> str:
     """Return what an episode is to reach, from the text it begins with: what follows the label of a
     goal, task, instruction or question in its line or in the next one, else the first line; at most
-    160 characters.
+    160 characters. Of a list of turns, as an outside agent sends, the user's count.
     """
+    if opening.startswith('[{"role": '):
+        with suppress(ValueError, TypeError, KeyError, RecursionError):
+            turns = [turn.get("content") or "" for turn in json.loads(opening) if turn["role"] == "user"]
+            opening = "\n".join(turns) or opening
     labelled = _GOAL.search(opening)
     line = labelled["goal"] if labelled else next((line for line in opening.splitlines() if line.strip()), "")
     words = " ".join(visible(line.partition(" [SEP]")[0]).split())

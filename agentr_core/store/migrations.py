@@ -36,7 +36,7 @@ VIEWS = 113
 """The number of the script of all views. Raise it above every other when one of them changes, or a
 table that they show.
 """
-CATALOGUE = "1ff94e25caf30859"
+CATALOGUE = "003c49775de9a9d6"
 """The fingerprint of tables and views as the scripts make them, in the words of the DuckDB that we
 pin. A store with another one is compared in detail, which takes a second.
 """

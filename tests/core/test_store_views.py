@@ -440,6 +440,9 @@ def test_no_view_has_a_success_without_a_mean(store: Store) -> None:
         "",
         " \n",
         "goal:   ",
+        json.dumps([{"role": "user", "content": "Play."}, {"role": "user", "content": 'Goal: craft "it".\nNow.'}]),
+        json.dumps([{"role": "system", "content": "Your task: obey."}, {"role": "user", "content": None}]),
+        '[{"role": "user", "content": "Goal: cut',
     ],
 )
 def test_a_goal_is_that_of_the_pages(tmp_path: Path, opening: str) -> None:

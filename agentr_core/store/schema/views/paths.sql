@@ -6,11 +6,19 @@
 create view v_trajectories as
 select r.recipe, i.run_id, i.iteration, t.source, e.name as evaluation, c.path as model, n.environment, n.split, t.instance_id,
     n.instance_index, n.depth, f.facts, trim(regexp_replace(split_part(coalesce(
-        nullif(regexp_extract(t.first_observation, '(?i)\b(?:(?:goal|task|instruction|question)(?: is)?(?: to)?:|your (?:goal|task) is to\b)\s*(?:\[SEP\]\s*)?(\S[^\n]*)', 1), ''),
-        regexp_extract(t.first_observation, '\S[^\n]*')), ' [SEP]', 1), '\s+', ' ', 'g')) as goal,
+        nullif(regexp_extract(t.opening, '(?i)\b(?:(?:goal|task|instruction|question)(?: is)?(?: to)?:|your (?:goal|task) is to\b)\s*(?:\[SEP\]\s*)?(\S[^\n]*)', 1), ''),
+        regexp_extract(t.opening, '\S[^\n]*')), ' [SEP]', 1), '\s+', ' ', 'g')) as goal,
     t.success::integer as success, t.reward, t.stop as stop_reason, t.num_steps, t.first_observation, t.trajectory_id, t.iteration_id,
     t.evaluation_id, t.tree_id, c.checkpoint_id, t.created_at
-from trajectory t
+from (
+    -- An outside agent begins with several turns, of which the goal stands in the user's.
+    select *, case
+        when starts_with(first_observation, '[{"role": ') and json_valid(first_observation) then coalesce(nullif(array_to_string(
+            [turn.content for turn in from_json(first_observation, '[{"role": "VARCHAR", "content": "VARCHAR"}]') if turn.role = 'user'],
+            chr(10)), ''), first_observation)
+        else first_observation end as opening
+    from trajectory
+) t
 left join instance n using (instance_id)
 left join instance_facts f using (instance_id)
 left join evaluation e using (evaluation_id)
