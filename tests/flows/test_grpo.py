@@ -333,7 +333,7 @@ def test_a_step_may_be_sampled_while_the_one_before_is_trained(
     monkeypatch.undo()
     asyncio.run(groups.trained(cut))
     assert store_of(cut).query("select distinct step, policy from rl_group order by step").equals(drawn)
-    # Log-probabilities, and with them weights, differ in the last digits: other replies are beside them.
+    # Log-probabilities, and with them weights, differ in the last digits with what is in a batch.
     tokens = (
         "select trajectory_id, g.position, g.token_ids from rl_rollout join generation g on owner_id = trajectory_id "
         "where step <= 3 order by all"
