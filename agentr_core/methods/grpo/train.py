@@ -515,8 +515,11 @@ class _Training:
             if not file.exists():
                 # Otherwise the sampler had them, and slept since.
                 file.parent.mkdir()
-                await self._awake(learner)
-                await in_thread(learner.write_weights, file, dtype)
+                if self.behind is not None and self.behind[0] == done:
+                    shutil.copyfile(self.behind[1], file)
+                else:
+                    await self._awake(learner)
+                    await in_thread(learner.write_weights, file, dtype)
             if self.turns:
                 await in_thread(learner.rest)
                 self.resting = True
@@ -525,9 +528,6 @@ class _Training:
                 if old != file.parent:
                     shutil.rmtree(old)
             self.loaded = done
-        return self._policy(done)
-
-    def _policy(self, done: int) -> Checkpoint:
         return Checkpoint(id=f"{self.job.output_dir.name}@{done}", path=self.job.model_dir, weights_sha256="")
 
     def _file(self, done: int) -> Path:
@@ -548,19 +548,8 @@ class _Training:
         if groups := load_groups(self.rollouts.place.store, self.job.experience, step):
             return _Sampled(groups, Effort(), None)
         # Only the first step after a saved state is neither of these.
-        if self.behind is not None:
-            return await self._sample(step, await self._load_behind(*self.behind), worlds)
-        return await self._sample(step, await self._load(step - 1, learner), worlds)
-
-    async def _load_behind(self, done: int, saved: Path) -> Checkpoint:
-        """Load the weights after a step, saved beside a state, into the sampler."""
-        file, model = self._file(done), self.rollouts.sampler.model
-        assert isinstance(model, Reloading)
-        file.parent.mkdir()
-        shutil.copyfile(saved, file)
-        await model.reload(file)
-        self.loaded = done
-        return self._policy(done)
+        done = step - 1 if self.behind is None else self.behind[0]
+        return await self._sample(step, await self._load(done, learner), worlds)
 
     async def _sample(self, step: int, policy: Checkpoint, worlds: Worlds) -> _Sampled:
         """Return the groups of a step, sampled with a policy that the sampler has."""
