@@ -365,6 +365,10 @@ class Step:
     from. The world is not told of such a step, which has no action and no observation; its reward
     is that of the step before. None of a step that acts.
     """
+    state_key: str | None = None
+    """The key of the state that the action was taken in, by `rollout.state_key`; None from an
+    environment that does not tell its state, and of a summary.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,7 +43,7 @@ from agentr_core.errors import (
     ReplayDiverged,
     ReplayDrifted,
 )
-from agentr_core.fingerprint import derive_seed
+from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.replies import readable
 from agentr_core.system import started
 from agentr_core.texts import cause, quoted
@@ -181,8 +181,8 @@ def act(
     asks of models. Raises `IllTypedAnswer` for anything that is not as `Transition` says, and
     `ConfigError` if the step asks for more.
     """
-    action = _action_in(env, reply)
-    return _outcome(reply, action, take_step(env, action, answers), generation, answers)
+    action, key = _action_in(env, reply), state_key(env)
+    return _outcome(reply, action, take_step(env, action, answers), generation, answers, state_key=key)
 
 
 def take_step(env: Environment, action: str, answers: Sequence[Answer] = ()) -> Transition:
@@ -215,7 +215,13 @@ def _action_in(env: Environment, reply: str) -> str:
 
 
 def _outcome(
-    reply: str, action: str, transition: Transition, generation: Generation | None, answers: Sequence[Answer] = ()
+    reply: str,
+    action: str,
+    transition: Transition,
+    generation: Generation | None,
+    answers: Sequence[Answer] = (),
+    *,
+    state_key: str | None = None,
 ) -> Outcome:
     """Return the outcome of a step that is done.
 
@@ -240,6 +246,7 @@ def _outcome(
         tokenizer=generation.tokenizer if generation else None,
         tool_calls=info.get("tool_calls", ()),
         answers=tuple(answers),
+        state_key=state_key,
     )
     stop: StopReason | None
     if disaster:
@@ -255,7 +262,8 @@ def led_elsewhere(reply: Reply, undelivered: Undelivered) -> Reply:
     """Return a reply with where it led to after all, since the one after it was not delivered."""
     step = reply.outcome.step
     transition = checked_transition(undelivered.instead, "what an agent did without a reply")
-    return replace(reply, outcome=_outcome(step.reply, step.action, transition, reply.generation, step.answers))
+    outcome = _outcome(step.reply, step.action, transition, reply.generation, step.answers, state_key=step.state_key)
+    return replace(reply, outcome=outcome)
 
 
 async def step_with(
@@ -279,12 +287,13 @@ async def step_with(
         action = _action_in(env, reply)
         if sampled is not None:
             env.relay(sampled)
-        transition = await call(env, timer, partial(env.step, action))
+        # In one call, since each of a blocking environment has a thread of its own.
+        key, transition = await call(env, timer, lambda: (state_key(env), env.step(action)))
         while (question := transition.info.get("question")) is not None:
             with phase("ask"), timer.sampling():
                 answers.append(await helper(question, seed=derive_seed(seed, "ask", len(answers)), session=session))
             transition = await call(env, timer, partial(env.answer, readable(answers[-1]) or ""))
-        return _outcome(reply, action, transition, sampled, answers)
+        return _outcome(reply, action, transition, sampled, answers, state_key=key)
 
 
 async def call(env: Environment, timer: EpisodeTimer, function: Callable[[], T]) -> T:
@@ -484,6 +493,8 @@ async def episode(
         limits: the most tokens, those of the prefix included, and the most seconds.
         tokens_of: counts tokens; needed if these are limited.
     """
+    if repeats:
+        require_state(env)
     bounds, timer = _Bounds(env, limits, tokens_of, fits, summaries), timer or EpisodeTimer()
     with phase("restore" if prefix else "reset"):
         progress = _Progress(await call(env, timer, lambda: restore(env, instance, prefix)), prefix)
@@ -494,7 +505,6 @@ async def episode(
         steps = progress.steps()
         drawn_with = derive_seed(seed, "step", len(steps))
         request = ask_next(env, progress.first_observation, steps, sampling, seed=drawn_with, session=session)
-        state = await call(env, timer, lambda: state_of(env)) if repeats else ""
         try:
             request = bounds.within(request, progress.first_observation, steps)
             is_last = len(progress.replies) + 1 == max_steps
@@ -505,7 +515,7 @@ async def episode(
         except _CutOff as cut:
             stop = cut.tell(env)
             continue
-        times = progress.add(reply, state)
+        times = progress.add(reply)
         on_step(progress.first_observation, progress.steps())
         stop = reply.outcome.stop
         # What fails because it was cut at the last token of the episode ends by that limit.
@@ -527,7 +537,7 @@ class _Progress:
     first_observation: str
     prefix: Sequence[Step]
     replies: list[Reply] = field(default_factory=list)
-    seen: Counter[tuple[str, str]] = field(default_factory=Counter)
+    seen: Counter[tuple[str | None, str]] = field(default_factory=Counter)
     undelivered: int = 0
 
     def steps(self) -> list[Step]:
@@ -538,12 +548,12 @@ class _Progress:
         """Return how many exchanges were left out for the last reply."""
         return self.replies[-1].outcome.step.dropped if self.replies else 0
 
-    def add(self, reply: Reply, state: str) -> int:
+    def add(self, reply: Reply) -> int:
         """Add a reply, and return how often it was given in its state; 0 of a summary."""
         self.replies.append(reply)
         if reply.outcome.step.summary_of is not None:
             return 0
-        moment = state, reply.generation.text
+        moment = reply.outcome.step.state_key, reply.generation.text
         self.seen[moment] += 1
         return self.seen[moment]
 
@@ -746,17 +756,16 @@ async def _summary(
     return None
 
 
-def state_of(env: Environment) -> str:
-    """Return the current state of an environment as a text. Raises `ConfigError` if the environment
-    does not report it.
+def state_key(env: Environment) -> str | None:
+    """Return a key of the current state of an environment, 16 hexadecimal digits, which moments of
+    episodes of one instance share if they share the state; None if it does not tell its state.
     """
-    require_state(env)
-    return checked_text(env.state(), f"{env.name}: its state")
+    return fingerprint(checked_text(env.state(), f"{env.name}: its state")) if env.has(Environment.state) else None
 
 
-def require_state(env: Environment, setting: str = "repeats") -> None:
-    """Raise `ConfigError`, which names the setting that needs it, if an environment does not tell
-    its state.
+def require_state(env: Environment, setting: str = "repeats", *, instead: str = "") -> None:
+    """Raise `ConfigError`, which names the setting that needs it and what to do `instead`, if an
+    environment does not tell its state.
     """
     if not env.has(Environment.state):
-        raise ConfigError(f"environment {env.name} does not tell its state; leave {setting} out")
+        raise ConfigError(f"environment {env.name} does not tell its state; {instead or f'leave {setting} out'}")

@@ -26,7 +26,8 @@ from agentr_core.recipes.fields import (
 from agentr_core.recipes.training import OF_TRAINER, TrainingConfig
 
 ScaleRewards = Literal["group", "none"]
-Credit = Literal["episode", "siblings"]
+Credit = Literal["episode", "siblings", "states", "graph"]
+StateKey = Literal["world", "observation"]
 LossType = Literal["dapo", "grpo", "dr_grpo"]
 
 
@@ -46,6 +47,32 @@ class BranchingConfig:
     """How much the chance rises with each unit of entropy above that of the first reply."""
     entropy_tokens: Count = 20
     """Tokens at the beginning of a reply over which its entropy is summed."""
+
+
+@record
+class StatesConfig:
+    """How the steps of a group that were taken in one state are compared: `credit` `states` and
+    `graph`. The advantage of a step is the weighted sum of its episode's and its own.
+    """
+
+    key: StateKey = "world"
+    """What tells states apart: the world's own `state`, or the last observation, for a world that
+    does not tell its state."""
+    discount: Annotated[float, Field(gt=0, lt=1)] = 0.95
+    """How much less a reward counts for each step that it is away."""
+    weight: Positive = 1.0
+    """That of a step's own advantage."""
+    episode_weight: Annotated[float, Field(ge=0)] = 1.0
+    """That of the advantage of its episode."""
+
+
+@record
+class GraphConfig:
+    """The graph of the states of an instance (`credit: graph`)."""
+
+    reach: Literal["group", "run"] = "group"
+    """Whose steps it has: those of the group, or also those that the run stored before, in its
+    searches, earlier iterations and steps. The latter give credit and are not trained again."""
 
 
 @record
@@ -92,8 +119,13 @@ class GrpoConfig(SamplingFields, EpisodeFields):
     scale_rewards: ScaleRewards = "group"
     """The divisor of an advantage: the standard deviation of its group, or nothing."""
     credit: Credit = later("episode")
-    """Which advantage a step has: that of its episode in the group, or its own compared with the
-    other actions taken in its state, as in a tree of the group's episodes."""
+    """Which advantage a step has: that of its episode in the group; its own, compared with the
+    other actions after the same history, as in a tree of the group's episodes (`siblings`); or
+    both, compared with the other steps in the same state of the world: by the discounted reward of
+    their episodes (`states`: GiGPO, arXiv 2505.10978), or by how far from a reward they led
+    (`graph`: GraphGPO, arXiv 2605.26684)."""
+    states: StatesConfig = later(default_factory=StatesConfig)
+    graph: GraphConfig = later(default_factory=GraphConfig)
     loss_type: LossType = "dapo"
     """What the loss is a mean over: all tokens (`dapo`), each episode's tokens and then the
     episodes (`grpo`), or the episodes, each divided by the most tokens that an episode may have
@@ -145,6 +177,10 @@ def group_faults(grpo: GrpoConfig) -> list[str]:
         for name, share in (("revision_share", grpo.revision_share), ("expert_share", grpo.expert_share))
         if share and not min(round(share * grpo.groups), grpo.groups - 1)
     ]
+    if grpo.credit not in ("states", "graph") and grpo.states != StatesConfig():
+        faults.append(f"grpo.states: credit {grpo.credit} compares no states; set states or graph, or leave it out")
+    if grpo.credit != "graph" and grpo.graph != GraphConfig():
+        faults.append(f"grpo.graph: credit {grpo.credit} makes no graph; set graph, or leave it out")
     if grpo.eval_steps > grpo.steps:
         faults.append(f"grpo.eval_steps: an iteration has {grpo.steps} steps, so none is validated; lower it")
     if grpo.delta is not None and grpo.delta <= 1 + (grpo.epsilon_high or grpo.epsilon):

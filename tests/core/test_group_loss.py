@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from agentr_core.training.group.advantages import advantages, has_contrast, step_advantages
+from agentr_core.training.group.advantages import advantages, has_contrast, sibling_advantages
 from agentr_core.training.group.policy import surrogate, token_weights
 from agentr_core.types import Instance, Step, StopReason, Trajectory
 
@@ -46,7 +46,7 @@ def test_a_step_is_held_against_its_siblings() -> None:
     #        go (1/2) -- left (1/3) -- dig 1, dig 0, rest 0
     # (1/2)           \ right (1) --- dig 1
     group = [episode("gld", 1), episode("gld", 0), episode("glr", 0), episode("grd", 1)]
-    found = step_advantages(group, [one.reward for one in group], credit="siblings", scale="none")
+    found = sibling_advantages(group, [one.reward for one in group], scale="none")
     left, right = 1 / 3 - 1 / 2, 1 - 1 / 2
     # All went; left or right was a choice, and on the left to dig or to rest; on the right all dug.
     assert found == [
@@ -56,13 +56,13 @@ def test_a_step_is_held_against_its_siblings() -> None:
         pytest.approx([0.0, right, right]),
     ]
     unit = math.sqrt(1 / 3) + 1e-4
-    scaled = step_advantages(group, [one.reward for one in group], credit="siblings", scale="group")
+    scaled = sibling_advantages(group, [one.reward for one in group], scale="group")
     assert scaled == [pytest.approx([one / unit for one in of_steps]) for of_steps in found]
 
 
 def test_what_the_world_answers_is_part_of_a_state_and_no_choice() -> None:
     group = [episode("ab", 1, seen="xz"), episode("ac", 0, seen="yz"), episode("ab", 0, seen="yz")]
-    found = step_advantages(group, [one.reward for one in group], credit="siblings", scale="none")
+    found = sibling_advantages(group, [one.reward for one in group], scale="none")
     # After `a` the first saw something else, so its `b` has no sibling.
     assert found == [pytest.approx([0.0, 0.0]), pytest.approx([0.0, 0.0]), pytest.approx([0.0, 0.0])]
 

@@ -173,8 +173,10 @@ def test_what_an_episode_is_worth_is_kept_beside_its_reward(tmp_path: Path) -> N
 
 
 def test_steps_keep_advantages_of_their_own(tmp_path: Path) -> None:
-    store, one = Store(tmp_path / "store.duckdb"), group(0, [1.0, 0.0])
-    store.write(group_rows(one, [1.0, -1.0], [[0.5], [-0.25]], iteration_id="i", step=1, contrast=True))
+    store, one = Store(tmp_path / "store.duckdb"), replace(group(0, [1.0, 0.0]), credit=((0.5,), (-0.25,)))
+    store.write(merge(trajectory_rows(k, t, source="rollout", iteration_id="i") for k, t in one.episodes.items()))
+    store.write(group_rows(one, [1.0, -1.0], iteration_id="i", step=1, contrast=True))
+    assert load_groups(store, "i", 1) == [one]
     assert store.rows("select * exclude created_at from rl_credit order by advantage") == [
         ("t0-8", 0, -0.25),
         ("t0-9", 0, 0.5),

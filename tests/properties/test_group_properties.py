@@ -13,7 +13,7 @@ from agentr_core.evaluation.episodes import EpisodePlan
 from agentr_core.methods.et_agent.reward import EfficiencyReward
 from agentr_core.methods.grpo.rollouts import Family, PastRewards, choose, contrast
 from agentr_core.recipes.grpo import BranchingConfig, GrpoConfig
-from agentr_core.training.group.advantages import advantages, step_advantages
+from agentr_core.training.group.advantages import advantages, sibling_advantages
 from agentr_core.training.group.policy import token_weights
 from agentr_core.types import Instance, Step, StopReason, Trajectory
 
@@ -45,7 +45,7 @@ def episode(actions: str, reward: float) -> Trajectory:
 
 def found_of(played: list[tuple[str, float]], scale: str = "none") -> list[list[float]]:
     episodes = [episode(actions, reward) for actions, reward in played]
-    return step_advantages(episodes, [one.reward for one in episodes], credit="siblings", scale=scale)  # type: ignore[arg-type]
+    return sibling_advantages(episodes, [one.reward for one in episodes], scale=scale)  # type: ignore[arg-type]
 
 
 @given(EPISODES)

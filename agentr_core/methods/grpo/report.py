@@ -57,6 +57,18 @@ def step_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
             " Where nothing was ever won, some groups go on from the expert's first steps; they do not count in reward "
             "and pass@k either."
         )
+    if any(step.compared_share is not None for step in steps):
+        note += (
+            " Compared is the share of steps in whose state of the world another step of the group was taken; praised "
+            "steps without help are those with a positive advantage that are not the first of a shortest way to a "
+            "reward, as their group knows it, and punished ones that help have a negative one and are."
+        )
+    conflicts = [step.state_conflicts for step in steps if step.state_conflicts]
+    if conflicts:
+        note += (
+            f" Of the actions that were taken again in a state, up to {wording.percent(max(conflicts))}% in a step led "
+            "to another one than before: the world's keys of states are that coarse."
+        )
     why = untrained(group_counts(place.store, place.iteration_id(iteration)))
     blocks: list[Block] = [Paragraph(f"{why[0].upper()}{why[1:]}.")] if why else []
     validated = validations(place.store, place.iteration_id(iteration))
@@ -123,6 +135,9 @@ def _table(steps: Sequence[GroupStep], size: int) -> Table:
         "KL to sampler": numbers((one.sampler_kl for one in shown), 5),
         "KL to start": numbers((one.kl for one in shown), 4),
         "Clipped, %": shares(one.clip_share for one in shown),
+        "Compared, %": shares(one.compared_share for one in shown),
+        "Praised, no help, %": shares(one.praised_unhelpful for one in shown),
+        "Punished, helps, %": shares(one.punished_helpful for one in shown),
         "Worth": numbers((one.shaped for one in shown), 3),
     }
     filled = {title: cells for title, cells in columns.items() if set(cells) != {None}}

@@ -335,10 +335,12 @@ _LEAST = 2
 
 def check_world(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:
     """Raise `ConfigError` when groups should go on from an expert's first steps and there is no
-    expert, or should end where they repeat themselves and the world does not tell its state.
+    expert, or what they should do needs the state of a world that does not tell it.
     """
     if recipe.grpo.repeats:
         require_state(env, "grpo.repeats")
+    if recipe.grpo.credit in ("states", "graph") and recipe.grpo.states.key == "world":
+        require_state(env, "grpo.credit", instead="set grpo.states.key to observation")
     if recipe.grpo.expert_share:
         need_expert(env, instances, "grpo.expert_share")
 

@@ -27,6 +27,7 @@ import torch
 from agentr_core.episodes.transcript import conversations
 from agentr_core.errors import ConfigError, DataFault, TrainingFault
 from agentr_core.fingerprint import canonical, derive_seed, fingerprint
+from agentr_core.methods.grpo.credit import credit_measures, step_advantages, teaches, with_credit
 from agentr_core.methods.grpo.rollouts import STAGE, Rollouts, past_rewards
 from agentr_core.models.checkpoint_dir import SHARED_MEMORY, adapter_base, checkpoint_folder, shared_name, weight_files
 from agentr_core.protocols import ChatModel, Reloading, Sleeping
@@ -46,7 +47,7 @@ from agentr_core.store.queries.trees import GroupCounts, group_counts, step_hash
 from agentr_core.store.tables import merge
 from agentr_core.system import check_wanted, in_thread
 from agentr_core.training.checkpoints import Manifest, is_complete, publish, publish_step, read_manifest
-from agentr_core.training.group.advantages import advantages, has_contrast, step_advantages
+from agentr_core.training.group.advantages import advantages, has_contrast
 from agentr_core.training.group.learner import (
     Learner,
     Ranks,
@@ -103,6 +104,7 @@ def measures(groups: Sequence[Group], totals: Totals, grpo: GrpoConfig) -> dict[
         "cut_share": sum(reply.finish_reason == "length" for reply in replies) / max(1, len(replies)),
         "sampled_tokens": tokens,
         "trained_tokens": totals.tokens,
+        **credit_measures(groups, grpo),
         **updates,
     }
 
@@ -563,15 +565,15 @@ class _Training:
         before = self.rollouts.sampler.stats().completion_tokens
         groups, effort = await self.rollouts.play(step, policy, known, worlds)
         effort += Effort(tokens=self.rollouts.sampler.stats().completion_tokens - before)
+        groups = with_credit(groups, grpo, place.store, self.job.experience, step)
         place.store.write(
             merge(
                 group_rows(
                     group,
                     advantages(group.compared, scale=grpo.scale_rewards),
-                    self._worth(group) if grpo.credit == "siblings" else None,
                     iteration_id=self.job.experience,
                     step=step,
-                    contrast=has_contrast(group.compared),
+                    contrast=teaches(group, grpo),
                 )
                 for group in groups
             )
@@ -579,13 +581,14 @@ class _Training:
         return _Sampled(groups, effort, time.perf_counter() - started)
 
     def _rows(self, group: Group, worlds: Worlds) -> Iterator[PolicyRow]:
-        """Yield the rows of a group's episodes that have anything to train; none without
-        contrast.
+        """Yield the rows of a group's episodes that have anything to train; none if no step has an
+        advantage.
         """
-        if not has_contrast(group.compared):
+        grpo = self.job.objective.grpo
+        if not teaches(group, grpo):
             return
         env = worlds.of(group.instance)
-        for trajectory, worth in zip(group.episodes.values(), self._worth(group), strict=True):
+        for trajectory, worth in zip(group.episodes.values(), step_advantages(group, grpo), strict=True):
             parts = [
                 policy_row(
                     part.messages,
@@ -599,12 +602,6 @@ class _Training:
             ]
             tokens = sum(len(part.positions) for part in parts)
             yield from (part._replace(episode_tokens=tokens) for part in parts if part.positions)
-
-    def _worth(self, group: Group) -> list[list[float]]:
-        """Return the advantage of each step of each episode of a group."""
-        grpo = self.job.objective.grpo
-        episodes = list(group.episodes.values())
-        return step_advantages(episodes, group.compared, credit=grpo.credit, scale=grpo.scale_rewards)
 
 
 def _sleeping(model: ChatModel) -> Sleeping:

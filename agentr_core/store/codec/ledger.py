@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from itertools import groupby
 from operator import itemgetter
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from agentr_core.episodes.units import UnitError
 from agentr_core.fingerprint import canonical, fingerprint
@@ -275,7 +275,8 @@ class Group:
     drawn; `policy` names the policy that sampled it. `prefix` is the number of given steps in each
     episode: the beginning of a failed one, or of the expert's if the group is `led`. `given` is
     this number for single episodes, by id, such as branches of others. `shaped` is the worth of
-    each episode to the training, None if that is its reward.
+    each episode to the training, None if that is its reward. `credit` has the advantage of each
+    step of each episode, None if that is its episode's.
     """
 
     number: int
@@ -287,11 +288,18 @@ class Group:
     episodes: Mapping[str, Trajectory]
     shaped: tuple[float, ...] | None = None
     given: Mapping[str, int] = field(default_factory=dict)
+    credit: tuple[tuple[float, ...], ...] | None = None
+
+    @property
+    def given_counts(self) -> list[int]:
+        """How many of the first steps of each episode were not sampled for it."""
+        return [self.given.get(key, self.prefix) for key in self.episodes]
 
     @property
     def sampled(self) -> list[tuple[Step, ...]]:
         """The steps of each episode that were sampled for it."""
-        return [episode.steps[self.given.get(key, self.prefix) :] for key, episode in self.episodes.items()]
+        counts = zip(self.episodes.values(), self.given_counts, strict=True)
+        return [episode.steps[given:] for episode, given in counts]
 
     @property
     def compared(self) -> tuple[float, ...]:
@@ -323,7 +331,6 @@ class GroupOutcome:
 def group_rows(
     group: Group,
     advantages: Sequence[float],
-    of_steps: Sequence[Sequence[float]] | None = None,
     *,
     iteration_id: str,
     step: int,
@@ -333,8 +340,7 @@ def group_rows(
 
     Args:
         advantages: the advantage of each episode.
-        of_steps: the advantages of the steps of each episode; None if they are those of the
-            episodes.
+        contrast: whether the group is trained on.
     """
     group_key = {"iteration_id": iteration_id, "step": step, "number": group.number}
     return {
@@ -360,7 +366,7 @@ def group_rows(
         ],
         "rl_credit": [
             {"trajectory_id": key, "position": position, "advantage": advantage}
-            for key, values in zip(group.episodes, of_steps or [()] * len(group.episodes), strict=True)
+            for key, values in zip(group.episodes, group.credit or [()] * len(group.episodes), strict=True)
             for position, advantage in enumerate(values)
         ],
     }
@@ -383,7 +389,8 @@ def load_groups(store: Store, iteration_id: str, step: int) -> list[Group]:
     their episodes.
     """
     rows = store.rows(
-        "select g.number, g.draw, g.policy, g.prefix, g.episodes, r.trajectory_id, r.shaped, d.position, d.operator "
+        "select g.number, g.draw, g.policy, g.prefix, g.episodes, r.trajectory_id, r.shaped, d.position, d.operator, "
+        "(select list(c.advantage order by c.position) from rl_credit c where c.trajectory_id = r.trajectory_id) "
         "from rl_group g left join rl_rollout r using (iteration_id, step, number) "
         "left join derivation d on d.child_id = r.trajectory_id where g.iteration_id = ? and g.step = ? "
         "order by g.number, r.episode",
@@ -393,7 +400,7 @@ def load_groups(store: Store, iteration_id: str, step: int) -> list[Group]:
     played = load_trajectories(store, [row[5] for row in rows if row[5] is not None])
     groups = []
     for (number, draw, policy, prefix, size), members in groupby(rows, key=itemgetter(0, 1, 2, 3, 4)):
-        *_, keys, worths, given_counts, operators = zip(*members, strict=True)
+        *_, keys, worths, given_counts, operators, credits = zip(*members, strict=True)
         if len(played.keys() & {*keys}) != size:
             return []
         episodes = {key: played[key] for key in keys}
@@ -407,6 +414,7 @@ def load_groups(store: Store, iteration_id: str, step: int) -> list[Group]:
                 instance=episodes[keys[0]].instance,
                 episodes=episodes,
                 shaped=None if None in worths else worths,
+                credit=tuple(tuple(of_steps or ()) for of_steps in credits) if any(credits) else None,
                 given={key: steps for key, steps in zip(keys, given_counts, strict=True) if steps is not None},
             )
         )
@@ -430,6 +438,31 @@ def load_failures(store: Store, iteration_id: str, *, until: int) -> dict[str, l
     for instance_id, trajectory_id in store.rows(_FAILURES, iteration_id, until):
         failures.setdefault(instance_id, []).append(trajectory_id)
     return failures
+
+
+class StoredStep(NamedTuple):
+    """A step that a run stored, as an edge of a graph of states."""
+
+    instance_id: str
+    state_key: str | None
+    action: str
+    next_state_key: str | None
+    """None at an end of an episode or of a path."""
+    before: str
+    """The last observation before the step."""
+    observation: str
+    ended: bool
+    """Whether it is such an end."""
+    terminated: bool
+    reward: float
+    """At an end, that of the episode."""
+
+
+def load_steps(store: Store, iteration_id: str, instance_ids: Sequence[str], *, until: int) -> list[StoredStep]:
+    """Return the steps that a run stored on some instances: in the searches and groups of its
+    earlier iterations, and in this iteration's groups up to a step.
+    """
+    return [StoredStep(*row) for row in store.rows(_STEPS, iteration_id, until, list(instance_ids))]
 
 
 _EARLIER = """
@@ -467,6 +500,37 @@ _OUTCOMES = f"""
 )
 select coalesce(i.origin_id, i.instance_id), o.episodes, o.reward from outcome o join instance i using (instance_id)
 order by o.iteration nulls last, o.step, o.number, o.instance_id
+"""
+_STEPS = f"""
+{_EARLIER}, rollout as (
+    select distinct trajectory_id from rl_rollout r
+    join rl_group g using (iteration_id, step, number)
+    where list_contains($3::varchar[], g.instance_id)
+        and ((r.iteration_id = $1 and r.step <= $2) or r.iteration_id in (select iteration_id from earlier))
+), played as (
+    select t.instance_id, t.trajectory_id, s.position, s.state_key, s.action,
+        lead(s.state_key) over path as next_state_key,
+        coalesce(lag(s.observation) over path, t.first_observation) as before, s.observation,
+        s.position = t.num_steps - 1 as ended, s.terminated, t.reward
+    from rollout join trajectory t using (trajectory_id) join step s using (trajectory_id)
+    window path as (partition by s.trajectory_id order by s.position)
+), searched as (
+    select tree.instance_id, child.tree_id, child.node_index, child.step.state_key as state_key,
+        child.step.action as action,
+        (select min(n.step.state_key) from node n where n.tree_id = child.tree_id and n.parent = child.node_index)
+            as next_state_key,
+        coalesce(parent.step.observation, tree.first_observation) as before, child.step.observation as observation,
+        child.stop is not null as ended, child.step.terminated as terminated, child.step.reward as reward
+    from tree join earlier using (iteration_id) join node child using (tree_id)
+    join node parent on parent.tree_id = child.tree_id and parent.node_index = child.parent
+    where list_contains($3::varchar[], tree.instance_id)
+)
+select instance_id, state_key, action, next_state_key, before, observation, ended, terminated, reward from (
+    select *, trajectory_id as owner from played
+    union all by name
+    select *, tree_id as owner, node_index as position from searched
+)
+order by instance_id, owner, position
 """
 
 

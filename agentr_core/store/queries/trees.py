@@ -244,6 +244,11 @@ class GroupStep(NamedTuple):
     learning_rate: float | None
     """None if another program trained it."""
     grad_norm: float | None
+    compared_share: float | None
+    """None, like what follows, where states are not known."""
+    praised_unhelpful: float | None
+    punished_helpful: float | None
+    state_conflicts: float | None
 
 
 class Validation(NamedTuple):
@@ -356,7 +361,7 @@ where iteration_id = ?
 _RL_STEPS = """
 select step, reward, pass_at_1, pass_at_n, mixed_share, episode_tokens, cut_share,
     sampled_tokens / nullif(sampling_seconds, 0), entropy, sampler_kl, kl, clip_share, shaped, recovered,
-    loss, learning_rate, grad_norm
+    loss, learning_rate, grad_norm, compared_share, praised_unhelpful, punished_helpful, state_conflicts
 from rl_step
 where iteration_id = ?
 order by step

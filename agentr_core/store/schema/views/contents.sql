@@ -9,6 +9,7 @@ comment on column step.matched is 'The possible action that was carried out in t
 comment on column step.valid is 'Whether the environment took the action; null where it does not tell.';
 comment on column step.dropped is 'Exchanges of the history that were left out of what the reply was drawn from (`context: window`).';
 comment on column step.summary_of is 'Of a summary (`context: summary`): how many of the first steps it was drawn from; null of a step that acts.';
+comment on column step.state_key is 'Key of the state of the world that the action was taken in: steps of one instance that share it were taken in one state. Null from a world that does not tell its state, of a summary, and where it was stored before schema 114.';
 comment on column step.given is 'Whether it was recorded before and is what the trajectory goes on from.';
 
 create view generation as

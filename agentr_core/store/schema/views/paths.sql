@@ -44,23 +44,25 @@ create view v_nodes as
 select n.tree_id, t.instance_id, t.iteration_id, n.node_index, n.parent, n.depth, n.step.reply as reply, n.step.action as action,
     n.step.matched as matched, n.step.valid as valid, coalesce(n.step.observation, t.first_observation) as observation,
     n.step.reward as reward, n.step.terminated as terminated, n.step.success::integer as success, n.step.disaster as disaster, n.visits, n.value_sum / nullif(n.visits, 0) as value, n.terminal, n.stop,
-    n.dive, n.duplicates, n.asked.seed as seed, n.asked.prompt_tokens as prompt_tokens,
+    n.dive, n.duplicates, n.step.state_key as state_key, n.asked.seed as seed, n.asked.prompt_tokens as prompt_tokens,
     coalesce(n.asked.completion_tokens, nullif(len(n.step.token_ids), 0)) as completion_tokens, n.created_at
 from node n
 join tree t using (tree_id);
 comment on view v_nodes is 'The nodes of all trees with their texts; the observation of a root is the first one.';
 comment on column v_nodes.success is 'As in v_trajectories; null of a root.';
+comment on column v_nodes.state_key is 'As step.state_key: of the state that the action was taken in, which is that of the parent.';
 
 create view v_steps as
 select s.trajectory_id, t.source, t.instance_id, t.iteration_id, t.evaluation_id, s.position, s.reply, s.action, s.matched, s.valid,
     s.observation, s.reward, s.terminated, s.success::integer as success, s.disaster, s.asked.seed as seed, s.asked.prompt_tokens as prompt_tokens,
-    coalesce(s.asked.completion_tokens, nullif(len(s.token_ids), 0)) as completion_tokens, s.summary_of
+    coalesce(s.asked.completion_tokens, nullif(len(s.token_ids), 0)) as completion_tokens, s.summary_of, s.state_key
 from step s
 join trajectory t using (trajectory_id)
 order by s.trajectory_id, s.position;
 comment on view v_steps is 'The steps of all trajectories with their texts.';
 comment on column v_steps.success is '1 of the step that won, else 0.';
 comment on column v_steps.summary_of is 'As step.summary_of.';
+comment on column v_steps.state_key is 'As step.state_key.';
 
 create view v_critic_steps as
 with children as (

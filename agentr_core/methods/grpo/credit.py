@@ -1,0 +1,186 @@
+"""Which advantage each step of a group has (`grpo.credit`), and how far that agrees with where the
+steps led.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+
+from agentr_core.errors import TrainingFault
+from agentr_core.fingerprint import fingerprint
+from agentr_core.recipes.grpo import GrpoConfig
+from agentr_core.store.codec.ledger import Group, load_steps
+from agentr_core.store.database import Store
+from agentr_core.training.group.advantages import (
+    advantages,
+    discounted_rewards,
+    sibling_advantages,
+    state_advantages,
+)
+from agentr_core.training.group.state_graph import Agreement, Edge, StateGraph, edges_of
+
+_MOST_CONFLICTS = 0.01
+"""The largest share of actions, repeated in a state, that may lead elsewhere: beyond it keys do not
+tell states apart, and distances between them mean nothing.
+"""
+
+
+def with_credit(groups: Sequence[Group], grpo: GrpoConfig, store: Store, iteration_id: str, step: int) -> list[Group]:
+    """Return the groups of a step with the advantage of each step of their episodes; as they are if
+    that is the episode's.
+
+    Raises:
+        DataFault: steps were stored without the states that are to be compared.
+        TrainingFault: with `graph`, keys do not tell states apart.
+    """
+    if grpo.credit == "episode":
+        return list(groups)
+    if grpo.credit == "siblings":
+        of_groups = [
+            sibling_advantages(list(group.episodes.values()), group.compared, scale=grpo.scale_rewards)
+            for group in groups
+        ]
+    else:
+        edges = [_edges(group, grpo) for group in groups]
+        earlier: Mapping[str, Sequence[Edge]] = {}
+        if grpo.credit == "graph":
+            _check_keys(map(_agreement, edges), step)
+            if grpo.graph.reach == "run":
+                earlier = _stored_edges(store, iteration_id, {group.instance.key for group in groups}, step, grpo)
+        of_groups = [
+            _state_credit(group, of_episodes, earlier.get(group.instance.key, ()), grpo)
+            for group, of_episodes in zip(groups, edges, strict=True)
+        ]
+    return [
+        replace(group, credit=tuple(map(tuple, of_steps))) for group, of_steps in zip(groups, of_groups, strict=True)
+    ]
+
+
+def step_advantages(group: Group, grpo: GrpoConfig) -> Sequence[Sequence[float]]:
+    """Return the advantage of each step of each episode of a group that has its credit."""
+    if group.credit is not None:
+        return group.credit
+    of_episodes = advantages(group.compared, scale=grpo.scale_rewards)
+    return [
+        [advantage] * len(episode.steps)
+        for advantage, episode in zip(of_episodes, group.episodes.values(), strict=True)
+    ]
+
+
+def teaches(group: Group, grpo: GrpoConfig) -> bool:
+    """Return whether any step of a group that has its credit has an advantage."""
+    return any(map(any, step_advantages(group, grpo)))
+
+
+def credit_measures(groups: Sequence[Group], grpo: GrpoConfig) -> dict[str, float | None]:
+    """Return how far the credit of a step's groups agrees with where their steps led, as columns of
+    table rl_step; each None where it does not apply, and all if states are not known.
+
+    A step helps if it is the first of a shortest way to a reward that its group found.
+    """
+    episodes = (episode for group in groups for episode in group.episodes.values())
+    if grpo.states.key == "world" and any(step.state_key is None for episode in episodes for step in episode.steps):
+        return dict.fromkeys(("compared_share", "praised_unhelpful", "punished_helpful", "state_conflicts"))
+    agreed = Agreement(0, 0)
+    all_steps = compared = 0
+    helpful: dict[bool, list[bool]] = {True: [], False: []}
+    for group in groups:
+        of_episodes = _edges(group, grpo)
+        agreed = agreed.plus(_agreement(of_episodes))
+        if not teaches(group, grpo):
+            continue
+        graph = StateGraph.of(list(chain(*of_episodes)), discount=grpo.states.discount)
+        sampled = [
+            step
+            for edges, of_steps, given in zip(
+                of_episodes, step_advantages(group, grpo), group.given_counts, strict=True
+            )
+            for step in list(zip(edges, of_steps, strict=True))[given:]
+        ]
+        in_state = Counter(edge.state for edge, _ in sampled)
+        all_steps += len(sampled)
+        compared += sum(count for count in in_state.values() if count > 1)
+        for edge, advantage in sampled:
+            helps = graph.is_nearer(edge)
+            if advantage and helps is not None:
+                helpful[advantage > 0].append(helps)
+    praised, punished = helpful[True], helpful[False]
+    return {
+        "compared_share": compared / all_steps if all_steps else None,
+        "praised_unhelpful": 1 - sum(praised) / len(praised) if praised else None,
+        "punished_helpful": sum(punished) / len(punished) if punished else None,
+        "state_conflicts": agreed.conflicts / agreed.pairs if agreed.pairs else None,
+    }
+
+
+def _state_credit(
+    group: Group, of_episodes: Sequence[Sequence[Edge]], earlier: Sequence[Edge], grpo: GrpoConfig
+) -> list[list[float]]:
+    """Return the advantages of `states` or `graph`. Steps that were given are edges of the graph,
+    and are not compared.
+    """
+    discount = grpo.states.discount
+    worths: list[list[float | None]]
+    if grpo.credit == "graph":
+        graph = StateGraph.of([*chain(*of_episodes), *earlier], discount=discount)
+        worths = [[graph.worth(edge) for edge in edges] for edges in of_episodes]
+    else:
+        sizes = [len(edges) for edges in of_episodes]
+        worths = [[*of_steps] for of_steps in discounted_rewards(group.compared, sizes, discount=discount)]
+    for of_steps, given in zip(worths, group.given_counts, strict=True):
+        of_steps[:given] = [None] * given
+    return state_advantages(
+        [[edge.state for edge in edges] for edges in of_episodes],
+        worths,
+        advantages(group.compared, scale=grpo.scale_rewards),
+        config=grpo.states,
+        scale=grpo.scale_rewards,
+    )
+
+
+def _edges(group: Group, grpo: GrpoConfig) -> list[list[Edge]]:
+    """Return the edges of the steps of each episode of a group. Raises as `edges_of`."""
+    return [
+        edges_of(episode, reward, key=grpo.states.key)
+        for episode, reward in zip(group.episodes.values(), group.compared, strict=True)
+    ]
+
+
+def _agreement(of_episodes: Sequence[Sequence[Edge]]) -> Agreement:
+    return Agreement.of(chain(*of_episodes))
+
+
+def _check_keys(agreements: Iterable[Agreement], step: int) -> None:
+    """Raise `TrainingFault` if too many actions, repeated in a state, led elsewhere."""
+    agreed = Agreement(0, 0)
+    for of_group in agreements:
+        agreed = agreed.plus(of_group)
+    if agreed.conflicts > _MOST_CONFLICTS * agreed.pairs:
+        raise TrainingFault(
+            f"of {agreed.pairs:,} actions of step {step} that were taken again in a state of the same key, "
+            f"{agreed.conflicts:,} led to another state, so the keys do not tell states apart and distances mean "
+            "nothing; set grpo.credit to states or episode, or mend the world's state()"
+        )
+
+
+def _stored_edges(
+    store: Store, iteration_id: str, instances: Iterable[str], step: int, grpo: GrpoConfig
+) -> dict[str, list[Edge]]:
+    """Return the edges of what the run stored before a step, by instance. Steps that were stored
+    without their states are left out.
+    """
+    edges: defaultdict[str, list[Edge]] = defaultdict(list)
+    for stored in load_steps(store, iteration_id, sorted(instances), until=step - 1):
+        state, after = stored.state_key, stored.next_state_key
+        if grpo.states.key == "observation":
+            state, after = fingerprint(stored.before), fingerprint(stored.observation)
+        if state is not None:
+            edges[stored.instance_id].append(
+                Edge.of_step(
+                    state, stored.action, after, ended=stored.ended, terminated=stored.terminated, reward=stored.reward
+                )
+            )
+    return edges
