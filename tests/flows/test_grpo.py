@@ -32,6 +32,7 @@ from agentr_core.errors import ConfigError, EnvironmentFault, StoreError, Traini
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.faults import load
 from agentr_core.methods.grpo import rollouts, train
+from agentr_core.methods.grpo.credit import with_credit
 from agentr_core.methods.grpo.rollouts import Rollouts
 from agentr_core.methods.grpo.train import reinforce
 from agentr_core.models.checkpoint_dir import weights_sha256
@@ -461,6 +462,34 @@ def test_groups_that_go_on_from_failures_are_the_same_after_a_kill(
     assert told["recovered"].notna().tolist() == [step in set(given["step"]) for step in told["step"]]
 
 
+GRAPH = "grpo: {credit: graph, states: {key: observation, episode_weight: 0}, graph: {reach: run}}"
+
+
+@pytest.mark.usefixtures("door_installed")
+def test_steps_are_compared_by_the_graph_of_all_that_the_run_stored_and_are_the_same_after_a_kill(
+    calm: Path, tmp_path: Path, door_model: Path, process_env: dict[str, str]
+) -> None:
+    whole, cut = (groups.write(tmp_path / name, door_model, more=GRAPH) for name in ("whole", "cut"))
+    asyncio.run(groups.trained(whole))
+    kill_before(cut, 4, process_env)
+    asyncio.run(groups.trained(cut))
+    assert weights_of(cut) == weights_of(whole) != weights_of(calm)
+
+    store = store_of(whole)
+    ((iteration_id,),) = store.rows("select distinct iteration_id from rl_group")
+    for step in range(1, STEPS + 1):
+        grpo = load(whole).grpo
+        stored = load_groups(store, iteration_id, step)
+        bare = [replace(group, credit=None) for group in stored]
+        assert with_credit(bare, grpo, store, iteration_id, step) == stored, "what comes later has no part in it"
+    # An episode that opens the door at once was in one state alone.
+    told = store.query("select * from v_rl_steps order by step")
+    assert told["compared_share"].between(0.5, 1).all()
+    assert (told["praised_unhelpful"].dropna() == 0).all(), "in a state it is right to open, and nothing else"
+    assert (told["state_conflicts"].dropna() == 0).all()
+    assert store.query("select * from v_orphans").empty
+
+
 @pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.usefixtures("door_installed")
 def test_groups_that_go_on_from_the_expert_are_the_same_after_a_kill(
@@ -646,6 +675,8 @@ def test_a_validation_that_is_stored_is_not_played_again(
         ("training.max_tokens=5", "training.max_tokens: grpo.steps says how long it trains"),
         ("data.replay=true", "data: group RL makes no dataset"),
         ("grpo.eval_steps=2", "evaluation.development: grpo.eval_steps needs a development set"),
+        ("grpo.states.discount=0.9", "grpo.states: credit episode compares no states"),
+        ("grpo.graph.reach=run", "grpo.graph: credit episode makes no graph"),
         ("context=window", "context: method grpo trains whole conversations"),
         ("method=agent-r", "grpo: has no use without an iteration rl"),
         ("method=eto", "grpo: belongs to another method than eto"),

@@ -47,9 +47,9 @@ def with_credit(groups: Sequence[Group], grpo: GrpoConfig, store: Store, iterati
         edges = [_edges(group, grpo) for group in groups]
         earlier: Mapping[str, Sequence[Edge]] = {}
         if grpo.credit == "graph":
-            _check_keys(map(_agreement, edges), step)
+            check_keys(map(_agreement, edges), step)
             if grpo.graph.reach == "run":
-                earlier = _stored_edges(store, iteration_id, {group.instance.key for group in groups}, step, grpo)
+                earlier = stored_edges(store, iteration_id, {group.instance.key for group in groups}, step, grpo)
         of_groups = [
             _state_credit(group, of_episodes, earlier.get(group.instance.key, ()), grpo)
             for group, of_episodes in zip(groups, edges, strict=True)
@@ -153,7 +153,7 @@ def _agreement(of_episodes: Sequence[Sequence[Edge]]) -> Agreement:
     return Agreement.of(chain(*of_episodes))
 
 
-def _check_keys(agreements: Iterable[Agreement], step: int) -> None:
+def check_keys(agreements: Iterable[Agreement], step: int) -> None:
     """Raise `TrainingFault` if too many actions, repeated in a state, led elsewhere."""
     agreed = Agreement(0, 0)
     for of_group in agreements:
@@ -166,7 +166,7 @@ def _check_keys(agreements: Iterable[Agreement], step: int) -> None:
         )
 
 
-def _stored_edges(
+def stored_edges(
     store: Store, iteration_id: str, instances: Iterable[str], step: int, grpo: GrpoConfig
 ) -> dict[str, list[Edge]]:
     """Return the edges of what the run stored before a step, by instance. Steps that were stored
