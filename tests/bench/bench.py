@@ -20,6 +20,7 @@ from pathlib import Path
 import choosing
 import collecting
 import conversing
+import crediting
 import gateway
 import memory
 import prefill
@@ -72,6 +73,11 @@ def _choosing(options: argparse.Namespace, _: Path, clock: Clock) -> list[Measur
     return choosing.measure(small=options.quick, clock=clock)
 
 
+def _crediting(options: argparse.Namespace, folder: Path, clock: Clock) -> list[Measure]:
+    groups, earlier, part = (2, 1, 8) if options.quick else (96, 4, 16)
+    return crediting.measure(folder, groups=groups, earlier=earlier, part=part, clock=clock)
+
+
 def _gateway(options: argparse.Namespace, _: Path, clock: Clock) -> list[Measure]:
     agents, calls, rounds, streams = (2, 2, 1, 2) if options.quick else (64, 10, 5, 50)
     return gateway.measure(agents=agents, calls=calls, rounds=rounds, streams=streams)
@@ -108,6 +114,7 @@ def _viewer(options: argparse.Namespace, folder: Path, clock: Clock) -> list[Mea
 BENCHMARKS: dict[str, Callable[[argparse.Namespace, Path, Clock], list[Measure]]] = {
     "collection": _collection,
     "choosing": _choosing,
+    "crediting": _crediting,
     "prefill": _prefill,
     "conversing": _conversing,
     "store": _store,

@@ -28,6 +28,7 @@ GOALS: dict[str, str | None] = {
     "collection_time_outside_generation": "<= 5",
     "choosing_share_49k": "<= 5",
     "choosing_share_262k": "<= 10",
+    "credit_share_of_update": "<= 1",
     "shared_prefill_ratio": "> 1",
     "shared_prefill_ratio_grouped": "> 1",
     "conversation_cache_ratio": "> 1",
