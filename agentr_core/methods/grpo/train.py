@@ -459,6 +459,7 @@ class _Training:
             policy = await self._load(step - 1, learner)
             self.ahead = asyncio.create_task(self._sample(step + 1, policy, worlds))
         rows = [row for group in groups for row in self._rows(group, worlds)]
+        place.progress(step - 1, grpo.steps, f"steps, training on what step {step} sampled")
         await self._awake(learner)
         rate, totals = await in_thread(_update, learner, rows, job, step)
         ended = time.perf_counter()
