@@ -14,7 +14,7 @@ from agentr_core.training.group.advantages import discounted_rewards, state_adva
 from agentr_core.training.group.state_graph import Agreement, Edge, StateGraph
 
 STATES = "abcdef"
-REWARDS = st.sampled_from([0.0, 0.0, 0.25, 0.7, 1.0])
+REWARDS = st.sampled_from([-1.0, 0.0, 0.25, 0.7, 1.0])
 # Loops, several wins, dead ends and episodes that a limit cut: all of them occur.
 EDGES = st.builds(
     lambda state, action, after, reward: Edge(state, action, after, None if after else reward),
@@ -33,7 +33,7 @@ def ways(edges: Sequence[Edge], state: str, passed: frozenset[str] = frozenset()
         if edge.state != state:
             continue
         if edge.next_state is None:
-            if edge.reward:
+            if edge.reward is not None and edge.reward > 0:
                 yield 1, edge.reward
         elif edge.next_state not in passed | {state}:
             for length, reward in ways(edges, edge.next_state, passed | {state}):
@@ -60,7 +60,7 @@ def test_an_edge_is_worth_a_step_less_than_what_it_leads_to(edges: list[Edge]) -
             after = worth_of(edges, edge.next_state)
             assert worth == DISCOUNT * (DISCOUNT * worst if after is None else after)
         elif edge.reward is not None:
-            assert worth == (DISCOUNT * edge.reward or DISCOUNT * DISCOUNT * worst)
+            assert worth == (DISCOUNT * edge.reward if edge.reward > 0 else DISCOUNT * DISCOUNT * worst)
         else:
             same = [e for e in edges if e[:2] == edge[:2] and (e.next_state, e.reward) != (None, None)]
             assert worth == (graph.worth(same[0]) if same else None)

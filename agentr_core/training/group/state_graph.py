@@ -21,8 +21,8 @@ from agentr_core.types import Trajectory
 
 class Edge(NamedTuple):
     """One step: from `state` by `action` to `next_state`, or to an end of the episode with a
-    `reward` in [0, 1]. Both are None where a limit cut the episode without a reward, so that it is
-    not known where the step led to.
+    `reward`, of which one below 0 counts as none. Both are None where a limit cut the episode
+    without a reward, so that it is not known where the step led to.
     """
 
     state: str
@@ -125,7 +125,7 @@ class StateGraph:
         for edge in edges:
             if edge.next_state is not None:
                 entered_from[edge.next_state].append(edge.state)
-            elif edge.reward:
+            elif edge.reward is not None and edge.reward > 0:
                 queue.append((-discount * edge.reward, edge.state))
             if edge.next_state is not None or edge.reward is not None:
                 led_to.setdefault((edge.state, edge.action), edge)
@@ -148,7 +148,7 @@ class StateGraph:
         if edge.next_state is None and edge.reward is None:
             known = self.led_to.get((edge.state, edge.action))
             return None if known is None else self.worth(known)
-        if edge.next_state is None and edge.reward:
+        if edge.reward is not None and edge.reward > 0:
             return self.discount * edge.reward
         furthest = self.discount * min(self.worths.values(), default=0.0)
         after = furthest if edge.next_state is None else self.worths.get(edge.next_state, furthest)
