@@ -8,6 +8,15 @@ select recipe, run_id, iteration, evaluation, success, success_low, success_high
 select run_id, iteration, evaluation, value as gain, low, high, n as episodes
 from v_metrics where metric = 'gain_over_base' and world is null and depth is null;
 
+-- panels: What each held-out set is: its instances and a hash of their ids, equal wherever the same ones were played.
+select evaluation, count(distinct instance_id) as instances, count(*) as episodes,
+    left(sha256(string_agg(instance_id || '#' || repeat, chr(10) order by instance_id, repeat)), 16) as panel, run_id, iteration
+from v_episodes where cut = 0 group by all order by all;
+
+-- outcomes: The result of every held-out episode, for `--output FILE.csv`.
+select run_id, iteration, evaluation, instance_id, repeat, cut, success, reward, num_steps, stop, trajectory_id
+from v_episodes order by all;
+
 -- goals: The goals that are won least often, over all models.
 select goal, count(*) as episodes, avg(success) as success from v_trajectories where evaluation is not null
 group by all order by success, goal limit 20;

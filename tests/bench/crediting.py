@@ -36,9 +36,9 @@ def measure(folder: Path, *, groups: int, earlier: int, part: int, clock: Clock)
     for step in range(1, earlier + 1):
         before = [_group(number, step, draw) for number in range(groups)]
         for group in before:
-            rows = [trajectory_rows(k, t, source="rollout", iteration_id="i") for k, t in group.episodes.items()]
+            episodes = [trajectory_rows(k, t, source="rollout", iteration_id="i") for k, t in group.episodes.items()]
             place = group_rows(group, [0.0] * SIZE, iteration_id="i", step=step, contrast=True)
-            store.write(merge([*rows, place]))
+            store.write(merge([*episodes, place]))
     now = [_group(number, earlier + 1, draw) for number in range(groups)]
     started = clock()
     credit_measures(with_credit(now, grpo, store, "i", earlier + 1), grpo)
@@ -65,7 +65,8 @@ def _group(number: int, step: int, draw: random.Random) -> Group:
 
 def _episode(instance: Instance, draw: random.Random) -> Trajectory:
     """Return a walk along a line of rooms, which is won at its end."""
-    steps, room, won = [], 0, False
+    steps: list[Step] = []
+    room, won = 0, False
     while len(steps) < STEPS and not won:
         move = draw.choice(("on", "on", "back"))
         after = room + 1 if move == "on" else max(0, room - 1)

@@ -5,6 +5,7 @@ true.
 from __future__ import annotations
 
 import ast
+import hashlib
 import os
 import re
 import shlex
@@ -12,13 +13,14 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import gallery
 import pytest
 import yaml
 from asgi import running
@@ -28,10 +30,13 @@ from door import register
 from readme import BLOCK, MANUAL, ROOT, TUTORIAL
 from starlette.staticfiles import StaticFiles
 
+from agentr_core.environments import registry
 from agentr_core.environments.reasoning import problems
 from agentr_core.methods.faults import load, parse
 from agentr_core.recipes.alarms import RULES
 from agentr_core.recipes.recipe import resolved
+from agentr_core.runtime import instances
+from agentr_core.store.questions import examples
 from agentr_core.types import Message, Sample, SampleKind
 from flows.cli import cli
 from flows.commands.plan import describe
@@ -246,6 +251,35 @@ def test_results_are_those_of_the_log() -> None:
         for cell in (cell for row in table_rows(section) for cell in row[1:] if cell):
             for number in re.findall(r"[-+]?\d+(?:\.\d+)?", cell):
                 assert re.search(rf"(?<![\d.]){re.escape(number.lstrip('+'))}(?![\d.]*\d)", found), (heading, cell)
+
+
+def test_panels_have_the_hashes_that_the_store_gives_them(tmp_path: Path) -> None:
+    def hash_of(lines: Iterable[str]) -> str:
+        return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:16]
+
+    store = gallery.fill(tmp_path / "store.duckdb")
+    stored = store.rows(examples()["panels"].sql)
+    assert stored
+    for evaluation, *_, panel, run, iteration in stored:
+        played = (
+            "select instance_id, repeat from v_episodes where (evaluation, run_id, iteration) = (?, ?, ?) and cut = 0"
+        )
+        assert panel == hash_of(f"{key}#{repeat}" for key, repeat in store.rows(played, evaluation, run, iteration))
+
+    part = text_of("results").partition("## Reproduce")[2].partition("\n## ")[0]
+    rows = table_rows(part)
+    assert len(rows) == 3
+    for name, recipes, count, expected in rows:
+        for stem in re.findall(r"[a-z-]+-[a-z-]+", recipes) or ["textcraft-climb"]:
+            recipe = load(ROOT / "deployments" / "recipes" / f"{stem}.yaml")
+            env = registry.make(recipe.environment.name, recipe.environment.options)
+            panel = (
+                instances.test_instances(recipe, env)
+                if name == "official"
+                else instances.set_instances(recipe.evaluation.sets[name], env)
+            )
+            digest = hash_of(f"{instance.key}#0" for instance in panel)
+            assert [str(len(panel)), f"`{digest}`"] == [count, expected]
 
 
 def test_the_glossary_is_in_order_and_has_each_word_once() -> None:

@@ -82,6 +82,8 @@ def test_every_command_is_of_a_kind_that_is_tested_here() -> None:
     several += ("HF_TOKEN=... agentr export ",)
     # These need a run, too: tests/core/test_regrade.py.
     several += ("agentr regrade ",)
+    # This one needs two: tests/core/test_run_reports.py.
+    several += ("agentr report RUN RUN",)
     # This one needs GPUs; tests/flows/test_handover.py runs it with programs in their place.
     several += ("bash handed/launch.sh",)
     unknown = [command for command in COMMANDS if not command.startswith(run_here + servers + several)]
