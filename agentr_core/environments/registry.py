@@ -29,7 +29,7 @@ from typing import Any, Literal, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUndefinedAnnotation
 
-from agentr_core.environment import Environment, own_fault
+from agentr_core.environment import Environment, Repeatability, own_fault
 from agentr_core.environments.native import native
 from agentr_core.episodes.transcript import Until, transcript_of
 from agentr_core.errors import AgentrError, ConfigError, EnvironmentFault
@@ -218,6 +218,14 @@ def asks_models(name: str) -> bool:
     """Return whether an environment has a grader, or steps that ask models of other roles."""
     world = _world(_kind(name))
     return world.grader is not None or world.has(Environment.answer)
+
+
+def is_repeated(name: str, options: Mapping[str, Any]) -> bool:
+    """Return whether an episode in an environment follows from its instance and its replies: it
+    asks no models, lets no agent outside act, and promises to repeat itself to the letter.
+    """
+    promised = options.get("repeatability", _world(_kind(name)).repeatability)
+    return not asks_models(name) and not _world(_kind(name)).has(Environment.relay) and promised == Repeatability.EXACT
 
 
 def licence_of(name: str) -> str:

@@ -133,21 +133,30 @@ def input_ids(
         "explore": fingerprint(
             "explore", *acting, eto["explore"], eto["expert"], files, eto["phases"], *forks, *edited
         ),
-        **_evaluations(recipe, asked, (VERSION, recipe.seed, world, model("actor"), context, *besides)),
+        **_evaluations(recipe, asked, (world, model("actor"), context, *besides)),
     }
 
 
 def _evaluations(recipe: Recipe, asked: Mapping[str, Any], acting: Sequence[Any]) -> dict[str, str]:
     """Return the inputs of the evaluation, as `evaluate`, and of each of its further sets, as
     `evaluate/NAME`: one more set, or another choice of the set for development, changes no episode
-    of the others.
+    of the others. Nor does the seed, of greedy episodes in worlds that repeat themselves.
     """
+    worlds = [world.environment for world in recipe.worlds().values()]
+    are_repeated = all(registry.is_repeated(world.name, world.options) for world in worlds)
+
+    def seed(temperature: float) -> tuple[int, ...]:
+        return () if are_repeated and not temperature else (recipe.seed,)
+
     config = {field: value for field, value in asked["evaluation"].items() if field not in ("sets", "development")}
     instances = asked["environments"] if recipe.environments else asked["instances"]
     held_out = {field: value for field, value in instances.items() if recipe.environments or field.startswith("test")}
-    inputs = fingerprint("evaluate", *acting, held_out, config)
-    sets = asked["evaluation"].get("sets", {})
-    return {"evaluate": inputs, **{f"evaluate/{name}": fingerprint(inputs, chosen) for name, chosen in sets.items()}}
+    about = (VERSION, *acting, held_out, config)
+    inputs = {"evaluate": fingerprint("evaluate", *about, *seed(recipe.evaluation.temperature))}
+    for name, chosen in asked["evaluation"].get("sets", {}).items():
+        temperature = recipe.evaluation.sets[name].temperature
+        inputs[f"evaluate/{name}"] = fingerprint("evaluate", *about, *seed(temperature), chosen)
+    return inputs
 
 
 def played_from(recipe: Recipe) -> dict[str, str]:

@@ -107,3 +107,27 @@ def test_limits_of_episodes_make_other_rollouts_and_evaluations_only_where_they_
     none, tokens, seconds = ids(), ids(max_episode_tokens=4096), ids(max_episode_seconds=1200.0)
     assert ids(max_episode_tokens=0, max_episode_seconds=0.0) == none
     assert len({none[0], tokens[0], seconds[0]}) == len({none[1], tokens[1], seconds[1]}) == 3
+
+
+def test_greedy_episodes_are_the_same_for_each_seed_where_a_world_repeats_itself(tiny_model_dir: Path) -> None:
+    def ids(seed: int, world: str = "textcraft", **options: Any) -> dict[str, str]:
+        sets = {"greedy": {"split": "dev"}, "sampled": {"split": "dev", "episodes": 2, "temperature": 1.0}}
+        given = {
+            "seed": seed,
+            "model": {"path": str(tiny_model_dir)},
+            "environment": {"name": world, "options": options},
+            "evaluation": {"sets": sets},
+        }
+        asked = recipe("agent-r", given)
+        return input_ids(asked, asked_for(asked), weights={}, files={}, prompts={}, at=datetime.now(UTC))
+
+    def differ(world: str, **options: Any) -> set[str]:
+        one, other = ids(0, world, **options), ids(1, world, **options)
+        return {stage for stage in one if stage.startswith("evaluate") and one[stage] != other[stage]}
+
+    everything = {"evaluate", "evaluate/greedy", "evaluate/sampled"}
+    assert differ("textcraft") == {"evaluate/sampled"}
+    assert differ("openenv", url="http://127.0.0.1:1") == {"evaluate/sampled"}
+    assert differ("openenv", url="http://127.0.0.1:1", repeatability="never") == everything
+    assert differ("reasoning") == everything, "its grader may ask a model"
+    assert len({*ids(0).values()}) == len(ids(0))
