@@ -323,6 +323,14 @@ class SciWorld(Environment):
     def state(self) -> str:
         """Return a hash of the simulated world, the question that the next action answers, if there
         is one, and the best score so far in the setting `eto`.
+
+        The hash is of the goals, the object in focus, and all objects: what contains them, whether
+        they are solid, open, on, connected, burning, and, in the room of the agent, how many
+        degrees warm. Left out is what time alone changes, or every state would be a new one: the
+        count of moves, the age of living things and fires, temperatures elsewhere and those of
+        gases, and the random numbers that bees follow. So waiting may lead elsewhere: in random
+        play of six tasks, 8 of 558 pairs of equal state and action did, 7 of them in one where
+        animals grow up.
         """
         episode = self._present()
         with self._simulators.at(episode.path, self) as state:
