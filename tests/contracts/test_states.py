@@ -74,11 +74,11 @@ def test_alfworld_tells_its_state(tmp_path: Path) -> None:
 def test_sciworld_tells_its_state() -> None:
     envs = SciWorld(), SciWorld()
     found = StatePairs()
-    for task in ("boil", "find-animal", "power-component"):
+    for task in ("boil", "power-component"):
         instance = Instance(environment="sciworld", split="train", index=first_numbers("agentgym")[task])
         actions = [*of_expert(envs[0], instance), "look around", "inventory", "wait1", "go to hallway"]
-        found += state_pairs(envs, instance, actions, episodes=6)
-    assert found.pairs > 100
+        found += state_pairs(envs, instance, actions, episodes=4, steps=15)
+    assert found.pairs > 30
     assert found.elsewhere <= MOST_ELSEWHERE * found.pairs, found.example
 
 

@@ -91,8 +91,14 @@ def _objects(java: _Handles, *, degrees: bool = False) -> Any:
     phase = java.method(_MATERIAL, "stateOfMatter", _TEXT)
     # The air of each room cools from the first moment on.
     is_gas = java.then(phase, java.given(java.method(_TEXT, "equals", "Z", _ANY), "gas"))
-    whole = java.function("java.lang.Math", "round", "(D)J")
-    warmth = java.then(java.method(_MATERIAL, "temperatureC", "D"), whole, java.text("J"))
+    # In steps of ten degrees, from five: all begins at ten, and comes near to its room's warmth.
+    warmth = java.then(
+        java.method(_MATERIAL, "temperatureC", "D"),
+        java.function("java.lang.Math", "round", "(D)J"),
+        java.given(java.function("java.lang.Long", "sum", "(JJ)J"), 5),
+        java.given(java.function("java.lang.Math", "floorDiv", "(JJ)J"), 10),
+        java.text("J"),
+    )
     connected = java.method(_OBJECT, "isElectricallyConnected", "Z")
     # The terminals of most objects are hidden, and so are not among what these contain.
     terminals = java.joined(_OBJECT, (terminal("terminal1"), terminal("terminal2")))

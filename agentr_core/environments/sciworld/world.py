@@ -325,12 +325,11 @@ class SciWorld(Environment):
         is one, and the best score so far in the setting `eto`.
 
         The hash is of the goals, the object in focus, and all objects: what contains them, whether
-        they are solid, open, on, connected, burning, and, in the room of the agent, how many
-        degrees warm. Left out is what time alone changes, or every state would be a new one: the
-        count of moves, the age of living things and fires, temperatures elsewhere and those of
-        gases, and the random numbers that bees follow. So waiting may lead elsewhere: in random
-        play of six tasks, 8 of 558 pairs of equal state and action did, 7 of them in one where
-        animals grow up.
+        they are solid, open, on, connected, burning, and, in the room of the agent, how warm, in
+        steps of ten degrees. Left out is what time alone changes, or every state would be a new
+        one: the count of moves, the age of living things and fires, temperatures elsewhere and
+        those of gases, and the random numbers that bees follow. So waiting may lead elsewhere, most
+        of all where animals grow up.
         """
         episode = self._present()
         with self._simulators.at(episode.path, self) as state:
