@@ -330,8 +330,13 @@ class Environment(ABC):
         return reply
 
     def state(self) -> str:
-        """Return a text that two moments of one episode share only if every action has the same
-        result in both. A class without its own cannot tell that an episode is back in a state.
+        """Return a text that two moments of episodes of one instance share only if every action has
+        the same result in both: the same observation, up to the order of what it lists, the same
+        reward and success, and again the same state.
+
+        A count of steps, which no two moments of an episode share, is left out, and with it when an
+        episode is cut. A world says what else it leaves out. A class without its own cannot tell
+        that an episode is back in a state.
         """
         raise EnvironmentFault(f"{self.name} does not tell its state")
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from agentr_core.environment import Environment, Instances, Repeatability, own_fault, repeats
+from agentr_core.episodes.rollout import state_of
 from agentr_core.episodes.transcript import AlternatingTurns, transcript_of
 from agentr_core.errors import AgentrError, ConfigError, IllTypedAnswer, MissingPart
+from agentr_core.fingerprint import derive_seed
 from agentr_core.texts import cause
 from agentr_core.types import Instance, Step, StopReason, Trajectory, Transition
 
@@ -17,6 +21,12 @@ ALL = MAX_COMPARED
 """As many instances of a split as are played at most."""
 NONSENSE = "florble the quux"
 ANSWER = "There is nothing to say about that."
+MOST_ELSEWHERE = 0.01
+"""The share of pairs of equal state and action that may lead elsewhere; a world may leave out of
+its state what rarely matters.
+"""
+STATE_EPISODES = 4
+STATE_STEPS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +37,40 @@ class Violation:
     detail: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatePairs:
+    """How often an action was taken again in a state that it had been taken in before, and in how
+    many of these pairs it led elsewhere: to another text, reward, ending or state. `example` tells
+    one of them.
+    """
+
+    pairs: int = 0
+    elsewhere: int = 0
+    example: str = ""
+
+    def __add__(self, other: StatePairs) -> StatePairs:
+        return StatePairs(
+            pairs=self.pairs + other.pairs,
+            elsewhere=self.elsewhere + other.elsewhere,
+            example=self.example or other.example,
+        )
+
+    def __str__(self) -> str:
+        return f"{self.pairs:,} pairs of equal state and action, {self.elsewhere:,} led elsewhere"
+
+    @property
+    def sound(self) -> bool:
+        """Whether no more of them led elsewhere than may."""
+        return self.elsewhere <= MOST_ELSEWHERE * self.pairs
+
+
 def check(
     make: Callable[[], Environment],
     *,
     instances_per_split: int | None = None,
     gold: Mapping[Instance, Sequence[str]] | None = None,
     on_instance: Callable[[Instance], None] = lambda instance: None,
+    on_states: Callable[[StatePairs], None] = lambda pairs: None,
     progress: Callable[[int, int, str], None] = lambda done, total, note: None,
 ) -> tuple[Violation, ...]:
     """Return the violations of the contract, none if all is well. Two environments are made and
@@ -44,7 +82,8 @@ def check(
     negative for a disaster, and success flags; nonsense, which must be parsed and answered, not
     raise; doing nothing, which must not win; and the expert, whose replies must parse, meet no
     disaster and succeed. In a graded world the rule of the grader says what succeeds, as far as it
-    decides.
+    decides. If all is well and the environment tells its state, that is checked as in
+    `state_pairs`.
 
     Args:
         instances_per_split: how many instances of each split are played; by default three, or one
@@ -52,14 +91,31 @@ def check(
         gold: replies that must succeed in place of the expert's, by instance; no other instances
             are played then, by default all of these.
         on_instance: is called before an instance is played.
+        on_states: is told, at the end, the pairs of equal state and action of all instances, if
+            they were compared.
         progress: is told how many instances of a split were played, of how many, and their name.
 
     Raises `ConfigError` when `gold` names an instance that there is not, or all instances of a
     split are more than `ALL`.
     """
     env, other = make(), make()
+    played: list[Instance] = []
+
+    def begin(instance: Instance) -> None:
+        played.append(instance)
+        on_instance(instance)
+
     try:
-        return tuple(_violations(env, other, instances_per_split, gold, on_instance, progress))
+        violations = tuple(_violations(env, other, instances_per_split, gold, begin, progress))
+        if violations or not env.has(Environment.state):
+            return violations
+        states = StatePairs()
+        for instance in played:
+            replies = env.expert(instance) if gold is None else gold[instance]
+            actions = [*map(env.parse, (replies or ())[:MAX_STEPS]), NONSENSE]
+            states += state_pairs((env, other), instance, actions)
+        on_states(states)
+        return () if states.sound else (Violation(rule="state", detail=f"{states}, such as {states.example}"),)
     finally:
         env.close()
         env.close()
@@ -207,6 +263,54 @@ def _idle(env: Environment, instance: Instance) -> Iterator[Violation]:
     replies = [idle] * len(transitions)
     if _wins(env, _trajectory(instance, first_observation, replies, [action] * len(replies), transitions)):
         yield Violation(rule="idle", detail=f"{instance.key}: doing nothing wins")
+
+
+def state_pairs(
+    envs: Sequence[Environment],
+    instance: Instance,
+    actions: Sequence[str] | Callable[[Environment], Sequence[str]],
+    *,
+    episodes: int = STATE_EPISODES,
+    steps: int = STATE_STEPS,
+) -> StatePairs:
+    """Return the pairs of equal state and action in episodes of random actions, which the
+    environments play in turn. Texts are compared up to the order of what they list. That an episode
+    is cut is not compared: a state may leave out the count of its steps.
+
+    Args:
+        actions: what is chosen from, or a function that returns it for the present state. Half of
+            the time, an action is taken that was taken in the state before, if there is one.
+        steps: the most of an episode.
+    """
+    rng = random.Random(derive_seed("states", instance.key))
+    results: dict[str, dict[str, tuple[Transition, str]]] = {}
+    found = StatePairs()
+    for env in itertools.islice(itertools.cycle(envs), episodes):
+        # What was found or got in another order is listed in another order, and is the same.
+        is_compared = Repeatability(env.repeatability) is not Repeatability.NEVER
+        repeatability = Repeatability.UNORDERED if is_compared else Repeatability.NEVER
+        env.reset(instance)
+        state = state_of(env)
+        for position in range(steps):
+            before = results.setdefault(state, {})
+            again = before and rng.random() < 0.5
+            pool = list(before) if again else actions if isinstance(actions, Sequence) else actions(env)
+            action = rng.choice(pool)
+            transition = _step(env, action)
+            following = state_of(env)
+            if action in before:
+                earlier, led_to = before[action]
+                same = following == led_to and _same_transition(
+                    transition._replace(truncated=earlier.truncated), earlier, repeatability
+                )
+                example = "" if same else f"{instance.key}, step {position}, {action!r}"
+                found += StatePairs(pairs=1, elsewhere=int(not same), example=example)
+            else:
+                before[action] = transition, following
+            if transition.terminated or transition.truncated or transition.reward < 0:
+                break
+            state = following
+    return found
 
 
 def _trajectory(

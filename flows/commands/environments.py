@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from agentr_core.environment import Environment, Repeatability
 from agentr_core.environments import registry
-from agentr_core.environments.contract import ALL, Violation, check
+from agentr_core.environments.contract import ALL, StatePairs, Violation, check
 from agentr_core.environments.gold import read_gold
 from agentr_core.environments.registry import Reads, listening, unseen
 from agentr_core.episodes.rollout import take_step
@@ -371,7 +371,7 @@ def _diagnose(name: str, options: Mapping[str, Any], count: int | None, gold: Pa
         hints.append(env.start_hint())
         return env
 
-    reads, played = Reads(), list[Instance]()
+    reads, played, states = Reads(), list[Instance](), list[StatePairs]()
     asked = bool(options or gold or count is not None)
     diagnosis: dict[str, Any] = {
         "name": name,
@@ -379,6 +379,7 @@ def _diagnose(name: str, options: Mapping[str, Any], count: int | None, gold: Pa
         "status": "missing",
         "detail": "",
         "instances": {},
+        "states": {},
         "violations": [],
     }
     try:
@@ -389,6 +390,7 @@ def _diagnose(name: str, options: Mapping[str, Any], count: int | None, gold: Pa
                 instances_per_split=ALL if count == 0 else count,
                 gold=answers,
                 on_instance=played.append,
+                on_states=states.append,
                 # The few instances of a plain check are played in a moment.
                 **({"progress": shown_progress()} if asked else {}),
             )
@@ -408,12 +410,14 @@ def _diagnose(name: str, options: Mapping[str, Any], count: int | None, gold: Pa
     sizes = Counter(instance.split for instance in played)
     counts = " and ".join(f"{size:,} of {split}" for split, size in sizes.items())
     scope = f" on {counts}" if gold or count is not None else ""
-    detail = "; ".join(_told(violations)) or f"keeps the contract{scope}{_COMPARED[promises[0]]}"
+    counted_states = "".join(f"; {pairs}" for pairs in states)
+    detail = "; ".join(_told(violations)) or f"keeps the contract{scope}{_COMPARED[promises[0]]}{counted_states}"
     return diagnosis | {
         "ok": not violations,
         "status": "broken" if violations else "ok",
         "detail": "; ".join([detail, *outside]),
         "instances": dict(sizes),
+        "states": {"pairs": states[0].pairs, "elsewhere": states[0].elsewhere} if states else {},
         "violations": [asdict(violation) for violation in violations],
     }
 

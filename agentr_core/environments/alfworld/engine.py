@@ -22,6 +22,8 @@ from textworld.envs import PddlEnv
 
 # The problem translator and the grammar parser keep their state in their modules.
 _ENGINE = threading.Lock()
+_LOOKED_AT = "checked"
+"""The predicate that no action of ALFWorld's domain needs, nor any goal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class HouseGame(PddlEnv):  # type: ignore[misc]
         self._number = self.downward_lib.get_state_id
         self._return_to = self.downward_lib.set_state_id
         self._start: frozenset[Any] = frozenset()
+        self._grammar = ""
         self._commands: dict[tuple[str, ...], str] = {}
 
     def open(self, content: Mapping[str, Any]) -> str:
@@ -60,6 +63,7 @@ class HouseGame(PddlEnv):  # type: ignore[misc]
             for entity_id, name in display_names(self._entity_infos).items():
                 self._entity_infos[entity_id].name = name
             self._start = frozenset(self._pddl_state.facts)
+            self._grammar = str(content["grammar"])
             self._commands = {}
             text = str(self._logic.grammar.derive("#intro#", self._context({})))
         # `reset` would translate the problem once more.
@@ -96,6 +100,23 @@ class HouseGame(PddlEnv):  # type: ignore[misc]
         """Return the present state, which `go_back` restores until another game is opened."""
         facts = frozenset(self._pddl_state.facts)
         return Mark(self._number(), facts - self._start, self._start - facts)
+
+    def changes(self) -> str:
+        """Return the facts in which the present state differs from the start, in lines: a plus
+        before those that hold now, a minus before those that no longer hold.
+
+        Left out is what is written down but never read: that a thing was looked at, and that a
+        fact is false, unless the game's grammar asks for that.
+        """
+        mark = self.mark()
+        marked = [*(("+", fact) for fact in mark.added), *(("-", fact) for fact in mark.removed)]
+        return "\n".join(
+            sorted(
+                f"{sign} {fact}"
+                for sign, fact in marked
+                if fact.name != _LOOKED_AT and (not fact.is_negation or fact.name in self._grammar)
+            )
+        )
 
     def go_back(self, mark: Mark) -> None:
         """Put the game back into a state that `mark` returned."""

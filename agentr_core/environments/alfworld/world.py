@@ -381,6 +381,12 @@ class AlfWorld(Environment):
             self._with_actions(observation), float(game.won), game.won, False, {"success": game.won, "valid": valid}
         )
 
+    def state(self) -> str:
+        """Return how the facts of the game differ from those at its start, which decide all texts
+        and what is possible. Nothing is left out.
+        """
+        return self._present().changes()
+
     def snapshot(self) -> Any:
         """Return the present state: a number and a few facts."""
         game = self._present()

@@ -142,6 +142,7 @@ class Simulator:
             self._client = Client(parameters)
             self._gateway = JavaGateway(gateway_parameters=parameters)
             self._gateway.set_gateway_client(self._client)
+            self._hash: Callable[[], str] | None = None
             self._java = self._ask("start", lambda: self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface())
             for task, count in VARIATIONS.items():
                 if (actual := self._ask(task, partial(self._java.getTaskMaxVariations, task))) != count:
@@ -195,6 +196,16 @@ class Simulator:
         """
         look = self._ask("look", self._java.freeActionLook)
         return f"{look} {self._ask('inventory', self._java.freeActionInventory).lower()}"
+
+    def state(self) -> str:
+        """Return a hash of the present state of the episode; see `scene`. Asking changes nothing
+        and takes a tenth of a step.
+        """
+        from agentr_core.environments.sciworld.scene import hasher
+
+        if self._hash is None:
+            self._hash = self._ask("state", lambda: hasher(self._gateway, self._java))
+        return self._ask("state", self._hash)
 
     def gold_actions(self, variation: Variation, simplifications: str) -> tuple[str, ...]:
         """Return the simulator's own solution of a variation; the present episode is lost."""

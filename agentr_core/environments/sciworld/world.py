@@ -78,6 +78,8 @@ def match(action: str, valid: Sequence[str], surroundings: str) -> str:
 Setting = Literal["agentgym", "eto"]
 
 SPLITS = ("train", "dev", "test")
+MENU = "Ambiguous request:"
+"""Begins the answer to a command that could mean several things; the next one is a number."""
 UNKNOWN = "No known action matches that input."
 NO_CHOICE = "Unknown action."
 """Begins the answer to a command that follows a menu and is none of its numbers."""
@@ -112,10 +114,11 @@ RULES: dict[Setting, Rules] = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
     """The state of an episode, which is also its snapshot. `best` is the best reward so far, None
-    before the first.
+    before the first; `menu` is the question that the next action answers, empty if there is none.
     """
 
     path: Path
+    menu: str = ""
     best: float | None = None
     over: bool = False
 
@@ -296,7 +299,8 @@ class SciWorld(Environment):
         limit = ETO_STEP_LIMITS.get(path.variation.task) if self._setting == "eto" else None
         out_of_moves = answer.moves > self._rules.max_moves or (limit is not None and len(path.steps) >= limit)
         truncated = not terminated and out_of_moves
-        self._episode = Episode(path=path, best=best, over=terminated or truncated)
+        menu = answer.observation if answer.observation.startswith(MENU) else ""
+        self._episode = Episode(path=path, menu=menu, best=best, over=terminated or truncated)
         info: dict[str, Any] = {
             # ETO's code counts every episode that the simulator ended, even by a wrong focus.
             "success": reward == 1.0,
@@ -315,6 +319,22 @@ class SciWorld(Environment):
         """
         with self._simulators.at(self._present().path, self) as state:
             return state.simulator.valid_actions()
+
+    def state(self) -> str:
+        """Return a hash of the simulated world, the question that the next action answers, if there
+        is one, and the best score so far in the setting `eto`.
+
+        The hash is of the goals, the object in focus, and all objects: what contains them, whether
+        they are solid, open, on, connected, burning, and, in the room of the agent, how warm, in
+        steps of ten degrees. Left out is what time alone changes, or every state would be a new
+        one: the count of moves, the age of living things and fires, temperatures elsewhere and
+        those of gases, and the random numbers that bees follow. So waiting may lead elsewhere, most
+        of all where animals grow up.
+        """
+        episode = self._present()
+        with self._simulators.at(episode.path, self) as state:
+            world = state.simulator.state()
+        return f"{world} {(episode.best or 0.0) if self._setting == 'eto' else ''} {episode.menu}"
 
     def snapshot(self) -> Any:
         """Return the actions that led to the present state; they are immutable."""

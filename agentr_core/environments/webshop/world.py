@@ -7,6 +7,7 @@ from a seed (`goals`).
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -380,6 +381,13 @@ class WebShop(Environment):
         self._reward = self._earned(self._present_goal(), following) if purchased else 0.0
         success = self._reward == 1.0
         return Transition(self._page(), self._reward, purchased, False, {"success": success, "valid": True})
+
+    def state(self) -> str:
+        """Return the kind of page, the words searched for, the number of the page of results, the
+        product and the chosen options as JSON; in what order these were chosen has no effect.
+        """
+        visit = self._visit
+        return json.dumps([visit.page, visit.query, visit.number, visit.row, sorted(visit.chosen)])
 
     def snapshot(self) -> Any:
         """Return the visit, which is immutable, with its goal and reward."""

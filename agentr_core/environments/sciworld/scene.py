@@ -1,0 +1,214 @@
+"""The state of a simulated world as one text, put together within the simulator.
+
+A call to Java takes a hundredth of a step, and the simulator's own tree of objects
+(`getObjectTree`) half a step, without doors and stages of life. So a description is composed of
+Java's method handles, once a process, and each state is one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any
+
+# Types, as Java's class files write them.
+_TEXT, _ANY, _OPTION = "Ljava/lang/String;", "Ljava/lang/Object;", "Lscala/Option;"
+_SET, _STREAM, _COLLECTION = "Lscala/collection/immutable/Set;", "Ljava/util/stream/Stream;", "Ljava/util/Collection;"
+_OBJECT = "Lscienceworld/struct/EnvObject;"
+_AGENT, _TERMINAL = "Lscienceworld/objects/agent/Agent;", "Lscienceworld/objects/electricalcomponent/Terminal;"
+_EPISODE = "Lscienceworld/runtime/AgentInterface;"
+_TASK, _GOALS = "Lscienceworld/tasks/Task;", "Lscienceworld/tasks/goals/GoalSequence;"
+_FOCUS = "Lscienceworld/tasks/goals/ObjMonitor;"
+_UUID = "Ljava/util/UUID;"
+_KEYS, _VALUES = "Lscala/collection/mutable/Set;", "Lscala/collection/mutable/Map;"
+_MATERIAL, _DEVICE, _CONTAINER, _PORTAL, _WIRES = (
+    f"Lscienceworld/properties/{name}Properties;"
+    for name in ("Material", "Device", "Container", "Portal", "ElectricalConnection")
+)
+
+
+def hasher(gateway: Any, interface: Any) -> Callable[[], str]:
+    """Return a function that returns a hash of the present state of the episode of a simulator's
+    `PythonInterface`: the goals, the object in focus, all objects within what contains them, and
+    the temperatures in the room of the agent.
+    """
+    java = _Handles(gateway)
+    goals = java.then(java.method(_EPISODE, "task", _TASK), java.method(_TASK, "goalSequence", _GOALS))
+    parts = (
+        java.then(goals, java.method(_GOALS, "curSubgoalIdx", "I"), java.text("I")),
+        java.then(goals, java.method(_GOALS, "failed", "Z"), java.text("Z")),
+        java.then(
+            goals,
+            java.method(_GOALS, "optionalUnorderedSubgoalsCompleted", "[Z"),
+            java.function("java.util.Arrays", "toString", f"([Z){_TEXT}"),
+        ),
+        java.then(goals, java.method(_GOALS, "completedKeys", _KEYS), java.text(_KEYS)),
+        java.then(goals, java.method(_GOALS, "storedValues", _VALUES), java.text(_VALUES)),
+        java.then(java.method(_EPISODE, "objMonitor", _FOCUS), java.text(_FOCUS)),
+        java.then(java.method(_EPISODE, "universe", _OBJECT), _objects(java)),
+        java.then(
+            java.method(_EPISODE, "agent", _AGENT),
+            java.method(_AGENT, "getContainer", _OPTION),
+            java.value(_OBJECT),
+            _objects(java, degrees=True),
+        ),
+    )
+    described = java.then(
+        java.method("Lscienceworld/runtime/pythonapi/PythonInterface;", "agentInterface", _OPTION),
+        java.value(_EPISODE),
+        java.joined(_EPISODE, parts),
+        # Java sends more than 8,192 characters in two parts, and the second one waits 40 ms.
+        java.method(_TEXT, "getBytes", "[B"),
+        java.function("java.util.UUID", "nameUUIDFromBytes", f"([B){_UUID}"),
+        java.text(_UUID),
+    ).bindTo(interface)
+    nothing = gateway.jvm.java.util.Collections.emptyList()
+    return lambda: str(described.invokeWithArguments(nothing))
+
+
+def _objects(java: _Handles, *, degrees: bool = False) -> Any:
+    """Return the handle that describes an object with all that it contains, in any order; with
+    `degrees`, also how warm they are.
+    """
+    # It is used within itself before it is there.
+    site = java.site(f"({_OBJECT}){_TEXT}")
+    described = site.dynamicInvoker()
+
+    def property_of(kind: str, text: Any, *, owner: str = _OBJECT) -> Any:
+        name = f"prop{kind.rpartition('/')[2].removesuffix('Properties;')}"
+        return java.optional(java.method(owner, name, _OPTION), java.then(java.value(kind), text))
+
+    def flag(kind: str, name: str) -> Any:
+        return java.then(java.method(kind, name, "Z"), java.text("Z"))
+
+    def members(name: str, hidden: bool) -> Any:
+        return java.then(java.given(java.method(_OBJECT, name, _SET, "Z"), hidden), java.each(described))
+
+    def terminal(name: str) -> Any:
+        wires = property_of(_WIRES, java.method(_WIRES, "toJSON", _TEXT), owner=_TERMINAL)
+        return java.optional(java.method(_OBJECT, name, _OPTION), java.then(java.value(_TERMINAL), wires))
+
+    phase = java.method(_MATERIAL, "stateOfMatter", _TEXT)
+    # The air of each room cools from the first moment on.
+    is_gas = java.then(phase, java.given(java.method(_TEXT, "equals", "Z", _ANY), "gas"))
+    # In steps of ten degrees, from five: all begins at ten, and comes near to its room's warmth.
+    warmth = java.then(
+        java.method(_MATERIAL, "temperatureC", "D"),
+        java.function("java.lang.Math", "round", "(D)J"),
+        java.given(java.function("java.lang.Long", "sum", "(JJ)J"), 5),
+        java.given(java.function("java.lang.Math", "floorDiv", "(JJ)J"), 10),
+        java.text("J"),
+    )
+    connected = java.method(_OBJECT, "isElectricallyConnected", "Z")
+    # The terminals of most objects are hidden, and so are not among what these contain.
+    terminals = java.joined(_OBJECT, (terminal("terminal1"), terminal("terminal2")))
+    parts = (
+        # The name says whether it burns or has burnt, and the stage of a life.
+        java.given(java.method(_OBJECT, "getDescriptName", _TEXT, _TEXT), ""),
+        property_of(_MATERIAL, java.either(is_gas, phase, warmth) if degrees else phase),
+        property_of(_DEVICE, flag(_DEVICE, "isActivated")),
+        property_of(_CONTAINER, flag(_CONTAINER, "isOpen")),
+        property_of(_PORTAL, flag(_PORTAL, "isOpen")),
+        property_of(_WIRES, java.method(_WIRES, "toJSON", _TEXT)),
+        java.either(connected, terminals, java.then(connected, java.text("Z"))),
+        members("getContainedObjects", False),
+        members("getPortals", True),
+    )
+    site.setTarget(java.joined(_OBJECT, parts))
+    return described
+
+
+class _Handles:
+    """Method handles of a Java process."""
+
+    def __init__(self, gateway: Any) -> None:
+        java = gateway.jvm.java
+        handles = java.lang.invoke.MethodHandles
+        # Each look at a class asks Java, so what is used often is looked up once.
+        lookup = handles.publicLookup()
+        self._of_objects, self._of_classes = lookup.findVirtual, lookup.findStatic
+        self._filter, self._insert = handles.filterReturnValue, handles.insertArguments
+        self._collect, self._permute, self._guard = (
+            handles.collectArguments,
+            handles.permuteArguments,
+            handles.guardWithTest,
+        )
+        self._type = java.lang.invoke.MethodType.fromMethodDescriptorString
+        self._loader = java.lang.ClassLoader.getSystemClassLoader()
+        self._class = java.lang.Class.forName
+        self._site = java.lang.invoke.MutableCallSite
+        self._proxy = java.lang.invoke.MethodHandleProxies.asInterfaceInstance
+        self._joining = java.util.stream.Collectors.joining
+        self._values = gateway.new_array(java.lang.Object, 1)
+        # Both arguments of a concatenation are the first one of what concatenates.
+        self._zeros = gateway.new_array(gateway.jvm.int, 2)
+
+    def site(self, descriptor: str) -> Any:
+        """Return a place whose handle can be exchanged."""
+        return self._site(self._type(descriptor, self._loader))
+
+    def method(self, kind: str, name: str, returned: str, argument: str = "") -> Any:
+        """Return a method of the objects of a class."""
+        owner = self._class(kind[1:-1].replace("/", "."))
+        return self._of_objects(owner, name, self._type(f"({argument}){returned}", self._loader))
+
+    def function(self, owner: str, name: str, descriptor: str) -> Any:
+        """Return a method of a class itself."""
+        return self._of_classes(self._class(owner), name, self._type(descriptor, self._loader))
+
+    def text(self, kind: str) -> Any:
+        """Return what makes a text of a value."""
+        is_object = kind.startswith("L")
+        handle = self.function("java.lang.String", "valueOf", f"({_ANY if is_object else kind}){_TEXT}")
+        return self._cast(handle, f"({kind}){_TEXT}") if is_object else handle
+
+    def value(self, kind: str) -> Any:
+        """Return what takes the value out of an option, as one of a class."""
+        return self._cast(self.method(_OPTION, "get", _ANY), f"({_OPTION}){kind}")
+
+    def then(self, *handles: Any) -> Any:
+        """Return what gives the result of each handle to the next one."""
+        return reduce(self._filter, handles)
+
+    def given(self, handle: Any, value: Any) -> Any:
+        """Return a handle whose second argument is given."""
+        self._values[0] = value
+        return self._insert(handle, 1, self._values)
+
+    def optional(self, option: Any, text: Any) -> Any:
+        """Return what makes a text of an option's value, or the option's own if there is none."""
+        is_there = self.then(option, self.method(_OPTION, "isDefined", "Z"))
+        return self.either(is_there, self.then(option, text), self.then(option, self.text(_OPTION)))
+
+    def either(self, test: Any, handle: Any, otherwise: Any) -> Any:
+        """Return what is the one handle where a test holds, else the other one."""
+        return self._guard(test, handle, otherwise)
+
+    def joined(self, kind: str, parts: Sequence[Any]) -> Any:
+        """Return what joins several texts about one object."""
+        concat = self.method(_TEXT, "concat", _TEXT, _TEXT)
+        spaced, about = self.given(concat, " "), self._type(f"({kind}){_TEXT}", self._loader)
+
+        def both(first: Any, second: Any) -> Any:
+            one_then_other = self._collect(concat, 0, self.then(first, spaced))
+            pair = self._collect(one_then_other, 1, second)
+            return self._permute(pair, about, self._zeros)
+
+        return reduce(both, parts)
+
+    def each(self, described: Any) -> Any:
+        """Return what joins the descriptions of all members of a set, sorted."""
+        owner = "scala.collection.JavaConverters"
+        collection = self.function(owner, "asJavaCollection", f"(Lscala/collection/Iterable;){_COLLECTION}")
+        mapped = self.method(_STREAM, "map", _STREAM, "Ljava/util/function/Function;")
+        collected = self.method(_STREAM, "collect", _ANY, "Ljava/util/stream/Collector;")
+        return self.then(
+            self._cast(collection, f"({_SET}){_COLLECTION}"),
+            self.method(_COLLECTION, "stream", _STREAM),
+            self.given(mapped, self._proxy(self._class("java.util.function.Function"), described)),
+            self.method(_STREAM, "sorted", _STREAM),
+            self._cast(self.given(collected, self._joining(", ", "[", "]")), f"({_STREAM}){_TEXT}"),
+        )
+
+    def _cast(self, handle: Any, descriptor: str) -> Any:
+        return handle.asType(self._type(descriptor, self._loader))
