@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from agentr_core.environment import Environment, Instances, Repeatability, own_fault, repeats
-from agentr_core.episodes.rollout import state_of
+from agentr_core.episodes.rollout import state_key
 from agentr_core.episodes.transcript import AlternatingTurns, transcript_of
 from agentr_core.errors import AgentrError, ConfigError, IllTypedAnswer, MissingPart
 from agentr_core.fingerprint import derive_seed
@@ -290,14 +290,14 @@ def state_pairs(
         is_compared = Repeatability(env.repeatability) is not Repeatability.NEVER
         repeatability = Repeatability.UNORDERED if is_compared else Repeatability.NEVER
         env.reset(instance)
-        state = state_of(env)
+        state = state_key(env)
         for position in range(steps):
             before = results.setdefault(state, {})
             again = before and rng.random() < 0.5
             pool = list(before) if again else actions if isinstance(actions, Sequence) else actions(env)
             action = rng.choice(pool)
             transition = _step(env, action)
-            following = state_of(env)
+            following = state_key(env)
             if action in before:
                 earlier, led_to = before[action]
                 same = following == led_to and _same_transition(
