@@ -496,8 +496,8 @@ def faults_of_teacher(recipe: Recipe, *, collects: bool, online: bool) -> list[s
         return []
     reason = (
         "reinforcement learning trains on what the trained model samples itself, with the log-probabilities of its own "
-        "tokens, which another model's text has not; distil with method agent-r or eto first, and go on from that run "
-        "with model.from_run"
+        "tokens, which another model's text has not; let it teach with method agent-r or eto first, and go on from "
+        "that run with model.from_run"
         if online
         else f"no stage of method {recipe.method} with these settings collects with a model; leave it out"
     )
