@@ -222,6 +222,9 @@ def of_groups(recipe: Recipe, train: int) -> str:
         phrase += f", at most {grpo.revision_share:.0%} of the groups after a failed beginning of their instance"
     if grpo.expert_share:
         phrase += f", at most {grpo.expert_share:.0%} after the expert's first steps, where nothing was won"
+    if grpo.distil is not None:
+        scorer = recipe.models.scorer.label if recipe.models.scorer else "the model that the run begins with"
+        phrase += f", whose tokens {scorer} scores (context: {grpo.distil.context})"
     return phrase
 
 
@@ -358,9 +361,18 @@ REINFORCE = Stage(
     about="Sample groups of episodes and train on them, step by step.",
     work=imported("agentr_core.methods.grpo.train:reinforce"),
     check=imported("agentr_core.methods.grpo.rollouts:check_world"),
-    reads=("environment", "model", "instances", "grpo", "training", "evaluation.development", "errors"),
+    reads=(
+        "environment",
+        "model",
+        "models.scorer",
+        "instances",
+        "grpo",
+        "training",
+        "evaluation.development",
+        "errors",
+    ),
     needs=("gpu", "env"),
-    roles=("actor",),
+    roles=("actor", "scorer"),
     makes="checkpoint",
 )
 EVALUATE = Stage(

@@ -14,6 +14,7 @@ from agentr_core.recipes.recipe import (
     Recipe,
     faults_of_choice,
     faults_of_models,
+    faults_of_scorer,
     faults_of_sections,
     faults_of_teacher,
     unread_sections,
@@ -67,6 +68,8 @@ def faults_of(name: Any, recipe: Recipe | None) -> list[str]:
             faults += _faults_of_scoring(recipe, {stage.name for plan in plans for stage in plan.stages})
         rows = {plan.training.objective.rows for plan in plans if plan.training is not None}
         faults += faults_of_teacher(recipe, collects=not plans or "teacher" in roles, online="episodes" in rows)
+        if plans:
+            faults += faults_of_scorer(recipe, online="episodes" in rows)
         if plans and recipe.model.vllm.sleep and "episodes" not in rows:
             faults.append(
                 "model.vllm.sleep: only group RL takes turns with its sampler, and no iteration here is group RL; "

@@ -389,6 +389,17 @@ def _named_templates(path: Path) -> list[Path]:
     return sorted((path / "additional_chat_templates").glob("*.jinja"))
 
 
+def check_same_tokens(scorer: Path, policy: Path) -> None:
+    """Raise `ConfigError` unless two model directories have the same tokenizer: a scorer is given
+    the ids of tokens. Raises `ModelDirectoryError` if one cannot be loaded.
+    """
+    if load_tokenizer(scorer).get_vocab() != load_tokenizer(policy).get_vocab():
+        raise ConfigError(
+            f"models.scorer: the tokenizer of {scorer} is not that of {policy}, and a scorer reads the ids of the "
+            "tokens that the policy sampled; name a model of the same family, or leave it out"
+        )
+
+
 def end_ids(path: Path, tokenizer: Any) -> frozenset[int]:
     """Return the token ids that may end a reply, according to the files of a model directory; for
     an adapter, to those of its model.

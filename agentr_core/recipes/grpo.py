@@ -76,6 +76,27 @@ class GraphConfig:
 
 
 @record
+class DistilConfig:
+    """How a scorer's log-probabilities of the sampled tokens count in their advantages (on-policy
+    distillation, arXiv 2609.37522). The scorer is `models.scorer` or, without one, the model that
+    the run begins with.
+    """
+
+    weight: Positive = 1.0
+    """Of the term that is added to the advantage of each sampled token: the scorer's
+    log-probability of it minus that with which it was sampled."""
+    advantage: Literal["group", "none"] = "group"
+    """What the term is added to: the advantage in the group, or nothing, so that rewards do not
+    count. Groups without contrast have this term, too."""
+    context: Literal["none", "hindsight", "expert"] = "none"
+    """What the scorer reads beside what the policy read: nothing, the policy's whole episode with
+    the step that is scored marked in it and its outcome, or the expert's episode of the instance.
+    It stands at the end of the last turn before the reply, without the thoughts of its replies."""
+    max_difference: Positive | None = None
+    """The most that the two log-probabilities may differ by, in nats; None: no limit."""
+
+
+@record
 class GrpoConfig(SamplingFields, EpisodeFields):
     """Group-relative policy optimisation. Sources: arXiv 2402.03300 (GRPO), 2503.14476 (DAPO:
     groups drawn again, token mean, higher clip), 2503.20783 (Dr. GRPO: mean only, constant).
@@ -151,6 +172,8 @@ class GrpoConfig(SamplingFields, EpisodeFields):
     warmup_ratio: Unit | None = later(None)
     branching: BranchingConfig | None = later(None)
     """Whether episodes of a group branch off from others, and how."""
+    distil: DistilConfig | None = later(None)
+    """Whether a scorer tells the tokens' worth, and how."""
     eval_steps: Natural = later(0)
     """Steps between two validations, in which the policy plays each instance of
     `evaluation.development` once, greedily. 0: no validation before the iteration's evaluation."""
@@ -190,6 +213,13 @@ def group_faults(grpo: GrpoConfig) -> list[str]:
             f"grpo.branching.initial_rollouts: a group has {grpo.num_generations} episodes, so none is left to branch; "
             "begin with fewer"
         )
+    if grpo.distil is not None and grpo.distil.advantage == "none":
+        # Nothing is compared within a group then.
+        plain = GrpoConfig()
+        unread = [name for name in ("scale_rewards", "credit") if getattr(grpo, name) != getattr(plain, name)]
+        faults += [f"grpo.{name}: has no use with distil.advantage: none; leave it out" for name in unread]
+        if grpo.resample:
+            faults.append("grpo.resample: with distil.advantage: none, groups without contrast teach as well; set 0")
     return faults
 
 

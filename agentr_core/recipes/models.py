@@ -118,7 +118,7 @@ _SET_BY_US = frozenset(
     ("model", "messages", "n", "seed", "stop", "temperature", "top_p", "logprobs", "stream", "return_token_ids")
 )
 
-ModelRole = Literal["actor", "judge", "reflector", "editor", "summariser", "teacher"]
+ModelRole = Literal["actor", "judge", "reflector", "editor", "summariser", "teacher", "scorer"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 
 
@@ -293,6 +293,15 @@ class ModelConfig:
         if self.backend != "vllm" and self.vllm != VllmConfig():
             return [f"{section}.vllm: only backend vllm has these settings; set {section}.backend"]
         faults = []
+        if section == "models.scorer":
+            unread = ("max_batch", "prefix_cache_gib", "workers", "worker_timeout")
+            idle = [name for name in unread if getattr(self, name) != getattr(ModelConfig(), name)]
+            faults += [f"{section}.{name}: a scorer samples nothing; leave it out" for name in idle]
+            if self.backend != "transformers":
+                faults.append(
+                    f"{section}.backend: given tokens are scored in the process that trains; set transformers, and "
+                    f"name a directory in {section}.path"
+                )
         if section != "model":
             if self.from_run:
                 faults.append(f"{section}.from_run: only the actor goes on from a run; give a path")
@@ -366,6 +375,9 @@ class ModelsConfig:
     there for roles without a model of their own. The actor is trained on the text of the teacher's
     replies, in its own tokens, and it is the one that is evaluated. `teacher_iterations` says for
     how long."""
+    scorer: ModelConfig | None = later(None)
+    """Gives the log-probabilities of the tokens that the policy sampled (`grpo.distil`): a model
+    directory with the policy's tokenizer. Without one, it is the model that the run begins with."""
 
 
 # Users name the GPUs: which of them a training or another run takes is not known here.

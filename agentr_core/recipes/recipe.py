@@ -177,6 +177,7 @@ class Recipe:
             "editor": self.models.editor,
             "summariser": self.models.summariser,
             "teacher": self.models.teacher,
+            "scorer": self.models.scorer,
         }
         return {role: model for role, model in by_role.items() if model is not None}
 
@@ -496,12 +497,26 @@ def faults_of_teacher(recipe: Recipe, *, collects: bool, online: bool) -> list[s
         return []
     reason = (
         "reinforcement learning trains on what the trained model samples itself, with the log-probabilities of its own "
-        "tokens, which another model's text has not; distil with method agent-r or eto first, and go on from that run "
-        "with model.from_run"
+        "tokens, which another model's text has not; let it teach with method agent-r or eto first, and go on from "
+        "that run with model.from_run"
         if online
         else f"no stage of method {recipe.method} with these settings collects with a model; leave it out"
     )
     return [f"models.teacher: {reason}"]
+
+
+def faults_of_scorer(recipe: Recipe, *, online: bool) -> list[str]:
+    """Return why a recipe's scorer, or what is asked of one, has nothing to do.
+
+    Args:
+        online: an iteration is group RL.
+    """
+    faults = []
+    if recipe.models.scorer is not None and not (online and recipe.grpo.distil):
+        faults.append("models.scorer: scores what group RL samples (grpo.distil), and nothing here does; leave it out")
+    if recipe.grpo.distil and not online:
+        faults.append("grpo.distil: no iteration here is group RL; leave it out")
+    return faults
 
 
 def faults_of_choice(recipe: Recipe, *, goes_round: bool) -> list[str]:

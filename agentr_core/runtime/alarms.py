@@ -85,7 +85,7 @@ def _measures(place: Workplace, store: Store, iteration: int, stage: Stage) -> d
 
     # Group RL is watched step by step.
     purpose = "judged" if judges else "evaluated" if evaluates else "collected" if stage.gathers else ""
-    helper_roles = {*stage.roles} - {"actor", "teacher"}
+    helper_roles = {*stage.roles} - {"actor", "teacher", "scorer"}
     if not (purpose or helper_roles):
         return {}
     intervals, measured = bounds(queries.shares(store, key)), dict[str, float | None]()

@@ -248,6 +248,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
         "rl_rollout": Table(("trajectory_id",)),
         "rl_validation": Table(("trajectory_id",)),
         "rl_credit": Table(("trajectory_id", "position")),
+        "rl_score": Table(("trajectory_id", "position")),
         "timing": Table(("timing_id",)),
     }
 )

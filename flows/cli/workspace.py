@@ -166,16 +166,26 @@ def publish(checkpoint: str, folder: Path, base_model: str, licence: str, worksp
 @click.argument("named", metavar="ID", type=IdPrefix())
 @click.option("--tokens", is_flag=True, help="Show every token that training reads, those of the template too.")
 @click.option("--model", type=NamedPath(path_type=Path, file_okay=False), help="With --tokens: those of this model.")
+@click.option(
+    "--scorer", type=click.IntRange(min=1), metavar="REPLY", help="Show what the scorer (grpo.distil) reads of a reply."
+)
 @WORKSPACE
-def preview(named: str, tokens: bool, model: Path | None, workspace: Path) -> None:
+def preview(named: str, tokens: bool, model: Path | None, scorer: int | None, workspace: Path) -> None:
     """Show what training reads, turn by turn; trained text is marked.
 
     ID is the beginning of the id of a sample or a trajectory, or FILE:LINE of general data. Of a
-    trajectory all replies are shown as trained.
+    trajectory all replies are shown as trained. With --scorer, the number of a reply of a
+    trajectory, from 1, what is scored is marked.
     """
-    from flows.commands.samples import preview_sample, preview_tokens
+    from flows.commands.samples import preview_sample, preview_scored, preview_tokens
 
     if model is not None and not tokens:
         raise click.UsageError("--model goes with --tokens")
-    for text, trained in preview_tokens(workspace, named, model) if tokens else preview_sample(workspace, named):
+    if scorer is not None and tokens:
+        raise click.UsageError("--scorer shows turns; leave --tokens out")
+    if scorer is not None:
+        turns = preview_scored(workspace, named, scorer)
+    else:
+        turns = preview_tokens(workspace, named, model) if tokens else preview_sample(workspace, named)
+    for text, trained in turns:
         click.secho(text, fg="green" if trained else None, bold=trained)

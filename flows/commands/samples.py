@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import UTC, datetime
 from functools import lru_cache
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentr_core.errors import ConfigError
+from agentr_core.methods.grpo.readings import Reading, expert_of, readings
 from agentr_core.runtime.equipment import Worlds
 from agentr_core.samples.chat_file import read_chat
 from agentr_core.stages.dataset import whole_samples
@@ -102,6 +104,46 @@ def preview_sample(workspace: Path, named: str) -> list[tuple[str, bool]]:
         for message in messages
         for span in message.parts
         for marks in [(message.role, "example" * message.example, "trained" * span.train)]
+    ]
+
+
+def preview_scored(workspace: Path, named: str, step: int) -> list[tuple[str, bool]]:
+    """Return the turns that the scorer of a run reads to score a reply of a trajectory, counted
+    from 1, each with whether it is scored. Without a context, those of the whole conversation are.
+
+    Raises `ConfigError` if there is no such trajectory or reply, or its run has no scorer, and as
+    the world does that plays its expert.
+    """
+    store = open_store(workspace, must_exist=True)
+    entity = _entity(store, workspace, named)
+    run = run_of(store, entity.kind, entity.key)
+    recipe = stored_recipe(workspace, run[0]) if run else None
+    if entity.kind != "trajectory" or recipe is None or recipe.grpo.distil is None:
+        raise ConfigError(f"{named} is no trajectory of a run with a scorer (grpo.distil), which would read it")
+    trajectory, distil = load_trajectories(store, [entity.key])[entity.key], recipe.grpo.distil
+    with closing(Worlds(recipe, lambda name: make_environment(recipe.in_world(name)))) as worlds:
+        env = worlds.of(trajectory.instance)
+        expert = expert_of(env, trajectory.instance) if distil.context == "expert" else None
+        if isinstance(expert, Rejection):
+            raise ConfigError(f"the scorer reads nothing of {named}: {expert.detail}")
+        found = [
+            reading
+            for reading in readings(env, trajectory, distil, expert, given=0)
+            if step - 1 in reading.positions[reading.num_given :]
+        ]
+    if not found:
+        why = "its world has no expert for it" if 0 < step <= len(trajectory.steps) else "there is no such reply"
+        raise ConfigError(f"the scorer reads nothing of reply {step} of {named}: {why}")
+    return _scored_turns(found[0])
+
+
+def _scored_turns(reading: Reading) -> list[tuple[str, bool]]:
+    replies = count()
+    return [
+        (f"[{', '.join([message.role, *['scored'] * scored])}]\n{visible(span.text)}\n", scored)
+        for message in reading.messages
+        for span in message.parts
+        for scored in [span.train and next(replies) >= reading.num_given]
     ]
 
 

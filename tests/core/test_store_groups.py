@@ -13,13 +13,16 @@ from agentr_core.store.codec.ledger import (
     iteration_rows,
     load_groups,
     load_outcomes,
+    load_scores,
+    rl_step_rows,
+    score_rows,
     validation_rows,
 )
 from agentr_core.store.codec.samples import derivation_rows
 from agentr_core.store.codec.trajectories import finished_rows, instance_row, trajectory_rows, tree_rows
 from agentr_core.store.database import Store
 from agentr_core.store.queries.datasets import instance_traits
-from agentr_core.store.queries.trees import Validation, validation_of, validations
+from agentr_core.store.queries.trees import Validation, step_hashes, validation_of, validations
 from agentr_core.store.tables import TreeHead, merge
 from agentr_core.types import Derivation, Instance, Node, Step, StopReason, Trajectory, Tree
 
@@ -193,3 +196,22 @@ def test_a_validation_is_what_its_episodes_came_to(tmp_path: Path) -> None:
     assert validations(store, "i") == [found]
     assert validation_of(store, "i", 20) == found
     assert validation_of(store, "i", 10) is None
+
+
+def test_scores_come_back_and_are_of_what_the_weights_were_made(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store.duckdb")
+    one = group(0, [1.0, 0.0])
+    store.write(merge(trajectory_rows(k, t, source="rollout", iteration_id="i") for k, t in one.episodes.items()))
+    store.write(group_rows(one, [1.0, -1.0], iteration_id="i", step=1, contrast=True))
+    whole = dict.fromkeys(("reward", "pass_at_1", "pass_at_n", "mixed_share", "episode_tokens", "episode_steps"), 0.0)
+    counts = dict.fromkeys(("drawn_again", "sampled_tokens", "trained_tokens"), 0)
+    store.write(rl_step_rows("i", 1, {**whole, **counts, "cut_share": 0.0}))
+    before = step_hashes(store, "i")
+    first, second = one.episodes
+    scores = {first: {0: (-0.5, -0.25)}, second: {0: (-1.0, -2.0)}}
+    store.write(score_rows(scores))
+    assert load_scores(store, [first, second, "another"]) == scores
+    assert load_scores(store, []) == {}
+    after = step_hashes(store, "i")
+    assert after.keys() == before.keys() == {1}
+    assert after != before, "weights are not gone on from where scores are missing"

@@ -60,19 +60,29 @@ def with_credit(groups: Sequence[Group], grpo: GrpoConfig, store: Store, iterati
 
 
 def step_advantages(group: Group, grpo: GrpoConfig) -> Sequence[Sequence[float]]:
-    """Return the advantage of each step of each episode of a group that has its credit."""
+    """Return the advantage of each step of each episode of a group that has its credit, without
+    what a scorer adds to that of its tokens.
+    """
     if group.credit is not None:
         return group.credit
-    of_episodes = advantages(group.compared, scale=grpo.scale_rewards)
     return [
         [advantage] * len(episode.steps)
-        for advantage, episode in zip(of_episodes, group.episodes.values(), strict=True)
+        for advantage, episode in zip(episode_advantages(group, grpo), group.episodes.values(), strict=True)
     ]
 
 
+def episode_advantages(group: Group, grpo: GrpoConfig) -> list[float]:
+    """Return the advantage of each episode of a group: 0 where a scorer alone teaches."""
+    if grpo.distil is not None and grpo.distil.advantage == "none":
+        return [0.0] * len(group.episodes)
+    return advantages(group.compared, scale=grpo.scale_rewards)
+
+
 def teaches(group: Group, grpo: GrpoConfig) -> bool:
-    """Return whether any step of a group that has its credit has an advantage."""
-    return any(map(any, step_advantages(group, grpo)))
+    """Return whether any step of a group that has its credit has an advantage, or a scorer gives
+    one to its tokens.
+    """
+    return grpo.distil is not None or any(map(any, step_advantages(group, grpo)))
 
 
 def credit_measures(groups: Sequence[Group], grpo: GrpoConfig) -> dict[str, float | None]:

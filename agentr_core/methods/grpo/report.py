@@ -18,7 +18,7 @@ _ROWS = 12
 
 def funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
     """Return how many groups and episodes were sampled, and how many were trained on."""
-    made = group_counts(place.store, place.iteration_id(iteration))
+    made, distils = group_counts(place.store, place.iteration_id(iteration)), place.recipe.grpo.distil is not None
     alike = {
         "all alike, with wins": made.alike_with_wins,
         "all alike, without a win": made.groups - made.mixed - made.alike_with_wins,
@@ -26,7 +26,9 @@ def funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
     rejected = {name: count for name, count in alike.items() if count}
     return (
         FunnelStage(name="groups", count=made.groups),
-        FunnelStage(name="groups with contrast", count=made.mixed, rejected=rejected),
+        FunnelStage(
+            name="groups that teach" if distils else "groups with contrast", count=made.mixed, rejected=rejected
+        ),
         FunnelStage(name="sampled episodes", count=made.episodes),
         FunnelStage(name="trained episodes", count=made.trained_episodes),
     )
@@ -37,10 +39,11 @@ def step_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
     steps = group_steps(place.store, place.iteration_id(iteration))
     if not steps:
         return ()
-    size = place.recipe.grpo.num_generations
+    size, distils = place.recipe.grpo.num_generations, place.recipe.grpo.distil is not None
     note = (
         f"Training episodes, sampled at temperature 1 by the policy before each step; pass@{size} is the share of "
-        "groups with a success, and mixed are groups whose rewards differ. Only these are trained on."
+        "groups with a success, and mixed are groups whose rewards differ. "
+        + ("All groups are trained on, by the scorer's word." if distils else "Only these are trained on.")
     )
     if any(one.iteration == iteration for one in trained_outside(place.store, place.run_id)):
         note = (
@@ -133,6 +136,7 @@ def _table(steps: Sequence[GroupStep], size: int) -> Table:
         "Tokens/s": numbers((one.tokens_per_second for one in shown), 0),
         "Entropy": numbers((one.entropy for one in shown), 3),
         "KL to sampler": numbers((one.sampler_kl for one in shown), 5),
+        "KL to scorer": numbers((one.scorer_kl for one in shown), 4),
         "KL to start": numbers((one.kl for one in shown), 4),
         "Clipped, %": shares(one.clip_share for one in shown),
         "Compared, %": shares(one.compared_share for one in shown),

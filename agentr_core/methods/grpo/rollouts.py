@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -16,6 +17,7 @@ from agentr_core.episodes.rollout import Helper, require_state
 from agentr_core.errors import DataFault, EnvironmentFault, Transient
 from agentr_core.evaluation.episodes import EpisodePlan, episode_plans
 from agentr_core.fingerprint import derive_seed
+from agentr_core.models.checkpoint_dir import check_same_tokens
 from agentr_core.models.samplers import Sampler
 from agentr_core.recipes.grpo import BranchingConfig, GrpoConfig
 from agentr_core.recipes.recipe import Recipe
@@ -343,6 +345,13 @@ def check_world(recipe: Recipe, env: Environment, instances: Sequence[Instance])
         require_state(env, "grpo.credit", instead="set grpo.states.key to observation")
     if recipe.grpo.expert_share:
         need_expert(env, instances, "grpo.expert_share")
+    if recipe.grpo.distil is None:
+        return
+    if recipe.grpo.distil.context == "expert":
+        need_expert(env, instances, "grpo.distil.context")
+    paths = [Path(model.path) for model in (recipe.models.scorer, recipe.model) if model is not None]
+    if len(paths) == 2 and all(path.is_dir() for path in paths):
+        check_same_tokens(*paths)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,14 @@ import torch
 from agentr_core.episodes.transcript import conversations
 from agentr_core.errors import ConfigError, DataFault, TrainingFault
 from agentr_core.fingerprint import canonical, derive_seed, fingerprint
-from agentr_core.methods.grpo.credit import credit_measures, step_advantages, teaches, with_credit
+from agentr_core.methods.grpo.credit import (
+    credit_measures,
+    episode_advantages,
+    step_advantages,
+    teaches,
+    with_credit,
+)
+from agentr_core.methods.grpo.distil import Scores, Scoring
 from agentr_core.methods.grpo.rollouts import STAGE, Rollouts, past_rewards
 from agentr_core.models.checkpoint_dir import SHARED_MEMORY, adapter_base, checkpoint_folder, shared_name, weight_files
 from agentr_core.protocols import ChatModel, Reloading, Sleeping
@@ -47,7 +54,7 @@ from agentr_core.store.queries.trees import GroupCounts, group_counts, step_hash
 from agentr_core.store.tables import merge
 from agentr_core.system import check_wanted, in_thread
 from agentr_core.training.checkpoints import Manifest, is_complete, publish, publish_step, read_manifest
-from agentr_core.training.group.advantages import advantages, has_contrast
+from agentr_core.training.group.advantages import has_contrast
 from agentr_core.training.group.learner import (
     Learner,
     Ranks,
@@ -58,6 +65,7 @@ from agentr_core.training.group.learner import (
     save_snapshot,
 )
 from agentr_core.training.group.policy import PolicyRow, Totals, policy_row
+from agentr_core.training.group.scoring import distilled, divergence_from
 from agentr_core.training.job import GroupRelative, OnlineJob, TrainingStep, write_whole
 from agentr_core.training.parent import skeleton
 from agentr_core.training.run import threads
@@ -301,7 +309,12 @@ async def _train(place: Workplace, iteration: int, instances: Sequence[Instance]
             writer=writer,
         )
         with threads(job.config.num_threads), shared_folder(job) as folder:
-            await _Training(rollouts, job, clock, folder, renderer, turns).run()
+            scoring = None if job.objective.grpo.distil is None else Scoring(place, job, renderer)
+            try:
+                await _Training(rollouts, job, clock, folder, renderer, turns, scoring).run()
+            finally:
+                if scoring is not None:
+                    scoring.close()
         clock.tokens = (clock.tokens or 0) + aside.effort().tokens
 
 
@@ -329,6 +342,7 @@ class _Training:
     renderer: Renderer
     turns: bool
     """Whether trainer and sampler leave the GPU to each other."""
+    scoring: Scoring | None = None
     history: list[TrainingStep] = field(default_factory=list)
     loaded: int = -1
     """The step whose weights the sampler has; -1: none, or the weights that it began with."""
@@ -458,9 +472,10 @@ class _Training:
         if grpo.staleness and step < grpo.steps and not load_groups(place.store, iteration_id, step + 1):
             policy = await self._load(step - 1, learner)
             self.ahead = asyncio.create_task(self._sample(step + 1, policy, worlds))
-        rows = [row for group in groups for row in self._rows(group, worlds)]
         place.progress(step - 1, grpo.steps, f"steps, training on what step {step} sampled")
         await self._awake(learner)
+        scores = None if self.scoring is None else await self.scoring.scores(groups, worlds)
+        rows = [row for group in groups for row in self._rows(group, worlds, scores)]
         rate, totals = await in_thread(_update, learner, rows, job, step)
         ended = time.perf_counter()
         before = self.history[-1] if self.history else None
@@ -477,6 +492,7 @@ class _Training:
         )
         measured = measures(groups, totals, job.objective.grpo) | {
             "learning_rate": rate,
+            "scorer_kl": divergence_from(rows),
             "sampling_seconds": seconds,
             "training_seconds": ended - sampled,
         }
@@ -571,7 +587,7 @@ class _Training:
             merge(
                 group_rows(
                     group,
-                    advantages(group.compared, scale=grpo.scale_rewards),
+                    episode_advantages(group, grpo),
                     iteration_id=self.job.experience,
                     step=step,
                     contrast=teaches(group, grpo),
@@ -581,15 +597,18 @@ class _Training:
         )
         return _Sampled(groups, effort, time.perf_counter() - started)
 
-    def _rows(self, group: Group, worlds: Worlds) -> Iterator[PolicyRow]:
+    def _rows(self, group: Group, worlds: Worlds, scores: Scores | None) -> Iterator[PolicyRow]:
         """Yield the rows of a group's episodes that have anything to train; none if no step has an
-        advantage.
+        advantage, nor any of its tokens a score.
         """
         grpo = self.job.objective.grpo
         if not teaches(group, grpo):
             return
         env = worlds.of(group.instance)
-        for trajectory, worth in zip(group.episodes.values(), step_advantages(group, grpo), strict=True):
+        for (key, trajectory), worth in zip(group.episodes.items(), step_advantages(group, grpo), strict=True):
+            scored = None if scores is None else scores.get(key, {})
+            if not (scored or any(worth) or scores is None):
+                continue
             parts = [
                 policy_row(
                     part.messages,
@@ -597,6 +616,7 @@ class _Training:
                     self.renderer,
                     [worth[position] for position in part.positions],
                     num_given=sum(position < group.prefix for position in part.positions),
+                    scores=None if scored is None else [scored.get(position, ()) for position in part.positions],
                 )
                 for part in (conversations(env, trajectory) if trajectory.steps else ())
                 if not part.is_left_out
@@ -619,6 +639,9 @@ def _update(learner: Learner | Ranks, rows: list[PolicyRow], job: OnlineJob, ste
     """
     grpo, totals, rate = job.objective.grpo, Totals(), learner.learning_rate
     rows = learner.settled(rows) if rows else rows
+    if grpo.distil is not None:
+        # Not before: what the sampler tells of a token differs by rounding from what is settled.
+        rows = distilled(rows, grpo.distil)
     for number in range(grpo.num_iterations if rows else 0):
         generator = torch.Generator().manual_seed(derive_seed(job.seed, "minibatches", step, number) % 2**63)
         order = torch.randperm(len(rows), generator=generator)

@@ -506,7 +506,7 @@ CONDITIONS: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(_BY_ITERATION, _kept("iteration")),
         **dict.fromkeys(("run", "stage_input", "revision_state"), _kept("run")),
-        **dict.fromkeys(("trajectory", "assessment", "rl_credit", "note", "regrade"), _kept("trajectory")),
+        **dict.fromkeys(("trajectory", "assessment", "rl_credit", "rl_score", "note", "regrade"), _kept("trajectory")),
         **dict.fromkeys(("checkpoint", "training_step"), _kept("checkpoint")),
         **dict.fromkeys(("node", "oracle_verdict"), _kept("tree")),
         "dataset_row": _kept("dataset"),

@@ -372,6 +372,33 @@ def group_rows(
     }
 
 
+def score_rows(scores: Mapping[str, Mapping[int, Sequence[float]]]) -> Rows:
+    """Return the rows of a scorer's log-probabilities of sampled tokens, given by trajectory and
+    position of the step.
+    """
+    return {
+        "rl_score": [
+            {"trajectory_id": key, "position": position, "logprobs": list(logprobs)}
+            for key, of_steps in scores.items()
+            for position, logprobs in of_steps.items()
+        ]
+    }
+
+
+def load_scores(store: Store, trajectory_ids: Sequence[str]) -> dict[str, dict[int, tuple[float, ...]]]:
+    """Return the stored scores of trajectories, by trajectory and position of the step."""
+    scores: dict[str, dict[int, tuple[float, ...]]] = {}
+    for key, position, logprobs in store.rows(_SCORES, list(trajectory_ids)):
+        scores.setdefault(key, {})[position] = tuple(logprobs)
+    return scores
+
+
+_SCORES = """
+select trajectory_id, position, logprobs from rl_score where list_contains($1::varchar[], trajectory_id)
+order by trajectory_id, position
+"""
+
+
 def validation_rows(iteration_id: str, step: int, trajectory_ids: Sequence[str]) -> Rows:
     """Return the rows of a validation after a step: its episodes, of source `VALIDATION`."""
     return {

@@ -249,6 +249,8 @@ class GroupStep(NamedTuple):
     praised_unhelpful: float | None
     punished_helpful: float | None
     state_conflicts: float | None
+    scorer_kl: float | None
+    """None without a scorer."""
 
 
 class Validation(NamedTuple):
@@ -361,7 +363,8 @@ where iteration_id = ?
 _RL_STEPS = """
 select step, reward, pass_at_1, pass_at_n, mixed_share, episode_tokens, cut_share,
     sampled_tokens / nullif(sampling_seconds, 0), entropy, sampler_kl, kl, clip_share, shaped, recovered,
-    loss, learning_rate, grad_norm, compared_share, praised_unhelpful, punished_helpful, state_conflicts
+    loss, learning_rate, grad_norm, compared_share, praised_unhelpful, punished_helpful, state_conflicts,
+    scorer_kl
 from rl_step
 where iteration_id = ?
 order by step
@@ -394,16 +397,21 @@ with member as (
     select trajectory_id, string_agg(json_array(position, advantage)::varchar, ' ' order by position) as words
     from rl_credit semi join wanted using (trajectory_id)
     group by all
+), score as (
+    select trajectory_id, string_agg(json_array(position, len(logprobs))::varchar, ' ' order by position) as words
+    from rl_score semi join wanted using (trajectory_id)
+    group by all
 ), episode_of_step as (
     select step, part, number, episode, trajectory_id, sha256(json_array(
         about, t.instance_id, t.first_observation, t.reward, t.success, t.stop, t.num_steps, played.hash, origin.words,
         credit.words
-    )::varchar) as hash
+    )::varchar || coalesce(score.words, '')) as hash
     from member
     left join trajectory t using (trajectory_id)
     left join played using (trajectory_id)
     left join origin using (trajectory_id)
     left join credit using (trajectory_id)
+    left join score using (trajectory_id)
 )
 select step, sha256(coalesce(string_agg(
     concat_ws(' ', part, number, episode, trajectory_id, hash), ' ' order by part, number, episode, trajectory_id

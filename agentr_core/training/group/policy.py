@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
@@ -32,6 +33,8 @@ class PolicyRow(NamedTuple):
     """One episode, or a part of one that is a conversation of its own: its token ids, the positions
     of the sampled ones, the natural log-probabilities with which they were sampled, and the
     advantage of each. `episode_tokens` is the number of sampled tokens of the whole episode.
+    `scores` are a scorer's log-probabilities of the sampled tokens, NaN where it gave none; empty
+    without a scorer.
     """
 
     input_ids: tuple[int, ...]
@@ -39,6 +42,7 @@ class PolicyRow(NamedTuple):
     logprobs: tuple[float, ...]
     advantages: tuple[float, ...]
     episode_tokens: int
+    scores: tuple[float, ...] = ()
 
 
 def policy_row(
@@ -48,6 +52,7 @@ def policy_row(
     advantages: Sequence[float],
     *,
     num_given: int = 0,
+    scores: Sequence[Sequence[float]] | None = None,
 ) -> PolicyRow:
     """Return the row of a whole episode.
 
@@ -57,6 +62,8 @@ def policy_row(
         advantages: the advantages of the steps.
         num_given: the number of first steps that the episode continued from; they are not trained,
             and need no log-probabilities.
+        scores: the scorer's log-probabilities of the tokens of each step, the first ones at least
+            that are trained; an empty sequence where it gave none. None: there is no scorer.
 
     Raises `DataFault` if replies lack the log-probabilities of their tokens, or if the rendered
     conversation does not contain the sampled tokens.
@@ -76,6 +83,7 @@ def policy_row(
     positions: list[int] = []
     logprobs: list[float] = []
     token_advantages: list[float] = []
+    token_scores: list[float] = []
     for number, ((span, ends), step, advantage) in enumerate(zip(replies, steps, advantages, strict=True)):
         if not span.train:
             continue
@@ -96,10 +104,17 @@ def policy_row(
         positions += matched
         logprobs += (step.logprobs or ())[: len(ids)]
         token_advantages += [advantage] * len(ids)
+        if scores is not None:
+            token_scores += scores[number][: len(ids)] or [math.nan] * len(ids)
     if trained:
         raise DataFault(f"an episode of {len(steps)} replies is rendered with loss on {len(trained)} further tokens")
     return PolicyRow(
-        tuple(rendered.input_ids), tuple(positions), tuple(logprobs), tuple(token_advantages), len(positions)
+        input_ids=tuple(rendered.input_ids),
+        positions=tuple(positions),
+        logprobs=tuple(logprobs),
+        advantages=tuple(token_advantages),
+        episode_tokens=len(positions),
+        scores=tuple(token_scores),
     )
 
 
@@ -380,9 +395,9 @@ class Policy:
         """
         values = torch.tensor([value for row in rows for value in row.logprobs])
         for batch in self._passes(rows, passes):
-            numbers, sampled = _numbers(batch)
+            numbers, sampled = numbers_in(batch)
             with torch.no_grad():
-                current = self._logprobs(self._scores(self._called, batch, sampled), batch, sampled).cpu()
+                current = chosen_logprobs(self._scores(self._called, batch, sampled), batch, sampled).cpu()
             stored = values[numbers]
             values[numbers] = torch.where((current - stored).abs() < ROUNDING, current, stored)
         remaining = iter(values.tolist())
@@ -397,16 +412,16 @@ class Policy:
 
     def _pass(self, batch: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> tuple[Surrogate, float]:
         """Return the loss of a forward pass, and the sum of its tokens' entropies in nats."""
-        numbers, sampled = _numbers(batch)
+        numbers, sampled = numbers_in(batch)
         chosen = {name: value[numbers.to(self._device)] for name, value in values.items()}
         scores = self._scores(self._called, batch, sampled)
         reference = None
         if self._reference is not None:
             with torch.no_grad():
-                reference = self._logprobs(self._scores(self._reference, batch, sampled), batch, sampled)
+                reference = chosen_logprobs(self._scores(self._reference, batch, sampled), batch, sampled)
         grpo = self._grpo
         losses = surrogate(
-            self._logprobs(scores, batch, sampled),
+            chosen_logprobs(scores, batch, sampled),
             **chosen,
             epsilon=grpo.epsilon,
             epsilon_high=grpo.epsilon if grpo.epsilon_high is None else grpo.epsilon_high,
@@ -418,30 +433,41 @@ class Policy:
             entropy = -(scores.exp() * scores).sum().item()
         return losses, entropy
 
-    def _logprobs(self, scores: Tensor, batch: Mapping[str, Tensor], sampled: Tensor) -> Tensor:
-        targets = batch["input_ids"][:, 1:].reshape(-1)[sampled].to(self._device)
-        return scores.gather(1, targets[:, None])[:, 0]
-
     def _scores(self, model: Any, batch: Mapping[str, Tensor], sampled: Tensor) -> Tensor:
-        """Return the log-probabilities [sampled tokens, vocabulary] from which each sampled token
-        of a pass was drawn.
-        """
-        positions = sampled.nonzero().squeeze(1)
-        # In a pass of one row only the sampled positions are scored, padded to a few lengths.
-        alone = len(batch["input_ids"]) == 1
-        keep = torch.nn.functional.pad(positions, (0, -len(positions) % LENGTH_STEP)).to(self._device) if alone else 0
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
-            logits = model(
-                input_ids=batch["input_ids"].to(self._device),
-                position_ids=batch["position_ids"].to(self._device),
-                use_cache=False,
-                logits_to_keep=keep,
-            ).logits
-        scored = logits[0, : len(positions)] if alone else logits[:, :-1].flatten(0, 1)[positions.to(self._device)]
-        return torch.log_softmax(scored[:, : self._vocabulary].float(), -1)
+            return log_probabilities(model, batch, sampled, vocabulary=self._vocabulary, device=self._device)
 
 
-def _numbers(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+def log_probabilities(
+    model: Any, batch: Mapping[str, Tensor], sampled: Tensor, *, vocabulary: int, device: torch.device
+) -> Tensor:
+    """Return the log-probabilities [sampled tokens, vocabulary] from which each sampled token of a
+    forward pass was drawn, among the first `vocabulary` tokens.
+
+    Args:
+        sampled: a mask of the sampled tokens over the flat targets, as of `numbers_in`.
+    """
+    positions = sampled.nonzero().squeeze(1)
+    # In a pass of one row only the sampled positions are scored, padded to a few lengths.
+    alone = len(batch["input_ids"]) == 1
+    keep = torch.nn.functional.pad(positions, (0, -len(positions) % LENGTH_STEP)).to(device) if alone else 0
+    logits = model(
+        input_ids=batch["input_ids"].to(device),
+        position_ids=batch["position_ids"].to(device),
+        use_cache=False,
+        logits_to_keep=keep,
+    ).logits
+    scored = logits[0, : len(positions)] if alone else logits[:, :-1].flatten(0, 1)[positions.to(device)]
+    return torch.log_softmax(scored[:, :vocabulary].float(), -1)
+
+
+def chosen_logprobs(scores: Tensor, batch: Mapping[str, Tensor], sampled: Tensor) -> Tensor:
+    """Return the log-probabilities [sampled tokens] of the tokens that were drawn."""
+    targets = batch["input_ids"][:, 1:].reshape(-1)[sampled].to(scores.device)
+    return scores.gather(1, targets[:, None])[:, 0]
+
+
+def numbers_in(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Return the numbers of a pass's sampled tokens, and a mask of them over its flat targets."""
     numbers = batch["labels"][:, 1:].reshape(-1)
     sampled = numbers != IGNORED

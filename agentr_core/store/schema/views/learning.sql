@@ -24,7 +24,7 @@ left join instance x on x.instance_id = g.instance_id
 left join spread s on (s.iteration_id, s.step, s.number) = (g.iteration_id, g.step, g.number)
 order by r.started_at, i.run_id, i.iteration, g.step, g.number;
 comment on view v_groups is 'Groups of reinforcement learning: the episodes of one instance in one step, how they ended and what they taught.';
-comment on column v_groups.contrast is 'Whether the group was trained on: what its episodes are worth differs.';
+comment on column v_groups.contrast is 'Whether the group was trained on: what its episodes are worth differs, or a scorer tells the worth of their tokens.';
 comment on column v_groups.steps is 'Mean steps of its episodes, those that they were given counted.';
 
 create view v_trainings as

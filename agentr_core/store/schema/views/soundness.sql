@@ -63,6 +63,7 @@ union all select 'iteration', 'promoted', promoted from iteration i anti join ch
 union all select 'rl_validation', 'iteration_id', iteration_id from rl_validation anti join iteration using (iteration_id)
 union all select 'rl_validation', 'trajectory_id', trajectory_id from rl_validation anti join trajectory using (trajectory_id)
 union all select 'rl_credit', 'trajectory_id', trajectory_id from rl_credit anti join rl_rollout using (trajectory_id)
+union all select 'rl_score', 'trajectory_id', trajectory_id from rl_score anti join rl_rollout using (trajectory_id)
 union all select 'family', 'iteration_id', iteration_id from family anti join iteration using (iteration_id)
 union all select 'family', 'instance_id', instance_id from family anti join instance using (instance_id)
 union all select 'family', 'checkpoint_id', checkpoint_id from family anti join checkpoint using (checkpoint_id)

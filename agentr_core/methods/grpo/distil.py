@@ -1,0 +1,117 @@
+"""The scores of the tokens that the policy sampled (`grpo.distil`), stored before they train it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+
+from agentr_core.methods.grpo.readings import Reading, expert_of, readings
+from agentr_core.models.checkpoint_dir import check_same_tokens
+from agentr_core.runtime.equipment import Worlds
+from agentr_core.runtime.place import Workplace
+from agentr_core.samples.rendering import Renderer
+from agentr_core.store.codec.ledger import Group, load_scores, rejection_rows, score_rows
+from agentr_core.system import in_thread
+from agentr_core.training.group.policy import PolicyRow, policy_row
+from agentr_core.training.group.scoring import Scorer
+from agentr_core.training.job import OnlineJob
+from agentr_core.types import Rejection, Step, Trajectory
+
+Scores = Mapping[str, Mapping[int, tuple[float, ...]]]
+"""A scorer's log-probabilities of the tokens of replies, by trajectory and position of the step."""
+_log = logging.getLogger(__name__)
+
+
+def row_of(reading: Reading, steps: Sequence[Step], renderer: Renderer) -> PolicyRow:
+    """Return what a scorer reads as tokens. The advantages of those that are scored are the
+    positions of their steps in the episode, whose steps are given. Raises as `policy_row`.
+    """
+    read = [steps[position] for position in reading.positions]
+    positions = list(map(float, reading.positions))
+    return policy_row(reading.messages, read, renderer, positions, num_given=reading.num_given)
+
+
+class Scoring:
+    """The scores of a training; its scorer is loaded when it is first needed. `close` it.
+
+    Args:
+        job: the training, whose settings ask for a scorer.
+        renderer: that of the model which is trained.
+    """
+
+    def __init__(self, place: Workplace, job: OnlineJob, renderer: Renderer) -> None:
+        assert job.objective.grpo.distil is not None
+        self._place, self._job, self._renderer = place, job, renderer
+        self._distil = job.objective.grpo.distil
+        self._scorer: Scorer | None = None
+        self._experts: dict[str, Trajectory | None] = {}
+
+    # One transaction for a step: what is computed again after an interruption is computed in the
+    # same batches, which decide the last bits.
+    async def scores(self, groups: Sequence[Group], worlds: Worlds) -> Scores:
+        """Return the scores of the groups of a step, stored ones or new ones, which are then
+        stored. Replies that do not fit into the scorer's context with what it is told have none,
+        nor have those of instances without an expert's episode to tell.
+
+        Raises `ConfigError` if the scorer has another tokenizer, and `ModelDirectoryError` if it
+        cannot be loaded.
+        """
+        store = self._place.store
+        if stored := load_scores(store, [key for group in groups for key in group.episodes]):
+            return stored
+        rows = [pair for group in groups for pair in self.rows(group, worlds)]
+        scorer = await in_thread(self._loaded)
+        fitting = [(key, row) for key, row in rows if len(row.input_ids) <= scorer.context_length]
+        if len(fitting) < len(rows):
+            _log.warning(
+                "%s of %s conversations are longer than the scorer's context of %s tokens, and are not scored",
+                *(len(rows) - len(fitting), len(rows), scorer.context_length),
+            )
+        found = await in_thread(scorer.scores, [row for _, row in fitting])
+        scores: dict[str, dict[int, tuple[float, ...]]] = {}
+        for (key, row), of_tokens in zip(fitting, found, strict=True):
+            for position, tokens in groupby(zip(row.advantages, of_tokens, strict=True), key=itemgetter(0)):
+                scores.setdefault(key, {})[int(position)] = tuple(score for _, score in tokens)
+        store.write(score_rows(scores))
+        return scores
+
+    def rows(self, group: Group, worlds: Worlds) -> Iterator[tuple[str, PolicyRow]]:
+        """Yield what the scorer reads of the episodes of a group as tokens (`row_of`), each with
+        the id of its trajectory. An expert that fails its own replay is stored as a rejection.
+        """
+        env, instance, experts = worlds.of(group.instance), group.instance, self._experts
+        if self._distil.context == "expert" and instance.key not in experts:
+            played = expert_of(env, instance)
+            if isinstance(played, Rejection):
+                self._place.store.write(rejection_rows([played], iteration_id=self._job.experience))
+                played = None
+            experts[instance.key] = played
+        for key, trajectory in group.episodes.items():
+            for reading in readings(env, trajectory, self._distil, experts.get(instance.key), given=group.prefix):
+                row = row_of(reading, trajectory.steps, self._renderer)
+                if row.positions:
+                    yield key, row
+
+    def close(self) -> None:
+        """Free the scorer, if it was loaded."""
+        if self._scorer is not None:
+            self._scorer.close()
+            self._scorer = None
+
+    def _loaded(self) -> Scorer:
+        if self._scorer is None:
+            recipe = self._place.recipe
+            own = recipe.models.scorer
+            path, model = (self._place.trained(0).path, recipe.model) if own is None else (Path(own.path), own)
+            check_same_tokens(path, self._job.model_dir)
+            self._scorer = Scorer(
+                path,
+                dtype=model.dtype,
+                device=model.device,
+                batch_tokens=self._job.objective.grpo.micro_batch_tokens,
+                context_length=model.context_length,
+            )
+        return self._scorer

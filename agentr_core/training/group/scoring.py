@@ -1,0 +1,123 @@
+"""Distillation on the policy's own tokens: a frozen model scores them, and each gets its due.
+
+Source: arXiv 2609.37522. The advantage of a token is `log q(token) - log p(token)`, where q is the
+scorer, which may read more than the policy p did when it sampled the token.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from transformers import AutoModelForCausalLM
+
+from agentr_core.errors import ModelDirectoryError
+from agentr_core.models.checkpoint_dir import adapter_base, context_length_of
+from agentr_core.models.local.decoding import torch_device
+from agentr_core.recipes.grpo import DistilConfig
+from agentr_core.samples.rendering import load_tokenizer
+from agentr_core.system import check_wanted
+from agentr_core.training.attention import use_training_attention
+from agentr_core.training.group.policy import PolicyRow, chosen_logprobs, log_probabilities, numbered, numbers_in
+from agentr_core.training.packing import ROW, forward_passes, padded_length
+from agentr_core.training.parent import merged
+
+
+# Not a model of the samplers' kind: those batch requests as they come, and the last bits of a score,
+# which trains, would depend on timing. So it also needs no server where the actor has one.
+class Scorer:
+    """A frozen model that gives the log-probabilities of given tokens. Not thread-safe; `close` it.
+
+    Batches depend on the rows alone, so the same rows have the same scores to the last bit on the
+    same machine.
+
+    Args:
+        batch_tokens: the tokens of a forward pass, which has at least one row.
+        context_length: the most tokens of a row; 0: as the model's configuration says.
+
+    Raises `ModelDirectoryError` if the model cannot be loaded, `ConfigError` for an unknown device
+    and for a context that is longer than the model's.
+    """
+
+    def __init__(self, path: Path, *, dtype: str, device: str, batch_tokens: int, context_length: int = 0) -> None:
+        self._device = torch_device(device, field="models.scorer.device")
+        base, format_ = adapter_base(path), getattr(torch, dtype)
+        try:
+            if base is None:
+                model = AutoModelForCausalLM.from_pretrained(path, dtype=format_)
+            else:
+                model = merged(base, path, format_)
+        except (OSError, ValueError, SafetensorError) as error:
+            raise ModelDirectoryError(f"scorer {path} cannot be loaded: {str(error).splitlines()[0]}") from error
+        if self._device.type == "cpu":
+            use_training_attention(model)
+        self._model: Any = model.eval().requires_grad_(False).to(self._device)
+        self._vocabulary = max(load_tokenizer(path).get_vocab().values()) + 1
+        self._batch_tokens = batch_tokens
+        self.context_length = context_length_of(path, context_length)
+
+    @torch.no_grad()
+    def scores(self, rows: Sequence[PolicyRow]) -> list[tuple[float, ...]]:
+        """Return the natural log-probability of each sampled token of each row, given the tokens
+        before it, among the tokens that the tokenizer has.
+        """
+        values = torch.zeros(sum(len(row.positions) for row in rows))
+        longest = padded_length(max((len(row.input_ids) for row in rows), default=1))
+        together = max(1, self._batch_tokens // max(ROW, longest))
+        for batch in forward_passes(numbered(rows), packing=False, rows_per_pass=together):
+            check_wanted()
+            numbers, sampled = numbers_in(batch)
+            found = log_probabilities(self._model, batch, sampled, vocabulary=self._vocabulary, device=self._device)
+            values[numbers] = chosen_logprobs(found, batch, sampled).cpu()
+        remaining = iter(values.tolist())
+        return [tuple(next(remaining) for _ in row.positions) for row in rows]
+
+    def close(self) -> None:
+        """Give the memory of a GPU back. The scorer is gone afterwards."""
+        with suppress(AttributeError):
+            del self._model
+        if self._device.type == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()
+
+
+def difference(score: float, logprob: float, distil: DistilConfig) -> float:
+    """Return what a scorer adds to the advantage of a token, before its weight: the difference in
+    nats, within limits; 0 for a token without a score.
+    """
+    if math.isnan(score):
+        return 0.0
+    limit = math.inf if distil.max_difference is None else distil.max_difference
+    return min(limit, max(-limit, score - logprob))
+
+
+def distilled(rows: Sequence[PolicyRow], distil: DistilConfig) -> list[PolicyRow]:
+    """Return rows with the scorer's term added to the advantages of their tokens, by its weight."""
+    return [
+        row._replace(
+            advantages=tuple(
+                advantage + distil.weight * difference(score, logprob, distil)
+                for advantage, score, logprob in zip(row.advantages, row.scores, row.logprobs, strict=True)
+            )
+        )
+        for row in rows
+    ]
+
+
+def divergence_from(rows: Sequence[PolicyRow]) -> float | None:
+    """Return the mean of what the log-probability of a sampled token is above the scorer's, in
+    nats: an estimate of the divergence of the policy from the scorer. None without a score.
+    """
+    gaps = [
+        logprob - score
+        for row in rows
+        for score, logprob in zip(row.scores, row.logprobs, strict=True)
+        if not math.isnan(score)
+    ]
+    return sum(gaps) / len(gaps) if gaps else None
