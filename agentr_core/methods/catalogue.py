@@ -262,7 +262,7 @@ SPLICE = Stage(
 )
 SPLICE_CONTINUED = replace(
     SPLICE,
-    about="Make samples of the judged pairs, whose suffixes the policy plays, and of the good paths.",
+    about="Make samples of the judged pairs, whose suffixes a model plays, and of the good paths.",
     reads=(*SPLICE.reads, "model", "models.teacher", "teacher_iterations", "errors", "scale"),
     needs=("gpu", "env"),
     roles=("actor", "teacher"),
@@ -377,7 +377,7 @@ EVALUATE_BASE = replace(EVALUATE, reads=("model", "evaluation"))
 
 def splice_stage(config: SpliceConfig) -> Stage:
     """Return the stage that makes samples from judged pairs."""
-    return SPLICE_CONTINUED if config.mode == "continued" else SPLICE
+    return SPLICE_CONTINUED if config.goes_on else SPLICE
 
 
 def cloning(eto: EtoConfig) -> tuple[Stage, ...]:

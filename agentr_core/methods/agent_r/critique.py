@@ -94,6 +94,15 @@ def published_verdict(reply: str) -> Verdict:
 
 
 def majority(votes: Iterable[Verdict]) -> Verdict:
+def reason_of(reply: str) -> str:
+    """Return what a judge says before its last label "Judgement:", after its thoughts; it may be
+    empty.
+    """
+    text = after_thoughts(reply) or ""
+    labels = list(_LABEL.finditer(text))
+    return (text[: labels[-1].start()] if labels else text).strip()
+
+
     """Return the verdict with the most votes; a tie is uncertain.
 
     Unparsable votes do not count unless there are no others: then the result is unparsable, as it
