@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 from toy import Line, Script, instance
@@ -89,7 +90,7 @@ def test_an_error_that_ends_the_episode_is_rolled_back_too() -> None:
 
 
 @pytest.mark.parametrize("no_error", ["keep", "reject"])
-def test_without_an_error_there_is_nothing_to_roll_back(no_error: str) -> None:
+def test_without_an_error_there_is_nothing_to_roll_back(no_error: Literal["keep", "reject"]) -> None:
     found = begun(error=None, config=replace(CONFIG, no_error=no_error))
     assert isinstance(found, Rejection)
     assert found.reason == "no-error-found"
@@ -242,7 +243,7 @@ def test_faults_are_named(overrides: list[str], said: str) -> None:
 
 
 def test_a_teacher_that_goes_on_does_not_collect() -> None:
-    data = {
+    data: dict[str, Any] = {
         "name": "x",
         "environment": {"name": "textcraft"},
         "model": {"path": "m"},

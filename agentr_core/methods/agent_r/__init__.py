@@ -37,6 +37,7 @@ from agentr_core.methods.catalogue import (
     by_iteration,
     of_groups,
     of_unread,
+    reinforce_stage,
     reinforced,
     reinforcing_faults,
     sampled_groups,
@@ -159,7 +160,8 @@ def plan(recipe: Recipe, iteration: int) -> Plan:
     """
     phase = phase_of(recipe.agent_r, iteration)
     if phase == RL:
-        return Plan(stages=(REINFORCE, EVALUATE), training=reinforced(recipe), phase=RL, funnel=FUNNEL_OF_GROUPS)
+        stages = (reinforce_stage(recipe.grpo), EVALUATE)
+        return Plan(stages=stages, training=reinforced(recipe), phase=RL, funnel=FUNNEL_OF_GROUPS)
     use = "expert" if phase == _CLONE else recipe.data.use
     judged = (COLLECT, CRITIQUE, splice_stage(recipe.splice))
     sample_stages: dict[str, tuple[Stage, ...]] = {

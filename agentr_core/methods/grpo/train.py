@@ -27,7 +27,8 @@ import torch
 from agentr_core.episodes.transcript import conversations
 from agentr_core.errors import ConfigError, DataFault, TrainingFault
 from agentr_core.fingerprint import canonical, derive_seed, fingerprint
-from agentr_core.methods.grpo.rollouts import STAGE, Rollouts, past_rewards
+from agentr_core.methods.grpo.cuts import STAGE
+from agentr_core.methods.grpo.rollouts import Rollouts, past_rewards
 from agentr_core.models.checkpoint_dir import SHARED_MEMORY, adapter_base, checkpoint_folder, shared_name, weight_files
 from agentr_core.protocols import ChatModel, Reloading, Sleeping
 from agentr_core.recipes.grpo import GrpoConfig
