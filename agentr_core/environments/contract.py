@@ -283,7 +283,7 @@ def state_pairs(
         steps: the most of an episode.
     """
     rng = random.Random(derive_seed("states", instance.key))
-    results: dict[str, dict[str, tuple[Transition, str]]] = {}
+    results: dict[str | None, dict[str, tuple[Transition, str | None]]] = {}
     found = StatePairs()
     for env in itertools.islice(itertools.cycle(envs), episodes):
         # What was found or got in another order is listed in another order, and is the same.

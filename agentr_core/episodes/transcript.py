@@ -343,6 +343,30 @@ def _divided(steps: Sequence[Step]) -> list[tuple[int, ...]]:
     return [positions for positions in divided if positions] or [()]
 
 
+# A continuation may be sampled with a diagnosis of an earlier try, and is trained without it: the
+# steps of the episode stay as the world gave them.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """A text that a model reads behind what answers step number `after` of an episode, counted from
+    1, or behind the first observation (0).
+    """
+
+    text: str
+    after: int
+
+    def read_with(self, first_observation: str, steps: Sequence[Step]) -> tuple[str, Sequence[Step]]:
+        """Return the first observation and the steps of an episode as a model reads them."""
+        if not self.after:
+            return f"{first_observation}\n\n{self.text}", steps
+        before, step, later = steps[: self.after - 1], steps[self.after - 1], steps[self.after :]
+        # Of several results, the last one.
+        *results, last = results_in(step.observation)
+        observation = format_results((*results, f"{last}\n\n{self.text}"))
+        return first_observation, (*before, replace(step, observation=observation), *later)
+
+
 def ask_next(
     env: Environment,
     first_observation: str,
@@ -354,9 +378,12 @@ def ask_next(
     n: int = 1,
 ) -> Request:
     """Return the request for the reply that follows the given steps, as the world's transcript
-    builds and stops it.
+    builds and stops it, with the diagnosis that the environment has.
     """
     kind = transcript_of(env)
+    diagnosis: Diagnosis | None = env.diagnosis
+    if diagnosis is not None:
+        first_observation, steps = diagnosis.read_with(first_observation, steps)
     settings = kind.sampling(sampling)
     if env.until is not None:
         # The reply may end at its first action.

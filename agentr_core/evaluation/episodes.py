@@ -16,7 +16,7 @@ from agentr_core.episodes.rollout import (
     episode,
     no_helper,
 )
-from agentr_core.episodes.transcript import Fits, Summaries, TokensOf
+from agentr_core.episodes.transcript import Diagnosis, Fits, Summaries, TokensOf
 from agentr_core.episodes.units import UnitError, run_all
 from agentr_core.fingerprint import derive_seed
 from agentr_core.recipes.recipe import ErrorsConfig
@@ -37,6 +37,8 @@ class EpisodePlan:
     max_steps: int | None = None
     repeats: int | None = None
     """The limits of its world, instead of those that all episodes share; see `Player`."""
+    diagnosis: str = ""
+    """What the model is told behind the prefix of an earlier try to go on from there."""
 
     @property
     def key(self) -> str:
@@ -108,6 +110,8 @@ class Player:
             if played is None:
                 replies: list[Reply] = []
                 timer = EpisodeTimer()
+                after = len(plan.prefix)
+                env.diagnosis = Diagnosis(text=plan.diagnosis, after=after) if plan.diagnosis else None
                 trajectory = await episode(
                     plan.instance,
                     env,
@@ -125,6 +129,7 @@ class Player:
                     limits=self.limits,
                     tokens_of=self.tokens_of,
                 )
+                env.diagnosis = None
                 played = self.ungraded[plan.key] = EpisodeResult(
                     plan=plan,
                     trajectory=trajectory,

@@ -11,7 +11,15 @@ from agentr_core.methods.table import method_of
 from agentr_core.recipes.agent_r import SpliceConfig
 from agentr_core.recipes.eto import EtoConfig
 from agentr_core.recipes.fields import in_iteration
-from agentr_core.recipes.grpo import SCHEDULE, group_faults, grpo_faults, on_one_machine, online_faults, unread_online
+from agentr_core.recipes.grpo import (
+    SCHEDULE,
+    GrpoConfig,
+    group_faults,
+    grpo_faults,
+    on_one_machine,
+    online_faults,
+    unread_online,
+)
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.recipes.training import TrainingConfig
 from agentr_core.runtime.place import Acting, Asked, Funnel, ReportPart, Stage, Training, imported
@@ -70,14 +78,16 @@ def sampled_groups(recipe: Recipe, test: int) -> dict[str, Asked]:
     number = grpo.steps * grpo.groups * (1 + grpo.resample) * grpo.num_generations
     most = recipe.longest_reply(grpo.max_new_tokens)
     groups = Asked.episodes(number, steps=grpo.max_steps, most=most, limits=grpo.limits)
+    asked = {"groups": groups}
+    if grpo.revision_cut == "verdict":
+        revisited = grpo.steps * (1 + grpo.resample) * round(grpo.revision_share * grpo.groups)
+        judged = revisited * grpo.max_steps * recipe.critique.votes
+        asked["cut"] = Asked.questions("judge", judged, recipe.critique.max_new_tokens)
     if not grpo.eval_steps:
-        return {"groups": groups}
+        return asked
     plays = test * (grpo.steps // grpo.eval_steps)
     most, limits = recipe.longest_reply(evaluation.max_new_tokens), evaluation.limits
-    return {
-        "groups": groups,
-        "validate": Asked.episodes(plays, steps=evaluation.max_steps, most=most, limits=limits),
-    }
+    return asked | {"validate": Asked.episodes(plays, steps=evaluation.max_steps, most=most, limits=limits)}
 
 
 def acting_in_groups(recipe: Recipe) -> Acting:
@@ -220,6 +230,8 @@ def of_groups(recipe: Recipe, train: int) -> str:
     phrase = f"{steps} of {grpo.groups} groups of {grpo.num_generations} episodes of {train} instances"
     if grpo.revision_share:
         phrase += f", at most {grpo.revision_share:.0%} of the groups after a failed beginning of their instance"
+        ends = {"random": "", "verdict": " up to the judge's first error", "value": " up to the largest drop of value"}
+        phrase += ends[grpo.revision_cut]
     if grpo.expert_share:
         phrase += f", at most {grpo.expert_share:.0%} after the expert's first steps, where nothing was won"
     if grpo.distil is not None:
@@ -265,7 +277,7 @@ SPLICE = Stage(
 )
 SPLICE_CONTINUED = replace(
     SPLICE,
-    about="Make samples of the judged pairs, whose suffixes the policy plays, and of the good paths.",
+    about="Make samples of the judged pairs, whose suffixes a model plays, and of the good paths.",
     reads=(*SPLICE.reads, "model", "models.teacher", "teacher_iterations", "errors", "scale"),
     needs=("gpu", "env"),
     roles=("actor", "teacher"),
@@ -375,6 +387,9 @@ REINFORCE = Stage(
     roles=("actor", "scorer"),
     makes="checkpoint",
 )
+REINFORCE_JUDGED = replace(
+    REINFORCE, reads=(*REINFORCE.reads, "models.judge", "critique"), roles=(*REINFORCE.roles, "judge")
+)
 EVALUATE = Stage(
     name="evaluate",
     about="Evaluate the checkpoint of an iteration; 0 is the model the run began with.",
@@ -387,9 +402,14 @@ EVALUATE = Stage(
 EVALUATE_BASE = replace(EVALUATE, reads=("model", "evaluation"))
 
 
+def reinforce_stage(grpo: GrpoConfig) -> Stage:
+    """Return the stage of group RL."""
+    return REINFORCE_JUDGED if grpo.revision_cut == "verdict" else REINFORCE
+
+
 def splice_stage(config: SpliceConfig) -> Stage:
     """Return the stage that makes samples from judged pairs."""
-    return SPLICE_CONTINUED if config.mode == "continued" else SPLICE
+    return SPLICE_CONTINUED if config.goes_on else SPLICE
 
 
 def cloning(eto: EtoConfig) -> tuple[Stage, ...]:
@@ -421,6 +441,7 @@ PAIRS = ReportPart(sections=imported("agentr_core.methods.eto.report:pair_sectio
 GROUPS_OF_RUN = ReportPart(sections=imported("agentr_core.methods.grpo.report:run_sections"), position="run")
 PAIRS_OF_RUN = ReportPart(sections=imported("agentr_core.methods.eto.report:run_sections"), position="run")
 AUDIT_OF_RUN = ReportPart(sections=imported("agentr_core.methods.agent_r.report:run_sections"), position="run")
+FIRST_ERROR = imported("agentr_core.methods.agent_r.critique:first_error_in")
 VOICED = imported("agentr_core.methods.agent_r.splice:voiced")
 IN_TREES = imported("agentr_core.methods.agent_r:acting")
 IN_EXPLORATION = imported("agentr_core.methods.eto:acting")

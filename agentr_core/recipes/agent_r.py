@@ -137,8 +137,12 @@ class PairsConfig:
 
 @record
 class ContinuationConfig(SamplingFields):
-    """How the acting model goes on from a turn of revision in splice mode `continued`."""
+    """How a model goes on from a turn of revision in splice mode `continued`, or from before the
+    first error in mode `rollback`."""
 
+    by: Literal["actor", "teacher"] = later("actor")
+    """Who goes on: the model that collects, or `models.teacher` (SCoRe, arXiv 2509.14257). A
+    teacher that goes on does not collect: the errors are those of the actor."""
     samples: Count = 4
     """Tries for each pair."""
     temperature: Temperature = 1.0
@@ -152,11 +156,13 @@ class ContinuationConfig(SamplingFields):
 class SpliceConfig:
     """How a bad prefix and a good suffix become one conversation."""
 
-    mode: Literal["verified", "blind", "direct", "continued"] = "blind"
+    mode: Literal["verified", "blind", "direct", "continued", "rollback"] = "blind"
     """`blind`: as published. `direct`: the whole bad path is kept, no judge. `verified`: the splice
     is played in the environment and kept only if its live reward still clears alpha; observations
     are the live ones. `continued`: after the turn of revision the acting model itself goes on, and
-    continuations that clear alpha are kept."""
+    continuations that clear alpha are kept. `rollback` (LEAFE, arXiv 2603.16843): it goes on from
+    before the first error and is told of that error and of the judge's reason, and what clears
+    alpha is trained as if it had not been told; there is no turn of revision."""
     action: Annotated[str, Field(min_length=1, pattern=r"^[^\n]*$")] = "wait"
     """The action of the turn of revision: a dummy (as published), or one that shows where the agent
     stands, such as `inventory` in TextCraft. It is played in the modes `verified` and `continued`.
@@ -167,7 +173,7 @@ class SpliceConfig:
     sentences it turns back less."""
     no_error: Literal["keep", "reject"] = "keep"
     """What to do when the judge finds no bad step: keep the whole bad path (as published) or reject
-    the pair.
+    the pair, as mode `rollback` always does.
     """
     impossible: Literal["reject", "keep"] = later("reject")
     """What becomes of a splice that cannot have happened: the steps it keeps end the episode,
@@ -184,6 +190,11 @@ class SpliceConfig:
     """
     continuation: ContinuationConfig = ContinuationConfig()
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether a model goes on from bad paths."""
+        return self.mode in ("continued", "rollback")
+
     def faults(self) -> list[str]:
         """Return what is wrong with the section `splice` of a recipe, one sentence each."""
         faults = []
@@ -194,8 +205,17 @@ class SpliceConfig:
                 f"splice.impossible: mode {self.mode} plays its splices, which only possible ones allow; leave it out, "
                 "or set splice.mode to blind or direct"
             )
-        if self.mode != "continued" and self.continuation != ContinuationConfig():
-            faults.append(f"splice.continuation: belongs to splice.mode continued, not {self.mode}; leave it out")
+        if not self.goes_on and self.continuation != ContinuationConfig():
+            faults.append(
+                f"splice.continuation: belongs to splice.mode continued or rollback, not {self.mode}; leave it out"
+            )
+        if self.mode == "rollback":
+            plain = SpliceConfig()
+            faults += [
+                f"splice.{name}: mode rollback has no turn of revision; leave it out"
+                for name in ("action", "reflections")
+                if getattr(self, name) != getattr(plain, name)
+            ]
         if self.continuation.samples > 1 and self.continuation.temperature == 0:
             faults.append("splice.continuation: more than one sample at temperature 0 would repeat the same one")
         return faults

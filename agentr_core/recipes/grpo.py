@@ -121,6 +121,12 @@ class GrpoConfig(SamplingFields, EpisodeFields):
     """Share of a step's groups whose episodes continue from a prefix of a failed episode, one for
     each group, as in the revision test: the policy learns to recover from its own mistakes. The
     prefix is not trained. At least one group begins at the start."""
+    revision_cut: Literal["random", "verdict", "value"] = later("random")
+    """Where such an episode is cut. `verdict` (PivoARL, arXiv 2607.03702): before the first step
+    that the judge (`models.judge`, otherwise the policy) calls bad, asked as section `critique`
+    says. `value`: before the step at which the mean reward of those episodes of its group falls
+    most that share its actions and observations. Where no step is bad, or the mean falls nowhere,
+    the cut is drawn; where it is the first step, the group begins at the start."""
     expert_share: Unit = later(0.0)
     """Share of a step's groups whose episodes continue from the first steps of the expert's
     episode, in instances that never earned any reward: the end of a long task is learned before its
@@ -204,6 +210,11 @@ def group_faults(grpo: GrpoConfig) -> list[str]:
         faults.append(f"grpo.states: credit {grpo.credit} compares no states; set states or graph, or leave it out")
     if grpo.credit != "graph" and grpo.graph != GraphConfig():
         faults.append(f"grpo.graph: credit {grpo.credit} makes no graph; set graph, or leave it out")
+    if grpo.revision_cut != "random" and not grpo.revision_share:
+        faults.append(
+            "grpo.revision_cut: cuts the failed episodes that groups go on from, and grpo.revision_share lets none do "
+            "so; raise it, or leave the cut out"
+        )
     if grpo.eval_steps > grpo.steps:
         faults.append(f"grpo.eval_steps: an iteration has {grpo.steps} steps, so none is validated; lower it")
     if grpo.delta is not None and grpo.delta <= 1 + (grpo.epsilon_high or grpo.epsilon):

@@ -249,9 +249,11 @@ class Recipe:
 
     def taught(self, iteration: int) -> bool:
         """Return whether the teacher, not the actor, collects experience in an iteration, counted
-        from 1.
+        from 1. One that goes on from the actor's errors does not.
         """
-        return self.models.teacher is not None and iteration <= (self.teacher_iterations or iteration)
+        if self.models.teacher is None or self.splice.continuation.by == "teacher":
+            return False
+        return iteration <= (self.teacher_iterations or iteration)
 
     def alpha(self, iteration: int) -> float:
         """Return the lowest reward of a good path in an iteration, counted from 1."""
@@ -380,7 +382,7 @@ def sampling_sections(recipe: Recipe) -> dict[str, tuple[ModelRole, SamplingFiel
     """
     flywheel, evaluation = recipe.et_agent.flywheel, recipe.evaluation
     return {
-        "search": ("teacher", recipe.search),
+        "search": ("teacher" if recipe.taught(1) else "actor", recipe.search),
         "critique": ("judge", recipe.critique),
         "splice.continuation": ("teacher", recipe.splice.continuation),
         "eto.expert.thoughts": ("editor", recipe.eto.expert.thoughts),
@@ -491,8 +493,15 @@ def faults_of_teacher(recipe: Recipe, *, collects: bool, online: bool) -> list[s
         collects: a stage of its method collects with a teacher.
         online: an iteration is group RL.
     """
+    goes_on = recipe.splice.continuation.by == "teacher"
     if recipe.models.teacher is None:
-        return ["teacher_iterations: name models.teacher, or leave it out"] if recipe.teacher_iterations else []
+        unnamed = {"teacher_iterations": recipe.teacher_iterations > 0, "splice.continuation.by": goes_on}
+        return [f"{field}: name models.teacher, or leave it out" for field, is_set in unnamed.items() if is_set]
+    if goes_on and recipe.teacher_iterations:
+        return [
+            "teacher_iterations: says for how long the teacher collects, and with splice.continuation.by: teacher it "
+            "only goes on from the actor's errors; leave one of the two out"
+        ]
     if collects:
         return []
     reason = (

@@ -192,9 +192,11 @@ class RevisionExample:
     split: int
     """Steps that both paths share."""
     cut: int
-    """Steps of the bad path that were kept, the first error included."""
+    """Steps of the bad path that were kept, the first error included unless it was rolled back."""
     turns: tuple[Turn, ...]
     live_reward: float | None = None
+    diagnosis: str = ""
+    """What the model was told that went on after the rollback; it is not trained."""
 
 
 @dataclass(frozen=True, slots=True)

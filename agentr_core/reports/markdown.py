@@ -142,6 +142,8 @@ def _example(number: int, example: RevisionExample) -> str:
         f"Sample {_code(example.sample_id)} of tree {_code(example.tree_id)}: reward {example.bad_reward:.2f} "
         f"to {example.good_reward:.2f}{live}; split after step {example.split}, cut after step {example.cut}.\n"
     )
+    if example.diagnosis:
+        text += f"\nTold after the cut while it was sampled, and not trained:\n\n{fence(example.diagnosis)}"
     for turn in example.turns:
         labels = [f"**{turn.role}**"]
         if turn.role == "assistant":

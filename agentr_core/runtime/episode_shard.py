@@ -292,11 +292,12 @@ def episode_id(evaluation_id: str, key: str) -> str:
 
 
 def rollout_id(iteration_id: str, checkpoint_id: str, plan: EpisodePlan) -> str:
-    """Return the trajectory id of a rollout, made of its iteration, checkpoint and episode, and of
-    the steps that it goes on from.
+    """Return the trajectory id of a rollout, made of its iteration, checkpoint and episode, of the
+    steps that it goes on from, and of what the model reads beside them.
     """
     prefix = [(step.reply, step.observation) for step in plan.prefix]
-    return fingerprint("rollout", iteration_id, checkpoint_id, plan.key, *([prefix] if prefix else []))
+    more = [value for value in (prefix, plan.diagnosis) if value]
+    return fingerprint("rollout", iteration_id, checkpoint_id, plan.key, *more)
 
 
 def with_ungraded(store: Store, shard: EpisodeShard, iteration_id: str) -> EpisodeShard:
@@ -340,6 +341,7 @@ async def play_rollouts(
     sampling: Sampling,
     max_steps: int,
     limits: EpisodeLimits = NO_LIMITS,
+    player: Checkpoint | None = None,
 ) -> int:
     """Play and store the rollouts of an iteration that are not stored yet; return their number.
 
@@ -350,6 +352,7 @@ async def play_rollouts(
         name: what the episodes are for, as a word for progress lines.
         max_steps: the most replies of the policy in an episode.
         limits: the most tokens and seconds of an episode.
+        player: who plays; None: the collector of the iteration.
 
     Raises as `equipment.carry_out`.
     """
@@ -361,7 +364,7 @@ async def play_rollouts(
             evaluation_id="",
             name=name,
             iteration=iteration,
-            checkpoint=place.collector(iteration),
+            checkpoint=player or place.collector(iteration),
             plans=tuple(plans[key] for key in missing),
             sampling=sampling,
             max_steps=max_steps,

@@ -107,9 +107,9 @@ def input_ids(
     if any(registry.asks_models(config.environment.name) for config in recipe.worlds().values()):
         # Rewards and observations may be made with these models as well.
         besides.append({role: model(role) for role in recipe.own_models() if role != "actor"})
-    elif recipe.models.teacher is not None:
+    elif recipe.taught(1):
         besides.append({"teacher": model("teacher")})
-    if recipe.models.teacher is not None:
+    if recipe.taught(1):
         besides.append(recipe.teacher_iterations)
     if prompts:
         besides.append(prompts)

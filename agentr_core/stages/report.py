@@ -95,7 +95,8 @@ def bills(place: Workplace, iteration: int) -> tuple[Bill, ...]:
     """
     recipe = place.recipe
     taught = iteration > 0 and place.collector(iteration).role == "teacher"
-    lent = [role for role in get_args(ModelRole) if role not in recipe.own_models()] if taught else []
+    teacher_plays = taught or (recipe.splice.goes_on and recipe.splice.continuation.by == "teacher")
+    lent = [role for role in get_args(ModelRole) if role not in recipe.own_models()] if teacher_plays else []
     asking = [stage.roles for stage in place.plan(iteration).stages if "teacher" in stage.roles]
     edited = [role for role in lent if any(role in roles for roles in asking)]
     entries = []
@@ -109,6 +110,7 @@ def bills(place: Workplace, iteration: int) -> tuple[Bill, ...]:
             role=role,
             per_request=model.server.n_per_request,
             taught=taught,
+            teacher_plays=teacher_plays,
             lent=lent,
             edited=edited,
         )

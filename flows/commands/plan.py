@@ -240,7 +240,7 @@ def _switched_off(recipe: Recipe) -> Iterator[str]:
         yield from (name for name in fields if name != f"{section}.enabled")
     conditions = {
         "summary": recipe.context == "summary",
-        "splice.continuation": recipe.splice.mode == "continued",
+        "splice.continuation": recipe.splice.goes_on,
         "data.general.file": recipe.data.general.share > 0,
         "teacher_iterations": recipe.models.teacher is not None,
         "environment.prompt.examples_file": recipe.environment.prompt.examples > 0,

@@ -85,26 +85,33 @@ def preview_sample(workspace: Path, named: str) -> list[tuple[str, bool]]:
     """Return the turns of what is named, as for `preview_tokens`, each with whether it is trained;
     a turn that was grown by continuation is given as its spans.
 
+    A diagnosis that a sample was sampled with stands before its first trained turn, and says so.
     Characters that are invisible or would control a terminal are written out as marks.
 
     Raises `ConfigError` if there is no such thing, or several, and `DataFileError` if the file
     cannot be read.
     """
-    line = _line(named)
+    line, diagnosis = _line(named), ""
     if line is None:
         store = open_store(workspace, must_exist=True)
         entity = _entity(store, workspace, named)
         run_id, _ = run_of(store, entity.kind, entity.key) or ("", None)
         conversations = _conversations(workspace, store, entity.kind, entity.key, run_id)
+        if entity.kind == "sample":
+            diagnosis = load_samples(store, [entity.key])[entity.key].provenance.extra.get("diagnosis", "")
     else:
         conversations = [line]
-    return [
+    turns = [
         (f"[{', '.join(filter(None, marks))}]\n{visible(span.text)}\n", span.train)
         for messages in conversations
         for message in messages
         for span in message.parts
         for marks in [(message.role, "example" * message.example, "trained" * span.train)]
     ]
+    if diagnosis:
+        first = next(place for place, (_, is_trained) in enumerate(turns) if is_trained)
+        turns.insert(first, (f"[told while it was sampled, not in the sample]\n{visible(diagnosis)}\n", False))
+    return turns
 
 
 def preview_scored(workspace: Path, named: str, step: int) -> list[tuple[str, bool]]:

@@ -114,7 +114,10 @@ def test_a_try_that_ends_with_the_reward_of_its_beginning_is_none() -> None:
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("splice.continuation.samples=2", "splice.continuation: belongs to splice.mode continued, not blind"),
+        (
+            "splice.continuation.samples=2",
+            "splice.continuation: belongs to splice.mode continued or rollback, not blind",
+        ),
         ("splice={mode: continued, prune: true}", "splice.prune: works only in splice.mode verified, not continued"),
         (
             "splice={mode: continued, continuation: {temperature: 0}}",

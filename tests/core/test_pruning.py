@@ -9,7 +9,8 @@ from toy_paths import ToyTree, critique, reply
 from agentr_core.environments.crafting.textcraft import TextCraft
 from agentr_core.episodes.rollout import play
 from agentr_core.errors import ConfigError
-from agentr_core.methods.agent_r.splice import good_sample, needed, splice
+from agentr_core.methods.agent_r.pruning import needed
+from agentr_core.methods.agent_r.splice import good_sample, splice
 from agentr_core.methods.faults import parse
 from agentr_core.recipes.agent_r import SpliceConfig
 from agentr_core.types import Instance, Sample, Transition

@@ -9,8 +9,9 @@ import json
 import shutil
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +33,13 @@ from agentr_core.errors import (
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.agent_r.collect import collect, finished_trees
 from agentr_core.methods.agent_r.critique import JUDGE_INSTRUCTION, critique
-from agentr_core.methods.agent_r.report import judge_record
+from agentr_core.methods.agent_r.report import judge_record, revision_sections
 from agentr_core.methods.agent_r.splice import keep_good_paths, splice_pairs
 from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_of
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.recipes.environments import REVISION, TEST
-from agentr_core.reports.document import Counts
+from agentr_core.reports.document import Counts, Paragraph
 from agentr_core.reports.markdown import render_markdown
 from agentr_core.runtime.instances import separate_instances
 from agentr_core.runtime.place import Workplace
@@ -54,6 +55,7 @@ from agentr_core.store.codec.samples import load_samples
 from agentr_core.store.codec.trajectories import load_episodes
 from agentr_core.store.connection import connected
 from agentr_core.store.database import Store
+from agentr_core.store.queries.listings import ancestry
 from agentr_core.types import Generation, Instance, Message, Request, SampleKind, Transition
 
 
@@ -91,6 +93,9 @@ class Asked:
 
     act: int = 0
     judge: int = 0
+    told: int = 0
+    """How often it acted after a diagnosis."""
+    roles: Counter[str] = field(default_factory=Counter)
 
 
 class Speaker(ScriptedModel):
@@ -98,9 +103,10 @@ class Speaker(ScriptedModel):
     it was asked.
     """
 
-    def __init__(self, asked: Asked, mute_about: str = "") -> None:
+    def __init__(self, asked: Asked, mute_about: str = "", role: str = "actor") -> None:
         super().__init__(self._speak)
         self._asked = asked
+        self._role = role
         self._mute_about = mute_about
 
     async def generate(self, requests: Sequence[Request]) -> list[list[Generation]]:
@@ -108,6 +114,8 @@ class Speaker(ScriptedModel):
             judging = JUDGE_INSTRUCTION in request.messages[-1].text
             self._asked.judge += judging
             self._asked.act += not judging
+            self._asked.told += not judging and any("mistake" in message.text for message in request.messages)
+            self._asked.roles[self._role] += 1
             if judging and self._mute_about and self._mute_about in request.messages[-1].text:
                 raise ModelFault("no word about this one")
         return await super().generate(requests)
@@ -157,7 +165,7 @@ def site(tmp_path: Path, tiny_model_dir: Path, open_store: Callable[[Path], Stor
             root=tmp_path / "runs",
             store=open_store(tmp_path / "runs" / "store.duckdb"),
             make_environment=lambda _: House(broken, flaky),
-            load_model=lambda role, path: Speaker(asked, mute),
+            load_model=lambda role, path: Speaker(asked, mute, role),
             progress=lambda done, total, note: None,
         )
         return Site(place, asked)
@@ -222,6 +230,47 @@ async def test_the_policy_goes_on_from_turns_of_revision_and_only_once(site: Cal
     assert samples == pairs == made["samples"]["revision"] > 0
     assert samples + hopeless == turned_back
     again = site(*continued)
+    assert await make_data(again.place) == made
+    assert again.asked == Asked()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", ["actor", "teacher"])
+async def test_a_model_goes_on_after_a_rollback_and_is_trained_without_what_it_was_told(
+    site: Callable[..., Site], tiny_model_dir: Path, by: str
+) -> None:
+    rollback = (
+        f"splice={{mode: rollback, continuation: {{by: {by}, samples: 3, max_steps: 5, max_new_tokens: 8}}}}",
+        "pairs.per_tree=1",
+        *([f"models.teacher.path={tiny_model_dir}"] if by == "teacher" else []),
+    )
+    one = site(*rollback)
+    made = await make_data(one.place)
+    tries = count(one.place, "select count(*) from trajectory where source = 'rollout'")
+    judged = count(one.place, "select count(*) from critique")
+    rejected = dict(one.place.store.rows("select reason, count(*) from rejection where stage = 'splice' group by all"))
+    hopeless = rejected.pop("no-try-cleared-alpha", 0)
+    assert tries == 3 * (judged - sum(rejected.values()))
+    assert 0 < one.asked.told <= tries * 5
+    ids = [key for (key,) in one.place.store.rows("select sample_id from sample where kind = 'revision'")]
+    samples = load_samples(one.place.store, ids).values()
+    assert len(samples) == made["samples"]["revision"] == judged - sum(rejected.values()) - hopeless > 0
+    for sample in samples:
+        assert not any("mistake" in message.text for message in sample.messages)
+        assert "so it is." in sample.provenance.extra["diagnosis"]
+        assert sample.provenance.extra.get("by", "actor") == by
+    roles = {role for role, asked in one.asked.roles.items() if asked}
+    assert roles == {"actor", "judge"} | ({"teacher"} if by == "teacher" else set())
+    [(won,)] = one.place.store.rows("select count(*) from trajectory where source = 'rollout' and success")
+    survival = revision_sections(one.place, 1)[0]
+    (text,) = [block.text for block in survival.blocks if isinstance(block, Paragraph)]
+    who = f" by the teacher, {tiny_model_dir}," if by == "teacher" else ""
+    assert f"Of {tries:,} continuations{who} {won:,} (" in text
+    [(key,)] = one.place.store.rows("select min(trajectory_id) from trajectory where source = 'rollout'")
+    (line, *_) = ancestry(one.place.store, key, "trajectory")
+    assert line.facts.get("continued by") == ("teacher" if by == "teacher" else None)
+    assert not one.place.store.rows("select * from v_orphans")
+    again = site(*rollback)
     assert await make_data(again.place) == made
     assert again.asked == Asked()
 

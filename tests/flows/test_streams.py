@@ -32,10 +32,29 @@ def trained_on(name: str, folder: Path, model: Path, rate: float) -> list[tuple[
     return [*store.rows(ROWS), *store.rows(GROUPS)]
 
 
+LONG = ("continued", "rollback", "value")
+
+
 @pytest.mark.parametrize(
-    "name", ["verified", pytest.param("continued", marks=pytest.mark.long), "eto", "et-agent", "grpo"]
+    "name",
+    [
+        *("verified", "eto", "et-agent", "grpo", "verdict"),
+        *(pytest.param(name, marks=pytest.mark.long) for name in LONG),
+    ],
 )
 def test_runs_of_other_rates_train_on_equal_rows_in_equal_order(name: str, tmp_path: Path, door_model: Path) -> None:
     first, second = (trained_on(name, tmp_path / str(rate), door_model, rate) for rate in (1e-12, 2e-12))
     assert len(first) > 10
     assert first == second
+
+
+def test_a_revisited_episode_is_judged_in_a_run_and_nothing_is_orphaned(tmp_path: Path, door_model: Path) -> None:
+    store = small_run("verdict", tmp_path / "runs", door_model)
+    [(asked, roles)] = store.rows("select count(*), list(distinct role) from edit")
+    assert asked > 0
+    assert asked % 2 == 0, "two votes for each step"
+    assert roles == ["judge"]
+    [(told,)] = store.rows("select count(distinct subject) from rejection where stage = 'reinforce'")
+    [(judged,)] = store.rows("select count(distinct subject) from edit")
+    assert told == judged, "a model that says nothing readable names no error, and that is told"
+    assert not store.rows("select * from v_orphans")

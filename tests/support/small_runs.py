@@ -19,9 +19,11 @@ SEARCH = {
     "pairs": {"alpha": [0.5], "beta": 0.2},
 }
 HELPER = {"max_new_tokens": 8}
+GROUPS = {"steps": 3, "groups": 4, "num_generations": 4, "revision_share": 0.5, "resample": 0} | PLAY
 RECIPES: dict[str, dict[str, Any]] = {
     "verified": {**SEARCH, "splice": {"mode": "verified", "no_error": "reject"}},
     "continued": {**SEARCH, "splice": {"mode": "continued", "no_error": "keep", "continuation": {"samples": 4} | PLAY}},
+    "rollback": {**SEARCH, "splice": {"mode": "rollback", "continuation": {"samples": 4} | PLAY}},
     "eto": {
         "method": "eto",
         "iterations": 2,
@@ -42,10 +44,13 @@ RECIPES: dict[str, dict[str, Any]] = {
             | PLAY,
         },
     },
-    "grpo": {
+    "grpo": {"method": "grpo", "grpo": GROUPS},
+    "verdict": {
         "method": "grpo",
-        "grpo": {"steps": 3, "groups": 4, "num_generations": 4, "revision_share": 0.5, "resample": 0} | PLAY,
+        "grpo": GROUPS | {"revision_cut": "verdict"},
+        "critique": {"max_new_tokens": 6, "votes": 2, "temperature": 1.0},
     },
+    "value": {"method": "grpo", "grpo": GROUPS | {"revision_cut": "value"}},
 }
 
 

@@ -7,7 +7,7 @@ Source: arXiv 2501.11425. With `data.use: expert` it is behaviour cloning withou
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import comb
 
 from agentr_core.evaluation.metrics import Forecast, Headroom, Prospect, Run, prospect
@@ -37,6 +37,7 @@ from agentr_core.methods.catalogue import (
     by_iteration,
     of_groups,
     of_unread,
+    reinforce_stage,
     reinforced,
     reinforcing_faults,
     sampled_groups,
@@ -159,7 +160,8 @@ def plan(recipe: Recipe, iteration: int) -> Plan:
     """
     phase = phase_of(recipe.agent_r, iteration)
     if phase == RL:
-        return Plan(stages=(REINFORCE, EVALUATE), training=reinforced(recipe), phase=RL, funnel=FUNNEL_OF_GROUPS)
+        stages = (reinforce_stage(recipe.grpo), EVALUATE)
+        return Plan(stages=stages, training=reinforced(recipe), phase=RL, funnel=FUNNEL_OF_GROUPS)
     use = "expert" if phase == _CLONE else recipe.data.use
     judged = (COLLECT, CRITIQUE, splice_stage(recipe.splice))
     sample_stages: dict[str, tuple[Stage, ...]] = {
@@ -219,14 +221,15 @@ def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Asked]:
     replies = requests["search"].replies
     judged = min(replies, number * recipe.pairs.per_tree * longest) if recipe.pairs.per_tree else replies
     requests["critique"] = Asked.questions("judge", judged * critique.votes, critique.max_new_tokens)
-    if recipe.splice.mode == "continued":
+    if recipe.splice.goes_on:
         # Any reply may end a path, and each bad path may be paired with each good one.
         ends = paths * longest
         caps = [ends * recipe.pairs.per_bad_leaf, recipe.pairs.per_tree]
         pairs = min([ends**2 // 4, *(cap for cap in caps if cap)])
         goes_on = recipe.splice.continuation
         tries = number * pairs * goes_on.samples
-        requests["continue"] = Asked.episodes(tries, steps=goes_on.max_steps, most=goes_on.max_new_tokens)
+        asked = Asked.episodes(tries, steps=goes_on.max_steps, most=goes_on.max_new_tokens)
+        requests["continue"] = replace(asked, role=goes_on.by)
     return requests
 
 

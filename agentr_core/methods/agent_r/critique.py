@@ -55,6 +55,7 @@ from agentr_core.types import (
     Rejection,
     Request,
     StepVerdict,
+    Trajectory,
     Tree,
     Verdict,
 )
@@ -91,6 +92,15 @@ def published_verdict(reply: str) -> Verdict:
     """
     judgement = reply.rpartition("Judgement:")[2].lower()
     return next((verdict for verdict in (Verdict.GOOD, Verdict.UNCERTAIN) if verdict in judgement), Verdict.BAD)
+
+
+def reason_of(reply: str) -> str:
+    """Return what a judge says before its last label "Judgement:", after its thoughts; it may be
+    empty.
+    """
+    text = after_thoughts(reply) or ""
+    labels = list(_LABEL.finditer(text))
+    return (text[: labels[-1].start()] if labels else text).strip()
 
 
 def majority(votes: Iterable[Verdict]) -> Verdict:
@@ -279,6 +289,29 @@ def critique_of(pair: PathPair, judgements: Mapping[int, Judgement], config: Cri
         if not all(map(is_unreadable, judgement.generations))
     ]
     return Critique(verdicts=tuple(verdicts), first_error=first_error(readable_verdicts, pair.split, config))
+
+
+async def first_error_in(
+    key: str, trajectory: Trajectory, ask: Ask, config: CritiqueConfig, *, seed: int
+) -> int | None:
+    """Return the position of the first bad step of an episode that is no path of a tree, or None.
+    Summaries are not judged.
+
+    A log that is too long for the judge is halved when it says so.
+
+    Args:
+        key: of the episode, for errors.
+
+    Raises as `judge_paths`.
+    """
+    acts = [at for at, step in enumerate(trajectory.steps) if step.summary_of is None]
+    episode = replace(trajectory, steps=tuple(trajectory.steps[at] for at in acts))
+    path = Path(tree_id=key, nodes=tuple(range(1, len(acts) + 1)), trajectory=episode)
+    judgements = await judge_paths(
+        [Scan(path, 0)], ask, config, seed=seed, count_tokens=lambda _: 0, context_length=config.max_new_tokens
+    )
+    error = critique_of(PathPair(good=path, bad=path, split=0), judgements, config).first_error
+    return None if error is None else acts[error]
 
 
 def first_error(verdicts: Iterable[StepVerdict], split: int, config: CritiqueConfig) -> int | None:

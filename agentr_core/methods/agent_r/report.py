@@ -6,8 +6,9 @@ import random
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median_low
+from typing import Literal
 
 from agentr_core.episodes.transcript import OPENING, opening_length
 from agentr_core.evaluation.metrics import success_rate
@@ -56,6 +57,14 @@ class SpliceSurvival:
     tried: int
     survived: int
     died: Counts = field(default_factory=dict)
+    continuations: int = 0
+    """Tries of a model to go on from bad paths."""
+    won: int = 0
+    """Those that succeeded."""
+    player: str = ""
+    """The teacher that went on; empty for the model that collects."""
+    start: Literal["revision", "rollback"] = "revision"
+    """What came before the part that was played."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,15 +111,21 @@ def survival(record: SpliceSurvival | None) -> Section:
     """Return the section on how many splices survived; for None, that none was played."""
     title = "Splice survival"
     if record is None:
-        reason = "splices were not played in the environment; the splice modes verified and continued do that"
+        reason = "splices were not played in the environment; the splice modes verified, continued and rollback do that"
         return not_measured("survival", title, reason)
     if record.tried == 0:
         return not_measured("survival", title, "there was no splice to play")
     text = (
         f"{wording.count(record.survived)} of {wording.count(record.tried)} splices "
         f"({wording.percent(record.survived / record.tried)}%) still reached the required reward, and not before the "
-        "revision, when played live."
+        f"{record.start}, when played live."
     )
+    if record.continuations:
+        who = f" by the teacher, {record.player}," if record.player else ""
+        text += (
+            f" Of {wording.count(record.continuations)} continuations{who} {wording.count(record.won)} "
+            f"({wording.percent(record.won / record.continuations)}%) succeeded."
+        )
     outcomes = {"survived": record.survived, **iteration.by_count(record.died)}
     return Section(
         "survival", title, (Paragraph(text), iteration.counts("Outcome", "Splices", outcomes, whole=record.tried))
@@ -402,6 +417,7 @@ def examples(place: Workplace, iteration: int, *, count: int) -> tuple[RevisionE
                 cut=origin.cut or 0,
                 turns=_turns(sample, critiques.get(chosen[key] or ""), most),
                 live_reward=None if live is None else float(live),
+                diagnosis=_quoted(str(origin.extra.get("diagnosis", "")), most),
             )
         )
     return tuple(revisions)
@@ -413,6 +429,7 @@ def _turns(sample: Sample, critique: Critique | None, most: int) -> tuple[Turn, 
     first_error = critique.first_error if critique else None
     turns = []
     dropped = int(sample.provenance.extra.get("dropped", 0))
+    is_rollback = sample.provenance.extra.get("mode") == "rollback"
     for number, role, message in _numbered(sample):
         # Turns that a window left out lie between the first reply and the turn after it.
         position = (number - OPENING + 2 * dropped * (number > OPENING)) // 2
@@ -422,7 +439,7 @@ def _turns(sample: Sample, critique: Critique | None, most: int) -> tuple[Turn, 
             Turn(
                 role=role,
                 text=_quoted(message.text, most),
-                part=_part(number, position, split, cut),
+                part="good" if is_rollback and position >= cut else _part(number, position, split, cut),
                 train=message.train,
                 first_error=reply and position == first_error and position < cut,
                 verdict=str(verdict.verdict) if verdict else "",
@@ -501,9 +518,19 @@ def revision_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
         return ()
     judged = judge_record(place, iteration)
     played: SpliceSurvival | None = None
-    if place.recipe.splice.mode in ("verified", "continued"):
+    if place.recipe.splice.mode == "verified" or place.recipe.splice.goes_on:
         turned_away = datasets.rejection_counts(place.store, place.source_id(iteration)).get("splice", {})
         played = survival_of(datasets.count_revised_pairs(place.store, place.source_id(iteration)), turned_away)
+    if played is not None and place.recipe.splice.goes_on:
+        teacher = place.recipe.models.teacher if place.recipe.splice.continuation.by == "teacher" else None
+        continuations, won = datasets.count_continuations(place.store, place.source_id(iteration))
+        played = replace(
+            played,
+            continuations=continuations,
+            won=won,
+            player=teacher.label if teacher else "",
+            start="rollback" if place.recipe.splice.mode == "rollback" else "revision",
+        )
     # Read after the judge's record, which asks the oracle for missing verdicts.
     source = place.source_id(iteration)
     return (

@@ -12,7 +12,13 @@ error is one of the steps that they share, after that step.
 The good steps were recorded in the state where the two paths part, not in the one that the kept bad
 steps lead to, so the observations of a blind splice may be impossible. A verified splice is played
 and has the live observations, but its thoughts are still those of another state. A continued splice
-ends with what the acting model played from the revision turn on.
+ends with what a model played from the revision turn on.
+
+After a rollback there is no revision turn: a model goes on from before the first error and is told
+of it, but is trained as if it had not been told (LEAFE, arXiv 2603.16843):
+
+    opening, bad steps before the first error | what it played
+    never trained                             | replies trained
 """
 
 from __future__ import annotations
@@ -31,14 +37,15 @@ from agentr_core.errors import ConfigError, EnvironmentFault, IllTypedAnswer, Re
 from agentr_core.evaluation.episodes import EpisodePlan
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.methods.agent_r.collect import finished_trees
-from agentr_core.methods.agent_r.critique import pairs_of
+from agentr_core.methods.agent_r.critique import pairs_of, reason_of
 from agentr_core.methods.agent_r.pairs import good_paths, pair_id
+from agentr_core.methods.agent_r.pruning import needed
 from agentr_core.models.checkpoint_dir import context_length_of
 from agentr_core.recipes.agent_r import SpliceConfig
 from agentr_core.recipes.fields import AlphaRule, clears, sampling_of
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.episode_shard import play_rollouts, rollout_id
-from agentr_core.runtime.equipment import Worlds
+from agentr_core.runtime.equipment import Worlds, teacher_of
 from agentr_core.runtime.place import Workplace
 from agentr_core.samples.dataset import drops, split
 from agentr_core.samples.identity import sample_id
@@ -181,12 +188,12 @@ UNPLAYABLE = (IllTypedAnswer, ReplayDrifted)
 
 
 def cut_of(pair: PathPair, critique: Critique | None, config: SpliceConfig) -> int | Rejection:
-    """Return how many steps of the bad path are kept, including the first error, or why the pair
-    cannot be spliced.
+    """Return how many steps of the bad path are kept, including the first error unless the mode is
+    `rollback`, or why the pair cannot be spliced.
 
-    Good paths with nothing left after the steps that are kept are rejected. So are cuts that keep
-    none of the bad path's own steps, unless `config.shared_cut` is `keep`, and kept parts that end
-    the episode, unless `config.impossible` is.
+    Good paths with nothing left after the first error are rejected. So are first errors that both
+    paths share, unless `config.shared_cut` is `keep`, and kept parts that end the episode, unless
+    `config.impossible` is.
     """
     steps = pair.bad.trajectory.steps
     if config.mode == "direct":
@@ -195,7 +202,7 @@ def cut_of(pair: PathPair, critique: Critique | None, config: SpliceConfig) -> i
         raise ValueError(f"pair {pair_id(pair)} has no critique, which splice mode {config.mode} needs; judge it first")
     elif critique.first_error is not None:
         cut = critique.first_error + 1
-    elif config.no_error == "keep":
+    elif config.no_error == "keep" and config.mode != "rollback":
         cut = len(steps)
     else:
         return reject(pair, "no-error-found", f"none of {len(critique.verdicts)} judged steps is bad")
@@ -206,6 +213,8 @@ def cut_of(pair: PathPair, critique: Critique | None, config: SpliceConfig) -> i
         return reject(pair, "no-good-suffix", f"the good path ends with the {shared} shared steps")
     if cut <= pair.split and config.shared_cut == "reject":
         return reject(pair, "cut-in-shared-prefix", f"{cut} steps are kept and both paths share {pair.split}")
+    if config.mode == "rollback":
+        return cut - 1
     if config.impossible == "keep":
         return cut
     # From such an end an agent cannot turn back.
@@ -237,57 +246,6 @@ def unplayable(subject: str, error: EnvironmentFault) -> Rejection:
     """Return the rejection of a path whose replay raised one of the errors in `UNPLAYABLE`."""
     reason = "ill-typed-answer" if isinstance(error, IllTypedAnswer) else "replay-drifted"
     return Rejection(stage=STAGE, subject=subject, reason=reason, detail=str(error))
-
-
-# Finds the steps of a good path that its outcome needs, by playing it without the others.
-#
-# A path that ends well need not be a good example: a sampled one contains refused actions, repeated
-# looks at the inventory and detours, and training on it teaches them too. As in verified splicing,
-# only the environment decides.
-
-
-def needed(env: Environment, instance: Instance, replies: Sequence[str], *, start: int = 0) -> tuple[int, ...]:
-    """Return the positions of the replies to keep: from `start` on, leaving out any one of them
-    would lower the final reward.
-
-    Replies are tried one by one, the last first, each time by playing the whole episode without
-    them: a reply stays out if the episode still ends with the full reward. Replies after the end of
-    the episode are left out too. What served only a reply that was left out may be free to go then,
-    so this is repeated until all stay: each time costs an episode for each reply that is left. The
-    environment must be deterministic.
-
-    A step that only gathers information changes no reward and is left out. This suits worlds whose
-    first observation tells everything, but not those in which an agent has to look for things.
-
-    Args:
-        start: replies before this one always stay.
-    """
-    positions = tuple(range(len(replies)))
-    reward, reached = _final(env, instance, replies, positions)
-    if reward is None:
-        return positions
-    positions = positions[:reached]
-    before: tuple[int, ...] = ()
-    while positions != before:
-        before = positions
-        for position in reversed(positions[start:]):
-            candidate = tuple(index for index in positions if index != position)
-            final_reward, reached = _final(env, instance, replies, candidate)
-            if final_reward is not None and final_reward >= reward and reached > start:
-                positions = candidate[:reached]
-    return positions
-
-
-def _final(
-    env: Environment, instance: Instance, replies: Sequence[str], positions: Sequence[int]
-) -> tuple[float | None, int]:
-    """Return the final reward of the chosen replies, None for a disaster, and how many of them were
-    played.
-    """
-    _, outcomes = play(env, instance, [replies[position] for position in positions])
-    if not outcomes or outcomes[-1].step.disaster:
-        return None, len(outcomes)
-    return outcomes[-1].step.reward, len(outcomes)
 
 
 def pair_stream(pair: PathPair) -> str:
@@ -327,8 +285,7 @@ def splice(
         pair,
         env,
         prefix=pair.bad.trajectory.steps[:cut],
-        turn=_pause(pair, env, config, seed),
-        suffix=good_rest(pair, cut),
+        trained=(_pause(pair, env, config, seed), *good_rest(pair, cut)),
         extra=_extra(pair, critique, config.mode),
     )
 
@@ -336,8 +293,8 @@ def splice(
 def turned_back(
     pair: PathPair, critique: Critique | None, env: Environment, config: SpliceConfig, *, seed: int
 ) -> tuple[Step, ...] | Rejection:
-    """Return the kept steps of the bad path and the revision turn as played, from which a try goes
-    on, or the rejection of a pair that has none.
+    """Return the kept steps of the bad path and, unless the mode is `rollback`, the revision turn,
+    as played, from which a try goes on, or the rejection of a pair that has none.
 
     They are played in `env`, which may block.
     """
@@ -345,14 +302,34 @@ def turned_back(
     if isinstance(cut, Rejection):
         return cut
     prefix = pair.bad.trajectory.steps[:cut]
-    recorded = (*prefix, _pause(pair, env, config, seed))
+    recorded = prefix if config.mode == "rollback" else (*prefix, _pause(pair, env, config, seed))
     replies = [step.reply for step in recorded]
     first_observation, outcomes = play(env, pair.bad.trajectory.instance, replies, recorded=prefix)
     check_replay(env, pair, first_observation, outcomes[:cut])
-    last = outcomes[-1]
-    if last.stop is not None:
-        return reject(pair, "ended-at-revision-turn", f"{last.stop}, {at(len(outcomes) - 1, last.step)}")
+    if outcomes and (stop := outcomes[-1].stop) is not None:
+        reason = "kept-part-ends-the-episode" if config.mode == "rollback" else "ended-at-revision-turn"
+        return reject(pair, reason, f"{stop}, {at(len(outcomes) - 1, outcomes[-1].step)}")
     return tuple(live(step, outcome) for step, outcome in zip(recorded, outcomes, strict=True))
+
+
+def diagnosis(pair: PathPair, critique: Critique) -> str:
+    """Return what a model is told that goes on from before the first error of a bad path: the wrong
+    action, what came of it, and the judge's reason.
+    """
+    error = critique.first_error
+    if error is None:
+        raise ValueError(f"pair {pair_id(pair)} has no first error to tell of")
+    step = pair.bad.trajectory.steps[error]
+    verdict = next(verdict for verdict in critique.verdicts if verdict.position == error)
+    return "\n".join(
+        (
+            "You were here before and went on like this:",
+            f"Action: {step.action}",
+            f"Observation: {step.observation}",
+            f"That was a mistake. {reason_of(verdict.reply)}".rstrip(),
+            "Do something else.",
+        )
+    )
 
 
 def continued(
@@ -367,37 +344,47 @@ def continued(
     rule: AlphaRule = "at_least",
     seed: int,
 ) -> dict[str, Sample] | Rejection:
-    """Return the samples of the tries that clear alpha and gain reward after the revision turn,
-    shortest first, by the keys of the tries, or why there are none.
+    """Return the samples of the tries that clear alpha and gain reward after `prefix`, shortest
+    first, by the keys of the tries, or why there are none.
 
     Args:
         prefix: the steps that `turned_back` returned for the pair.
         tries: episodes that begin with `prefix`, in the order of their numbers, which settles ties.
     """
-    cut = len(prefix) - 1
+    is_rollback, start = config.mode == "rollback", len(prefix)
     cleared = [
         (len(episode.steps), number, key)
         for number, (key, episode) in enumerate(tries.items())
         if episode.steps and not episode.steps[-1].disaster and clears(episode.reward, alpha, rule)
     ]
     gaining = [
-        candidate for candidate in cleared if tries[candidate[-1]].reward > tries[candidate[-1]].steps[cut].reward
+        candidate
+        for candidate in cleared
+        for episode in [tries[candidate[-1]]]
+        if episode.reward > (episode.steps[start - 1].reward if start else 0.0)
     ]
     if cleared and not gaining:
-        return reject(pair, "no-gain", f"{len(cleared)} tries end with the reward that they had at the revision turn")
+        since = "before the first error" if is_rollback else "at the revision turn"
+        return reject(pair, "no-gain", f"{len(cleared)} tries end with the reward that they had {since}")
     if not cleared:
         best = max((episode.reward for episode in tries.values()), default=0.0)
         return reject(pair, "no-try-cleared-alpha", f"{len(tries)} tries, best reward {best:g}, alpha {alpha:g}")
-    extra = _extra(pair, critique, "continued") | {"tries": len(tries), "cleared": len(gaining)}
+    extra = _extra(pair, critique, config.mode) | {"tries": len(tries), "cleared": len(gaining)}
+    if config.continuation.by == "teacher":
+        extra["by"] = "teacher"
+    if is_rollback and critique is not None:
+        extra["diagnosis"] = diagnosis(pair, critique)
     samples = {}
     for *_, key in sorted(gaining)[: config.continuation.per_pair or None]:
         episode = tries[key]
+        turns: tuple[Step, ...] = ()
+        if not is_rollback:
+            turns = (replace(_pause(pair, env, config, seed), observation=episode.steps[start - 1].observation),)
         samples[key] = _sample(
             pair,
             env,
-            prefix=episode.steps[:cut],
-            turn=replace(_pause(pair, env, config, seed), observation=episode.steps[cut].observation),
-            suffix=episode.steps[cut + 1 :],
+            prefix=episode.steps[: start - len(turns)],
+            trained=(*turns, *episode.steps[start:]),
             extra=extra | {"live_reward": episode.reward, "live_success": episode.success},
         )
     return samples
@@ -484,8 +471,7 @@ def _verified(
         pair,
         env,
         prefix=steps[:cut],
-        turn=replace(pause, observation=steps[cut].observation),
-        suffix=suffix,
+        trained=(replace(pause, observation=steps[cut].observation), *suffix),
         extra=_extra(pair, critique, "verified") | extra,
     )
 
@@ -502,8 +488,7 @@ def _sample(
     env: Environment,
     *,
     prefix: Sequence[Step],
-    turn: Step,
-    suffix: Sequence[Step],
+    trained: Sequence[Step],
     extra: Mapping[str, Any],
 ) -> Sample:
     bad = pair.bad.trajectory
@@ -512,8 +497,8 @@ def _sample(
         messages=transcript(
             env,
             bad.first_observation,
-            (*prefix, turn, *suffix),
-            train=[False] * len(prefix) + [True] * (1 + len(suffix)),
+            (*prefix, *trained),
+            train=[False] * len(prefix) + [True] * len(trained),
         ),
         instance=bad.instance,
         provenance=Provenance(
@@ -537,15 +522,16 @@ def _extra(pair: PathPair, critique: Critique | None, mode: str) -> dict[str, An
     }
 
 
-# Continuation: after the revision turn the policy itself plays on, several times for each pair.
+# Continuation: after the revision turn, or from before the first error, a model plays on, several
+# times for each pair.
 
 CONTINUE = "continue"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continued:
-    """The continuation of a judged pair: its steps up to the revision turn, or why there are none,
-    and its tries, by trajectory id.
+    """The continuation of a judged pair: the steps that it goes on from, or why there are none, and
+    its tries, by trajectory id.
     """
 
     begun: tuple[Step, ...] | Rejection
@@ -568,7 +554,10 @@ async def continuations(
     config = place.recipe.splice.continuation
     judged = {pair_id(pair): pair for pair in pairs if pair_id(pair) in critiques}
     prefixes = await in_thread(_prefixes, place, judged, critiques, seed)
-    iteration_id, collector = place.iteration_id(iteration), place.collector(iteration)
+    iteration_id, player = place.iteration_id(iteration), place.collector(iteration)
+    if config.by == "teacher" and (teacher := teacher_of(place.recipe)) is not None:
+        player = teacher
+    is_rollback = place.recipe.splice.mode == "rollback"
     # The pair id and the plan of each try, by trajectory id.
     planned: dict[str, tuple[str, EpisodePlan]] = {}
     of_tree: defaultdict[str, count[int]] = defaultdict(count)
@@ -586,8 +575,9 @@ async def continuations(
                 number=index * config.samples + number,
                 seed=derive_seed(place.recipe.seed, CONTINUE, iteration, pair_stream(pair), number),
                 prefix=prefix,
+                diagnosis=diagnosis(pair, critiques[key]) if is_rollback else "",
             )
-            planned[rollout_id(iteration_id, collector.id, plan)] = key, plan
+            planned[rollout_id(iteration_id, player.id, plan)] = key, plan
     await play_rollouts(
         place,
         iteration,
@@ -596,6 +586,7 @@ async def continuations(
         name="revision",
         sampling=sampling_of(config),
         max_steps=config.max_steps,
+        player=player,
     )
     tries: dict[str, dict[str, Trajectory]] = {}
     for key, played in load_trajectories(place.store, list(planned)).items():
@@ -606,7 +597,7 @@ async def continuations(
 def _prefixes(
     place: Workplace, pairs: Mapping[str, PathPair], critiques: Mapping[str, Critique], seed: int
 ) -> dict[str, tuple[Step, ...] | Rejection]:
-    """Return, for each pair, its played steps up to the revision turn, or why there are none."""
+    """Return, for each pair, the played steps that its tries go on from, or why there are none."""
     prefixes: dict[str, tuple[Step, ...] | Rejection] = {}
     with place.worlds() as worlds:
         for key, pair in pairs.items():
@@ -627,6 +618,11 @@ def check_models(recipe: Recipe, env: Environment, instances: Sequence[Instance]
     """Raise `ConfigError` if splices are played to see their reward, and models that are not asked
     then decide about it, or about observations.
     """
+    if recipe.splice.mode == "rollback" and env.has(Environment.relay):
+        raise ConfigError(
+            f"splice.mode: in {env.name} an agent outside sends the conversations that are read, so a model that goes "
+            "on cannot be told of the first error; set it to continued"
+        )
     if recipe.splice.mode != "verified":
         return
     if steps_ask(env):
@@ -645,7 +641,7 @@ async def splice_pairs(place: Workplace, iteration: int) -> dict[str, Any]:
     """Make the samples of an iteration from its pairs, critiques and good paths; return how many of
     each there are.
 
-    In splice mode `continued` the policy first plays on from the revision turns. Raises as
+    In the splice modes `continued` and `rollback` a model first plays on. Raises as
     `continuations`.
     """
     trees = finished_trees(place, iteration)
@@ -666,7 +662,7 @@ async def _make_samples(
     critiques = load_critiques(place.store, [pair_id(pair) for pair in pairs])
     seed = derive_seed(recipe.seed, "splice", iteration)
     played: dict[str, Continued] = {}
-    if recipe.splice.mode == "continued":
+    if recipe.splice.goes_on:
         played = await continuations(place, iteration, pairs, critiques, seed=seed)
     # Whether a prompt leaves the policy room for a reply.
     fits: Fits | None = None
@@ -674,7 +670,7 @@ async def _make_samples(
         policy = place.policy(iteration).path
         renderer = load_renderer(policy, at=place.started_at())
         context = context_length_of(policy, recipe.model.context_length)
-        config = recipe.splice.continuation if recipe.splice.mode == "continued" else recipe.search
+        config = recipe.splice.continuation if recipe.splice.goes_on else recipe.search
         room = context - config.max_new_tokens
         fits = lambda messages: len(renderer.render_prompt(messages)) <= room  # noqa: E731
 

@@ -272,6 +272,11 @@ def _faults_of_curriculum(recipe: Recipe) -> list[str]:
         for name in SCHEDULE
         if getattr(recipe.grpo, name) is not None
     ]
+    if recipe.grpo.revision_cut == "verdict":
+        faults.append(
+            "grpo.revision_cut: verdict asks the judge as section critique says, which method et-agent has not; set it "
+            "to value, or leave it out"
+        )
     if recipe.grpo.expert_share:
         faults.append(
             "grpo.expert_share: the efficiency reward counts the tokens of all replies, and an expert's has none"

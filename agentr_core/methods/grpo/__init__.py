@@ -16,10 +16,12 @@ from agentr_core.methods.catalogue import (
     STEPS_OF_GROUPS,
     acting_in_groups,
     of_groups,
+    reinforce_stage,
     reinforced,
     sampled_groups,
     swapping_faults,
 )
+from agentr_core.recipes.agent_r import CritiqueConfig
 from agentr_core.recipes.grpo import grpo_faults
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.place import Method, Plan, imported
@@ -47,7 +49,7 @@ def foresee(recipe: Recipe, headroom: Headroom) -> Prospect:
 def plan(recipe: Recipe, iteration: int) -> Plan:
     """Return the plan of an iteration, which has no dataset."""
     return Plan(
-        stages=(REINFORCE, EVALUATE),
+        stages=(reinforce_stage(recipe.grpo), EVALUATE),
         training=reinforced(recipe, anew=recipe.training.start_from == "base"),
         funnel=FUNNEL_OF_GROUPS,
     )
@@ -64,6 +66,10 @@ def _faults(recipe: Recipe) -> list[str]:
             "context: method grpo trains whole conversations, not what a window leaves of them; set summary, or leave "
             "it out"
         )
+    if recipe.critique != CritiqueConfig() and recipe.grpo.revision_cut != "verdict":
+        faults.append("critique: has no use without grpo.revision_cut: verdict; set that, or leave the section out")
+    elif recipe.critique.scan_from != CritiqueConfig().scan_from:
+        faults.append("critique.scan_from: an episode is judged from its first step on; leave it out")
     if recipe.context == "summary" and recipe.grpo.credit != "episode":
         faults.append(
             f"grpo.credit: {recipe.grpo.credit} compares what was done in one state, and a summary does nothing there; "
@@ -75,7 +81,7 @@ def _faults(recipe: Recipe) -> list[str]:
 METHOD = Method(
     name="grpo",
     title="GRPO",
-    sections=("grpo", "iterations"),
+    sections=("grpo", "critique", "iterations"),
     stages=(REINFORCE, EVALUATE),
     plan=plan,
     before=(EVALUATE_BASE,),

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from agentr_core.environment import Environment, Part
 from agentr_core.episodes.transcript import conversations, readable_turns
 from agentr_core.errors import DataFault, EnvironmentFault, Transient
-from agentr_core.methods.grpo.rollouts import STAGE
+from agentr_core.methods.grpo.cuts import STAGE
 from agentr_core.recipes.grpo import DistilConfig
 from agentr_core.stages.demonstrate import expert_trajectory
 from agentr_core.types import Instance, Message, Rejection, Trajectory, grown_turn

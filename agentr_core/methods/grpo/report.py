@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from agentr_core.methods.grpo.cuts import AT_START, STAGE
 from agentr_core.methods.grpo.train import untrained
 from agentr_core.reports import wording
 from agentr_core.reports.document import Block, Column, FunnelStage, Paragraph, Row, Section, Table
 from agentr_core.runtime.place import Workplace
 from agentr_core.stages.curves import group_learning
+from agentr_core.store.queries.datasets import rejection_counts
 from agentr_core.store.queries.runs import trained_outside
-from agentr_core.store.queries.trees import GroupStep, group_counts, group_steps, validations
+from agentr_core.store.queries.trees import GroupStep, count_revisited, group_counts, group_steps, validations
 
 TITLE = "Reinforcement learning by step"
 _ROWS = 12
@@ -72,6 +74,7 @@ def step_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
             f" Of the actions that were taken again in a state, up to {wording.percent(max(conflicts))}% in a step led "
             "to another one than before: the world's keys of states are that coarse."
         )
+    note += cuts_sentence(place, iteration)
     why = untrained(group_counts(place.store, place.iteration_id(iteration)))
     blocks: list[Block] = [Paragraph(f"{why[0].upper()}{why[1:]}.")] if why else []
     validated = validations(place.store, place.iteration_id(iteration))
@@ -89,6 +92,23 @@ def step_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
     )
     note = f"Set {place.recipe.evaluation.development}, played greedily with the weights after a step."
     return (training, Section("validation", "Validation by step", (Table(columns, rows),), note))
+
+
+def cuts_sentence(place: Workplace, iteration: int) -> str:
+    """Return how many failed episodes were cut as the recipe says, as a sentence; empty where they
+    are all cut at random.
+    """
+    by, iteration_id = place.recipe.grpo.revision_cut, place.iteration_id(iteration)
+    if by == "random":
+        return ""
+    told = rejection_counts(place.store, iteration_id).get(STAGE, {})
+    at_random = {reason: told[reason] for reason in ("no-error-found", "no-drop-found", "not-judged") if reason in told}
+    cut = max(0, count_revisited(place.store, iteration_id) - sum(at_random.values()))
+    where = "first step that the judge calls bad" if by == "verdict" else "largest drop of their group's value"
+    drawn = "".join(f", {wording.count(count)} at random ({reason})" for reason, count in at_random.items())
+    start = told.get(AT_START, 0)
+    begun = f"; for {wording.count(start)} that is the first step, and a group began at the start" if start else ""
+    return f" Of the failed episodes {wording.count(cut)} were cut before the {where}{drawn}{begun}."
 
 
 def run_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:

@@ -17,6 +17,7 @@ from agentr_core.episodes.rollout import Helper, require_state
 from agentr_core.errors import DataFault, EnvironmentFault, Transient
 from agentr_core.evaluation.episodes import EpisodePlan, episode_plans
 from agentr_core.fingerprint import derive_seed
+from agentr_core.methods.grpo.cuts import STAGE, cuts_of
 from agentr_core.models.checkpoint_dir import check_same_tokens
 from agentr_core.models.samplers import Sampler
 from agentr_core.recipes.grpo import BranchingConfig, GrpoConfig
@@ -78,12 +79,15 @@ def revisited(
     return {key: rng.choice(failed[key]) for key in sorted(chosen)}
 
 
-def beginning(key: str, trajectory: Trajectory, *, seed: int, operator: Operator = "revision") -> Beginning:
-    """Return a beginning of the trajectory with id `key`, which has at least two steps: at least
-    one is kept and at least one is cut off, so that no beginning ends the episode. Where it is cut
-    is drawn by the seed and the instance.
+def beginning(
+    key: str, trajectory: Trajectory, *, seed: int, operator: Operator = "revision", cut: int | None = None
+) -> Beginning:
+    """Return a beginning of the trajectory with id `key`, which has at least two steps: its first
+    `cut` steps, fewer than all. None: where it is cut is drawn by the seed and the instance, so
+    that at least one is kept and at least one is cut off, and no beginning ends the episode.
     """
-    cut = random.Random(derive_seed(seed, "cut", trajectory.instance.key)).randrange(1, len(trajectory.steps))
+    if cut is None:
+        cut = random.Random(derive_seed(seed, "cut", trajectory.instance.key)).randrange(1, len(trajectory.steps))
     return Beginning(steps=trajectory.steps[:cut], parent=key, operator=operator)
 
 
@@ -330,7 +334,6 @@ def past_rewards(outcomes: Iterable[tuple[str, int, float]], *, memory: float) -
     return found
 
 
-STAGE = "reinforce"
 _LEAST = 2
 """The fewest episodes that can be compared."""
 
@@ -453,7 +456,8 @@ class Rollouts:
             failed = load_failures(store, self.place.iteration_id(self.iteration), until=step - 1)
             picked = revisited([instance for _, instance in chosen], failed, share=share, seed=seed)
             played = load_trajectories(store, list(picked.values()))
-            beginnings = {key: beginning(own, played[own], seed=seed) for key, own in picked.items()}
+            cuts = await cuts_of(self.place, self.iteration, played, self.helper, self.writer, seed=seed)
+            beginnings = {key: beginning(own, played[own], seed=seed, cut=cuts.get(own)) for key, own in picked.items()}
         shown = await in_thread(self._expert_beginnings, step, draw, led, worlds) if led else {}
         taken = {instance.key for instance in led}
         # With few instances, one may be chosen again; its episodes then differ.

@@ -34,8 +34,9 @@ from agentr_core.methods.grpo.credit import (
     teaches,
     with_credit,
 )
+from agentr_core.methods.grpo.cuts import STAGE
 from agentr_core.methods.grpo.distil import Scores, Scoring
-from agentr_core.methods.grpo.rollouts import STAGE, Rollouts, past_rewards
+from agentr_core.methods.grpo.rollouts import Rollouts, past_rewards
 from agentr_core.models.checkpoint_dir import SHARED_MEMORY, adapter_base, checkpoint_folder, shared_name, weight_files
 from agentr_core.protocols import ChatModel, Reloading, Sleeping
 from agentr_core.recipes.grpo import GrpoConfig

@@ -492,6 +492,20 @@ def load_steps(store: Store, iteration_id: str, instance_ids: Sequence[str], *, 
     return [StoredStep(*row) for row in store.rows(_STEPS, iteration_id, until, list(instance_ids))]
 
 
+def load_companions(store: Store, trajectory_ids: Sequence[str]) -> dict[str, list[str]]:
+    """Return the episodes of the group of each given one, itself among them, as ids of trajectories
+    in their order.
+    """
+    companions: dict[str, list[str]] = {}
+    for trajectory_id, other in store.rows(_COMPANIONS, list(trajectory_ids)):
+        companions.setdefault(trajectory_id, []).append(other)
+    return companions
+
+
+_COMPANIONS = """
+select o.trajectory_id, m.trajectory_id from rl_rollout o join rl_rollout m using (iteration_id, step, number)
+where o.trajectory_id in (select unnest(?::varchar[])) order by o.trajectory_id, m.episode
+"""
 _EARLIER = """
 with recursive earlier as (
     select before.iteration_id, before.iteration from iteration now

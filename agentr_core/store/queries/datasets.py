@@ -359,6 +359,14 @@ def count_revised_pairs(store: Store, iteration_id: str) -> int:
     )
 
 
+def count_continuations(store: Store, iteration_id: str) -> tuple[int, int]:
+    """Return how many episodes went on from bad paths in an iteration, and how many of them
+    succeeded.
+    """
+    tried = "select count(*) from trajectory where iteration_id = ? and source = 'rollout'"
+    return store.count(tried, iteration_id), store.count(f"{tried} and success", iteration_id)
+
+
 def count_trained_rows(store: Store, iteration_id: str) -> int:
     """Return how many rows the dataset of an iteration has."""
     return store.count(

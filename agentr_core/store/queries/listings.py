@@ -94,6 +94,9 @@ _TABLES = {
     "trajectory": "trajectory_id",
     "evaluation": "evaluation_id",
 }
+_BY_TEACHER = """
+(source = 'rollout' and coalesce(json_extract_string(r.config, '$.splice.continuation.by') = 'teacher', false))
+"""
 ORIGINS = {
     "checkpoint": """
 select r.recipe, i.run_id as run, i.iteration, c.path as model, left(c.weights_sha256, 12) as weights,
@@ -118,7 +121,7 @@ select d.hash, i.run_id as run, i.iteration,
 from dataset d left join iteration i on i.iteration_id = d.iteration_id where d.dataset_id = $1""",
     "sample": """
 select kind, instance_id as instance, provenance.good_reward as good_reward, provenance.bad_reward as bad_reward,
-    provenance.cut as cut, num_tokens as tokens,
+    provenance.cut as cut, json_extract_string(provenance.extra, '$.by') as "continued by", num_tokens as tokens,
     num_trained_tokens as trained_tokens,
     (select list(dataset_id order by dataset_id) from dataset_row w where w.sample_id = s.sample_id) as datasets,
     pair_id as "pair: spliced from", trajectory_id as "trajectory: taken from",
@@ -142,15 +145,16 @@ where tree_id = split_part($1, '#', 1) and node_index = try_cast(split_part($1, 
 select instance_id as instance, seed, dives_done as dives,
     (select count(*) from node n where n.tree_id = t.tree_id) as nodes, checkpoint_id as "checkpoint: grown by"
 from tree t where tree_id = $1""",
-    "trajectory": """
+    "trajectory": f"""
 select source, t.instance_id as instance,
     [one.seed for one in t.asked if one is not null][1] as seed,
     t.reward, success, stop, num_steps as steps, operator, g.policy,
     d.parent_id as "trajectory: derived from", tree_id || '#' || leaf as "node: path to",
-    case when source <> 'expert'
+    if({_BY_TEACHER}, 'teacher', null) as "continued by", case when source <> 'expert' and not {_BY_TEACHER}
         then coalesce(e.checkpoint_id, i.collected_by, i.checkpoint_in) end as "checkpoint: played by"
 from trajectory t left join derivation d on d.child_id = t.trajectory_id
 left join evaluation e using (evaluation_id) left join iteration i on i.iteration_id = t.iteration_id
+left join run r on r.run_id = i.run_id
 left join rl_rollout o using (trajectory_id)
 left join rl_group g on (g.iteration_id, g.step, g.number) = (o.iteration_id, o.step, o.number)
 where t.trajectory_id = $1""",

@@ -198,6 +198,7 @@ def request_use(
     role: ModelRole,
     per_request: int,
     taught: bool = False,
+    teacher_plays: bool = False,
     lent: Collection[ModelRole] = (),
     edited: Collection[ModelRole] = (),
 ) -> RequestUse:
@@ -205,13 +206,15 @@ def request_use(
 
     Args:
         taught: whether the teacher collected instead of the actor.
+        teacher_plays: whether it played the single episodes on training instances.
         lent: the roles for which the teacher answered beside the episodes that it played.
         edited: those for which it answered where trajectories were made of others.
         per_request: the maximum number of replies to one HTTP request; 0 for no limit.
     """
-    collector: ModelRole = "teacher" if taught else "actor"
-    kinds = [*_KINDS.get(role, []), *(_COLLECTED if role == collector else [])]
-    (sums,) = store.rows(_REQUESTS, iteration_id, kinds, per_request, role, [*lent], [*edited]) or [(0, 0, 0)]
+    by_teacher = {"node": taught, "played": teacher_plays}
+    collected = [kind for kind, is_teacher in by_teacher.items() if role == ("teacher" if is_teacher else "actor")]
+    kinds = [*_KINDS.get(role, []), *collected]
+    (sums,) = store.rows(_REQUESTS, iteration_id, kinds, per_request, role, [*lent], [*edited], taught) or [(0, 0, 0)]
     return RequestUse(*(number or 0 for number in sums))
 
 
@@ -241,8 +244,6 @@ def unreadable_replies(store: Store, iteration_id: str) -> dict[str, tuple[int, 
     return {role: (replies, unreadable[role]) for role, replies in counted}
 
 
-_COLLECTED = ["node", "played"]
-"""The kinds of generations of collection; `played` are steps of episodes on training instances."""
 _KINDS: dict[ModelRole, list[str]] = {"actor": ["step"], "judge": ["judgement"]}
 """The kinds of generations by the role that they come from; side answers name their role."""
 
@@ -298,7 +299,7 @@ select coalesce(sum(completion_tokens), 0)::bigint from (
 )
 """
 # The replies to one request share owner and seed. A request for more than $3 replies was sent in
-# parts (0: in one).
+# parts (0: in one). `played` are steps of episodes on training instances.
 _REQUESTS = f"""
 with request as (
     select if($3 = 0, 1, ceil(count(*) / $3)) as parts, max(prompt_tokens) as prompt,
@@ -309,8 +310,9 @@ with request as (
     group by kind, owner_id, seed
     union all
     select 1, prompt_tokens, completion_tokens from answer
-    where if(list_contains($5::varchar[], role) and (kind = 'node' or owner_id in ({_PLAYED})), 'teacher', role) = $4
-        and ({_ANSWERED})
+    where ({_ANSWERED}) and $4 = if(
+        list_contains($5::varchar[], role) and ((kind = 'node' and $7) or owner_id in ({_PLAYED})), 'teacher', role
+    )
     union all
     select 1, prompt_tokens, completion_tokens from edit
     where if(list_contains($6::varchar[], role), 'teacher', role) = $4 and iteration_id = $1

@@ -301,6 +301,14 @@ def group_rollouts(store: Store, iteration_id: str, step: int, number: int) -> l
     return [GroupRollout(*row) for row in store.rows(_ROLLOUTS, iteration_id, step, number)]
 
 
+def count_revisited(store: Store, iteration_id: str) -> int:
+    """Return how many failed episodes groups of an iteration went on from, from after a step."""
+    return store.count(
+        "select count(distinct parent_id) from derivation where iteration_id = ? and operator = 'revision'",
+        iteration_id,
+    )
+
+
 def group_counts(store: Store, iteration_id: str) -> GroupCounts:
     """Return the numbers of groups and episodes that an iteration sampled."""
     (counts,) = store.rows(_COUNTS, iteration_id) or [(0,) * 5]

@@ -29,8 +29,8 @@ from agentr_core.training.packing import ROW, forward_passes, padded_length
 from agentr_core.training.parent import merged
 
 
-# Not a model of the samplers' kind: those batch requests as they come, and the last bits of a score,
-# which trains, would depend on timing. So it also needs no server where the actor has one.
+# Not a model of the samplers' kind: those batch requests as they come, and the last bits of a
+# score, which trains, would depend on timing. So it also needs no server where the actor has one.
 class Scorer:
     """A frozen model that gives the log-probabilities of given tokens. Not thread-safe; `close` it.
 

@@ -1,0 +1,138 @@
+"""Where a failed episode is cut that a group goes on from (`grpo.revision_cut`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from agentr_core.episodes.rollout import Helper
+from agentr_core.episodes.units import run_all
+from agentr_core.fingerprint import derive_seed, fingerprint
+from agentr_core.methods.catalogue import FIRST_ERROR
+from agentr_core.runtime.place import Workplace
+from agentr_core.store.codec.ledger import load_companions, rejection_rows
+from agentr_core.store.codec.samples import edit_rows, load_edits
+from agentr_core.store.codec.trajectories import load_trajectories
+from agentr_core.store.database import Writer
+from agentr_core.training.group.advantages import sibling_advantages
+from agentr_core.types import Generation, Question, Rejection, Request, Trajectory
+
+STAGE = "reinforce"
+AT_START = "error-at-the-start"
+"""Why a group begins at the start in place of going on: the first step is the one to undo."""
+_MOST = 512
+"""Episodes that are judged at once."""
+
+
+def largest_drop(group: Sequence[Trajectory], number: int) -> int | None:
+    """Return the position of the step of an episode of a group at which the mean reward of the
+    episodes with its actions and observations so far falls most; of equal ones the first, None if
+    it falls nowhere.
+    """
+    rewards = [episode.reward for episode in group]
+    changes = sibling_advantages(group, rewards, scale="none")[number]
+    lowest = min(changes, default=0.0)
+    return changes.index(lowest) if lowest < 0 else None
+
+
+async def cuts_of(
+    place: Workplace, iteration: int, failed: Mapping[str, Trajectory], helper: Helper, writer: Writer, *, seed: int
+) -> dict[str, int]:
+    """Return after how many steps failed episodes are cut, by the id of the trajectory; those to be
+    cut at random are left out.
+
+    What is not cut before an error of its own is stored as a rejection, and so are the judge's
+    replies: no question is asked twice in an iteration.
+
+    Raises as `run_all` and `Helper`.
+    """
+    by = place.recipe.grpo.revision_cut
+    if by == "random":
+        return {}
+    iteration_id = place.iteration_id(iteration)
+    cuts: dict[str, int | None]
+    if by == "verdict":
+        cuts = await first_errors(place, iteration, failed, helper, writer, seed=seed)
+    else:
+        # The trees of a search are no help: they hold replies of another policy, and an episode
+        # leaves them after few steps. Its own group was sampled from the same start by the same
+        # policy.
+        companions = load_companions(place.store, list(failed))
+        played = load_trajectories(place.store, sorted({other for others in companions.values() for other in others}))
+        cuts = {
+            key: largest_drop([played[other] for other in others], others.index(key))
+            for key, others in companions.items()
+        }
+    none = (
+        ("no-error-found", "no step is bad")
+        if by == "verdict"
+        else ("no-drop-found", "the mean of its group falls nowhere")
+    )
+    rejections = []
+    for key in failed:
+        cut = cuts.get(key)
+        if key not in cuts:
+            reason, detail = "not-judged", "table event has the error; it is cut at random"
+        elif cut is None:
+            reason, detail = none[0], f"{none[1]}; it is cut at random"
+        elif cut == 0:
+            reason, detail = AT_START, "the group begins at the start"
+        else:
+            continue
+        rejections.append(Rejection(stage=STAGE, subject=key, reason=reason, detail=detail))
+    place.store.write(rejection_rows(rejections, iteration_id=iteration_id))
+    return {key: cut for key, cut in cuts.items() if cut is not None}
+
+
+async def first_errors(
+    place: Workplace, iteration: int, failed: Mapping[str, Trajectory], helper: Helper, writer: Writer, *, seed: int
+) -> dict[str, int | None]:
+    """Return the position of the first error that the judge names in each episode, None where it
+    names none; episodes that could not be judged are left out. Raises as `cuts_of`.
+    """
+    iteration_id, config = place.iteration_id(iteration), place.recipe.critique
+    stored = {edit.edit_id: edit.answer for edit in load_edits(place.store, iteration_id)}
+
+    async def work(item: tuple[str, Trajectory]) -> int | None:
+        key, trajectory = item
+        instance = trajectory.instance
+
+        async def ask(request: Request) -> list[Generation]:
+            words = [(message.role, message.text) for message in request.messages]
+            replies = []
+            for number in range(request.n):
+                edit_id = fingerprint("edit", iteration_id, instance.key, number, words, request.sampling)
+                if edit_id not in stored:
+                    question = Question(role="judge", messages=request.messages, sampling=request.sampling)
+                    drawn_with = derive_seed(request.seed, "vote", number)
+                    answer = await helper(question, seed=drawn_with, session=f"{instance.key}#judge")
+                    stored[edit_id] = answer
+                    row = edit_rows(
+                        edit_id, answer, subject=key, prompt="judge", instance=instance, iteration_id=iteration_id
+                    )
+                    writer.add(row)
+                reply = stored[edit_id]
+                replies.append(
+                    Generation(
+                        text=reply.text,
+                        token_ids=(),
+                        finish_reason=reply.finish_reason,
+                        prompt_tokens=reply.prompt_tokens,
+                        completion_tokens=reply.completion_tokens,
+                        thinks=reply.thinks,
+                    )
+                )
+            return replies
+
+        error: int | None = await FIRST_ERROR(key, trajectory, ask, config, seed=seed)
+        return error
+
+    errors = await run_all(
+        list(failed.items()),
+        work,
+        key=lambda item: item[0],
+        errors=place.recipe.errors,
+        on_error=place.on_error(writer, STAGE, iteration),
+        concurrency=_MOST,
+    )
+    await writer.flush()
+    return errors
