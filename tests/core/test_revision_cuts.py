@@ -239,7 +239,11 @@ def test_faults_are_named(overrides: list[str], said: str) -> None:
 
 
 def test_only_verdicts_ask_a_judge() -> None:
-    for by, roles in (("verdict", ("actor", "judge")), ("value", ("actor",)), ("random", ("actor",))):
+    for by, roles in (
+        ("verdict", ("actor", "scorer", "judge")),
+        ("value", ("actor", "scorer")),
+        ("random", ("actor", "scorer")),
+    ):
         recipe = parse(RL, [f"grpo={{revision_share: 0.5, revision_cut: {by}}}"])
         (plan, *_) = plans_of(recipe)
         assert plan.stage("reinforce").roles == roles
