@@ -64,6 +64,13 @@ def group_learning(steps: Sequence[GroupStep], validated: Sequence[Validation], 
             "Of the episodes that went on from a failed one, the share that succeeded.",
             recovered=((row.step, row.recovered) for row in steps),
         ),
+        *figure(
+            "Shares of steps: compared with another in the same state; of praised ones, those that do not help; of "
+            "punished ones, those that do.",
+            compared=((row.step, row.compared_share) for row in steps),
+            praised=((row.step, row.praised_unhelpful) for row in steps),
+            punished=((row.step, row.punished_helpful) for row in steps),
+        ),
         *figure("Entropy of the policy in nats a token.", entropy=((row.step, row.entropy) for row in steps)),
         *figure("Share of tokens whose ratio is clipped.", clipped=((row.step, row.clip_share) for row in steps)),
         *figure("KL to the sampler in nats a token.", sampler=((row.step, row.sampler_kl) for row in steps)),

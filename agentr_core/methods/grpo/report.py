@@ -20,7 +20,8 @@ _ROWS = 12
 
 def funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
     """Return how many groups and episodes were sampled, and how many were trained on."""
-    made, distils = group_counts(place.store, place.iteration_id(iteration)), place.recipe.grpo.distil is not None
+    made, grpo = group_counts(place.store, place.iteration_id(iteration)), place.recipe.grpo
+    teaches_alike = grpo.distil is not None or grpo.credit in ("states", "graph")
     alike = {
         "all alike, with wins": made.alike_with_wins,
         "all alike, without a win": made.groups - made.mixed - made.alike_with_wins,
@@ -29,7 +30,7 @@ def funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
     return (
         FunnelStage(name="groups", count=made.groups),
         FunnelStage(
-            name="groups that teach" if distils else "groups with contrast", count=made.mixed, rejected=rejected
+            name="groups that teach" if teaches_alike else "groups with contrast", count=made.mixed, rejected=rejected
         ),
         FunnelStage(name="sampled episodes", count=made.episodes),
         FunnelStage(name="trained episodes", count=made.trained_episodes),
@@ -45,8 +46,13 @@ def step_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
     note = (
         f"Training episodes, sampled at temperature 1 by the policy before each step; pass@{size} is the share of "
         "groups with a success, and mixed are groups whose rewards differ. "
-        + ("All groups are trained on, by the scorer's word." if distils else "Only these are trained on.")
     )
+    if distils:
+        note += "All groups are trained on, by the scorer's word."
+    elif place.recipe.grpo.credit in ("states", "graph"):
+        note += "Trained on are all in which a step has an advantage."
+    else:
+        note += "Only these are trained on."
     if any(one.iteration == iteration for one in trained_outside(place.store, place.run_id)):
         note = (
             f"Training episodes as another program sampled them, by step of its training; pass@{size} is the share of "
@@ -64,9 +70,8 @@ def step_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
         )
     if any(step.compared_share is not None for step in steps):
         note += (
-            " Compared is the share of steps in whose state of the world another step of the group was taken; praised "
-            "steps without help are those with a positive advantage that are not the first of a shortest way to a "
-            "reward, as their group knows it, and punished ones that help have a negative one and are."
+            " A step helps if it is the first of a shortest way to a reward that its group found; praised steps have a "
+            "positive advantage, punished ones a negative one."
         )
     conflicts = [step.state_conflicts for step in steps if step.state_conflicts]
     if conflicts:
@@ -159,9 +164,6 @@ def _table(steps: Sequence[GroupStep], size: int) -> Table:
         "KL to scorer": numbers((one.scorer_kl for one in shown), 4),
         "KL to start": numbers((one.kl for one in shown), 4),
         "Clipped, %": shares(one.clip_share for one in shown),
-        "Compared, %": shares(one.compared_share for one in shown),
-        "Praised, no help, %": shares(one.praised_unhelpful for one in shown),
-        "Punished, helps, %": shares(one.punished_helpful for one in shown),
         "Worth": numbers((one.shaped for one in shown), 3),
     }
     filled = {title: cells for title, cells in columns.items() if set(cells) != {None}}
