@@ -221,10 +221,6 @@ class Environment(ABC):
     """Where a recipe ends replies; see `episodes.transcript.Until`."""
     opening: Any = None
     """What comes before the first observation; see `episodes.transcript.Opening`."""
-    diagnosis: Any = None
-    """What a model is told of an earlier try in the episode that is being played; see
-    `episodes.transcript.Diagnosis`.
-    """
     summary_prompt: str = ""
     """What a recipe asks a summary with (`context: summary`)."""
     licence: ClassVar[str] = ""

@@ -20,6 +20,7 @@ from agentr_core.environment import (
     repeats,
 )
 from agentr_core.episodes.transcript import (
+    Diagnosis,
     Fits,
     Summaries,
     TokensOf,
@@ -462,6 +463,7 @@ async def episode(
     sampling: Sampling,
     seed: int,
     prefix: Sequence[Step] = (),
+    diagnosis: str = "",
     repeats: int = 0,
     fits: Fits | None = None,
     summaries: Summaries | None = None,
@@ -481,6 +483,7 @@ async def episode(
         seed: reply number i of the model is drawn with seed `derive_seed(seed, "step", len(prefix)
             + i)`.
         prefix: recorded steps to replay first; raises `ReplayDiverged` if they lead elsewhere.
+        diagnosis: what the model reads behind the prefix of an earlier try; no step has it.
         fits: if given, a conversation that does not fit is read through a window; without it the
             episode ends.
         summaries: if given, the model sums up a conversation that does not fit, and goes on from
@@ -499,12 +502,15 @@ async def episode(
     with phase("restore" if prefix else "reset"):
         progress = _Progress(await call(env, timer, lambda: restore(env, instance, prefix)), prefix)
     session = f"{instance.key}#{seed}"
+    earlier_try = Diagnosis(text=diagnosis, after=len(prefix)) if diagnosis else None
     stop: StopReason | None = None
     on_step(progress.first_observation, progress.steps())
     while stop is None and len(progress.replies) < max_steps:
         steps = progress.steps()
         drawn_with = derive_seed(seed, "step", len(steps))
-        request = ask_next(env, progress.first_observation, steps, sampling, seed=drawn_with, session=session)
+        request = ask_next(
+            env, progress.first_observation, steps, sampling, seed=drawn_with, session=session, diagnosis=earlier_try
+        )
         try:
             request = bounds.within(request, progress.first_observation, steps)
             is_last = len(progress.replies) + 1 == max_steps

@@ -376,12 +376,12 @@ def ask_next(
     seed: int,
     session: str,
     n: int = 1,
+    diagnosis: Diagnosis | None = None,
 ) -> Request:
     """Return the request for the reply that follows the given steps, as the world's transcript
-    builds and stops it, with the diagnosis that the environment has.
+    builds and stops it, with what the model is told of an earlier try.
     """
     kind = transcript_of(env)
-    diagnosis: Diagnosis | None = env.diagnosis
     if diagnosis is not None:
         first_observation, steps = diagnosis.read_with(first_observation, steps)
     settings = kind.sampling(sampling)

@@ -16,7 +16,7 @@ from agentr_core.episodes.rollout import (
     episode,
     no_helper,
 )
-from agentr_core.episodes.transcript import Diagnosis, Fits, Summaries, TokensOf
+from agentr_core.episodes.transcript import Fits, Summaries, TokensOf
 from agentr_core.episodes.units import UnitError, run_all
 from agentr_core.fingerprint import derive_seed
 from agentr_core.recipes.recipe import ErrorsConfig
@@ -110,8 +110,6 @@ class Player:
             if played is None:
                 replies: list[Reply] = []
                 timer = EpisodeTimer()
-                after = len(plan.prefix)
-                env.diagnosis = Diagnosis(text=plan.diagnosis, after=after) if plan.diagnosis else None
                 trajectory = await episode(
                     plan.instance,
                     env,
@@ -121,6 +119,7 @@ class Player:
                     sampling=replace(self.sampling, temperature=0.0) if plan.greedy else self.sampling,
                     seed=plan.seed,
                     prefix=plan.prefix,
+                    diagnosis=plan.diagnosis,
                     fits=self.fits,
                     summaries=self.summaries,
                     on_reply=replies.append,
@@ -129,7 +128,6 @@ class Player:
                     limits=self.limits,
                     tokens_of=self.tokens_of,
                 )
-                env.diagnosis = None
                 played = self.ungraded[plan.key] = EpisodeResult(
                     plan=plan,
                     trajectory=trajectory,

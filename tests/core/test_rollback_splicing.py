@@ -164,7 +164,6 @@ async def told(prefix: tuple[Step, ...], env: Line | None = None) -> tuple[Traje
     player = Player(environments=SharedEnvironments(lambda name: line), sample=sample, sampling=Sampling(), max_steps=2)
     plan = EpisodePlan(instance=instance(2), seed=0, prefix=prefix, diagnosis="Left was a mistake.")
     result = await player.result(plan)
-    assert line.diagnosis is None, "the next episode in this world is not told"
     return result.trajectory, sample.requests
 
 
