@@ -19,7 +19,7 @@ from agentr_core.errors import ConfigError, DataFault
 from agentr_core.methods.faults import parse
 from agentr_core.methods.grpo.credit import step_advantages, teaches
 from agentr_core.methods.grpo.distil import row_of
-from agentr_core.methods.grpo.readings import readings, record, told, until_reply
+from agentr_core.methods.grpo.readings import readings, record, until_reply, with_context
 from agentr_core.models.checkpoint_dir import check_same_tokens
 from agentr_core.recipes.grpo import DistilConfig, GrpoConfig
 from agentr_core.samples.rendering import Renderer, load_renderer
@@ -152,7 +152,7 @@ def test_a_conversation_has_no_more_replies_than_it_has(renderer: Renderer) -> N
     (part,) = conversations(Door(), episode(renderer))
     with pytest.raises(DataFault, match="a conversation of 2 replies has no reply 3"):
         until_reply(part.messages, 2)
-    assert told(part.messages, "") == part.messages
+    assert with_context(part.messages, "") == part.messages
 
 
 # The scores.
@@ -231,4 +231,4 @@ def test_a_message_list_ends_with_the_reply_that_is_scored(renderer: Renderer) -
     (part,) = conversations(Door(), episode(renderer))
     cut = until_reply(part.messages, 0)
     assert cut[-1].role == "assistant"
-    assert told(cut, "Look.")[-2] == Message(role="user", text="A door.\n\nLook.")
+    assert with_context(cut, "Look.")[-2] == Message(role="user", text="A door.\n\nLook.")

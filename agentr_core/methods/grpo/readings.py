@@ -67,7 +67,7 @@ def until_reply(messages: Sequence[Message], number: int) -> tuple[Message, ...]
     raise DataFault(f"a conversation of {before} replies has no reply {number + 1}")
 
 
-def told(messages: Sequence[Message], context: str) -> tuple[Message, ...]:
+def with_context(messages: Sequence[Message], context: str) -> tuple[Message, ...]:
     """Return a conversation that ends with a reply, with a text at the end of the last turn before
     it that is not the model's.
     """
@@ -105,7 +105,7 @@ def readings(
         for number in range(num_given, len(part.positions)):
             context = context_of(distil, trajectory, part.positions[number], expert)
             if context is not None:
-                messages = told(until_reply(part.messages, number), context)
+                messages = with_context(until_reply(part.messages, number), context)
                 yield Reading(messages, part.positions[: number + 1], number)
 
 

@@ -73,8 +73,8 @@ class Scorer:
         for batch in forward_passes(numbered(rows), packing=False, rows_per_pass=together):
             check_wanted()
             numbers, sampled = numbers_in(batch)
-            found = log_probabilities(self._model, batch, sampled, vocabulary=self._vocabulary, device=self._device)
-            values[numbers] = chosen_logprobs(found, batch, sampled).cpu()
+            scores = log_probabilities(self._model, batch, sampled, vocabulary=self._vocabulary, device=self._device)
+            values[numbers] = chosen_logprobs(scores, batch, sampled).cpu()
         remaining = iter(values.tolist())
         return [tuple(next(remaining) for _ in row.positions) for row in rows]
 
