@@ -117,6 +117,7 @@ def divergence_from(rows: Sequence[PolicyRow]) -> float | None:
     gaps = [
         logprob - score
         for row in rows
+        if row.scores
         for score, logprob in zip(row.scores, row.logprobs, strict=True)
         if not math.isnan(score)
     ]
