@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentr_core.recipes.grpo import StatesConfig
-from agentr_core.training.group.advantages import discounted_rewards, state_advantages
-from agentr_core.training.group.state_graph import Agreement, Edge, StateGraph
+from agentr_core.training.group.advantages import Agreement, Edge, StateGraph, discounted_rewards, state_advantages
 
 STATES = "abcdef"
 REWARDS = st.sampled_from([-1.0, 0.0, 0.25, 0.7, 1.0])

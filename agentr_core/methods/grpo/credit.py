@@ -15,12 +15,15 @@ from agentr_core.recipes.grpo import GrpoConfig
 from agentr_core.store.codec.ledger import Group, load_steps
 from agentr_core.store.database import Store
 from agentr_core.training.group.advantages import (
+    Agreement,
+    Edge,
+    StateGraph,
     advantages,
     discounted_rewards,
+    edges_of,
     sibling_advantages,
     state_advantages,
 )
-from agentr_core.training.group.state_graph import Agreement, Edge, StateGraph, edges_of
 
 _MOST_CONFLICTS = 0.01
 """The largest share of actions, repeated in a state, that may lead elsewhere: beyond it keys do not
