@@ -146,7 +146,8 @@ def test_a_further_machine_waits_for_a_training(command: str, tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("command", named("agentr sql "))
-def test_queries_are_valid_on_a_store(command: str, tmp_path: Path) -> None:
+def test_queries_are_valid_on_a_store(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     Store(tmp_path / "store.duckdb").write(
         run_rows("r", recipe="x", method="agent-r", config={}, versions={}, workspace=str(tmp_path))
     )
