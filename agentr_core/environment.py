@@ -51,6 +51,12 @@ from agentr_core.types import (
 _WORD = re.compile(r"\w+")
 
 
+MOST_ELSEWHERE = 0.01
+"""The share of pairs of equal state and action that may lead elsewhere; a world may leave out of
+its state what rarely matters.
+"""
+
+
 class Repeatability(StrEnum):
     """The degree to which equal instances and actions give equal texts; the attribute
     `repeatability` of an environment.

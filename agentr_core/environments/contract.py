@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from agentr_core.environment import Environment, Instances, Repeatability, own_fault, repeats
+from agentr_core.environment import MOST_ELSEWHERE, Environment, Instances, Repeatability, own_fault, repeats
 from agentr_core.episodes.rollout import state_key
 from agentr_core.episodes.transcript import AlternatingTurns, transcript_of
 from agentr_core.errors import AgentrError, ConfigError, IllTypedAnswer, MissingPart
@@ -21,10 +21,6 @@ ALL = MAX_COMPARED
 """As many instances of a split as are played at most."""
 NONSENSE = "florble the quux"
 ANSWER = "There is nothing to say about that."
-MOST_ELSEWHERE = 0.01
-"""The share of pairs of equal state and action that may lead elsewhere; a world may leave out of
-its state what rarely matters.
-"""
 STATE_EPISODES = 4
 STATE_STEPS = 20
 
@@ -284,7 +280,7 @@ def state_pairs(
     """
     rng = random.Random(derive_seed("states", instance.key))
     results: dict[str | None, dict[str, tuple[Transition, str | None]]] = {}
-    found = StatePairs()
+    total = StatePairs()
     for env in itertools.islice(itertools.cycle(envs), episodes):
         # What was found or got in another order is listed in another order, and is the same.
         is_compared = Repeatability(env.repeatability) is not Repeatability.NEVER
@@ -304,13 +300,13 @@ def state_pairs(
                     transition._replace(truncated=earlier.truncated), earlier, repeatability
                 )
                 example = "" if same else f"{instance.key}, step {position}, {action!r}"
-                found += StatePairs(pairs=1, elsewhere=int(not same), example=example)
+                total += StatePairs(pairs=1, elsewhere=int(not same), example=example)
             else:
                 before[action] = transition, following
             if transition.terminated or transition.truncated or transition.reward < 0:
                 break
             state = following
-    return found
+    return total
 
 
 def _trajectory(

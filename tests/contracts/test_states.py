@@ -10,10 +10,10 @@ import pytest
 from combination_lock import CombinationLock
 from houses import GAMES, maker, needs_engine
 
-from agentr_core.environment import Environment
+from agentr_core.environment import MOST_ELSEWHERE, Environment
 from agentr_core.environments import registry
 from agentr_core.environments.alfworld.world import AlfWorld
-from agentr_core.environments.contract import MOST_ELSEWHERE, NONSENSE, StatePairs, check, state_pairs
+from agentr_core.environments.contract import NONSENSE, StatePairs, check, state_pairs
 from agentr_core.environments.crafting.textcraft import TextCraft
 from agentr_core.environments.sciworld.tasks import first_numbers
 from agentr_core.environments.sciworld.world import SciWorld

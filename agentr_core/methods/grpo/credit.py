@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
+from agentr_core.environment import MOST_ELSEWHERE
 from agentr_core.errors import TrainingFault
 from agentr_core.fingerprint import fingerprint
 from agentr_core.recipes.grpo import GrpoConfig
@@ -24,11 +25,6 @@ from agentr_core.training.group.advantages import (
     sibling_advantages,
     state_advantages,
 )
-
-_MOST_CONFLICTS = 0.01
-"""The largest share of actions, repeated in a state, that may lead elsewhere: beyond it keys do not
-tell states apart, and distances between them mean nothing.
-"""
 
 
 def with_credit(groups: Sequence[Group], grpo: GrpoConfig, store: Store, iteration_id: str, step: int) -> list[Group]:
@@ -167,11 +163,13 @@ def _agreement(of_episodes: Sequence[Sequence[Edge]]) -> Agreement:
 
 
 def check_keys(agreements: Iterable[Agreement], step: int) -> None:
-    """Raise `TrainingFault` if too many actions, repeated in a state, led elsewhere."""
+    """Raise `TrainingFault` if more actions, repeated in a state, led elsewhere than a world's
+    state may leave out: then distances between states mean nothing.
+    """
     agreed = Agreement(0, 0)
     for of_group in agreements:
         agreed = agreed.plus(of_group)
-    if agreed.conflicts > _MOST_CONFLICTS * agreed.pairs:
+    if agreed.conflicts > MOST_ELSEWHERE * agreed.pairs:
         raise TrainingFault(
             f"of {agreed.pairs:,} actions of step {step} that were taken again in a state of the same key, "
             f"{agreed.conflicts:,} led to another state, so the keys do not tell states apart and distances mean "
