@@ -31,7 +31,7 @@ from wheel import PATIENCE, all_rows, kill_group, launched
 from agentr_core.errors import ConfigError, EnvironmentFault, StoreError, TrainingFault
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.faults import load
-from agentr_core.methods.grpo import rollouts, train
+from agentr_core.methods.grpo import readings, train
 from agentr_core.methods.grpo.credit import with_credit
 from agentr_core.methods.grpo.rollouts import Rollouts
 from agentr_core.methods.grpo.train import reinforce
@@ -557,7 +557,7 @@ def test_an_expert_that_fails_an_instance_is_told_and_the_training_goes_on(
     def failing(env: object, instance: object) -> None:
         raise EnvironmentFault(f"the expert does not solve {instance}")
 
-    monkeypatch.setattr(rollouts, "expert_trajectory", failing)
+    monkeypatch.setattr(readings, "expert_trajectory", failing)
     more = (
         "environment: {options: {knows: true}}\n"
         "grpo: {groups: 5, num_generations: 2, expert_share: 0.5, resample: 0, max_steps: 1}\n"

@@ -14,10 +14,11 @@ import numpy as np
 
 from agentr_core.environment import Environment
 from agentr_core.episodes.rollout import Helper, require_state
-from agentr_core.errors import DataFault, EnvironmentFault, Transient
+from agentr_core.errors import DataFault
 from agentr_core.evaluation.episodes import EpisodePlan, episode_plans
 from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.grpo.cuts import STAGE, cuts_of
+from agentr_core.methods.grpo.readings import expert_of
 from agentr_core.models.checkpoint_dir import check_same_tokens
 from agentr_core.models.samplers import Sampler
 from agentr_core.recipes.grpo import BranchingConfig, GrpoConfig
@@ -26,7 +27,7 @@ from agentr_core.runtime.episode_shard import EpisodeShard, rollout_id, with_ung
 from agentr_core.runtime.equipment import Checkpoint, Effort, Worlds
 from agentr_core.runtime.instances import held_out
 from agentr_core.runtime.place import Workplace
-from agentr_core.stages.demonstrate import expert_id, expert_rows, expert_trajectory, need_expert
+from agentr_core.stages.demonstrate import expert_id, expert_rows, need_expert
 from agentr_core.stages.evaluate import limited
 from agentr_core.store.codec.ledger import VALIDATION, Group, load_failures, rejection_rows, validation_rows
 from agentr_core.store.codec.samples import derivation_rows
@@ -519,13 +520,9 @@ class Rollouts:
         found: dict[str, Beginning] = {}
         for instance in led:
             env = worlds.of(instance)
-            try:
-                played = expert_trajectory(env, instance)
-            except Transient:
-                raise
-            except EnvironmentFault as fault:
-                failed = Rejection(stage=STAGE, subject=instance.key, reason="failed-replay", detail=str(fault))
-                self.place.store.write(rejection_rows([failed], iteration_id=iteration_id))
+            played = expert_of(env, instance)
+            if isinstance(played, Rejection):
+                self.place.store.write(rejection_rows([played], iteration_id=iteration_id))
                 continue
             if played is not None and len(played.steps) > 1:
                 self.place.store.write(expert_rows(iteration_id, played, 0, env=env, samples=False))
