@@ -70,9 +70,9 @@ class Scoring:
                 "%s of %s conversations are longer than the scorer's context of %s tokens, and are not scored",
                 *(len(rows) - len(fitting), len(rows), scorer.context_length),
             )
-        found = await in_thread(scorer.scores, [row for _, row in fitting])
+        of_rows = await in_thread(scorer.scores, [row for _, row in fitting])
         scores: dict[str, dict[int, tuple[float, ...]]] = {}
-        for (key, row), of_tokens in zip(fitting, found, strict=True):
+        for (key, row), of_tokens in zip(fitting, of_rows, strict=True):
             for position, tokens in groupby(zip(row.advantages, of_tokens, strict=True), key=itemgetter(0)):
                 scores.setdefault(key, {})[int(position)] = tuple(score for _, score in tokens)
         store.write(score_rows(scores))

@@ -106,12 +106,14 @@ def cuts_sentence(place: Workplace, iteration: int) -> str:
     by, iteration_id = place.recipe.grpo.revision_cut, place.iteration_id(iteration)
     if by == "random":
         return ""
-    told = rejection_counts(place.store, iteration_id).get(STAGE, {})
-    at_random = {reason: told[reason] for reason in ("no-error-found", "no-drop-found", "not-judged") if reason in told}
+    counts = rejection_counts(place.store, iteration_id).get(STAGE, {})
+    at_random = {
+        reason: counts[reason] for reason in ("no-error-found", "no-drop-found", "not-judged") if reason in counts
+    }
     cut = max(0, count_revisited(place.store, iteration_id) - sum(at_random.values()))
     where = "first step that the judge calls bad" if by == "verdict" else "largest drop of their group's value"
     drawn = "".join(f", {wording.count(count)} at random ({reason})" for reason, count in at_random.items())
-    start = told.get(AT_START, 0)
+    start = counts.get(AT_START, 0)
     begun = f"; for {wording.count(start)} that is the first step, and a group began at the start" if start else ""
     return f" Of the failed episodes {wording.count(cut)} were cut before the {where}{drawn}{begun}."
 

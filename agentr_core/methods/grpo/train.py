@@ -583,7 +583,8 @@ class _Training:
         before = self.rollouts.sampler.stats().completion_tokens
         groups, effort = await self.rollouts.play(step, policy, known, worlds)
         effort += Effort(tokens=self.rollouts.sampler.stats().completion_tokens - before)
-        groups = with_credit(groups, grpo, place.store, self.job.experience, step)
+        # Other episodes may be under way (`grpo.staleness`).
+        groups = await in_thread(with_credit, groups, grpo, place.store, self.job.experience, step)
         place.store.write(
             merge(
                 group_rows(

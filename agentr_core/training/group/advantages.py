@@ -224,6 +224,8 @@ class StateGraph:
     """By state; only states from which a reward can be reached."""
     led_to: Mapping[tuple[str, str], Edge]
     """The first edge of each state and action of which it is known where it led to."""
+    furthest: float
+    """The worth of a state from which no reward can be reached."""
     discount: float
 
     @classmethod
@@ -250,7 +252,7 @@ class StateGraph:
             for before in entered_from[state]:
                 if before not in worths:
                     heapq.heappush(queue, (discount * negative, before))
-        return cls(worths, led_to, discount)
+        return cls(worths, led_to, discount * min(worths.values(), default=0.0), discount)
 
     def worth(self, edge: Edge) -> float | None:
         """Return the worth of an edge, in [0, 1]; None if it is not known where it leads to, and no
@@ -261,9 +263,8 @@ class StateGraph:
             return None if known is None else self.worth(known)
         if edge.reward is not None and edge.reward > 0:
             return self.discount * edge.reward
-        furthest = self.discount * min(self.worths.values(), default=0.0)
-        after = furthest if edge.next_state is None else self.worths.get(edge.next_state, furthest)
-        return self.discount * after
+        after = None if edge.next_state is None else self.worths.get(edge.next_state)
+        return self.discount * (self.furthest if after is None else after)
 
     def is_nearer(self, edge: Edge) -> bool | None:
         """Return whether an edge is a first step of a best way to a reward; None if that is not
