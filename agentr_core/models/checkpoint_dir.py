@@ -45,6 +45,14 @@ def checkpoint_folder(workspace: Path, checkpoint_id: str) -> Path:
     return workspace / CHECKPOINTS / checkpoint_id
 
 
+def weights_now(workspace: Path, checkpoint_id: str, stored: str) -> str:
+    """Return the folder of a checkpoint's weights: the one in the workspace if it is there, since a
+    workspace may have been copied or moved, else the one that is `stored`.
+    """
+    folder = checkpoint_folder(workspace, checkpoint_id)
+    return str(folder) if folder.is_dir() else stored
+
+
 def checkpoint_entries(workspace: Path) -> dict[str, list[Path]]:
     """Return what trainings left in a workspace, by the id of the checkpoint: its folder, that of
     its logs, and those of unfinished work.

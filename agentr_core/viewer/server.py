@@ -29,8 +29,7 @@ from agentr_core.reports import document
 from agentr_core.reports.html import environment
 from agentr_core.samples.rendering import ReadToken
 from agentr_core.store.database import Store, snapshot
-from agentr_core.store.queries.listings import LISTINGS
-from agentr_core.store.queries.notes import note_of, write_note
+from agentr_core.store.queries.listings import LISTINGS, note_of, write_note
 from agentr_core.store.queries.trees import sampled_tokens, trajectory_head
 from agentr_core.store.tables import Note
 from agentr_core.store.text_index import TextIndex

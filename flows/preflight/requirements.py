@@ -233,7 +233,7 @@ def _check_device(model: ModelConfig, section: str, faults: Faults) -> None:
                 device_of(model.device)
             return
         with importing():
-            from agentr_core.models.local.decoding import torch_device
+            from agentr_core.models.local.loading import torch_device
 
         torch_device(model.device, field=f"{section}.device")
     except ConfigError as error:
@@ -244,7 +244,7 @@ def _check_context(model: ModelConfig) -> None:
     context = context_length_of(Path(model.path), model.context_length)
     if model.backend == "vllm":
         return
-    from agentr_core.models.local.decoding import attention_of
+    from agentr_core.models.local.loading import attention_of
     from agentr_core.training.parent import text_config
 
     attention_of(Path(model.path), text_config(Path(model.path)), context)

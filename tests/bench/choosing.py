@@ -36,9 +36,9 @@ class TimedDecoder(Decoder):
         super()._generate(*args)
         self.stepping += self._clock() - started
 
-    def _sample(self, logits: torch.Tensor, grid: Grid) -> tuple[list[int], list[float]]:
+    def _sample(self, logits: torch.Tensor, grid: Grid, size: int) -> tuple[list[int], list[float]]:
         started = self._clock()
-        drawn = super()._sample(logits, grid)
+        drawn = super()._sample(logits, grid, size)
         self.choosing += self._clock() - started
         return drawn
 

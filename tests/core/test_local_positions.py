@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentr_core.errors import ModelDirectoryError
-from agentr_core.models.local.decoding import attention_of
+from agentr_core.models.local.loading import attention_of
 
 LONG = {"rope_type": "longrope", "original_max_position_embeddings": 4096}
 

@@ -24,7 +24,7 @@ from agentr_core.models.checkpoint_dir import (
     check_model_directory,
     weights_sha256,
 )
-from agentr_core.models.local.decoding import load_model
+from agentr_core.models.local.loading import load_model
 from agentr_core.recipes.grpo import GrpoConfig
 from agentr_core.training.checkpoints import is_complete, read_manifest
 from agentr_core.training.group.policy import Policy

@@ -52,14 +52,11 @@ class Attention:
             return {"full_attention": far, "sliding_attention": far if near is None else near}
         return far if near is None else near
 
-    def span(self, end: int, width: int) -> tuple[int, int]:
-        """Return the first column that near layers need in a step of `width` slots, and the one
-        after the last.
-
-        `end` is the column after those of the step.
+    def span(self, first: int, end: int) -> tuple[int, int]:
+        """Return the columns of near layers that a step sees, from the first up to the second, for
+        one that needs those from `first` up to `end`.
         """
-        first = 0 if self.window is None else max(0, end - self.window * width)
-        return first // _GRAIN * _GRAIN, -(-end // _GRAIN) * _GRAIN
+        return max(0, first) // _GRAIN * _GRAIN, -(-end // _GRAIN) * _GRAIN
 
     def within(self, mask: Tensor, keys: Tensor, queries: Tensor) -> Tensor:
         """Return a mask [rows, 1, queries, columns] that also hides the columns before the window.
@@ -83,12 +80,33 @@ class View:
         self.positions = positions
         self._shift = shift
 
-    def open(self, column: int, positions: Tensor) -> None:
-        """Let each slot see the column that it writes in this step; the first one is `column`."""
-        start = column - self._shift
-        stop = start + self.mask.shape[2]
-        self.mask[:, 0, :, start:stop].diagonal(dim1=1, dim2=2).zero_()
-        self.positions[:, start:stop] = positions
+    def feed(self, column: int, positions: Tensor, size: int) -> Tensor:
+        """Return the mask [rows, 1, width * size, columns] of a step that writes the columns from
+        `column` on, `size` for each slot, with tokens at `positions` [rows, width * size].
+
+        A token sees what its slot sees, and in this step the tokens of its slot up to itself.
+        """
+        start, count = column - self._shift, positions.shape[1]
+        self.positions[:, start : start + count] = positions
+        if size == 1:
+            self.mask[:, 0, :, start : start + count].diagonal(dim1=1, dim2=2).zero_()
+            return self.mask
+        number = torch.arange(count, device=self.mask.device)
+        slots = number // size
+        seen = (slots[:, None] == slots) & (number[:, None] >= number)
+        mask = self.mask.repeat_interleave(size, dim=2)
+        mask[:, 0, :, start : start + count].masked_fill_(seen, 0)
+        return mask
+
+    def keep(self, column: int, kept: Tensor, size: int) -> None:
+        """Let each slot see the first `kept` [rows, width] of the `size` columns that it wrote from
+        `column` on; the rest stays masked.
+        """
+        start, width = column - self._shift, kept.shape[1]
+        seen = torch.arange(size, device=kept.device) < kept[..., None]
+        own = torch.eye(width, dtype=torch.bool, device=kept.device)[:, :, None]
+        part = self.mask[:, 0, :, start : start + width * size]
+        part.masked_fill_((own & seen[:, :, None, :]).flatten(2), 0)
 
     def widen(self, more: int) -> None:
         """Add `more` columns, as the buffer did."""

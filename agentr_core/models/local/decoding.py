@@ -9,28 +9,24 @@ its own stream. This loop can, and it is built for many short replies to long, s
 - Keys and values are written in place; rows whose replies have ended are dropped as soon as a
   smaller shape suffices.
 - Layers with a sliding window get little more than the columns in that window.
+- A reply is drafted from what was said before, and several of its tokens are checked in one step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM, AutoTokenizer
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
-from transformers.utils import logging as transformers_logging
 
-from agentr_core.errors import ConfigError, ModelDirectoryError, ModelFault
-from agentr_core.models.checkpoint_dir import ADAPTER_WEIGHTS, adapter_base
+from agentr_core.errors import ModelFault
 from agentr_core.models.local.cache import (
     BLOCK,
     CACHE,
@@ -44,9 +40,9 @@ from agentr_core.models.local.cache import (
     View,
     block_names,
 )
+from agentr_core.models.local.drafting import Drafts, Said
 from agentr_core.models.local.sampling import Logits, choose, log_probabilities, penalised, rows_at_once, uniforms
 from agentr_core.models.local.waves import MAX_WIDTH, Row, Wave, padded_columns, padded_rows
-from agentr_core.samples.rendering import Renderer
 
 # The replies of a wave while they are decoded, and the grid of slots in which they grow.
 
@@ -85,36 +81,53 @@ class Grown:
 
     `tokens` are those of the prompt, then those of the reply without its last one, which was never
     fed. The first `filled` of them, all of the prompt but its last token, were filled in from
-    column 0 on; in near layers they end just before column `base`. The others were fed one by one:
-    the first into column `fed`, each of the next `width` columns further.
+    column 0 on; in near layers they end just before column `base`. Each of the others was fed into
+    the column of its place in `fed`.
     """
 
     row: int
     tokens: Sequence[int]
     filled: int
     base: int
-    fed: int
-    width: int
+    fed: Sequence[int]
 
     def columns(self, start: int, stop: int) -> list[int]:
         """Return the columns in far layers of the tokens with numbers from `start` up to `stop`."""
-        return [number if number < self.filled else self._fed(number) for number in range(start, stop)]
+        return [number if number < self.filled else self.fed[number - self.filled] for number in range(start, stop)]
 
     def near_columns(self, start: int, stop: int) -> list[int]:
         """Return the columns of the same tokens in near layers, before the buffer's shift."""
         before = self.base - self.filled
-        return [before + number if number < self.filled else self._fed(number) for number in range(start, stop)]
+        return [
+            before + number if number < self.filled else self.fed[number - self.filled] for number in range(start, stop)
+        ]
 
-    def _fed(self, number: int) -> int:
-        return self.fed + (number - self.filled) * self.width
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feed:
+    """What the model reads in one step: tokens, their positions [rows, width * size], and the masks
+    of its far and its near layers [rows, 1, width * size, columns].
+
+    The `size` tokens of a slot lie side by side: the last one of its reply, and a draft.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    far: Tensor
+    near: Tensor | None
+    size: int
 
 
 class Grid:
     """The slots of a wave while it is decoded: which reply grows where, what is fed next, what each
     slot may see.
 
-    Step t of a wave writes the columns `base + t * width ...`, one for each slot of a row; so
+    A step writes the columns from `column` on, one for each token fed to a slot of a row; so
     columns mean the same in all rows, and a step's keys and values are stored with one slice.
+    Columns of tokens that a draft had wrong stay masked.
+
+    Args:
+        drafts: where drafts come from; None for steps of one token a slot.
     """
 
     def __init__(
@@ -126,6 +139,7 @@ class Grid:
         base: int,
         window: int | None,
         vocabulary: int,
+        drafts: Drafts | None = None,
     ) -> None:
         self.width = wave.width
         self.column = self._base = base
@@ -135,62 +149,116 @@ class Grid:
         self._replies = replies
         tokens = np.zeros((buffer.rows, wave.width), dtype=np.int64)
         positions = np.zeros_like(tokens)
-        self.far = self._view(buffer, shift=0)
+        self._far = self._view(buffer, shift=0)
         # The positions of prompt tokens; those of reply tokens are added step by step.
-        self.far.positions += torch.arange(buffer.columns, device=self._device)
+        self._far.positions += torch.arange(buffer.columns, device=self._device)
         for place, row in enumerate(wave.rows):
             prompt = prompts[row.prompt]
             tokens[place] = prompt[-1]
             positions[place] = len(prompt) - 1
-            self.far.mask[place, :, :, : len(prompt) - 1] = 0
-        self.near: View | None = None
+            self._far.mask[place, :, :, : len(prompt) - 1] = 0
+        self._near: View | None = None
         if window is not None:
             # Near layers keep only the last tokens of each prompt.
             near = buffer.settle(positions[:, 0].tolist(), base, window)
-            self.near = self._view(buffer, shift=buffer.shift)
-            self.near.positions[:, : near.shape[1]] = near
-            self.near.mask[..., : near.shape[1]].masked_fill_((near >= 0)[:, None, None, :], 0)
-        self.tokens = torch.from_numpy(tokens).to(self._device)
-        self.positions = torch.from_numpy(positions).to(self._device)
+            self._near = self._view(buffer, shift=buffer.shift)
+            self._near.positions[:, : near.shape[1]] = near
+            self._near.mask[..., : near.shape[1]].masked_fill_((near >= 0)[:, None, None, :], 0)
+        self._tokens = torch.from_numpy(tokens).to(self._device)
+        self._positions = torch.from_numpy(positions).to(self._device)
+        numbers = [number for row in wave.rows for number in row.replies]
         self._draws = {
             number: uniforms(replies[number].seed, replies[number].number, replies[number].limit)
-            for row in wave.rows
-            for number in row.replies
+            for number in numbers
             if replies[number].temperature > 0
         }
         # Which tokens occur in the prompts of replies with a penalty, one line per reply, and the
         # line of each; all other replies share the last line.
-        numbers = [n for row in wave.rows for n in row.replies if replies[n].repetition_penalty != 1]
+        penalised_numbers = [number for number in numbers if replies[number].repetition_penalty != 1]
         self._seen: Tensor | None = None
-        self._seen_places = {number: line for line, number in enumerate(numbers)}
-        if numbers:
-            self._seen = torch.zeros((len(numbers) + 1, vocabulary), dtype=torch.bool, device=self._device)
-            for line, number in enumerate(numbers):
+        self._seen_places = {number: line for line, number in enumerate(penalised_numbers)}
+        if penalised_numbers:
+            self._seen = torch.zeros((len(penalised_numbers) + 1, vocabulary), dtype=torch.bool, device=self._device)
+            for line, number in enumerate(penalised_numbers):
                 ids = torch.tensor(prompts[replies[number].prompt], device=self._device)
                 self._seen[line, ids[ids < vocabulary]] = True
+        # What a reply with a penalty may choose depends on the tokens before it: it has no draft.
+        self._drafts = None if penalised_numbers else drafts
+        self._said = {number: Said(prompts[replies[number].prompt]) for number in numbers} if self._drafts else {}
+        self._fed: dict[int, list[int]] = {number: [] for number in numbers}
+        self._starts: list[int] = []
         self._refresh()
 
     def live_rows(self) -> list[int]:
         """Return the rows in which a reply still grows."""
         return sorted({place for place, _ in self._slots})
 
-    def slots(self) -> Tensor:
-        """Return the flat indices [live] of the slots of the `live` replies."""
-        return self._flat
+    def size(self) -> int:
+        """Draft the live replies; return how many tokens the next step feeds to each slot."""
+        self._guesses: list[Sequence[int]] = [()] * len(self.live)
+        if self._drafts is None:
+            return 1
+        for place, (number, reply) in enumerate(zip(self._numbers, self.live, strict=True)):
+            # The token after a draft is chosen in the same step.
+            self._guesses[place] = self._drafts.draft(self._said[number])[: reply.limit - len(reply.tokens) - 1]
+        longest = self._drafts.length
+        if sum(map(len, self._guesses)) < _LEAST_DRAFTED * longest * len(self.live):
+            self._guesses = [()] * len(self.live)
+            return 1
+        return 1 + longest
 
-    def open(self) -> None:
-        """Let each slot see the column that it writes in this step."""
-        for view in self._views:
-            view.open(self.column, self.positions)
-
-    def draws(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-        """Return the arguments of `sampling.choose` after the logits: temperature, top-p, this
-        step's uniform number, and top-k and min-p if any live reply has one; each [live].
+    def feed(self, size: int, attention: Attention, columns: tuple[int, int]) -> Feed:
+        """Return what the next step reads, `size` tokens for each slot; near layers see their
+        `columns` from the first up to the second.
         """
-        step = len(self.live[0].tokens)
-        numbers = [self._draws[i][step] if i in self._draws else 0.0 for i in self._numbers]
+        tokens, positions = self._tokens, self._positions
+        if size > 1:
+            steps = torch.arange(size, device=self._device)
+            drafted = torch.zeros((self._tokens.numel(), size), dtype=torch.long)
+            for place, guess in zip(self._flat.tolist(), self._guesses, strict=True):
+                drafted[place, 1 : 1 + len(guess)] = torch.tensor(guess)
+            drafted = drafted.to(self._device)
+            drafted[:, 0] = tokens.flatten()
+            tokens = drafted.view(len(tokens), -1)
+            positions = (positions[:, :, None] + steps).flatten(1)
+        far, near = self._far.feed(self.column, positions, size), None
+        if self._near is not None:
+            part = slice(*columns)
+            mask = self._near.feed(self.column, positions, size)[..., part]
+            near = attention.within(mask, self._near.positions[:, part], positions)
+        return Feed(tokens=tokens, positions=positions, far=far, near=near, size=size)
+
+    def reach(self, window: int) -> int:
+        """Return the first column in which a slot may have one of the last `window` tokens before
+        the end of the next step, in near layers before the buffer's shift.
+        """
+        # A step adds at least one token to each live slot.
+        before = self._starts[len(self._starts) - min(window - 1, len(self._starts)) :]
+        missing = window - 1 - len(before)
+        return self._base - missing if missing else before[0] if before else self.column
+
+    def picks(self, size: int) -> tuple[Tensor, Tensor]:
+        """Return which logits of a step of `size` tokens a slot are read: flat indices [picks] of
+        slots and tokens, those of each live reply in order, and the places [picks] of the replies.
+        """
+        counts = torch.tensor([1 + len(guess) for guess in self._guesses])
+        owners = torch.arange(len(self.live)).repeat_interleave(counts)
+        steps = torch.arange(len(owners)) - (counts.cumsum(0) - counts)[owners]
+        owners = owners.to(self._device)
+        return self._flat[owners] * size + steps.to(self._device), owners
+
+    def draws(self, owners: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Return the arguments of `sampling.choose` after the logits: temperature, top-p, this
+        step's uniform numbers, and top-k and min-p if any live reply has one; each [picks].
+        """
+        numbers = [
+            self._draws[number][len(reply.tokens) + step] if number in self._draws else 0.0
+            for number, reply, guess in zip(self._numbers, self.live, self._guesses, strict=True)
+            for step in range(1 + len(guess))
+        ]
         uniform = torch.tensor(numbers, dtype=torch.float64, device=self._device)
-        return self._temperature, self._top_p, uniform, self._top_k, self._min_p
+        top_k, min_p = (None if column is None else column[owners] for column in (self._top_k, self._min_p))
+        return self._temperature[owners], self._top_p[owners], uniform, top_k, min_p
 
     def penalties(self) -> tuple[Tensor, Tensor] | None:
         """Return the arguments of `sampling.penalised` after the logits: the penalties [live] and
@@ -200,39 +268,57 @@ class Grid:
 
     def accept(
         self,
+        size: int,
         tokens: Sequence[int],
         logprobs: Sequence[float],
         ended: Callable[[Sequence[int], tuple[str, ...], str], bool],
     ) -> list[Grown]:
-        """Append one token to each live reply, to be fed in the next step; return the replies that
-        have ended.
+        """Append to each live reply what a step of `size` tokens chose for it, up to the first
+        token that its draft had wrong; return the replies that have ended.
+
+        `tokens` and `logprobs` [picks] are in the order of `picks`; there may be no logprobs.
         """
-        fed = torch.tensor(tokens, device=self._device)
-        self.tokens.view(-1)[self._flat] = fed
-        if self._seen is not None:
-            self._seen[self._places, fed] = True
-        self.positions += 1
-        self.column += self.width
-        for reply, token in zip(self.live, tokens, strict=True):
-            reply.tokens.append(token)
-            reply.ended = ended(reply.tokens, reply.stops, reply.until)
+        kept = torch.ones(self._tokens.numel(), dtype=torch.long)
+        start, last, flat = 0, [], self._flat.tolist()
+        for place, number, reply, guess in zip(flat, self._numbers, self.live, self._guesses, strict=True):
+            before = len(reply.tokens)
+            for step, token in enumerate(tokens[start : start + 1 + len(guess)]):
+                reply.tokens.append(token)
+                if logprobs:
+                    reply.token_logprobs.append(logprobs[start + step])
+                reply.ended = ended(reply.tokens, reply.stops, reply.until)
+                if reply.finished or step == len(guess) or token != guess[step]:
+                    break
+            start += 1 + len(guess)
+            last.append(reply.tokens[-1])
+            kept[place] = added = len(reply.tokens) - before
+            column = self.column + place % self.width * size
+            self._fed[number] += range(column, column + added)
+            if self._drafts is not None:
+                self._said[number].add(reply.tokens[before:])
             if reply.on_tokens is not None:
                 reply.on_tokens(reply.tokens)
-        if logprobs:
-            for reply, logprob in zip(self.live, logprobs, strict=True):
-                reply.token_logprobs.append(logprob)
-        grown = [
-            Grown(
-                row=row,
-                tokens=[*self._prompts[reply.prompt], *reply.tokens[:-1]],
-                filled=len(self._prompts[reply.prompt]) - 1,
-                base=self._base,
-                fed=self._base + slot,
-                width=self.width,
-            )
-            for (row, slot), reply in zip(self._slots, self.live, strict=True)
-            if reply.finished
-        ]
+        added_tokens = torch.tensor(last, device=self._device)
+        self._tokens.view(-1)[self._flat] = added_tokens
+        if self._seen is not None:
+            self._seen[self._places, added_tokens] = True
+        kept = kept.view(self._tokens.shape).to(self._device)
+        if size > 1:
+            for view in self._views:
+                view.keep(self.column, kept, size)
+        self._positions += kept
+        self._starts.append(self.column)
+        self.column += self.width * size
+        grown = []
+        for (row, _), number, reply in zip(self._slots, self._numbers, self.live, strict=True):
+            if reply.finished:
+                prompt = self._prompts[reply.prompt]
+                said = [*prompt, *reply.tokens[:-1]]
+                grown.append(
+                    Grown(row=row, tokens=said, filled=len(prompt) - 1, base=self._base, fed=self._fed[number])
+                )
+                if self._drafts is not None:
+                    self._drafts.note(self._said[number], len(prompt))
         if grown:
             self._refresh()
         return grown
@@ -249,7 +335,7 @@ class Grid:
         source = torch.arange(size)
         source[places] = torch.tensor(live, dtype=torch.long)
         source = source.to(self._device)
-        self.tokens, self.positions = self.tokens[source], self.positions[source]
+        self._tokens, self._positions = self._tokens[source], self._positions[source]
         for view in self._views:
             view.take(source)
         rows = self._rows
@@ -260,7 +346,7 @@ class Grid:
 
     @property
     def _views(self) -> list[View]:
-        return [view for view in (self.far, self.near) if view is not None]
+        return [view for view in (self._far, self._near) if view is not None]
 
     def _view(self, buffer: LayeredKV, *, shift: int) -> View:
         """Return a view in which no slot sees anything."""
@@ -299,6 +385,8 @@ _STEPS_AHEAD = 16
 """A wave reserves this many columns at a time, and columns for this many decode steps at least. All
 are read in every step, because rows in one piece are read several times as fast as parts of rows.
 """
+_LEAST_DRAFTED = 0.25
+"""The least share of a step's draft tokens that must be guessed for it to have drafts."""
 
 
 # Transformers' continuous batching (`generate_batch`) is measured beside this loop in
@@ -310,7 +398,8 @@ class Decoder:
     `model` is a Transformers causal language model in evaluation mode, `shape` what its layers
     store, `attention` how far they look back, `vocabulary` the number of token ids that may be
     sampled, and `ended(tokens, stops, until)` says whether the last token ends a reply. No prompt
-    and its reply may have more than `context_length` tokens together.
+    and its reply may have more than `context_length` tokens together. Replies are drafted by up to
+    `draft` tokens.
 
     `passes` counts the forward passes begun so far, and `written` the tokens of all replies; once
     another thread sets `given_up`, no pass is begun.
@@ -326,6 +415,7 @@ class Decoder:
         context_length: int,
         ended: Callable[[Sequence[int], tuple[str, ...], str], bool],
         prefix_cache_bytes: int,
+        draft: int = 0,
     ) -> None:
         self._model = model
         self._shape = shape
@@ -334,6 +424,7 @@ class Decoder:
         self._last_position = context_length - 1
         self._ended = ended
         self._prefixes = PrefixCache(prefix_cache_bytes)
+        self._drafts = Drafts(draft) if draft else None
         sizes = ON_CPU if shape.device.type == "cpu" else ON_GPU
         self.prefill = Prefill(model, attention, self._prefixes, self._last_position, sizes, self._begin)
         self.passes = 0
@@ -371,7 +462,8 @@ class Decoder:
         buffer.reset(padded_rows(len(wave.rows), wave.width), base + max(_COLUMNS_AHEAD, _STEPS_AHEAD * wave.width))
         self.prefill.fill(buffer, heads)
         self._prefixes.trim()
-        self._generate(buffer, Grid(wave, prompts, replies, buffer, base, self._attention.window, self._vocabulary))
+        window, vocabulary = self._attention.window, self._vocabulary
+        self._generate(buffer, Grid(wave, prompts, replies, buffer, base, window, vocabulary, self._drafts))
         self._prefixes.trim()
         self._spare = buffer
 
@@ -383,34 +475,35 @@ class Decoder:
     def _generate(self, buffer: LayeredKV, grid: Grid) -> None:
         while grid.live:
             self._begin()
-            start = grid.column
-            if start + grid.width > buffer.columns:
-                more = max(_COLUMNS_AHEAD, _STEPS_AHEAD * grid.width)
+            size = grid.size()
+            start, count = grid.column, grid.width * size
+            if start + count > buffer.columns:
+                more = max(_COLUMNS_AHEAD, _STEPS_AHEAD * grid.width, count)
                 buffer.grow(buffer.columns + more)
                 grid.widen(more)
-            first, last = self._attention.span(start - buffer.shift + grid.width, grid.width)
+            window = self._attention.window
+            first = 0 if window is None else grid.reach(window) - buffer.shift
+            near_columns = self._attention.span(first, start - buffer.shift + count)
             buffer.far.window(start, buffer.columns)
-            buffer.near.window(start - buffer.shift, last, first)
-            grid.open()
-            within = None
-            if grid.near is not None:
-                mask, columns = grid.near.mask[..., first:last], grid.near.positions[:, first:last]
-                within = self._attention.within(mask, columns, grid.positions)
+            buffer.near.window(start - buffer.shift, near_columns[1], near_columns[0])
+            feed = grid.feed(size, self._attention, near_columns)
             output = self._model(
-                input_ids=grid.tokens,
-                attention_mask=self._attention.masks(grid.far.mask, within),
+                input_ids=feed.tokens,
+                attention_mask=self._attention.masks(feed.far, feed.near),
                 # Slots whose reply has ended keep advancing their position; their output is not
                 # read, but must stay computable.
-                position_ids=grid.positions.clamp(max=self._last_position),
+                position_ids=feed.positions.clamp(max=self._last_position),
                 use_cache=True,
                 **{CACHE: buffer.cache},
             )
-            self.written += len(grid.live)
-            for ended in grid.accept(*self._sample(output.logits, grid), self._ended):
+            before = sum(len(reply.tokens) for reply in grid.live)
+            live = grid.live
+            for ended in grid.accept(size, *self._sample(output.logits, grid, size), self._ended):
                 self._remember(buffer, ended)
-            size = padded_rows(max(1, len(grid.live_rows())), grid.width)
-            if size < buffer.rows:
-                grid.shrink(buffer, size)
+            self.written += sum(len(reply.tokens) for reply in live) - before
+            rows = padded_rows(max(1, len(grid.live_rows())), grid.width)
+            if rows < buffer.rows:
+                grid.shrink(buffer, rows)
 
     def _remember(self, buffer: LayeredKV, reply: Grown) -> None:
         """Cache the blocks that a reply has completed: later prompts of its conversation begin with
@@ -425,17 +518,19 @@ class Decoder:
                 columns, near = reply.columns(start, stop), reply.near_columns(start, stop)
                 self._prefixes.put(names[number], buffer.read_reply(reply.row, columns, near))
 
-    def _sample(self, logits: Tensor, grid: Grid) -> tuple[list[int], list[float]]:
-        """Return the next token of each live reply, and its log-probability if any reply wants
+    def _sample(self, logits: Tensor, grid: Grid, size: int) -> tuple[list[int], list[float]]:
+        """Return the tokens chosen after the last token of each live reply and after each token of
+        its draft, in the order of `Grid.picks`; and their log-probabilities, if any reply wants
         them.
         """
-        rows, slots, draws, penalties = logits.flatten(0, 1), grid.slots(), grid.draws(), grid.penalties()
+        picks, owners = grid.picks(size)
+        rows, draws, penalties = logits.flatten(0, 1), grid.draws(owners), grid.penalties()
         with_logprobs = any(reply.logprobs for reply in grid.live)
-        size = rows_at_once(self._vocabulary) if logits.device.type == "cpu" else len(slots)
+        at_once = rows_at_once(self._vocabulary) if logits.device.type == "cpu" else len(picks)
         tokens, logprobs = [], []
-        for start in range(0, len(slots), size):
-            part = slice(start, start + size)
-            part_logits = rows.index_select(0, slots[part])[:, : self._vocabulary].float()
+        for start in range(0, len(picks), at_once):
+            part = slice(start, start + at_once)
+            part_logits = rows.index_select(0, picks[part])[:, : self._vocabulary].float()
             model = Logits(part_logits)
             if not bool(torch.isfinite(model.peak).all()):
                 raise ModelFault(
@@ -519,225 +614,3 @@ def grouped_attention(
     else:
         output = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
     return output.reshape(rows, heads, queries, value.shape[3]).transpose(1, 2).contiguous(), None
-
-
-# Loads a Hugging Face model directory and makes sure that the decode loop suits its
-# architecture.
-
-
-# The device that a model in this process runs on, by its name in a recipe.
-
-
-def torch_device(name: str, *, field: str = "model.device") -> torch.device:
-    """Return the device with a name; "auto" is CUDA if available. Raises `ConfigError` if the
-    device does not exist.
-
-    `field` is the name of the setting in error messages.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"{field} {name!r} is not a device; use auto, cpu or cuda") from None
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"{field} is {name!r}, which this backend does not run on; use auto, cpu or cuda")
-    if device.type == "cpu":
-        return device
-    if not torch.cuda.is_available():
-        raise ConfigError(f"{field} is {name!r}, but torch sees no CUDA device; use auto or cpu")
-    if device.index is not None and device.index >= torch.cuda.device_count():
-        raise ConfigError(
-            f"{field} is {name!r}, but torch sees {torch.cuda.device_count()} CUDA devices, counted from 0; name one "
-            "of them, or use auto"
-        )
-    return device
-
-
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_BY_LENGTH = ("dynamic", "longrope")
-_TOLERANCE = {"float32": 0.01, "bfloat16": 0.5}
-"""The largest difference in a log-probability that rounding can explain, by number format."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedModel:
-    """A model ready for the decode loop. Sampled ids lie below `vocabulary`; one of `end_ids` ends
-    a reply.
-
-    `shares_rows` says whether several queries on one row need no copy of its keys and values.
-    """
-
-    model: Any
-    tokenizer: Any
-    renderer: Renderer
-    shape: KVShape
-    attention: Attention
-    context_length: int
-    vocabulary: int
-    end_ids: frozenset[int]
-    shares_rows: bool
-
-
-def load_model(path: Path, *, dtype: str, device: str, context_length: int, at: datetime | None = None) -> LoadedModel:
-    """Return a model in evaluation mode on its device. `at` is the moment whose date its chat
-    template prints.
-
-    Raises:
-        ModelDirectoryError: files do not fit together, or the architecture has layers other than
-            full or sliding attention.
-        ConfigError: an unknown dtype or device, or a context longer than the model's.
-    """
-    if dtype not in _DTYPES:
-        raise ConfigError(f"model.dtype {dtype!r} is unknown; choose one of {', '.join(_DTYPES)}")
-    place = torch_device(device)
-    tokenizer, model = _read(path, _DTYPES[dtype])
-    model = model.to(place).eval().requires_grad_(False)
-    config = model.config.get_text_config()
-    max_positions: Any = getattr(config, "max_position_embeddings", None)
-    if max_positions is None and not context_length:
-        raise ConfigError(f"{path / 'config.json'} does not say how long a context may be; set model.context_length")
-    if max_positions is not None and context_length > max_positions:
-        raise ConfigError(
-            f"model.context_length is {context_length}, but the model of {path} was made for {max_positions}; lower it"
-        )
-    context: int = context_length or max_positions
-    renderer = Renderer(tokenizer, at=at)
-    heads = getattr(config, "num_attention_heads", None)
-    shape = _kv_shape(path, model, _DTYPES[dtype], place)
-    shares_rows = use_grouped_attention(model) or heads == shape.heads
-    end_ids: set[int] = set()
-    for value in (model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id):
-        end_ids.update(value if isinstance(value, list | tuple) else () if value is None else (value,))
-    loaded = LoadedModel(
-        model=model,
-        tokenizer=tokenizer,
-        renderer=renderer,
-        shape=shape,
-        attention=attention_of(path, config, context),
-        context_length=context,
-        vocabulary=min(model.get_output_embeddings().weight.shape[0], max(tokenizer.get_vocab().values()) + 1),
-        end_ids=frozenset(end_ids) | {renderer.end_of_turn},
-        shares_rows=shares_rows,
-    )
-    _check_decoding(path, loaded, _TOLERANCE[dtype])
-    return loaded
-
-
-def _read(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
-    """Return the tokenizer and the model of a directory; an adapter comes with its model."""
-    # The stages of a run show their own progress.
-    transformers_logging.disable_progress_bar()
-    base = adapter_base(path)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-        model, report = AutoModelForCausalLM.from_pretrained(
-            base or path, dtype=dtype, local_files_only=True, output_loading_info=True
-        )
-        if base is not None:
-            # The adapter stays in the layers, not merged into the weights.
-            # Slow to import, and most models have none.
-            from peft import PeftModel, get_peft_model_state_dict
-
-            adapted = PeftModel.from_pretrained(model, path)
-            with safe_open(path / ADAPTER_WEIGHTS, framework="numpy") as tensors:
-                mismatches = set(get_peft_model_state_dict(adapted)) ^ set(tensors.keys())
-            if mismatches:
-                raise ValueError(f"adapter and model do not fit: {', '.join(sorted(mismatches)[:3])}")
-            model = adapted.get_base_model()
-    # What foreign files make a library raise is anyone's guess.
-    except Exception as error:
-        raise ModelDirectoryError(f"{path} cannot be loaded: {' '.join(str(error).split())}") from error
-    wrong = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
-    if wrong:
-        raise ModelDirectoryError(
-            f"{path} lacks weights or has them in another shape: {', '.join(wrong[:3])}; save it again"
-        )
-    return tokenizer, model
-
-
-def attention_of(path: Path, config: Any, context: int) -> Attention:
-    """Return how far the layers of a text configuration look back in a context of `context` tokens.
-
-    Raises `ModelDirectoryError` for layers that are neither full nor sliding attention, and for
-    positions that depend on what else is in a batch.
-    """
-    # Transformers turns the keys by the longest row of a batch, also those stored before.
-    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    max_positions = getattr(config, "original_max_position_embeddings", None) or getattr(
-        config, "max_position_embeddings", None
-    )
-    for positions in rope.values() if any(isinstance(part, dict) for part in rope.values()) else [rope]:
-        limit = positions.get("original_max_position_embeddings") or max_positions
-        if positions.get("rope_type") in _BY_LENGTH and limit and context > limit:
-            raise ModelDirectoryError(
-                f"the model of {path} has positions of type {positions['rope_type']}, which change with the longest "
-                f"row of a batch beyond {limit} tokens; set model.context_length to {limit} or less, or serve it with "
-                "vLLM"
-            )
-    # Without a list of layer types, a model with a window has it in all layers.
-    layers = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
-    kinds = set(layers)
-    if unsupported := kinds - {"full_attention", "sliding_attention"}:
-        raise ModelDirectoryError(
-            f"the model of {path} has layers of kind {', '.join(sorted(unsupported))}, which this backend cannot "
-            "decode; serve it with vLLM"
-        )
-    window = getattr(config, "sliding_window", None)
-    if window is None or window >= context or kinds == {"full_attention"}:
-        return Attention(by_kind=len(kinds) == 2)
-    near = frozenset(number for number, kind in enumerate(layers) if kind == "sliding_attention")
-    return Attention(window=window, near=near, by_kind=len(kinds) == 2)
-
-
-@torch.inference_mode()
-def _kv_shape(path: Path, model: Any, dtype: torch.dtype, device: torch.device) -> KVShape:
-    """Return the shape of what the layers store, found by a trial pass: configurations name it in
-    many ways.
-    """
-    output = model(input_ids=torch.zeros((1, 2), dtype=torch.long, device=device), use_cache=True)
-    layers = getattr(getattr(output, CACHE, None), "layers", [])
-    stored = [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in layers]
-    shapes = {
-        (keys.shape[1], keys.shape[3], values.shape[3]) if keys is not None and values is not None else None
-        for keys, values in stored
-    }
-    if len(shapes) != 1 or None in shapes:
-        raise ModelDirectoryError(
-            f"the model of {path} does not keep equal keys and values in all layers, so this backend cannot decode it; "
-            "serve it with vLLM"
-        )
-    ((heads, key_size, value_size),) = (shape for shape in shapes if shape is not None)
-    return KVShape(len(stored), heads, key_size, value_size, dtype, device)
-
-
-@torch.inference_mode()
-def _check_decoding(path: Path, loaded: LoadedModel, tolerance: float) -> None:
-    """Compare the decode loop with a plain forward pass: architectures with other position or mask
-    rules would differ.
-    """
-    decoder = Decoder(
-        loaded.model,
-        loaded.shape,
-        loaded.attention,
-        vocabulary=loaded.vocabulary,
-        context_length=loaded.context_length,
-        ended=lambda tokens, stops, until: False,
-        prefix_cache_bytes=0,
-    )
-    prompts = [[(7 * i + 1) % loaded.vocabulary for i in range(length)] for length in (4, 9)]
-    replies = [
-        Reply(prompt=number, seed=0, number=0, temperature=0.0, top_p=1.0, limit=3, logprobs=True, stops=())
-        for number in range(2)
-    ]
-    decoder.decode(Wave(1, (Row(0, (0,)), Row(1, (1,)))), prompts, replies)
-    for prompt, reply in zip(prompts, replies, strict=True):
-        ids = torch.tensor([prompt + reply.tokens], device=loaded.shape.device)
-        logits = loaded.model(input_ids=ids).logits[0, len(prompt) - 1 : -1, : loaded.vocabulary]
-        plain = logits.double().log_softmax(dim=-1)[range(len(reply.tokens)), reply.tokens].tolist()
-        difference = max(abs(a - b) for a, b in zip(plain, reply.token_logprobs, strict=True))
-        if difference > tolerance:
-            raise ModelDirectoryError(
-                f"the model of {path} gives other results token by token than at once (log-probabilities differ by "
-                f"{difference:.2g}), so this backend cannot decode it; serve it with vLLM"
-            )

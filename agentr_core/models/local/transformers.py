@@ -18,7 +18,8 @@ from agentr_core.models.local.waves import MAX_WIDTH, StopWatch, generation, lis
 from agentr_core.types import Generation, Request
 
 if TYPE_CHECKING:
-    from agentr_core.models.local.decoding import Decoder, LoadedModel, Reply
+    from agentr_core.models.local.decoding import Decoder, Reply
+    from agentr_core.models.local.loading import LoadedModel
 
 _CACHED_PROMPTS = 4096
 
@@ -63,6 +64,7 @@ class TransformersModel:
             context_length=loaded.context_length,
             ended=self._ended,
             prefix_cache_bytes=prefix_cache_bytes,
+            draft=loaded.draft,
         )
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"model-{name}")
 
@@ -96,7 +98,7 @@ class TransformersModel:
                 here.
             ConfigError: an unknown dtype or device, or a context longer than the model's.
         """
-        from agentr_core.models.local.decoding import load_model
+        from agentr_core.models.local.loading import load_model
 
         check_model_directory(path)
         loaded = load_model(path, dtype=dtype, device=device, context_length=context_length, at=at)

@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
     end_with_parent()
     with importing():
         # This imports all that loading a model needs.
-        import agentr_core.models.local.decoding  # noqa: F401
+        import agentr_core.models.local.loading  # noqa: F401
     with Connection(int(arguments[0])) as connection:
         return asyncio.run(serve(connection))
 

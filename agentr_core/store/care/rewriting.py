@@ -18,13 +18,12 @@ from typing import Any, NamedTuple, TypeVar
 import duckdb
 
 from agentr_core.errors import CorruptStore, StoreError
-from agentr_core.models.checkpoint_dir import checkpoint_entries, iteration_of, shared_weights
+from agentr_core.models.checkpoint_dir import checkpoint_entries, iteration_of, shared_weights, weights_now
 from agentr_core.store import lock
 from agentr_core.store.connection import connected, literal, quoted, storage_faults
 from agentr_core.store.database import Store
 from agentr_core.store.migrations import stored_columns
 from agentr_core.store.tables import TABLES
-from agentr_core.store.weights import weights_now
 from agentr_core.system import sync
 
 # The sizes of the tables of a store.
@@ -398,7 +397,7 @@ def prune(store: Store, run_ids: Collection[str], *, keep: bool = True) -> Prune
         return needed, [con.execute(sql).fetchall() for sql in (_UNNAMED, _GONE_FILES, _KEPT_IDS)]
 
     rewritten, (needed, (weights, files, ids)) = rewrite(store, fill, keep=keep)
-    unnamed = {weights_now(store, key, path) for key, path in weights}
+    unnamed = {weights_now(store.path.parent, key, path) for key, path in weights}
     root = store.path.parent
     unnamed |= {str(root / name) for (name,) in files if (root / name).exists()}
     # What trainings left whose checkpoint is gone, or whose iteration does not stay. Unfinished

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from agentr_core.models.checkpoint_dir import weights_now
 from agentr_core.store.connection import literal, quoted, tell_runs_at_work
 from agentr_core.store.database import Store
-from agentr_core.store.weights import weights_now
+from agentr_core.store.tables import Note, row_of
 from agentr_core.types import Instance
 
 # Instances of worlds, and the counts of what an iteration made in each world.
@@ -236,7 +237,7 @@ def _walk(store: Store, entity: Entity, relation: str, depth: int, seen: set[Ent
     if stored is None:
         return
     if "model" in stored:
-        stored["model"] = weights_now(store, entity.key, stored["model"])
+        stored["model"] = weights_now(store.path.parent, entity.key, stored["model"])
     origins = {name: ids for name, ids in stored.items() if ": " in name and ids}
     facts = {name: fact for name, fact in stored.items() if ": " not in name and fact not in (None, "", [])}
     yield Ancestor(depth=depth, relation=relation, entity=entity, facts=facts)
@@ -543,6 +544,26 @@ LISTINGS: Mapping[str, Listing] = {
     "differences": DIFFERENCES,
 }
 """The lists by name."""
+
+
+# What people wrote about trajectories.
+
+
+def note_of(store: Store, trajectory_id: str) -> Note | None:
+    """Return the note of a trajectory, empty before anybody wrote one; None if there is no such
+    trajectory.
+    """
+    rows = store.rows(
+        "select coalesce(o.tags, []), coalesce(o.text, '') from trajectory t left join note o using (trajectory_id) "
+        "where t.trajectory_id = $1",
+        trajectory_id,
+    )
+    return Note(tags=tuple(rows[0][0]), text=rows[0][1]) if rows else None
+
+
+def write_note(store: Store, trajectory_id: str, note: Note) -> None:
+    """Store the note of a trajectory in place of the one before. Raises as `Store.write` does."""
+    store.write({"note": [row_of("note", note, trajectory_id=trajectory_id)]})
 
 
 # What a workspace holds at a glance: its runs, and the iterations of one of them.

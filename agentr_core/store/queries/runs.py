@@ -10,11 +10,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from agentr_core.models.checkpoint_dir import weights_now
 from agentr_core.recipes.models import ModelRole
 from agentr_core.replies import is_unreadable
 from agentr_core.store.codec.ledger import Status, in_utc
 from agentr_core.store.database import Store
-from agentr_core.store.weights import weights_now
 from agentr_core.types import Generation
 
 # What an iteration has made so far: trajectories, a dataset, a checkpoint.
@@ -417,7 +417,7 @@ def checkpoints_beginning(store: Store, prefix: str) -> list[CheckpointMade]:
         head,
         step if at else "",
     )
-    return [CheckpointMade(key, weights_now(store, key, path), *columns) for key, path, *columns in rows]
+    return [CheckpointMade(key, weights_now(store.path.parent, key, path), *columns) for key, path, *columns in rows]
 
 
 def runs_beginning(store: Store, prefix: str) -> list[str]:
@@ -602,7 +602,7 @@ def last_promotion(store: Store, run_id: str) -> Promotion | None:
 
 def _promotion(store: Store, rows: Sequence[tuple[Any, ...]]) -> Promotion | None:
     for key, iteration, path, development, success in rows:
-        return Promotion(iteration, weights_now(store, key, path), development, success)
+        return Promotion(iteration, weights_now(store.path.parent, key, path), development, success)
     return None
 
 
@@ -610,7 +610,7 @@ def _checkpoint(store: Store, iteration_id: str, *, promoted: bool) -> StoredChe
     for key, path, weights, parent, dataset, trained in store.rows(_CHECKPOINT, promoted, iteration_id):
         return StoredCheckpoint(
             checkpoint_id=key,
-            path=Path(weights_now(store, key, path)),
+            path=Path(weights_now(store.path.parent, key, path)),
             weights_sha256=weights,
             parent_id=parent,
             dataset_hash=dataset,

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 
 from agentr_core.errors import ModelDirectoryError
 from agentr_core.models.checkpoint_dir import adapter_base, context_length_of
-from agentr_core.models.local.decoding import torch_device
+from agentr_core.models.local.loading import torch_device
 from agentr_core.recipes.grpo import DistilConfig
 from agentr_core.samples.rendering import load_tokenizer
 from agentr_core.system import check_wanted

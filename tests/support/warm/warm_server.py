@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 from warm_client import LONGEST
 
 IMPORTED = (
-    "agentr_core.models.local.decoding",
+    "agentr_core.models.local.loading",
     "agentr_core.models.local.transformers",
     "agentr_core.training.process",
     "agentr_core.training.run",
