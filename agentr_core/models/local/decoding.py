@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -445,6 +445,9 @@ class Decoder:
             raise ModelFault(f"the new weights are of another model: {', '.join(sorted(mismatches)[:3])}")
         for name, parameter in parameters.items():
             parameter.copy_(weights[name])
+        for module in self._model.modules():
+            if isinstance(module, PackedLinear):
+                module.pack()
         self._prefixes.clear()
 
     @torch.inference_mode()
@@ -550,11 +553,45 @@ def _shape(weights: Mapping[str, Tensor], name: str) -> tuple[int, ...] | None:
     return tuple(weights[name].shape) if name in weights else None
 
 
+class PackedLinear(nn.Linear):
+    """A linear layer that also holds its weights as oneDNN reads them: for a few rows, to lay them
+    out anew takes as long as the product. Results are equal to the bit.
+
+    Its parameters are those of the layer it stands for.
+    """
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
+        self.weight, self.bias = linear.weight, linear.bias
+        self.pack()
+
+    def pack(self) -> None:
+        """Lay out the weights as they are now."""
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), _PACKED_ROWS)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._packed, self.bias, "none", [], "")
+        return product
+
+
+_PACKED_ROWS = 64
+"""About how many rows a product has; oneDNN chooses the layout by it."""
+
+
+def pack_linears(model: nn.Module) -> None:
+    """Replace the linear layers of a model in bfloat16 on a CPU, where oneDNN reads that."""
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return
+    for name, module in list(model.named_modules()):
+        if type(module) is nn.Linear and module.weight.device.type == "cpu" and module.weight.dtype == torch.bfloat16:
+            model.set_submodule(name, PackedLinear(module))
+
+
 # Attention of the in-process sampler: few queries on many stored keys.
 #
-# A decode step has one query for each reply, or a few that share a row. There PyTorch's fused
-# kernel takes four to eight times as long as two plain products on a CPU in bfloat16, and somewhat
-# longer in float32 (deployments/LOG.md).
+# A decode step has one query for each token fed to a row. On a CPU, two plain products are somewhat
+# faster than PyTorch's fused kernel for a few of them: in float32 for all decode steps without
+# drafts; in bfloat16 neither for a single one nor for those of a draft (PyTorch 2.13).
 #
 # Transformers repeats keys and values for each query head as soon as a row has several queries and
 # a mask: with 8 replies on one row it would write and read all of them once per head in every
@@ -606,7 +643,8 @@ def grouped_attention(
     folded = query.reshape(rows, key.shape[1], groups * queries, size)
     mask = attention_mask.repeat(1, 1, groups, 1)
     # A decode step; Transformers' own masks, of truth values, belong to plain forward passes.
-    if queries <= MAX_WIDTH and mask.is_floating_point() and query.device.type == "cpu":
+    few = queries <= MAX_WIDTH if query.dtype == torch.float32 else 1 < folded.shape[2] <= MAX_WIDTH
+    if few and mask.is_floating_point() and query.device.type == "cpu":
         # In bfloat16, softmax of 16-bit scores would lose what the fused kernel keeps.
         scores = torch.matmul(folded, key.transpose(-1, -2)).float()
         weights = scores.mul_(size**-0.5 if scaling is None else scaling).add_(mask).softmax(dim=-1)

@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 from agentr_core.errors import ConfigError, ModelDirectoryError
 from agentr_core.models.checkpoint_dir import ADAPTER_WEIGHTS, adapter_base
 from agentr_core.models.local.cache import CACHE, Attention, KVShape
-from agentr_core.models.local.decoding import Decoder, Reply, use_grouped_attention
+from agentr_core.models.local.decoding import Decoder, Reply, pack_linears, use_grouped_attention
 from agentr_core.models.local.waves import Row, Wave
 from agentr_core.samples.rendering import Renderer
 
@@ -107,6 +107,7 @@ def load_model(path: Path, *, dtype: str, device: str, context_length: int, at: 
     renderer = Renderer(tokenizer, at=at)
     heads = getattr(config, "num_attention_heads", None)
     shape = _kv_shape(path, model, _DTYPES[dtype], place)
+    pack_linears(model)
     shares_rows = use_grouped_attention(model) or heads == shape.heads
     end_ids: set[int] = set()
     for value in (model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id):
