@@ -88,10 +88,13 @@ class DistilConfig:
     advantage: Literal["group", "none"] = "group"
     """What the term is added to: the advantage in the group, or nothing, so that rewards do not
     count. Groups without contrast have this term, too."""
-    context: Literal["none", "hindsight", "expert"] = "none"
+    context: Literal["none", "hindsight", "expert", "records"] = "none"
     """What the scorer reads beside what the policy read: nothing, the policy's whole episode with
-    the step that is scored marked in it and its outcome, or the expert's episode of the instance.
+    the step that is scored marked in it and its outcome, the expert's episode of the instance, or
+    `hindsight` and up to two other episodes of the instance that the run stored, chosen by state.
     It stands at the end of the last turn before the reply, without the thoughts of its replies."""
+    key: StateKey = "world"
+    """With `context: records`: what tells states apart, as in `grpo.states`."""
     max_difference: Positive | None = None
     """The most that the two log-probabilities may differ by, in nats; None: no limit."""
 
@@ -224,6 +227,8 @@ def group_faults(grpo: GrpoConfig) -> list[str]:
             f"grpo.branching.initial_rollouts: a group has {grpo.num_generations} episodes, so none is left to branch; "
             "begin with fewer"
         )
+    if grpo.distil is not None and grpo.distil.context != "records" and grpo.distil.key != "world":
+        faults.append(f"grpo.distil.key: context {grpo.distil.context} compares no states; leave it out")
     if grpo.distil is not None and grpo.distil.advantage == "none":
         # Nothing is compared within a group then.
         plain = GrpoConfig()

@@ -12,17 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentr_core.errors import ConfigError
-from agentr_core.methods.grpo.readings import Reading, expert_of, readings
+from agentr_core.methods.grpo.readings import Reading, expert_of, other_episodes, readings
 from agentr_core.runtime.equipment import Worlds
 from agentr_core.samples.chat_file import read_chat
 from agentr_core.stages.dataset import whole_samples
+from agentr_core.store.codec.ledger import load_companions, step_of
 from agentr_core.store.codec.samples import load_samples
 from agentr_core.store.codec.trajectories import load_trajectories
 from agentr_core.store.database import Store
 from agentr_core.store.queries.datasets import run_of
 from agentr_core.store.queries.listings import Entity, entities_beginning
 from agentr_core.texts import visible
-from agentr_core.types import Message, Rejection, Sample
+from agentr_core.types import Message, Rejection, Sample, Trajectory
 from tasks.wiring import make_environment
 from tasks.workspaces import open_store, stored_recipe
 
@@ -130,12 +131,19 @@ def preview_scored(workspace: Path, named: str, step: int) -> list[tuple[str, bo
     trajectory, distil = load_trajectories(store, [entity.key])[entity.key], recipe.grpo.distil
     with closing(Worlds(recipe, lambda name: make_environment(recipe.in_world(name)))) as worlds:
         env = worlds.of(trajectory.instance)
-        expert = expert_of(env, trajectory.instance) if distil.context == "expert" else None
-        if isinstance(expert, Rejection):
-            raise ConfigError(f"the scorer reads nothing of {named}: {expert.detail}")
+        others: list[Trajectory] = []
+        if distil.context == "expert":
+            expert = expert_of(env, trajectory.instance)
+            if isinstance(expert, Rejection):
+                raise ConfigError(f"the scorer reads nothing of {named}: {expert.detail}")
+            others = [] if expert is None else [expert]
+        elif distil.context == "records" and (sampled := step_of(store, entity.key)) is not None:
+            group = load_trajectories(store, load_companions(store, [entity.key])[entity.key])
+            beside = {trajectory.instance.key: {key: each for key, each in group.items() if key != entity.key}}
+            others = other_episodes(store, sampled[0], beside, until=sampled[1] - 1)[trajectory.instance.key]
         found = [
             reading
-            for reading in readings(env, trajectory, distil, expert, given=0)
+            for reading in readings(env, trajectory, distil, others, given=0)
             if step - 1 in reading.positions[reading.num_given :]
         ]
     if not found:

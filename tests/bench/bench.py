@@ -26,6 +26,7 @@ import memory
 import prefill
 import python_calls
 import retrieving
+import sampling
 import storage
 import torch
 import viewing
@@ -87,6 +88,11 @@ def _prefill(options: argparse.Namespace, folder: Path, clock: Clock) -> list[Me
     return prefill.measure(folder, n=4 if options.quick else 16, words=60 if options.quick else 800, clock=clock)
 
 
+def _sampling(options: argparse.Namespace, folder: Path, clock: Clock) -> list[Measure]:
+    batches, layers, timed, runs = ((4,), 1, (1,), 1) if options.quick else ((16, 64), 30, (2, 4), 5)
+    return sampling.measure(folder, batches=batches, layers=layers, timed=timed, runs=runs, clock=clock)
+
+
 def _store(options: argparse.Namespace, folder: Path, clock: Clock) -> list[Measure]:
     ingest = 2_000 if options.quick else 100_000
     stored = options.steps or (2_000 if options.quick else 10_000_000)
@@ -116,6 +122,7 @@ BENCHMARKS: dict[str, Callable[[argparse.Namespace, Path, Clock], list[Measure]]
     "choosing": _choosing,
     "crediting": _crediting,
     "prefill": _prefill,
+    "sampling": _sampling,
     "conversing": _conversing,
     "store": _store,
     "memory": _memory,

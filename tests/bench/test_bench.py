@@ -31,6 +31,8 @@ GOALS: dict[str, str | None] = {
     "credit_share_of_update": "<= 1",
     "shared_prefill_ratio": "> 1",
     "shared_prefill_ratio_grouped": "> 1",
+    "sampling_decoding_ratio_4": ">= 4",
+    "sampling_with_prefill_ratio_4": ">= 5",
     "conversation_cache_ratio": "> 1",
     "conversation_cached_share": None,
     "gateway_call": "<= 5",

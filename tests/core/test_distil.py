@@ -19,7 +19,17 @@ from agentr_core.errors import ConfigError, DataFault
 from agentr_core.methods.faults import parse
 from agentr_core.methods.grpo.credit import step_advantages, teaches
 from agentr_core.methods.grpo.distil import row_of
-from agentr_core.methods.grpo.readings import readings, record, until_reply, with_context
+from agentr_core.methods.grpo.readings import (
+    LOST,
+    WON_ELSEWHERE,
+    WON_FROM_BEFORE,
+    WON_FROM_HERE,
+    readings,
+    record,
+    records_beside,
+    until_reply,
+    with_context,
+)
 from agentr_core.models.checkpoint_dir import check_same_tokens
 from agentr_core.recipes.grpo import DistilConfig, GrpoConfig
 from agentr_core.samples.rendering import Renderer, load_renderer
@@ -108,7 +118,7 @@ def test_the_context_is_at_the_end_of_the_last_turn_before_the_reply(renderer: R
     played, expert = episode(renderer), episode(renderer, won=True)
     (whole,) = conversations(Door(), played)
     for context, head in (("hindsight", "this whole episode"), ("expert", "an expert's whole episode")):
-        found = list(readings(Door(), played, DistilConfig(context=context), expert, given=0))  # type: ignore[arg-type]
+        found = list(readings(Door(), played, DistilConfig(context=context), [expert], given=0))  # type: ignore[arg-type]
         assert [reading.positions for reading in found] == [(0,), (0, 1)]
         for number, reading in enumerate(found):
             place = len(reading.messages) - 2
@@ -118,22 +128,77 @@ def test_the_context_is_at_the_end_of_the_last_turn_before_the_reply(renderer: R
             others = [message for at, message in enumerate(reading.messages) if at != place]
             assert others == [message for at, message in enumerate(whole.messages[: place + 2]) if at != place]
     # The step that is scored is the one with the mark.
-    first, second = readings(Door(), played, DistilConfig(context="hindsight"), None, given=0)
+    first, second = readings(Door(), played, DistilConfig(context="hindsight"), (), given=0)
     assert ">>> Action: knock" in first.messages[-2].text
     assert ">>> Action: push" in second.messages[-2].text
     # Nothing is made up where there is no record.
-    assert list(readings(Door(), played, DistilConfig(context="expert"), None, given=0)) == []
-    given = [one.positions for one in readings(Door(), played, DistilConfig(context="hindsight"), None, given=1)]
+    assert list(readings(Door(), played, DistilConfig(context="expert"), (), given=0)) == []
+    given = [one.positions for one in readings(Door(), played, DistilConfig(context="hindsight"), (), given=1)]
     assert given == [(0, 1)]
-    (plain,) = readings(Door(), played, DistilConfig(), None, given=0)
+    (plain,) = readings(Door(), played, DistilConfig(), (), given=0)
     assert (plain.messages, plain.positions, plain.num_given) == (whole.messages, (0, 1), 0)
+
+
+def through(renderer: Renderer, states: str, *, won: bool = False) -> Trajectory:
+    """Return an episode that takes a step in each of some states, named by letters."""
+    steps = tuple(
+        replace(
+            step(renderer, (50, renderer.end_of_turn), f"leave {state}"), state_key=state, observation=f"Left {state}."
+        )
+        for state in states
+    )
+    return replace(episode(renderer, won=won), steps=steps)
+
+
+@pytest.mark.parametrize(
+    ("states", "position", "won", "others", "told"),
+    [
+        ("abc", 2, False, ["abcxy+", "azc+", "ac-"], [(WON_FROM_HERE, 0, "leave c", 1)]),
+        ("abc", 1, False, ["abxyc+", "azbc+", "bbb-"], [(WON_FROM_HERE, 0, "leave b", 1)]),
+        ("abc", 2, False, ["abx+", "ay+", "abz-"], [(WON_FROM_BEFORE, 2, "leave b", 0), (LOST, 2, "leave b", 2)]),
+        ("abc", 2, False, ["xyz+", "uv+", "bca-"], [(WON_ELSEWHERE, 0, None, 1), (LOST, 3, "leave c", 2)]),
+        ("abc", 2, False, [], []),
+        ("abc", 1, True, ["abxy+", "b-"], []),
+        ("abcd", 1, True, ["abx+"], [(WON_FROM_HERE, 0, "leave b", 0)]),
+        ("abc", 1, True, ["xy+", "b-"], []),
+    ],
+)
+def test_records_are_chosen_by_the_state_of_the_step(
+    renderer: Renderer,
+    states: str,
+    position: int,
+    won: bool,
+    others: list[str],
+    told: list[tuple[str, int, str | None, int]],
+) -> None:
+    known = [through(renderer, other[:-1], won=other[-1] == "+") for other in others]
+    expected = [
+        f"{head.format(mark='>>>', step=step)}\n\n"
+        + record(
+            known[number],
+            marked=None if action is None else max(n for n, s in enumerate(known[number].steps) if s.action == action),
+        )
+        for head, step, action, number in told
+    ]
+    assert list(records_beside(through(renderer, states, won=won), position, known, "world")) == expected
+
+
+def test_states_without_a_key_are_equal_to_none_and_an_observation_will_do(renderer: Renderer) -> None:
+    played, other = episode(renderer), episode(renderer, won=True)
+    assert list(records_beside(played, 1, [other], "world")) == [f"{WON_ELSEWHERE}\n\n{record(other)}"]
+    (told,) = records_beside(played, 1, [other], "observation")
+    assert told == f"{WON_FROM_HERE.format(mark='>>>')}\n\n{record(other, marked=1)}"
+    distil = DistilConfig(context="records", key="observation")
+    first, second = readings(Door(), played, distil, [other], given=0)
+    assert record(other, marked=0) in first.messages[-2].text
+    assert second.messages[-2].text.endswith(f"{record(played, marked=1)}\n\n{told}")
 
 
 def test_a_turn_that_grew_is_read_up_to_the_reply(renderer: Renderer) -> None:
     steps = [step(renderer, ids, "go") for ids in ((50, 51, renderer.end_of_turn), (60, 61))]
     played = replace(episode(renderer), steps=tuple(steps))
     env = GrowingLine()
-    first, second = readings(env, played, DistilConfig(context="hindsight"), None, given=0)
+    first, second = readings(env, played, DistilConfig(context="hindsight"), (), given=0)
     assert len(first.messages[-1].spans) == 1
     assert len(second.messages[-1].spans) == 3
     assert ">>> Action" in first.messages[-2].text
@@ -165,7 +230,7 @@ def test_scores_in_a_batch_are_those_of_each_row_alone_and_stand_beside_their_to
     rows = [
         row_of(reading, played.steps, renderer)
         for distil in (DistilConfig(), DistilConfig(context="hindsight"))
-        for reading in readings(Door(), played, distil, None, given=0)
+        for reading in readings(Door(), played, distil, (), given=0)
     ]
     ids = [[row.input_ids[position] for position in row.positions] for row in rows]
     end = renderer.end_of_turn

@@ -32,12 +32,20 @@ def store_of(file: Path) -> Store:
 
 
 @pytest.mark.usefixtures("door_installed")
+@pytest.mark.parametrize(
+    ("context", "told"), [("expert", "an expert's whole episode"), ("records, key: observation", "this whole episode")]
+)
 def test_killed_before_and_after_it_scored_it_trains_to_the_same_weights(
-    tmp_path: Path, door_model: Path, process_env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    door_model: Path,
+    process_env: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    context: str,
+    told: str,
 ) -> None:
     knows = "environment: {options: {knows: true}}"
     whole, cut = (
-        recipe(tmp_path / name, door_model, "{context: expert, weight: 0.5}", knows) for name in ("whole", "cut")
+        recipe(tmp_path / name, door_model, f"{{context: {context}, weight: 0.5}}", knows) for name in ("whole", "cut")
     )
     asyncio.run(groups.trained(whole))
 
@@ -82,8 +90,12 @@ def test_killed_before_and_after_it_scored_it_trains_to_the_same_weights(
     ((key,),) = store.rows("select trajectory_id from rl_score limit 1")
     turns = preview_scored(whole.parent / "runs", key, 1)
     assert [scored for _, scored in turns] == [False] * (len(turns) - 1) + [True]
-    assert "an expert's whole episode" in turns[-2][0]
-    assert "The end: a success" in turns[-2][0]
+    assert told in turns[-2][0]
+    assert "The end: " in turns[-2][0]
+    if context != "expert":
+        keys = [key for (key,) in store.rows("select distinct trajectory_id from rl_score order by all")]
+        read = [preview_scored(whole.parent / "runs", key, 1)[-2][0] for key in keys]
+        assert any("another episode of this task" in text for text in read)
 
 
 @pytest.mark.usefixtures("door_installed")

@@ -8,7 +8,7 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 
-from agentr_core.methods.grpo.readings import Reading, expert_of, readings
+from agentr_core.methods.grpo.readings import Reading, expert_of, other_episodes, readings
 from agentr_core.models.checkpoint_dir import check_same_tokens
 from agentr_core.runtime.equipment import Worlds
 from agentr_core.runtime.place import Workplace
@@ -47,11 +47,11 @@ class Scoring:
         self._place, self._job, self._renderer = place, job, renderer
         self._distil = job.objective.grpo.distil
         self._scorer: Scorer | None = None
-        self._experts: dict[str, Trajectory | None] = {}
+        self._experts: dict[str, list[Trajectory]] = {}
 
     # One transaction for a step: what is computed again after an interruption is computed in the
     # same batches, which decide the last bits.
-    async def scores(self, groups: Sequence[Group], worlds: Worlds) -> Scores:
+    async def scores(self, groups: Sequence[Group], step: int, worlds: Worlds) -> Scores:
         """Return the scores of the groups of a step, stored ones or new ones, which are then
         stored. Replies that do not fit into the scorer's context with what it is told have none,
         nor have those of instances without an expert's episode to tell.
@@ -62,7 +62,13 @@ class Scoring:
         store = self._place.store
         if stored := load_scores(store, [key for group in groups for key in group.episodes]):
             return stored
-        rows = [pair for group in groups for pair in self.rows(group, worlds)]
+        others: dict[str, list[Trajectory]] = {}
+        if self._distil.context == "records":
+            episodes: dict[str, dict[str, Trajectory]] = {}
+            for group in groups:
+                episodes.setdefault(group.instance.key, {}).update(group.episodes)
+            others = other_episodes(store, self._job.experience, episodes, until=step - 1)
+        rows = [pair for group in groups for pair in self.rows(group, worlds, others.get(group.instance.key, ()))]
         scorer = await in_thread(self._loaded)
         fitting = [(key, row) for key, row in rows if len(row.input_ids) <= scorer.context_length]
         if len(fitting) < len(rows):
@@ -78,19 +84,24 @@ class Scoring:
         store.write(score_rows(scores))
         return scores
 
-    def rows(self, group: Group, worlds: Worlds) -> Iterator[tuple[str, PolicyRow]]:
+    def rows(self, group: Group, worlds: Worlds, others: Sequence[Trajectory] = ()) -> Iterator[tuple[str, PolicyRow]]:
         """Yield what the scorer reads of the episodes of a group as tokens (`row_of`), each with
         the id of its trajectory. An expert that fails its own replay is stored as a rejection.
+
+        Args:
+            others: with `context: records`, all episodes of the instance that may be told.
         """
         env, instance, experts = worlds.of(group.instance), group.instance, self._experts
-        if self._distil.context == "expert" and instance.key not in experts:
-            played = expert_of(env, instance)
-            if isinstance(played, Rejection):
-                self._place.store.write(rejection_rows([played], iteration_id=self._job.experience))
-                played = None
-            experts[instance.key] = played
+        if self._distil.context == "expert":
+            if instance.key not in experts:
+                played = expert_of(env, instance)
+                if isinstance(played, Rejection):
+                    self._place.store.write(rejection_rows([played], iteration_id=self._job.experience))
+                experts[instance.key] = [played] if isinstance(played, Trajectory) else []
+            others = experts[instance.key]
         for key, trajectory in group.episodes.items():
-            for reading in readings(env, trajectory, self._distil, experts.get(instance.key), given=group.prefix):
+            beside = [other for other in others if other is not trajectory]
+            for reading in readings(env, trajectory, self._distil, beside, given=group.prefix):
                 row = row_of(reading, trajectory.steps, self._renderer)
                 if row.positions:
                     yield key, row

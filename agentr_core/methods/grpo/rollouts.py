@@ -353,6 +353,8 @@ def check_world(recipe: Recipe, env: Environment, instances: Sequence[Instance])
         return
     if recipe.grpo.distil.context == "expert":
         need_expert(env, instances, "grpo.distil.context")
+    if recipe.grpo.distil.context == "records" and recipe.grpo.distil.key == "world":
+        require_state(env, "grpo.distil.context", instead="set grpo.distil.key to observation")
     paths = [Path(model.path) for model in (recipe.models.scorer, recipe.model) if model is not None]
     if len(paths) == 2 and all(path.is_dir() for path in paths):
         check_same_tokens(*paths)

@@ -475,7 +475,7 @@ class _Training:
             self.ahead = asyncio.create_task(self._sample(step + 1, policy, worlds))
         place.progress(step - 1, grpo.steps, f"steps, training on what step {step} sampled")
         await self._awake(learner)
-        scores = None if self.scoring is None else await self.scoring.scores(groups, worlds)
+        scores = None if self.scoring is None else await self.scoring.scores(groups, step, worlds)
         rows = [row for group in groups for row in self._rows(group, worlds, scores)]
         rate, totals = await in_thread(_update, learner, rows, job, step)
         ended = time.perf_counter()

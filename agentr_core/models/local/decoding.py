@@ -42,7 +42,7 @@ from agentr_core.models.local.cache import (
 )
 from agentr_core.models.local.drafting import Drafts, Said
 from agentr_core.models.local.sampling import Logits, choose, log_probabilities, penalised, rows_at_once, uniforms
-from agentr_core.models.local.waves import MAX_WIDTH, Row, Wave, padded_columns, padded_rows
+from agentr_core.models.local.waves import LEAST_SLOTS, MAX_WIDTH, Row, Wave, padded_columns, padded_rows
 
 # The replies of a wave while they are decoded, and the grid of slots in which they grow.
 
@@ -201,7 +201,8 @@ class Grid:
         for place, (number, reply) in enumerate(zip(self._numbers, self.live, strict=True)):
             # The token after a draft is chosen in the same step.
             self._guesses[place] = self._drafts.draft(self._said[number])[: reply.limit - len(reply.tokens) - 1]
-        longest = self._drafts.length
+        longest = self._drafts.length if len(self.live) <= _FEW_SLOTS else self._drafts.length // 2
+        self._guesses = [guess[:longest] for guess in self._guesses]
         if sum(map(len, self._guesses)) < _LEAST_DRAFTED * longest * len(self.live):
             self._guesses = [()] * len(self.live)
             return 1
@@ -385,6 +386,10 @@ _STEPS_AHEAD = 16
 """A wave reserves this many columns at a time, and columns for this many decode steps at least. All
 are read in every step, because rows in one piece are read several times as fast as parts of rows.
 """
+_LEAST_DRAFTED_SLOTS = 4
+"""With drafts a few slots have many tokens, and bits differ with the size of a step anyway."""
+_FEW_SLOTS = 16
+"""Up to so many slots have drafts of full length, more of them half as long."""
 _LEAST_DRAFTED = 0.25
 """The least share of a step's draft tokens that must be guessed for it to have drafts."""
 
@@ -425,6 +430,7 @@ class Decoder:
         self._ended = ended
         self._prefixes = PrefixCache(prefix_cache_bytes)
         self._drafts = Drafts(draft) if draft else None
+        self._least_slots = _LEAST_DRAFTED_SLOTS if draft else LEAST_SLOTS
         sizes = ON_CPU if shape.device.type == "cpu" else ON_GPU
         self.prefill = Prefill(model, attention, self._prefixes, self._last_position, sizes, self._begin)
         self.passes = 0
@@ -462,7 +468,10 @@ class Decoder:
         # The buffer of a wave that fails is dropped: a NaN in it would reach the next wave through
         # the mask.
         buffer, self._spare = self._spare or LayeredKV(self._shape, self._attention.near, self._attention.window), None
-        buffer.reset(padded_rows(len(wave.rows), wave.width), base + max(_COLUMNS_AHEAD, _STEPS_AHEAD * wave.width))
+        buffer.reset(
+            padded_rows(len(wave.rows), wave.width, self._least_slots),
+            base + max(_COLUMNS_AHEAD, _STEPS_AHEAD * wave.width),
+        )
         self.prefill.fill(buffer, heads)
         self._prefixes.trim()
         window, vocabulary = self._attention.window, self._vocabulary
@@ -504,7 +513,7 @@ class Decoder:
             for ended in grid.accept(size, *self._sample(output.logits, grid, size), self._ended):
                 self._remember(buffer, ended)
             self.written += sum(len(reply.tokens) for reply in live) - before
-            rows = padded_rows(max(1, len(grid.live_rows())), grid.width)
+            rows = padded_rows(max(1, len(grid.live_rows())), grid.width, self._least_slots)
             if rows < buffer.rows:
                 grid.shrink(buffer, rows)
 

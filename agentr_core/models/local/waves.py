@@ -145,7 +145,7 @@ class StopWatch:
 
 MAX_WIDTH = 8
 """The most replies that share one row: each adds one column per step that the others must skip."""
-_LEAST_SLOTS = 16
+LEAST_SLOTS = 16
 _COLUMNS = 64
 
 
@@ -185,16 +185,17 @@ def plan(lengths: Sequence[int], replies: Sequence[Sequence[int]], *, max_batch:
     return waves
 
 
-def padded_rows(rows: int, width: int) -> int:
+def padded_rows(rows: int, width: int, least: int = LEAST_SLOTS) -> int:
     """Return the number of rows, idle ones included, with which `rows` rows are computed.
 
-    rows * width is rounded up to the next of 16, 32, 48, 64, 96, 128, 192, ... `width` is a power
-    of two up to 16.
+    rows * width is rounded up to the next of 16, 32, 48, 64, 96, 128, 192, ...; with another
+    `least` number of slots, a power of two, that and its multiples take the place of 16. `width` is
+    a power of two up to 16.
     """
-    slots = rows * width
-    size = _LEAST_SLOTS
+    slots, least = rows * width, max(least, width)
+    size = least
     while size < slots:
-        if size > _LEAST_SLOTS and size + size // 2 >= slots:
+        if size > least and size + size // 2 >= slots:
             size += size // 2
             break
         size *= 2

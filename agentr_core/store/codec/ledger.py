@@ -492,6 +492,29 @@ def load_steps(store: Store, iteration_id: str, instance_ids: Sequence[str], *, 
     return [StoredStep(*row) for row in store.rows(_STEPS, iteration_id, until, list(instance_ids))]
 
 
+class RecordIds(NamedTuple):
+    """What a run stored on an instance: the ids of its whole episodes, and of its searches."""
+
+    trajectories: list[str]
+    trees: list[str]
+
+
+def load_records(store: Store, iteration_id: str, instance_ids: Sequence[str], *, until: int) -> dict[str, RecordIds]:
+    """Return what a run stored on some instances, by instance: in its earlier iterations, searches
+    and experts' episodes among them, and in this iteration's groups up to a step.
+    """
+    records: dict[str, RecordIds] = {}
+    for instance_id, trajectories, trees in store.rows(_RECORDS, iteration_id, until, list(instance_ids)):
+        records[instance_id] = RecordIds(trajectories or [], trees or [])
+    return records
+
+
+def step_of(store: Store, trajectory_id: str) -> tuple[str, int] | None:
+    """Return the iteration and the step of group RL that an episode was sampled for, if any."""
+    rows = store.rows("select iteration_id, step from rl_rollout where trajectory_id = ? order by all", trajectory_id)
+    return rows[0] if rows else None
+
+
 def load_companions(store: Store, trajectory_ids: Sequence[str]) -> dict[str, list[str]]:
     """Return the episodes of the group of each given one, itself among them, as ids of trajectories
     in their order.
@@ -541,6 +564,20 @@ _OUTCOMES = f"""
 )
 select coalesce(i.origin_id, i.instance_id), o.episodes, o.reward from outcome o join instance i using (instance_id)
 order by o.iteration nulls last, o.step, o.number, o.instance_id
+"""
+_RECORDS = f"""
+{_EARLIER}, stored as (
+    select t.instance_id, t.trajectory_id, null as tree_id from trajectory t join earlier using (iteration_id)
+    where t.tree_id is null
+    union
+    select t.instance_id, t.trajectory_id, null from rl_rollout r join trajectory t using (trajectory_id)
+    where (r.iteration_id = $1 and r.step <= $2) or r.iteration_id in (select iteration_id from earlier)
+    union
+    select tree.instance_id, null, tree_id from tree join earlier using (iteration_id) where tree.finished
+)
+select instance_id, list(trajectory_id order by trajectory_id) filter (trajectory_id is not null),
+    list(tree_id order by tree_id) filter (tree_id is not null)
+from stored where list_contains($3::varchar[], instance_id) group by instance_id order by instance_id
 """
 _STEPS = f"""
 {_EARLIER}, rollout as (
