@@ -90,7 +90,12 @@ def _prefill(options: argparse.Namespace, folder: Path, clock: Clock) -> list[Me
 
 def _sampling(options: argparse.Namespace, folder: Path, clock: Clock) -> list[Measure]:
     batches, layers, timed, runs = ((4,), 1, (1,), 1) if options.quick else ((16, 64), 30, (2, 4), 5)
-    return sampling.measure(folder, batches=batches, layers=layers, timed=timed, runs=runs, clock=clock)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return sampling.measure(folder, batches=batches, layers=layers, timed=timed, runs=runs, clock=clock)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _store(options: argparse.Namespace, folder: Path, clock: Clock) -> list[Measure]:

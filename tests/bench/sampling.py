@@ -4,7 +4,8 @@
 The model has SmolLM2-135M's shape and tokenizer and random weights, in bfloat16; its replies are
 forced to be those that the shipped tiny model gave in whole episodes, so that drafts are as often
 right as they are at work. Prompts grow by a reply and an observation a turn, and their beginnings
-come from the prefix cache; `generate` computes them in full, as it must.
+come from the prefix cache; `generate` computes them in full, as it must. One thread each: the
+sampler's other processors have workers of their own.
 """
 
 from __future__ import annotations
@@ -35,14 +36,13 @@ Talk = tuple[Message, ...]
 def measure(
     folder: Path, *, batches: Sequence[int], layers: int, timed: Sequence[int], runs: int, clock: Clock
 ) -> list[Measure]:
-    """Return the ratios for each number of conversations, on one thread.
+    """Return the ratios for each number of conversations.
 
     Args:
         layers: 30 as SmolLM2 has, or fewer.
         timed: the turns that are timed, counted from 0, ascending; those before them fill the
             cache.
     """
-    torch.set_num_threads(1)
     talks = asyncio.run(_play(max(batches), timed[-1] + 1))
     path = _model(folder, layers)
     plain = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).eval()

@@ -91,6 +91,17 @@ def test_other_replies_that_share_three_tokens_come_before_the_own_pair_and_that
     assert list(drafts.draft(Said([1, 2, 3]))) == [0], "what was said last"
 
 
+def test_drafts_that_do_not_pay_are_tried_now_and_then() -> None:
+    drafts = Drafts(4)
+    due = []
+    for step in range(400):
+        due.append(drafts.due())
+        if due[-1]:
+            drafts.update(1.0 if step < 200 else 4.0)
+    assert 0.1 < sum(due[100:200]) / 100 < 0.2
+    assert all(due[250:])
+
+
 # ---- sampling
 
 

@@ -196,7 +196,7 @@ class Grid:
     def size(self) -> int:
         """Draft the live replies; return how many tokens the next step feeds to each slot."""
         self._guesses: list[Sequence[int]] = [()] * len(self.live)
-        if self._drafts is None:
+        if self._drafts is None or not self._drafts.due():
             return 1
         for place, (number, reply) in enumerate(zip(self._numbers, self.live, strict=True)):
             # The token after a draft is chosen in the same step.
@@ -280,7 +280,7 @@ class Grid:
         `tokens` and `logprobs` [picks] are in the order of `picks`; there may be no logprobs.
         """
         kept = torch.ones(self._tokens.numel(), dtype=torch.long)
-        start, last, flat = 0, [], self._flat.tolist()
+        start, added_in_all, last, flat = 0, 0, [], self._flat.tolist()
         for place, number, reply, guess in zip(flat, self._numbers, self.live, self._guesses, strict=True):
             before = len(reply.tokens)
             for step, token in enumerate(tokens[start : start + 1 + len(guess)]):
@@ -293,6 +293,7 @@ class Grid:
             start += 1 + len(guess)
             last.append(reply.tokens[-1])
             kept[place] = added = len(reply.tokens) - before
+            added_in_all += added
             column = self.column + place % self.width * size
             self._fed[number] += range(column, column + added)
             if self._drafts is not None:
@@ -304,12 +305,20 @@ class Grid:
         if self._seen is not None:
             self._seen[self._places, added_tokens] = True
         kept = kept.view(self._tokens.shape).to(self._device)
-        if size > 1:
+        if self._drafts is not None and size > 1:
+            self._drafts.update(added_in_all / len(self.live))
             for view in self._views:
                 view.keep(self.column, kept, size)
         self._positions += kept
         self._starts.append(self.column)
         self.column += self.width * size
+        grown = self._grown()
+        if grown:
+            self._refresh()
+        return grown
+
+    def _grown(self) -> list[Grown]:
+        """Return where the replies that have ended just now lie, whose texts are drafted from."""
         grown = []
         for (row, _), number, reply in zip(self._slots, self._numbers, self.live, strict=True):
             if reply.finished:
@@ -320,8 +329,6 @@ class Grid:
                 )
                 if self._drafts is not None:
                     self._drafts.note(self._said[number], len(prompt))
-        if grown:
-            self._refresh()
         return grown
 
     def widen(self, more: int) -> None:

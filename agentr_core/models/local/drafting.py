@@ -19,6 +19,11 @@ _LONGER = (4, 3)
 the episode itself: what followed more of them is right more often.
 """
 _MOST_NOTED = 300_000
+_PAYS = 1.6
+"""Tokens of a reply a step, on average, for which a step with drafts is worth its time."""
+_SKIPPED = 7
+_REMEMBERED = 8
+"""About so many steps with drafts decide whether others follow."""
 
 
 class Said:
@@ -47,7 +52,8 @@ class Said:
 
 
 class Drafts:
-    """What followed the last two to four tokens in the replies of this model. Not thread-safe.
+    """What followed the last two to four tokens in the replies of this model, and whether drafts
+    pay. Not thread-safe.
 
     Args:
         length: the most tokens of a draft.
@@ -56,6 +62,19 @@ class Drafts:
     def __init__(self, length: int) -> None:
         self.length = length
         self._after: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._mean = float(1 + length)
+        self._skipped = 0
+
+    def due(self) -> bool:
+        """Return whether the next step is to have drafts: where they do not pay, one step in some
+        has, to see whether they do again.
+        """
+        self._skipped = 0 if self._mean >= _PAYS or self._skipped == _SKIPPED else self._skipped + 1
+        return self._skipped == 0
+
+    def update(self, mean: float) -> None:
+        """Take note of how many tokens the replies had on average of a step with drafts."""
+        self._mean += (mean - self._mean) / _REMEMBERED
 
     def draft(self, said: Said) -> Sequence[int]:
         """Return up to `length` tokens with which the reply may go on; none without a guess."""
