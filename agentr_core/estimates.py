@@ -387,7 +387,12 @@ def process_sampling(shape: Shape, model: ModelConfig, workers: int, tokens: int
     cache = int(model.prefix_cache_gib * GIB) // workers
     return Process(
         weights=need.weights,
-        parts={f"{rows} x {tokens:,} tokens": rows * tokens * need.token, "cached prompts": cache},
+        parts={
+            f"{rows} x {tokens:,} tokens": rows * tokens * need.token,
+            "cached prompts": cache,
+            # Linear layers hold them a second time, as oneDNN reads them.
+            "weights laid out": need.weights if model.dtype == "bfloat16" else 0,
+        },
         fixed=_SAMPLER,
     )
 
