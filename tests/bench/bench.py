@@ -89,7 +89,7 @@ def _prefill(options: argparse.Namespace, folder: Path, clock: Clock) -> list[Me
 
 
 def _sampling(options: argparse.Namespace, folder: Path, clock: Clock) -> list[Measure]:
-    batches, layers, timed, runs = ((4,), 1, (1,), 1) if options.quick else ((16, 64), 30, (2, 4), 5)
+    batches, layers, timed, runs = ((4,), 1, (1,), 1) if options.quick else ((16, 64), 30, (3,), 3)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
