@@ -105,17 +105,17 @@ class Grown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feed:
-    """What the model reads in one step: tokens, their positions [rows, width * size], and the masks
-    of its far and its near layers [rows, 1, width * size, columns].
+    """What the model reads in a step of `size` tokens for each slot: tokens, their positions
+    [rows, width * size], and the masks of its far and its near layers [rows, 1, width * size,
+    columns].
 
-    The `size` tokens of a slot lie side by side: the last one of its reply, and a draft.
+    The tokens of a slot lie side by side: the last one of its reply, and a draft.
     """
 
     tokens: Tensor
     positions: Tensor
     far: Tensor
     near: Tensor | None
-    size: int
 
 
 class Grid:
@@ -227,7 +227,7 @@ class Grid:
             part = slice(*columns)
             mask = self._near.feed(self.column, positions, size)[..., part]
             near = attention.within(mask, self._near.positions[:, part], positions)
-        return Feed(tokens=tokens, positions=positions, far=far, near=near, size=size)
+        return Feed(tokens=tokens, positions=positions, far=far, near=near)
 
     def reach(self, window: int) -> int:
         """Return the first column in which a slot may have one of the last `window` tokens before
