@@ -671,6 +671,37 @@ async def test_bfloat16(tiny_model_dir: Path, tiny: TransformersModel) -> None:
     await model.close()
 
 
+async def test_layers_laid_out_anew_compute_the_same_and_follow_new_weights(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    from agentr_core.models.local.decoding import PackedLinear, pack_linears
+
+    linear = torch.nn.Linear(48, 80).bfloat16()
+    rows = torch.randn(5, 48).bfloat16()
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        with torch.inference_mode():
+            assert torch.equal(PackedLinear(linear)(rows), linear(rows))
+    plain = torch.nn.Sequential(torch.nn.Linear(48, 80))
+    pack_linears(plain)
+    assert type(plain[0]) is torch.nn.Linear, "float32 stays as it is"
+
+    weights = load_file(tiny_model_dir / "model.safetensors")
+    doubled = tmp_path / "doubled"
+    shutil.copytree(tiny_model_dir, doubled)
+    save_file({name: 2 * tensor for name, tensor in weights.items()}, doubled / "model.safetensors", {"format": "pt"})
+    asked = request(12, logprobs=True, temperature=0.0, max_new_tokens=1)
+    model, other = (TransformersModel.load(path, dtype="bfloat16", device="cpu") for path in (tiny_model_dir, doubled))
+    before, expected = await answer(model, asked), await answer(other, asked)
+    await model.reload(doubled / "model.safetensors")
+    ((after,),) = await answer(model, asked)
+    assert after.logprobs == expected[0][0].logprobs != before[0][0].logprobs
+    await model.close()
+    await other.close()
+
+
 def test_fingerprint_follows_the_template(tiny_model_dir: Path, tiny: TransformersModel, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(tiny_model_dir, tmp_path / "copy"))
     assert TransformersModel.load(copy, device="cpu", max_batch=32).fingerprint == tiny.fingerprint
