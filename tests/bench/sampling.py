@@ -49,8 +49,8 @@ def measure(
     measures = []
     for count in batches:
         turns = [_requests(talks[:count], turn) for turn in range(timed[-1] + 1)]
-        found = [asyncio.run(_ours(path, turns, timed, clock, drafts=drafts)) for drafts in (False, *[True] * runs)]
-        one_token, drafted = found[0], found[1:]
+        results = [asyncio.run(_ours(path, turns, timed, clock, drafts=drafts)) for drafts in (False, *[True] * runs)]
+        one_token, drafted = results[0], results[1:]
         theirs = [_generate(plain, path, [turns[turn] for turn in timed], clock) for _ in range(max(1, runs // 2))]
         steps = statistics.mean(result.tokens_per_step for result in drafted)
         for name, part, goal in (("decoding", 0, ">= 4"), ("with_prefill", 1, ">= 5")):
@@ -73,7 +73,7 @@ class Forced:
     def __init__(self, decoder: Decoder, clock: Clock) -> None:
         self.wanted: dict[int, list[int]] = {}
         self.decoding = 0.0
-        self.steps = self.tokens = 0
+        self.steps = 0
         self._clock = clock
         self._sample_itself, self._generate_itself = decoder._sample, decoder._generate
         decoder._sample, decoder._generate = self._sample, self._generate  # type: ignore[method-assign,assignment]
@@ -173,11 +173,11 @@ async def _play(count: int, num_turns: int) -> list[tuple[Talk, list[str]]]:
         )
         for row, (world, (reply,)) in enumerate(zip(worlds, given, strict=True)):
             replies[row].append(reply.text)
-            seen = world.step(world.parse(reply.text)).observation
+            observation = world.step(world.parse(reply.text)).observation
             talks[row] = (
                 *talks[row],
                 Message(role="assistant", text=reply.text),
-                Message(role="user", text=seen),
+                Message(role="user", text=observation),
             )
     await model.close()
     return list(zip(talks, replies, strict=True))

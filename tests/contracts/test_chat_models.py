@@ -659,6 +659,10 @@ async def test_bfloat16(tiny_model_dir: Path, tiny: TransformersModel) -> None:
     model = TransformersModel.load(tiny_model_dir, dtype="bfloat16", device="cpu")
     assert model.fingerprint != tiny.fingerprint
     asked = request(12, n=3, logprobs=True)
+    assert model._decoder is not None
+    drafts, model._decoder._drafts = model._decoder._drafts, None
+    assert await answer(model, asked) == await answer(model, asked)
+    model._decoder._drafts = drafts
     (first,), (again,) = await answer(model, asked), await answer(model, asked)
     for reply, other in zip(first, again, strict=True):
         # The second time, replies are drafted from the first ones, and rounded otherwise.

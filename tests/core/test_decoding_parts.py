@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from agentr_core.models.local.cache import KVBuffer, KVShape, PrefixCache, block_names
-from agentr_core.models.local.drafting import Drafts, Said
+from agentr_core.models.local.drafting import Drafts, History
 from agentr_core.models.local.sampling import Logits, choose, filtered, log_probabilities, penalised, uniforms
 from agentr_core.models.local.waves import StopWatch, cut_at_stop, ids_within, padded_rows, plan
 from agentr_core.replies import FIRST_BLOCK, FIRST_LINE
@@ -68,27 +68,27 @@ def test_padded_sizes() -> None:
 
 @given(parts=st.lists(st.lists(st.integers(0, 3), max_size=8), min_size=1, max_size=6), length=st.integers(1, 5))
 def test_a_reply_goes_on_as_it_last_did_after_the_same_two_tokens(parts: list[list[int]], length: int) -> None:
-    said = Said(parts[0])
+    history = History(parts[0])
     for part in parts[1:]:
-        said.add(part)
+        history.add(part)
     tokens = [token for part in parts for token in part]
-    assert said.tokens == tokens
+    assert history.tokens == tokens
     before = [at for at in range(2, len(tokens)) if tokens[at - 2 : at] == tokens[-2:]]
     expected = tokens[before[-1] :][:length] if before else []
-    assert list(said.repeated(length)) == expected
+    assert list(history.repeated(length)) == expected
 
 
 def test_other_replies_that_share_three_tokens_come_before_the_own_pair_and_that_before_theirs() -> None:
     drafts = Drafts(3)
-    assert not drafts.draft(Said([1, 2, 3])), "nothing was said before"
-    drafts.note(Said([9, 9, 1, 2, 3, 4, 5, 6, 7]), 2)
-    assert list(drafts.draft(Said([8, 1, 2, 3]))) == [4, 5, 6]
-    assert list(drafts.draft(Said([8, 2, 3]))) == [4, 5, 6], "a pair will do"
-    assert list(drafts.draft(Said([2, 3, 0, 0, 2, 3]))) == [0, 0, 2], "the own pair is nearer"
-    assert list(drafts.draft(Said([2, 3, 0, 1, 2, 3]))) == [4, 5, 6], "three tokens say more than two"
-    assert list(drafts.draft(Said([9, 9]))) == [1, 2, 3], "a reply's first token follows its prompt"
-    drafts.note(Said([1, 2, 3, 0]), 1)
-    assert list(drafts.draft(Said([1, 2, 3]))) == [0], "what was said last"
+    assert not drafts.draft(History([1, 2, 3])), "nothing was said before"
+    drafts.note(History([9, 9, 1, 2, 3, 4, 5, 6, 7]), 2)
+    assert list(drafts.draft(History([8, 1, 2, 3]))) == [4, 5, 6]
+    assert list(drafts.draft(History([8, 2, 3]))) == [4, 5, 6], "a pair will do"
+    assert list(drafts.draft(History([2, 3, 0, 0, 2, 3]))) == [0, 0, 2], "the own pair is nearer"
+    assert list(drafts.draft(History([2, 3, 0, 1, 2, 3]))) == [4, 5, 6], "three tokens say more than two"
+    assert list(drafts.draft(History([9, 9]))) == [1, 2, 3], "a reply's first token follows its prompt"
+    drafts.note(History([1, 2, 3, 0]), 1)
+    assert list(drafts.draft(History([1, 2, 3]))) == [0], "what was said last"
 
 
 def test_drafts_that_do_not_pay_are_tried_now_and_then() -> None:

@@ -91,8 +91,9 @@ def test_killed_before_and_after_it_scored_it_trains_to_the_same_weights(
     turns = preview_scored(whole.parent / "runs", key, 1)
     assert [scored for _, scored in turns] == [False] * (len(turns) - 1) + [True]
     assert told in turns[-2][0]
-    assert "The end: " in turns[-2][0]
-    if context != "expert":
+    if context == "expert":
+        assert "The end: a success" in turns[-2][0]
+    else:
         keys = [key for (key,) in store.rows("select distinct trajectory_id from rl_score order by all")]
         read = [preview_scored(whole.parent / "runs", key, 1)[-2][0] for key in keys]
         assert any("another episode of this task" in text for text in read)

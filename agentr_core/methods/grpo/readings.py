@@ -112,14 +112,13 @@ def context_of(distil: DistilConfig, trajectory: Trajectory, position: int, othe
         others: the expert's episode of the instance, where it has one; with `context: records`, all
             other episodes of the instance that may be told.
     """
-    hindsight = f"{HINDSIGHT.format(mark=_MARK)}\n\n{record(trajectory, marked=position)}"
-    if distil.context == "hindsight":
-        return hindsight
-    if distil.context == "records":
-        return "\n\n".join([hindsight, *records_beside(trajectory, position, others, distil.key)])
+    if distil.context == "none":
+        return ""
     if distil.context == "expert":
         return f"{EXPERT}\n\n{record(others[0])}" if others else None
-    return ""
+    hindsight = f"{HINDSIGHT.format(mark=_MARK)}\n\n{record(trajectory, marked=position)}"
+    beside = records_beside(trajectory, position, others, distil.key) if distil.context == "records" else ()
+    return "\n\n".join([hindsight, *beside])
 
 
 def until_reply(messages: Sequence[Message], number: int) -> tuple[Message, ...]:

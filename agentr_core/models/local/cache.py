@@ -98,13 +98,13 @@ class View:
         mask[:, 0, :, start : start + count].masked_fill_(seen, 0)
         return mask
 
-    def keep(self, column: int, kept: Tensor, size: int) -> None:
-        """Let each slot see the first `kept` [rows, width] of the `size` columns that it wrote from
-        `column` on; the rest stays masked.
+    def keep(self, column: int, counts: Tensor, size: int) -> None:
+        """Let each slot see the first `counts` [rows, width] of the `size` columns that it wrote
+        from `column` on; the rest stays masked.
         """
-        start, width = column - self._shift, kept.shape[1]
-        seen = torch.arange(size, device=kept.device) < kept[..., None]
-        own = torch.eye(width, dtype=torch.bool, device=kept.device)[:, :, None]
+        start, width = column - self._shift, counts.shape[1]
+        seen = torch.arange(size, device=counts.device) < counts[..., None]
+        own = torch.eye(width, dtype=torch.bool, device=counts.device)[:, :, None]
         part = self.mask[:, 0, :, start : start + width * size]
         part.masked_fill_((own & seen[:, :, None, :]).flatten(2), 0)
 

@@ -40,7 +40,7 @@ from agentr_core.models.local.cache import (
     View,
     block_names,
 )
-from agentr_core.models.local.drafting import Drafts, Said
+from agentr_core.models.local.drafting import Drafts, History
 from agentr_core.models.local.sampling import Logits, choose, log_probabilities, penalised, rows_at_once, uniforms
 from agentr_core.models.local.waves import LEAST_SLOTS, MAX_WIDTH, Row, Wave, padded_columns, padded_rows
 
@@ -184,7 +184,8 @@ class Grid:
                 self._seen[line, ids[ids < vocabulary]] = True
         # What a reply with a penalty may choose depends on the tokens before it: it has no draft.
         self._drafts = None if penalised_numbers else drafts
-        self._said = {number: Said(prompts[replies[number].prompt]) for number in numbers} if self._drafts else {}
+        drafted = numbers if self._drafts is not None else []
+        self._histories = {number: History(prompts[replies[number].prompt]) for number in drafted}
         self._fed: dict[int, list[int]] = {number: [] for number in numbers}
         self._starts: list[int] = []
         self._refresh()
@@ -200,7 +201,7 @@ class Grid:
             return 1
         for place, (number, reply) in enumerate(zip(self._numbers, self.live, strict=True)):
             # The token after a draft is chosen in the same step.
-            self._guesses[place] = self._drafts.draft(self._said[number])[: reply.limit - len(reply.tokens) - 1]
+            self._guesses[place] = self._drafts.draft(self._histories[number])[: reply.limit - len(reply.tokens) - 1]
         longest = self._drafts.length if len(self.live) <= _FEW_SLOTS else self._drafts.length // 2
         self._guesses = [guess[:longest] for guess in self._guesses]
         if sum(map(len, self._guesses)) < _LEAST_DRAFTED * longest * len(self.live):
@@ -215,12 +216,11 @@ class Grid:
         tokens, positions = self._tokens, self._positions
         if size > 1:
             steps = torch.arange(size, device=self._device)
-            drafted = torch.zeros((self._tokens.numel(), size), dtype=torch.long)
+            drafts = np.zeros((tokens.numel(), size - 1), dtype=np.int64)
             for place, guess in zip(self._flat.tolist(), self._guesses, strict=True):
-                drafted[place, 1 : 1 + len(guess)] = torch.tensor(guess)
-            drafted = drafted.to(self._device)
-            drafted[:, 0] = tokens.flatten()
-            tokens = drafted.view(len(tokens), -1)
+                drafts[place, : len(guess)] = guess
+            drafted = torch.from_numpy(drafts).to(self._device)
+            tokens = torch.cat([tokens.view(-1, 1), drafted], dim=1).view(len(tokens), -1)
             positions = (positions[:, :, None] + steps).flatten(1)
         far, near = self._far.feed(self.column, positions, size), None
         if self._near is not None:
@@ -273,14 +273,15 @@ class Grid:
         tokens: Sequence[int],
         logprobs: Sequence[float],
         ended: Callable[[Sequence[int], tuple[str, ...], str], bool],
-    ) -> list[Grown]:
+    ) -> tuple[int, list[Grown]]:
         """Append to each live reply what a step of `size` tokens chose for it, up to the first
-        token that its draft had wrong; return the replies that have ended.
+        token that its draft had wrong; return how many tokens that is together, and the replies
+        that have ended.
 
         `tokens` and `logprobs` [picks] are in the order of `picks`; there may be no logprobs.
         """
-        kept = torch.ones(self._tokens.numel(), dtype=torch.long)
-        start, added_in_all, last, flat = 0, 0, [], self._flat.tolist()
+        counts = torch.ones(self._tokens.numel(), dtype=torch.long)
+        start, total, last, flat = 0, 0, [], self._flat.tolist()
         for place, number, reply, guess in zip(flat, self._numbers, self.live, self._guesses, strict=True):
             before = len(reply.tokens)
             for step, token in enumerate(tokens[start : start + 1 + len(guess)]):
@@ -292,30 +293,30 @@ class Grid:
                     break
             start += 1 + len(guess)
             last.append(reply.tokens[-1])
-            kept[place] = added = len(reply.tokens) - before
-            added_in_all += added
+            counts[place] = count = len(reply.tokens) - before
+            total += count
             column = self.column + place % self.width * size
-            self._fed[number] += range(column, column + added)
+            self._fed[number] += range(column, column + count)
             if self._drafts is not None:
-                self._said[number].add(reply.tokens[before:])
+                self._histories[number].add(reply.tokens[before:])
             if reply.on_tokens is not None:
                 reply.on_tokens(reply.tokens)
-        added_tokens = torch.tensor(last, device=self._device)
-        self._tokens.view(-1)[self._flat] = added_tokens
+        fed = torch.tensor(last, device=self._device)
+        self._tokens.view(-1)[self._flat] = fed
         if self._seen is not None:
-            self._seen[self._places, added_tokens] = True
-        kept = kept.view(self._tokens.shape).to(self._device)
+            self._seen[self._places, fed] = True
+        counts = counts.view(self._tokens.shape).to(self._device)
         if self._drafts is not None and size > 1:
-            self._drafts.update(added_in_all / len(self.live))
+            self._drafts.update(total / len(self.live))
             for view in self._views:
-                view.keep(self.column, kept, size)
-        self._positions += kept
+                view.keep(self.column, counts, size)
+        self._positions += counts
         self._starts.append(self.column)
         self.column += self.width * size
         grown = self._grown()
         if grown:
             self._refresh()
-        return grown
+        return total, grown
 
     def _grown(self) -> list[Grown]:
         """Return where the replies that have ended just now lie, whose texts are drafted from."""
@@ -323,12 +324,12 @@ class Grid:
         for (row, _), number, reply in zip(self._slots, self._numbers, self.live, strict=True):
             if reply.finished:
                 prompt = self._prompts[reply.prompt]
-                said = [*prompt, *reply.tokens[:-1]]
+                tokens = [*prompt, *reply.tokens[:-1]]
                 grown.append(
-                    Grown(row=row, tokens=said, filled=len(prompt) - 1, base=self._base, fed=self._fed[number])
+                    Grown(row=row, tokens=tokens, filled=len(prompt) - 1, base=self._base, fed=self._fed[number])
                 )
                 if self._drafts is not None:
-                    self._drafts.note(self._said[number], len(prompt))
+                    self._drafts.note(self._histories[number], len(prompt))
         return grown
 
     def widen(self, more: int) -> None:
@@ -515,11 +516,10 @@ class Decoder:
                 use_cache=True,
                 **{CACHE: buffer.cache},
             )
-            before = sum(len(reply.tokens) for reply in grid.live)
-            live = grid.live
-            for ended in grid.accept(size, *self._sample(output.logits, grid, size), self._ended):
-                self._remember(buffer, ended)
-            self.written += sum(len(reply.tokens) for reply in live) - before
+            written, grown = grid.accept(size, *self._sample(output.logits, grid, size), self._ended)
+            self.written += written
+            for reply in grown:
+                self._remember(buffer, reply)
             rows = padded_rows(max(1, len(grid.live_rows())), grid.width, self._least_slots)
             if rows < buffer.rows:
                 grid.shrink(buffer, rows)

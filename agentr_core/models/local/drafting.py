@@ -26,7 +26,7 @@ _REMEMBERED = 8
 """About so many steps with drafts decide whether others follow."""
 
 
-class Said:
+class History:
     """The tokens of a prompt and of its reply so far, and what last followed each pair of them."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
@@ -38,10 +38,8 @@ class Said:
         """Append tokens."""
         start = max(_PAIR, len(self.tokens))
         self.tokens.extend(tokens)
-        said = self.tokens
-        self._after.update(
-            zip(zip(said[start - 2 : -2], said[start - 1 : -1], strict=True), range(start, len(said)), strict=True)
-        )
+        pairs = zip(self.tokens[start - 2 : -2], self.tokens[start - 1 : -1], strict=True)
+        self._after.update(zip(pairs, range(start, len(self.tokens)), strict=True))
 
     def repeated(self, length: int) -> Sequence[int]:
         """Return up to `length` tokens that followed the last pair when it stood here before; none
@@ -76,17 +74,17 @@ class Drafts:
         """Take note of how many tokens the replies had on average of a step with drafts."""
         self._mean += (mean - self._mean) / _REMEMBERED
 
-    def draft(self, said: Said) -> Sequence[int]:
+    def draft(self, history: History) -> Sequence[int]:
         """Return up to `length` tokens with which the reply may go on; none without a guess."""
-        last = said.tokens[-_LONGER[0] :]
+        last = history.tokens[-_LONGER[0] :]
         for size in _LONGER:
             if (guess := self._after.get(tuple(last[-size:]))) is not None:
                 return guess
-        return said.repeated(self.length) or self._after.get(tuple(last[-_PAIR:]), ())
+        return history.repeated(self.length) or self._after.get(tuple(last[-_PAIR:]), ())
 
-    def note(self, said: Said, start: int) -> None:
+    def note(self, history: History, start: int) -> None:
         """Remember a reply that begins at `start` of what was said."""
-        tokens = said.tokens
+        tokens = history.tokens
         for size in (*_LONGER, _PAIR):
             for at in range(max(start, size), len(tokens)):
                 key = tuple(tokens[at - size : at])
