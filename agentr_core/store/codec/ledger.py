@@ -511,7 +511,7 @@ def load_records(store: Store, iteration_id: str, instance_ids: Sequence[str], *
 
 def step_of(store: Store, trajectory_id: str) -> tuple[str, int] | None:
     """Return the iteration and the step of group RL that an episode was sampled for, if any."""
-    rows = store.rows("select iteration_id, step from rl_rollout where trajectory_id = ? order by all", trajectory_id)
+    rows = store.rows("select iteration_id, step from rl_rollout where trajectory_id = ?", trajectory_id)
     return rows[0] if rows else None
 
 
@@ -568,11 +568,11 @@ order by o.iteration nulls last, o.step, o.number, o.instance_id
 _RECORDS = f"""
 {_EARLIER}, stored as (
     select t.instance_id, t.trajectory_id, null as tree_id from trajectory t join earlier using (iteration_id)
-    where t.tree_id is null
-    union
+    where t.tree_id is null and t.evaluation_id is null
+    union all
     select t.instance_id, t.trajectory_id, null from rl_rollout r join trajectory t using (trajectory_id)
-    where (r.iteration_id = $1 and r.step <= $2) or r.iteration_id in (select iteration_id from earlier)
-    union
+    where r.iteration_id = $1 and r.step <= $2
+    union all
     select tree.instance_id, null, tree_id from tree join earlier using (iteration_id) where tree.finished
 )
 select instance_id, list(trajectory_id order by trajectory_id) filter (trajectory_id is not null),
