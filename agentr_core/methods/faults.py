@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -82,31 +82,29 @@ def faults_of(name: Any, recipe: Recipe | None) -> list[str]:
     return faults + faults_of_sections(recipe) + faults_of_choice(recipe, goes_round=method.flow == "flywheel")
 
 
-# The search would have grown other trees by other rewards: its values, and where it went on, are
-# those of the rewards that the leaves brought. New rewards for leaves alone would be neither.
-def _faults_of_scoring(recipe: Recipe, stages: Collection[str]) -> list[str]:
+def _faults_of_scoring(recipe: Recipe, stages: Set[str]) -> list[str]:
     """Return why data of a recipe cannot be made by a scoring, as one sentence; empty if it can.
 
     Args:
         stages: the names of all stages of the recipe; none are known of a comparison.
     """
-    if "collect" in stages:
+    compares = method_of(recipe).flow == "compare"
+    if "reinforce" in stages:
         why = (
-            f"{recipe.method} makes its data of search trees, which grew by the rewards of their own leaves, and a "
-            "scoring has whole episodes alone; leave it out, and let the world give other rewards "
-            "(environment.options) before trees are collected"
+            "group RL uses rewards while it samples, and would go by others than the samples beside it; leave it out, "
+            "and let the world give other rewards (environment.options)"
         )
-    elif method_of(recipe).flow == "compare":
-        why = "arms of a comparison share one pool, by one reward; leave it out, and give runs of eto a scoring each"
-    elif "explore" not in stages:
+    elif not compares and not stages & {"collect", "explore", "prefer"}:
+        why = "nothing here is made of what was played before, which alone can be scored again; leave it out"
+    elif (compares or "splice" in stages) and recipe.splice.mode not in ("blind", "direct"):
         why = (
-            "nothing here is made of whole episodes that were explored before, which alone can be scored again; "
-            "leave it out"
+            f"splice.mode {recipe.splice.mode} plays its splices and keeps them by the rewards of the world, which the "
+            "scoring does not give; set it to blind or direct, or leave data.scoring out"
         )
-    elif "prefer" in stages and recipe.eto.preferences.source != "exploration":
+    elif "prefer" in stages and recipe.eto.preferences.source == "file":
         why = (
-            f"pairs with eto.preferences.source {recipe.eto.preferences.source} are not made of episodes, which alone "
-            "can be scored again; leave it out"
+            "pairs with eto.preferences.source file are not made of episodes or trees, which alone can be scored "
+            "again; leave it out"
         )
     else:
         return []

@@ -80,9 +80,10 @@ class DataConfig:
     """`exchanged`: each revision goes on with the good suffix of another instance. This is the
     control in a comparison, and should bring no gain."""
     scoring: str = later("")
-    """The id of the scoring by which episodes are compared and kept, as `agentr regrade` prints it;
-    empty: the rewards that they were played with. Every explored episode must have a score of
-    it. ETO alone reads it: trees of Agent-R have grown by the rewards of their leaves."""
+    """The id of the scoring by which episodes and paths of trees are paired and kept, as `agentr
+    regrade` prints it; empty: the rewards that they were played with. All of them must have a score
+    of it. Trees stay as they grew, by the rewards of then. Group RL, pairs of a file, and splices
+    that are played go by the world's rewards, so they take none."""
     good_per_tree: Natural = 0
     """The most good trajectories taken from one tree, or in an iteration `rft` of ETO from one
     explored instance, shortest first; 0 means no cap (as published). Without one, rejection

@@ -1,7 +1,8 @@
 """Stored episodes, scored again by another grader, or by the world as it is now, without a model
 that plays them.
 
-The new rewards are rows beside the old ones, which stay (tables `scoring` and `regrade`). What was
+The new rewards are rows beside the old ones, which stay (tables `scoring`, `regrade` and
+`leaf_regrade`). What was
 scored is not scored again: the id of a scoring is a hash of all that determines its rewards.
 """
 
@@ -9,11 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, NamedTuple
 
 from agentr_core.environment import Environment, Repeatability
 from agentr_core.episodes.grading import UnreadableGrade, grade, scored_again
@@ -25,11 +28,12 @@ from agentr_core.protocols import Grader
 from agentr_core.runtime.equipment import identity
 from agentr_core.runtime.place import Workplace, helpers
 from agentr_core.runtime.start import contents, played_from
-from agentr_core.store.codec.trajectories import load_trajectories
-from agentr_core.store.database import Writer
-from agentr_core.store.queries.scorings import load_regrades, scorable
-from agentr_core.store.tables import Regrade, row_of
-from agentr_core.types import Trajectory
+from agentr_core.search.tree import leaf_paths
+from agentr_core.store.codec.trajectories import load_trajectories, load_trees
+from agentr_core.store.database import Store, Writer
+from agentr_core.store.queries.scorings import load_leaf_regrades, load_regrades, scorable, scorable_leaves
+from agentr_core.store.tables import Regrade, Rows, row_of
+from agentr_core.types import Path, Trajectory, Tree
 
 STAGE = "regrade"
 _AT_ONCE = 16
@@ -58,13 +62,22 @@ class Scoring:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regraded:
-    """What came of a scoring: how many episodes there are, how many were scored now, and the
-    reasons why others have no score.
+    """What came of a scoring: how many episodes and paths of trees there are, how many were scored
+    now, and the reasons why others have no score.
     """
 
     episodes: int
+    paths: int
     new: int
     faults: Sequence[str]
+
+
+class _Played(NamedTuple):
+    """An episode or a path of a tree; `key` are the columns that name it in `table`."""
+
+    table: str
+    key: Mapping[str, Any]
+    trajectory: Trajectory
 
 
 def by_world(place: Workplace) -> Scoring:
@@ -86,7 +99,7 @@ def by_world(place: Workplace) -> Scoring:
                 "version": env.version_of(options),
                 "asks": asked_model(place, env.grader.asks) if env.grader and env.grader.asks else None,
             }
-    files = {name: contents(Path(path), place.recipe) for name, path in played_from(place.recipe).items()}
+    files = {name: contents(pathlib.Path(path), place.recipe) for name, path in played_from(place.recipe).items()}
     return Scoring(name="world", settings={"worlds": worlds, "files": files}, grader=None)
 
 
@@ -101,72 +114,104 @@ def asked_model(place: Workplace, role: Any) -> dict[str, str]:
 async def regrade(
     place: Workplace, scoring: Scoring, *, evaluations: bool | None = None, iteration: int | None = None
 ) -> Regraded:
-    """Score the episodes of a run that a scoring has not scored yet, and store their new rewards.
+    """Score the episodes of a run, and the paths of its search trees, that a scoring has not scored
+    yet, and store their new rewards.
 
-    An episode on which the grader fails gets no reward: the failure is stored as an event, and the
-    next call tries the episode again. A reply without a readable grade is stored as it is.
+    Where the grader fails there is no reward: the failure is stored as an event, and the next call
+    tries again. A reply without a readable grade is stored as it is.
 
     Args:
-        evaluations: only the episodes of evaluations, or only the others; None: all.
-        iteration: only those of this one; None: of all.
+        evaluations: only the episodes of evaluations, or only what else was played; None: all.
+        iteration: only what was played in this one; None: in all.
 
     Raises:
-        ConfigError: there is no episode to score.
-        ErrorBudgetSpent: the grader fails on more episodes than the recipe allows.
+        ConfigError: there is nothing to score.
+        ErrorBudgetSpent: the grader fails more often than the recipe allows.
     """
     episodes = scorable(place.store, place.run_id, evaluations=evaluations, iteration=iteration)
-    if not episodes:
-        raise ConfigError(
-            f"run {place.run_id} has no such episodes, and paths of search trees are none; `select * from v_episodes` "
-            "lists those it has"
-        )
+    leaves = [] if evaluations else scorable_leaves(place.store, place.run_id, iteration)
     originals = list(dict.fromkeys(episodes.values()))
+    total = len(originals) + len(leaves)
+    if not total:
+        raise ConfigError(
+            f"run {place.run_id} has no such episodes and no search trees; `select * from v_episodes` and v_trees list "
+            "what it has"
+        )
     stored = load_regrades(place.store, scoring.id, originals)
     left = [key for key in originals if key not in stored]
+    stored_leaves = load_leaf_regrades(place.store, scoring.id, [tree_id for tree_id, _ in leaves])
+    left_leaves = [(tree_id, leaf) for tree_id, leaf in leaves if leaf not in stored_leaves[tree_id]]
+    count = scored = total - len(left) - len(left_leaves)
     settings = json.dumps(scoring.settings, sort_keys=True)
     place.store.write({"scoring": [{"scoring_id": scoring.id, "grader": scoring.name, "settings": settings}]})
     faults: list[str] = []
-    count = len(stored)
-    path = place.trained(0).path
     with closing(SharedEnvironments(lambda name: place.make_environment(place.recipe.world_name(name)))) as lent:
-        async with Writer(place.store) as writer, helpers(place, path, None, writer) as models:
+        async with Writer(place.store) as writer, helpers(place, place.trained(0).path, None, writer) as models:
             store_event = place.on_error(writer, STAGE, 0)
 
-            async def score(trajectory: Trajectory) -> Regrade:
+            async def score(played: _Played) -> Rows:
                 await writer.room()
+                trajectory = played.trajectory
                 try:
                     if scoring.grader is not None:
                         grading = await grade(scoring.grader, trajectory, models.ask, seed=place.recipe.seed)
                     else:
                         async with lent.lend(trajectory.instance) as env:
                             grading = await scored_again(env, trajectory, models.ask, seed=place.recipe.seed)
+                    result = Regrade(reward=grading.grade.reward, success=grading.grade.success, answer=grading.answer)
                 except UnreadableGrade as unreadable:
-                    return Regrade(reward=None, success=None, answer=unreadable.answer)
-                return Regrade(reward=grading.grade.reward, success=grading.grade.success, answer=grading.answer)
+                    result = Regrade(reward=None, success=None, answer=unreadable.answer)
+                return {played.table: [row_of(played.table, result, scoring_id=scoring.id, **played.key)]}
 
             def on_error(error: UnitError) -> None:
                 store_event(error)
                 if error.final:
                     faults.append(f"{error.kind}: {error.message}")
 
-            def on_result(key: str, result: Regrade) -> None:
+            def on_result(key: str, row: Rows) -> None:
                 nonlocal count
                 count += 1
-                writer.add({"regrade": [row_of("regrade", result, scoring_id=scoring.id, trajectory_id=key)]})
-                place.progress(count, len(originals), f"episodes scored by {scoring.name}")
+                writer.add(row)
+                place.progress(count, total, f"episodes scored by {scoring.name}")
 
-            for start in range(0, len(left), _LOADED):
-                played = load_trajectories(place.store, left[start : start + _LOADED])
+            for played in _loaded(place.store, left, left_leaves):
                 await run_all(
                     list(played.items()),
-                    lambda episode: score(episode[1]),
-                    key=lambda episode: episode[0],
+                    lambda item: score(item[1]),
+                    key=lambda item: item[0],
                     errors=place.recipe.errors,
                     on_error=on_error,
                     on_result=on_result,
                     concurrency=_AT_ONCE,
                 )
-    return Regraded(episodes=len(originals), new=count - len(stored), faults=faults)
+    return Regraded(episodes=len(originals), paths=len(leaves), new=count - scored, faults=faults)
+
+
+def _loaded(
+    store: Store, trajectory_ids: Sequence[str], leaves: Sequence[tuple[str, int]]
+) -> Iterator[dict[str, _Played]]:
+    """Yield trajectories, some at a time, and paths to leaves, tree by tree, by the names that
+    events give them.
+    """
+    for start in range(0, len(trajectory_ids), _LOADED):
+        trajectories = load_trajectories(store, trajectory_ids[start : start + _LOADED])
+        yield {key: _Played("regrade", {"trajectory_id": key}, episode) for key, episode in trajectories.items()}
+    for tree_id, group in groupby(leaves, key=itemgetter(0)):
+        wanted = {leaf for _, leaf in group}
+        yield {
+            f"{tree_id}:{path.leaf}": _Played("leaf_regrade", {"tree_id": tree_id, "leaf": path.leaf}, path.trajectory)
+            for path in leaf_paths(load_trees(store, [tree_id])[tree_id], tree_id)
+            if path.leaf in wanted
+        }
+
+
+def check_scoring(place: Workplace) -> None:
+    """Raise `ConfigError` if the recipe's `data.scoring` names a scoring that there is not."""
+    scoring = place.recipe.data.scoring
+    if scoring and place.store.missing("scoring", [scoring]):
+        raise ConfigError(
+            f"data.scoring: there is no scoring {scoring}; `select * from v_scorings` lists those there are"
+        )
 
 
 def scored_by(place: Workplace, trajectories: Mapping[str, Trajectory]) -> dict[str, Trajectory]:
@@ -179,18 +224,51 @@ def scored_by(place: Workplace, trajectories: Mapping[str, Trajectory]) -> dict[
     scoring = place.recipe.data.scoring
     if not scoring:
         return dict(trajectories)
-    if place.store.missing("scoring", [scoring]):
-        raise ConfigError(
-            f"data.scoring: there is no scoring {scoring}; `select * from v_scorings` lists those there are"
-        )
+    check_scoring(place)
     regrades = load_regrades(place.store, scoring, list(trajectories))
     if missing := len(trajectories) - len(regrades):
-        raise ConfigError(
-            f"data.scoring: {missing} of {len(trajectories)} episodes have no score of scoring {scoring}; "
-            f"`agentr regrade {place.run_id}` by the same grader gives them; then run again"
-        )
+        raise _unscored(scoring, place.run_id, f"{missing} of {len(trajectories)} episodes have")
+    return {key: again for key, trajectory in trajectories.items() if (again := _regraded(trajectory, regrades[key]))}
+
+
+def scored_paths(place: Workplace, trees: Mapping[str, Tree], run_id: str = "") -> dict[str, tuple[Path, ...]]:
+    """Return the paths of trees to their leaves, by tree id, with the rewards that the recipe's
+    `data.scoring` gives them; as the search left them without one. Those whose grade is unreadable
+    are left out.
+
+    Args:
+        run_id: the run that has the trees; by default this one.
+
+    Raises as `scored_by`.
+    """
+    paths = {key: leaf_paths(tree, key) for key, tree in trees.items()}
+    scoring = place.recipe.data.scoring
+    if not scoring:
+        return paths
+    check_scoring(place)
+    regrades = load_leaf_regrades(place.store, scoring, list(trees))
+    if missing := sum(path.leaf not in regrades[key] for key, of_tree in paths.items() for path in of_tree):
+        total = sum(map(len, paths.values()))
+        raise _unscored(scoring, run_id or place.run_id, f"{missing} of {total} paths of trees have")
     return {
-        key: dataclasses.replace(trajectory, reward=again.reward, success=bool(again.success))
-        for key, trajectory in trajectories.items()
-        if (again := regrades[key]).reward is not None
+        key: tuple(
+            dataclasses.replace(path, trajectory=again)
+            for path in of_tree
+            if (again := _regraded(path.trajectory, regrades[key][path.leaf]))
+        )
+        for key, of_tree in paths.items()
     }
+
+
+def _unscored(scoring: str, run_id: str, what: str) -> ConfigError:
+    return ConfigError(
+        f"data.scoring: {what} no score of scoring {scoring}; `agentr regrade {run_id}` by the same grader gives them; "
+        "then run again"
+    )
+
+
+def _regraded(trajectory: Trajectory, regrade: Regrade) -> Trajectory | None:
+    """Return a trajectory with its new reward; None if that is unreadable."""
+    if regrade.reward is None:
+        return None
+    return dataclasses.replace(trajectory, reward=regrade.reward, success=bool(regrade.success))

@@ -100,8 +100,8 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regrade:
-    """What a scoring says of an episode; `reward` and `success` are None where the `answer` of the
-    model that was asked cannot be read.
+    """What a scoring says of an episode or of a path of a tree; `reward` and `success` are None
+    where the `answer` of the model that was asked cannot be read.
     """
 
     reward: float | None
@@ -197,6 +197,9 @@ TABLES: Mapping[str, Table] = MappingProxyType(
         "scoring": Table(("scoring_id",)),
         "regrade": Table(
             ("scoring_id", "trajectory_id"), record=Regrade, more={"scoring_id": str, "trajectory_id": str}
+        ),
+        "leaf_regrade": Table(
+            ("scoring_id", "tree_id", "leaf"), record=Regrade, more={"scoring_id": str, "tree_id": str, "leaf": int}
         ),
         "derivation": Table(
             ("child_id", "parent_id"),

@@ -93,7 +93,7 @@ class ListPage:
 
 
 def _own(kind: str, column: str) -> Callable[[Record], str | None]:
-    return lambda record: document.page_of(kind, record[column])
+    return lambda record: None if record[column] is None else document.page_of(kind, record[column])
 
 
 def _instance(name: str) -> Column:
@@ -205,9 +205,10 @@ SHOWN: Mapping[str, Shown] = {
         ),
     ),
     "regrades": Shown(
-        "Episodes that were scored again",
+        "Episodes and paths of trees that were scored again",
         (
             Column("Trajectory", "trajectory_id", "code", _own("trajectory", "trajectory_id")),
+            Column("Leaf", "node", "code", _own("node", "node")),
             _GOAL,
             Column("Change", "change", "text"),
             Column("Reward", "reward"),

@@ -67,7 +67,7 @@ def regrade(
     workspace: Path,
     **settings: object,
 ) -> None:
-    """Score a run's stored episodes again, without playing them.
+    """Score a run's stored episodes and paths of search trees again, without playing them.
 
     RUN is the beginning of a run's id. Its recipe, with overrides, says what the world and its
     judge are now. The old scores stay; the new ones are stored beside them, and both are shown.

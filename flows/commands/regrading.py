@@ -66,14 +66,14 @@ def regraded(
     examples: int,
     form: str,
 ) -> tuple[str, Sequence[str]]:
-    """Score the episodes of a run again; return old and new scores as text, and the reasons why
-    episodes have no new score.
+    """Score the episodes of a run and the paths of its trees again; return old and new scores as
+    text, and the reasons why some have no new score.
 
     Args:
         run: the beginning of the run's id.
         given: the options of the grader that were given, by name.
         overrides: changes of the run's recipe.
-        evaluations: only the episodes of evaluations, or only the others; None: all.
+        evaluations: only the episodes of evaluations, or only what else was played; None: all.
         examples: how many changed episodes are shown.
         form: `table` or `json`.
 
@@ -175,15 +175,17 @@ def _read(file: Path) -> str:
 def _text(
     place: Workplace, scoring: Scoring, done: Regraded, scored: Sequence[Scored], differing: Sequence[Changed]
 ) -> str:
+    paths = f" and {counted(done.paths, 'path')} of search trees" if done.paths else ""
     lines = [
-        f"{counted(done.episodes, 'episode')} of run {place.run_id}, {done.new:,} of them scored now by {scoring.name}",
+        f"{counted(done.episodes, 'episode')}{paths} of run {place.run_id}, {done.new:,} of them "
+        f"scored now by {scoring.name}",
         table_text(scored_table(scored)),
     ]
     if differing:
         lines += ["Changed", *(_told(one) for one in differing), ""]
     if done.faults:
         lines += [
-            f"Without a new score: {counted(len(done.faults), 'episode')}; the same command tries them again",
+            f"Without a new score: {len(done.faults):,}; the same command tries them again",
             *(f"  {fault}" for fault in dict.fromkeys(done.faults[:5])),
             "",
         ]
@@ -193,9 +195,10 @@ def _text(
 
 
 def _told(one: Changed) -> str:
+    name = one.trajectory_id or f"{one.tree_id}#{one.leaf}"
     new = "no score" if one.new_reward is None else f"{one.new_reward:.3g}"
     reply = "" if one.reply is None else f": {quoted(' '.join(one.reply.split()), _REPLY)}"
-    return f"  {one.change:<10}  {one.reward:.3g} -> {new}  {one.instance_id}  {one.trajectory_id}{reply}"
+    return f"  {one.change:<10}  {one.reward:.3g} -> {new}  {one.instance_id}  {name}{reply}"
 
 
 def _plain(
@@ -207,6 +210,7 @@ def _plain(
         "grader": scoring.name,
         "settings": scoring.settings,
         "episodes": done.episodes,
+        "paths": done.paths,
         "new": done.new,
         "faults": list(done.faults),
         "scores": [one._asdict() for one in scored],

@@ -27,6 +27,9 @@ from agentr_core.environments.reasoning.world import ReasoningWorld
 from agentr_core.episodes.rollout import play
 from agentr_core.errors import ConfigError, ErrorBudgetSpent
 from agentr_core.fingerprint import fingerprint
+from agentr_core.methods.agent_r.collect import collect
+from agentr_core.methods.agent_r.critique import JUDGE_INSTRUCTION, critique
+from agentr_core.methods.agent_r.splice import splice_pairs
 from agentr_core.methods.eto.preferences import explore_and_keep
 from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_of
@@ -39,7 +42,7 @@ from agentr_core.stages.regrade import Scoring, by_world, regrade
 from agentr_core.stages.scorings import scoring_section
 from agentr_core.store.codec.trajectories import trajectory_rows
 from agentr_core.store.database import Store
-from agentr_core.store.queries.scorings import changed, side_by_side
+from agentr_core.store.queries.scorings import changed, rescored, side_by_side
 from agentr_core.system import LOOPBACK
 from agentr_core.types import Grade, Instance, Message, StopReason, Trajectory
 from agentr_core.viewer.server import app
@@ -107,7 +110,7 @@ async def test_the_world_plays_the_recorded_actions_again(place: Workplace) -> N
     (all_of_them,) = side_by_side(place.store, scoring.id, RUN)
     assert all_of_them == (0, "rollout", 10, 0.3, 0.4, 0.3, 0.4, 1, 0, 1, 0, 0)
     (one,) = changed(place.store, scoring.id, RUN, 5)
-    assert one == ("t0", "combination-lock/train/0", 0.0, 1.0, "won", None)
+    assert one == ("t0", None, None, "combination-lock/train/0", 0.0, 1.0, "won", None)
     assert place.store.rows("select success from trajectory where trajectory_id = 't0'") == [(False,)]
     assert place.store.rows("select * from v_orphans") == []
     ((settings,),) = place.store.rows("select settings::varchar from scoring")
@@ -348,20 +351,103 @@ async def test_training_data_is_made_by_either_score(tmp_path: Path, tiny_model_
         await kept(site(f"data.scoring={other.id}"))
 
 
+@pytest.mark.slow
+async def test_trees_are_paired_by_either_score(tmp_path: Path, tiny_model_dir: Path) -> None:
+    def speak(messages: tuple[Message, ...], seed: int, number: int) -> str:
+        if JUDGE_INSTRUCTION in messages[-1].text:
+            return "Judgement: Bad"
+        return f"word {fingerprint(seed, number)}"
+
+    def site(*overrides: str) -> Workplace:
+        plain = {
+            "name": "door",
+            "environment": {"name": "door"},
+            "model": {"path": str(tiny_model_dir)},
+            "search": {"dives": 3, "width": 3, "depth": 6},
+        }
+        recipe = parse(plain, overrides)
+        return Workplace(
+            recipe=recipe,
+            method=method_of(recipe),
+            run_id=run_id_of(recipe),
+            root=tmp_path,
+            store=Store(tmp_path / "store.duckdb"),
+            make_environment=lambda _: Door(),
+            load_model=lambda role, path: ScriptedModel(speak),
+            progress=lambda done, total, note: None,
+        )
+
+    async def ends(place: Workplace) -> tuple[set[str], set[str], set[str]]:
+        """Return how good paths of pairs end, bad ones, and those that became samples."""
+        await start(place)
+        await begin(place, 1)
+        for stage in (collect, critique, splice_pairs):
+            await stage(place, 1)
+        last = "(select step.observation from node n where n.tree_id = {0}.tree_id and n.node_index = {0}.{1})"
+        found = [
+            place.store.rows(f"select {last.format('p', leaf)} from pair p where iteration_id = ?", iteration)
+            for leaf in ("good_leaf", "bad_leaf")
+            for iteration in [place.iteration_id(1)]
+        ]
+        kept = place.store.rows(
+            f"select {last.format('t', 'leaf')} from trajectory t where source = 'tree' and iteration_id = ?",
+            place.iteration_id(1),
+        )
+        return tuple({text for (text,) in rows} for rows in (*found, kept))  # type: ignore[return-value]
+
+    registry._KINDS["door"] = Door
+    first = site()
+    opened, locked = {"It opens."}, {"Wrong 4."}
+    assert await ends(first) == (opened, locked, opened)
+    lost = Scoring(name="regex", settings={"pattern": "Wrong 4"}, grader=Pattern("Wrong 4", where="observation"))
+    # Paths of trees are no episodes of evaluations.
+    with pytest.raises(ConfigError, match="no such episodes and no search trees"):
+        await regrade(first, lost, evaluations=True)
+    done = await regrade(first, lost)
+    ((leaves,),) = first.store.rows("select count(*) from v_nodes where stop is not null and action is not null")
+    assert (done.episodes, done.paths, done.new, done.faults) == (done.episodes, leaves, done.episodes + leaves, [])
+    assert (await regrade(first, lost)).new == 0
+    (scored,) = (row for row in side_by_side(first.store, lost.id, first.run_id) if row.episodes_of == "tree")
+    assert scored.episodes == leaves
+    assert scored.lost > 0 < scored.won
+    assert scored.new_success == pytest.approx(1 - (scored.success or 0))
+    # The trees are taken over, and what was good in them is bad.
+    second = site(f"data.scoring={lost.id}")
+    assert await ends(second) == (locked, opened, locked)
+    trees = first.store.rows("select count(*), count(copied_from) from tree")
+    assert trees == [(2 * trees[0][1], trees[0][1])]
+    assert first.store.rows("select * from v_orphans") == []
+    # A path that became a sample says so on its page.
+    ((path, again),) = second.store.rows(
+        "select trajectory_id, new_reward from v_regrades where run_id = ? and trajectory_id is not null "
+        "and episodes_of = 'tree' limit 1",
+        second.run_id,
+    )
+    assert [row.new_reward for row in rescored(second.store, path)] == [again] == [1.0]
+    other = Scoring(name="regex", settings={"pattern": "x"}, grader=Pattern("x"))
+    second.store.write({"scoring": [{"scoring_id": other.id, "grader": "regex", "settings": "{}"}]})
+    with pytest.raises(ConfigError, match=r"data.scoring: (\d+) of \1 paths of trees have no score of scoring"):
+        await ends(site(f"data.scoring={other.id}"))
+    with pytest.raises(ConfigError, match=r"data.scoring: there is no scoring 0123; "):
+        await ends(site("data.scoring='0123'"))
+
+
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (["method=agent-r"], "agent-r makes its data of search trees, which grew by the rewards of their own leaves"),
-        (["method=compare"], "arms of a comparison share one pool, by one reward"),
-        (["method=eto", "eto.phases=[sft]"], "nothing here is made of whole episodes that were explored before"),
+        (["method=agent-r", "splice.mode=verified"], "splice.mode verified plays its splices and keeps them by the "),
+        (["method=agent-r", "agent_r.phases=[sft,rl]"], "group RL uses rewards while it samples"),
+        (["method=eto", "eto.phases=[sft]"], "nothing here is made of what was played before"),
         (
             ["method=eto", "eto.phases=[rft,dpo]", "eto.preferences.source=file", "eto.preferences.file=p.jsonl"],
-            "pairs with eto.preferences.source file are not made of episodes",
+            "pairs with eto.preferences.source file are not made of episodes or trees",
         ),
         (["method=eto"], ""),
+        (["method=agent-r"], ""),
+        (["method=agent-r", "splice.mode=direct"], ""),
     ],
 )
-def test_only_what_explores_whole_episodes_reads_a_scoring(overrides: list[str], told: str) -> None:
+def test_what_goes_by_rewards_of_the_world_reads_no_scoring(overrides: list[str], told: str) -> None:
     recipe = {"name": "r", "model": {"path": "m"}, "environment": {"name": "combination-lock"}}
     if not told:
         assert parse(recipe, [*overrides, "data.scoring=abc"]).data.scoring == "abc"

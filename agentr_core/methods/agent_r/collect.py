@@ -36,6 +36,7 @@ from agentr_core.runtime.place import Workplace, helpers
 from agentr_core.search.grow import grow
 from agentr_core.search.tree import Arena, Expansion, apply_expansion
 from agentr_core.stages.demonstrate import need_expert
+from agentr_core.stages.regrade import check_scoring
 from agentr_core.store.codec import trajectories as stored
 from agentr_core.store.codec.trajectories import (
     claim_trees,
@@ -310,12 +311,14 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
     A run that makes samples of a comparison's trees grows none: trees lost there are missing here.
 
     Raises:
+        ConfigError: the recipe's `data.scoring` names a scoring that there is not.
         ErrorBudgetSpent: more trees failed than the recipe allows; what was grown is kept.
         DataFault: training and test instances overlap, the policy is missing, or the comparison has
             no tree that was grown with the same inputs.
         RunBusy: another process is growing one of the trees.
         WorkerLost: workers were lost again and again; what came back is kept.
     """
+    check_scoring(place)
     instances = tree_ids(place, iteration, await separate_instances(place, iteration))
     collector, copied = place.collector(iteration), 0
     # Finished trees that the iteration lacks come from runs with the same search inputs.

@@ -28,7 +28,8 @@ from agentr_core.recipes.models import ModelRole
 from agentr_core.replies import after_thoughts, is_unreadable, readable
 from agentr_core.runtime.equipment import held_back, in_flight, units_done
 from agentr_core.runtime.place import Workplace
-from agentr_core.search.tree import leaf_paths, path_to, steps_to
+from agentr_core.search.tree import path_to, steps_to
+from agentr_core.stages.regrade import scored_paths
 from agentr_core.store.codec.ledger import rejection_rows
 from agentr_core.store.codec.trajectories import (
     Episode,
@@ -382,17 +383,13 @@ def pairs_of(place: Workplace, iteration: int, trees: Mapping[str, Tree]) -> lis
     """
     stored = load_pairs(place.store, place.iteration_id(iteration))
     pairs = []
-    for key, paths in _paths(place, trees).items():
+    for key, paths in scored_paths(place, trees).items():
         by_leaf = {path.leaf: path for path in paths}
         pairs += [
             PathPair(good=by_leaf[row.good_leaf], bad=by_leaf[row.bad_leaf], split=row.shared_steps)
             for row in stored.get(key, ())
         ]
     return pairs
-
-
-def _paths(place: Workplace, trees: Mapping[str, Tree]) -> dict[str, tuple[Path, ...]]:
-    return {key: leaf_paths(tree, key) for key, tree in trees.items()}
 
 
 def _make_pairs(
@@ -403,7 +400,7 @@ def _make_pairs(
     rows: list[Rows] = []
     rejections: list[Rejection] = []
     iteration_id = place.iteration_id(iteration)
-    for key, paths in _paths(place, trees).items():
+    for key, paths in scored_paths(place, trees).items():
         tree_pairs, rejected = pairs_of_tree(
             key,
             paths,

@@ -50,7 +50,7 @@ from agentr_core.runtime.place import Workplace
 from agentr_core.samples.dataset import drops, split
 from agentr_core.samples.identity import sample_id
 from agentr_core.samples.rendering import load_renderer
-from agentr_core.search.tree import leaf_paths
+from agentr_core.stages.regrade import scored_paths
 from agentr_core.store.codec.ledger import rejection_rows, store_anew
 from agentr_core.store.codec.samples import sample_rows
 from agentr_core.store.codec.trajectories import load_critiques, load_trajectories, trajectory_rows
@@ -751,11 +751,11 @@ def _good(
     iteration_id = place.iteration_id(iteration)
     rows: list[Rows] = []
     rejections: list[Rejection] = []
-    for key, tree in trees.items():
-        for path in good_paths(leaf_paths(tree, key), alpha, rule):
+    for paths in scored_paths(place, trees).values():
+        for path in good_paths(paths, alpha, rule):
             subject = f"{path.tree_id}:{path.leaf}"
             try:
-                sample = good_sample(path, worlds.of(tree.instance), prune=place.recipe.splice.prune)
+                sample = good_sample(path, worlds.of(path.trajectory.instance), prune=place.recipe.splice.prune)
             except UNPLAYABLE as error:
                 rejections.append(unplayable(subject, error))
                 continue

@@ -63,7 +63,7 @@ OF_SAMPLES = ("critique.", "pairs.", "splice.")
 """The beginnings of the fields that make samples of trees. An arm that changes one has samples of
 its own, made of the trees of the pool.
 """
-OF_POOL = ("data.windowed",)
+OF_POOL = ("data.windowed", "data.scoring")
 # Tokens fix the steps in advance, the same on any machine; how many fit into seconds depends on its
 # load.
 BUDGET = ("training.max_tokens", "training.max_seconds", "eto.dpo.max_tokens")

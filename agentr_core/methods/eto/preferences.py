@@ -33,10 +33,9 @@ from agentr_core.runtime.instances import separate_instances
 from agentr_core.runtime.place import Workplace
 from agentr_core.samples.chat_file import World
 from agentr_core.samples.identity import conversation_key, sample_id
-from agentr_core.search.tree import leaf_paths
 from agentr_core.stages.dataset import whole_rows
 from agentr_core.stages.demonstrate import best_experts
-from agentr_core.stages.regrade import scored_by
+from agentr_core.stages.regrade import check_scoring, scored_by, scored_paths
 from agentr_core.store.codec.ledger import rejection_rows, store_anew
 from agentr_core.store.codec.samples import load_planned, preference_rows
 from agentr_core.store.codec.trajectories import finished_trees_of_run, load_trajectories, load_trees
@@ -133,7 +132,7 @@ async def explore_and_keep(place: Workplace, iteration: int) -> dict[str, Any]:
 
 async def _explore(place: Workplace, iteration: int) -> tuple[dict[str, Any], dict[str, Trajectory]]:
     """Return the summary of an exploration, and its successes by id."""
-    scored_by(place, {})
+    check_scoring(place)
     plans = exploration(place, iteration, await separate_instances(place, iteration))
     plan_rollouts(place, iteration, plans, stage=EXPLORE)
     settings = acting(place.recipe)
@@ -526,7 +525,8 @@ def _of_trees(place: Workplace, worlds: Worlds) -> Made:
         for key, tree in trees.items():
             nodes = (n if n.step is None else replace(n, step=of_another_run([n.step])[0]) for n in tree.nodes)
             trees[key] = replace(tree, nodes=tuple(nodes))
-    return _joined(in_tree(leaf_paths(tree, key), worlds.of(tree.instance), config, key) for key, tree in trees.items())
+    paths = scored_paths(place, trees, runs[0])
+    return _joined(in_tree(paths[key], worlds.of(tree.instance), config, key) for key, tree in trees.items())
 
 
 def _joined(parts: Iterable[Made]) -> Made:

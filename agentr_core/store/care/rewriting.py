@@ -507,7 +507,7 @@ CONDITIONS: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("run", "stage_input", "revision_state"), _kept("run")),
         **dict.fromkeys(("trajectory", "assessment", "rl_credit", "rl_score", "note", "regrade"), _kept("trajectory")),
         **dict.fromkeys(("checkpoint", "training_step"), _kept("checkpoint")),
-        **dict.fromkeys(("node", "oracle_verdict"), _kept("tree")),
+        **dict.fromkeys(("node", "oracle_verdict", "leaf_regrade"), _kept("tree")),
         "dataset_row": _kept("dataset"),
         "episode": _kept("evaluation"),
         "event": f"{_kept('run')} and (iteration_id is null or {_kept('iteration')})",

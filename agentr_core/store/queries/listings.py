@@ -514,10 +514,11 @@ DIFFERENCES = Listing(
     always=("before", "after"),
 )
 REGRADES = Listing(
-    columns="r.trajectory_id, t.first_observation, r.instance_id, r.scoring_id, r.grader, r.run_id, r.iteration, "
-    "r.episodes_of, r.success, r.new_success, r.reward, r.new_reward, r.change, r.reply",
-    source="v_regrades r join trajectory t using (trajectory_id)",
-    order="r.iteration, r.instance_id, r.trajectory_id, r.scoring_id",
+    columns="r.trajectory_id, if(r.trajectory_id is null, r.tree_id || '#' || r.leaf, null) as node, "
+    "coalesce(t.first_observation, g.first_observation) as first_observation, r.instance_id, r.scoring_id, r.grader, "
+    "r.run_id, r.iteration, r.episodes_of, r.success, r.new_success, r.reward, r.new_reward, r.change, r.reply",
+    source="v_regrades r left join trajectory t using (trajectory_id) left join tree g on g.tree_id = r.tree_id",
+    order="r.iteration, r.instance_id, r.trajectory_id, r.tree_id, r.leaf, r.scoring_id",
     filters={
         "scoring": "r.scoring_id = $value",
         "run": "r.run_id = $value",

@@ -52,9 +52,11 @@ class Rescored(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """An episode whose score a scoring has changed; see view `v_regrades`."""
+    """An episode or path of a tree whose score a scoring has changed; see view `v_regrades`."""
 
-    trajectory_id: str
+    trajectory_id: str | None
+    tree_id: str | None
+    leaf: int | None
     instance_id: str
     reward: float
     new_reward: float | None
@@ -77,6 +79,16 @@ def scorable(
     return dict(store.rows(_SCORABLE, run_id, evaluations, iteration))
 
 
+def scorable_leaves(store: Store, run_id: str, iteration: int | None = None) -> list[tuple[str, int]]:
+    """Return the leaves at which paths of a run's finished trees end, tree by tree: of each the id
+    of the original tree, and the index of its node.
+
+    Args:
+        iteration: only those of trees of this one; None: of all.
+    """
+    return store.rows(_SCORABLE_LEAVES, run_id, iteration)
+
+
 def load_regrades(store: Store, scoring_id: str, trajectory_ids: Sequence[str]) -> dict[str, Regrade]:
     """Return the grades of trajectories in a scoring, by trajectory id; trajectories without one
     are left out. A copy of an episode has the grade of the original.
@@ -89,6 +101,22 @@ def load_regrades(store: Store, scoring_id: str, trajectory_ids: Sequence[str]) 
         params = [scoring_id, list(set(originals.values()))]
         regrades = dict(load(con, "regrade", condition, params, also=("trajectory_id",)))
     return {key: regrades[originals[key]] for key in trajectory_ids if originals.get(key) in regrades}
+
+
+def load_leaf_regrades(store: Store, scoring_id: str, tree_ids: Sequence[str]) -> dict[str, dict[int, Regrade]]:
+    """Return the grades of paths of trees in a scoring, by tree id and leaf; paths without one are
+    left out. A copy of a tree has the grades of the original.
+    """
+    if not store.path.exists():
+        return {}
+    originals = dict(store.rows(_ORIGINAL_TREES, list(tree_ids)))
+    grades: dict[str, dict[int, Regrade]] = {}
+    with store.reading() as con:
+        condition = "scoring_id = ? and tree_id in (select unnest(?::varchar[]))"
+        params = [scoring_id, list(set(originals.values()))]
+        for tree_id, leaf, regrade in load(con, "leaf_regrade", condition, params, also=("tree_id", "leaf")):
+            grades.setdefault(tree_id, {})[leaf] = regrade
+    return {key: grades.get(original, {}) for key, original in originals.items()}
 
 
 def side_by_side(store: Store, scoring_id: str, run_id: str) -> list[Scored]:
@@ -115,8 +143,8 @@ def rescored(store: Store, trajectory_id: str) -> list[Rescored]:
 
 
 def changed(store: Store, scoring_id: str, run_id: str, most: int) -> list[Changed]:
-    """Return episodes of a run whose score has changed or cannot be read: those first whose success
-    has, and of these the largest changes.
+    """Return episodes and paths of trees of a run whose score has changed or cannot be read: those
+    first whose success has, and of these the largest changes.
     """
     return [Changed(*row) for row in store.rows(_CHANGED, scoring_id, run_id, most)]
 
@@ -128,6 +156,16 @@ join iteration i on i.iteration_id = coalesce(t.iteration_id, e.iteration_id)
 where i.run_id = $1 and t.source not in ('tree', 'splice', 'ungraded', 'bare')
     and ($2::boolean is null or (t.evaluation_id is not null) = $2) and ($3::bigint is null or i.iteration = $3)
 order by i.iteration, t.instance_id, t.trajectory_id
+"""
+_SCORABLE_LEAVES = """
+select distinct coalesce(t.copied_from, t.tree_id) as tree_id, n.node_index
+from tree t join iteration i using (iteration_id) join node n using (tree_id)
+where i.run_id = $1 and t.finished and n.stop is not null and n.step is not null
+    and ($2::bigint is null or i.iteration = $2)
+order by all
+"""
+_ORIGINAL_TREES = """
+select tree_id, coalesce(copied_from, tree_id) from tree where tree_id in (select unnest(?::varchar[]))
 """
 _ORIGINALS = """
 select trajectory_id, coalesce(copied_from, trajectory_id) from trajectory
@@ -150,9 +188,9 @@ select scoring_id, grader, reward, new_reward, change, reply from v_regrades r
 where trajectory_id = ? order by (select created_at from scoring s where s.scoring_id = r.scoring_id), scoring_id
 """
 _CHANGED = """
-select trajectory_id, instance_id, reward, new_reward, change, reply from v_regrades
+select trajectory_id, tree_id, leaf, instance_id, reward, new_reward, change, reply from v_regrades
 where scoring_id = ? and run_id = ? and change <> 'same'
 order by case change when 'won' then 0 when 'lost' then 0 when 'unreadable' then 2 else 1 end,
-    abs(new_reward - reward) desc, iteration, instance_id, trajectory_id
+    abs(new_reward - reward) desc, iteration, instance_id, trajectory_id, tree_id, leaf
 limit ?
 """

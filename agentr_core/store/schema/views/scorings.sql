@@ -1,22 +1,37 @@
 -- Stored episodes as another scoring sees them.
 
 create view v_regrades as
-select g.scoring_id, s.grader, i.run_id, i.iteration, coalesce(e.name, t.source) as episodes_of, t.instance_id,
-    t.success::integer as success, g.success::integer as new_success, t.reward, g.reward as new_reward,
-    case when g.reward is null then 'unreadable'
-        when g.success <> t.success then if(g.success, 'won', 'lost')
-        when g.reward > t.reward + 1e-9 then 'up'
-        when g.reward < t.reward - 1e-9 then 'down'
+with graded as (
+    select g.scoring_id, g.reward as new_reward, g.success as new_success, g.answer.text as reply, g.created_at, t.reward,
+        t.success, coalesce(t.iteration_id, e.iteration_id) as iteration_id, coalesce(e.name, t.source) as episodes_of,
+        t.instance_id, t.trajectory_id, t.tree_id, t.leaf
+    from trajectory t
+    join regrade g on g.trajectory_id = coalesce(t.copied_from, t.trajectory_id)
+    left join evaluation e using (evaluation_id)
+    union all
+    select g.scoring_id, g.reward, g.success, g.answer.text, g.created_at, n.step.reward, n.step.success, t.iteration_id, 'tree',
+        t.instance_id, p.trajectory_id, t.tree_id, g.leaf
+    from tree t
+    join leaf_regrade g on g.tree_id = coalesce(t.copied_from, t.tree_id)
+    join node n on n.tree_id = t.tree_id and n.node_index = g.leaf
+    left join trajectory p on p.source = 'tree' and p.tree_id = t.tree_id and p.leaf = g.leaf
+)
+select g.scoring_id, s.grader, i.run_id, i.iteration, g.episodes_of, g.instance_id, g.success::integer as success,
+    g.new_success::integer as new_success, g.reward, g.new_reward,
+    case when g.new_reward is null then 'unreadable'
+        when g.new_success <> g.success then if(g.new_success, 'won', 'lost')
+        when g.new_reward > g.reward + 1e-9 then 'up'
+        when g.new_reward < g.reward - 1e-9 then 'down'
         else 'same' end as change,
-    g.answer.text as reply, t.trajectory_id, g.created_at
-from trajectory t
-join regrade g on g.trajectory_id = coalesce(t.copied_from, t.trajectory_id)
+    g.reply, g.trajectory_id, g.tree_id, g.leaf, g.created_at
+from graded g
 join scoring s using (scoring_id)
-left join evaluation e using (evaluation_id)
-left join iteration i on i.iteration_id = coalesce(t.iteration_id, e.iteration_id)
-order by s.created_at, g.scoring_id, i.run_id, i.iteration, episodes_of, t.instance_id, t.trajectory_id;
-comment on view v_regrades is 'Episodes that were scored again: the reward that they were played with, and the new one.';
-comment on column v_regrades.episodes_of is 'The name of the evaluation, or what the episode was played for: rollout, expert and so on.';
+left join iteration i using (iteration_id)
+order by s.created_at, g.scoring_id, i.run_id, i.iteration, g.episodes_of, g.instance_id, g.trajectory_id, g.tree_id, g.leaf;
+comment on view v_regrades is 'Episodes and paths of search trees that were scored again: the reward that they were played with, and the new one.';
+comment on column v_regrades.episodes_of is 'The name of the evaluation, or what the episode was played for: rollout, expert and so on; tree: a path from the root of a tree to a leaf.';
+comment on column v_regrades.trajectory_id is 'Null of a path of a tree that became no sample.';
+comment on column v_regrades.leaf is 'node.node_index of the last step of such a path.';
 comment on column v_regrades.change is 'won or lost: the success has changed; up or down: only the reward has; same; unreadable: the reply of the model that was asked gives no grade.';
 comment on column v_regrades.reply is 'What the model said that was asked, if one was.';
 

@@ -16,6 +16,8 @@ union all select 'note', 'trajectory_id', trajectory_id from note anti join traj
 union all select 'instance_facts', 'instance_id', instance_id from instance_facts anti join instance using (instance_id)
 union all select 'regrade', 'trajectory_id', trajectory_id from regrade anti join trajectory using (trajectory_id)
 union all select 'regrade', 'scoring_id', scoring_id from regrade anti join scoring using (scoring_id)
+union all select 'leaf_regrade', 'leaf', g.tree_id || '/' || g.leaf from leaf_regrade g anti join node n on n.tree_id = g.tree_id and n.node_index = g.leaf
+union all select 'leaf_regrade', 'scoring_id', scoring_id from leaf_regrade anti join scoring using (scoring_id)
 union all select 'pair', 'iteration_id', iteration_id from pair anti join iteration using (iteration_id)
 union all select 'pair', 'good_leaf', p.tree_id || '/' || good_leaf from pair p anti join node n on n.tree_id = p.tree_id and n.node_index = p.good_leaf
 union all select 'pair', 'bad_leaf', p.tree_id || '/' || bad_leaf from pair p anti join node n on n.tree_id = p.tree_id and n.node_index = p.bad_leaf
