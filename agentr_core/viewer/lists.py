@@ -160,6 +160,7 @@ SHOWN: Mapping[str, Shown] = {
         "Samples",
         (
             Column("Sample", "sample_id", "code", _own("sample", "sample_id")),
+            _GOAL,
             Column("Kind", "kind", "text"),
             _instance("samples"),
             _ITERATION,
@@ -172,6 +173,7 @@ SHOWN: Mapping[str, Shown] = {
         "Preferences",
         (
             Column("Preference", "preference_id", "code", _own("preference", "preference_id")),
+            _GOAL,
             Column("Kind", "kind", "text"),
             _instance("preferences"),
             _ITERATION,
@@ -186,6 +188,7 @@ SHOWN: Mapping[str, Shown] = {
         (
             Column("Step", "step"),
             Column("Group", "number", "number", lambda r: document.group(r["iteration_id"], r["step"], r["number"])),
+            _GOAL,
             _instance("groups"),
             _ITERATION,
             Column("Episodes", "episodes"),

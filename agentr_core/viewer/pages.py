@@ -45,6 +45,7 @@ from agentr_core.store.queries.listings import (
     instance_beginning,
     iteration_lines,
     last_episodes,
+    opening,
     run_line,
     run_lines,
     stage_lines,
@@ -657,6 +658,7 @@ def sample(store: Store, sample_id: str) -> Page | None:
         return None
     values = {
         "head": head,
+        "opening": head.instance_id and opening(store, head.instance_id),
         "messages": load_samples(store, [sample_id])[sample_id].messages,
         "ancestry": ancestry(store, sample_id, "sample"),
     }
@@ -732,6 +734,7 @@ def preference(store: Store, preference_id: str) -> Page | None:
     )
     values = {
         "head": head,
+        "opening": head.instance_id and opening(store, head.instance_id),
         "shared": chosen[:shared],
         "chosen": chosen[shared:],
         "rejected": rejected[shared:],

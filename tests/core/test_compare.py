@@ -399,8 +399,10 @@ async def test_every_model_goes_on_from_the_same_failures(collected: Callable[..
         place = await one.learned(arm)
         assert one.ask(cuts, place.iteration_id(1)) == base
         assert one.ask("select count(*) from evaluation where iteration_id = ?", place.iteration_id(0)) == [(0,)]
+        pooled = one.report().base
+        assert pooled is not None
         # The pool's run trains nothing, so its report calls the base by its name.
-        assert build_report(place, 1).score(0) == changed(one.report().base, name="")
+        assert build_report(place, 1).score(0) == changed(pooled, name="")
         funnel = {stage.name: stage.count for stage in build_report(place, 1).funnel}
         assert [funnel["trees"]] == [number for (number,) in one.ask("select count(*) from tree")]
         assert funnel["samples of the pool"] >= funnel["trained rows"] > 0

@@ -195,6 +195,7 @@ async def test_a_sample_and_a_trajectory_show_every_token_when_asked(store: Stor
             assert f'href="/tokens/{kind}/{key}"' in (await http.get(f"/{kind}/{key}")).text
             page = (await http.get(f"/tokens/{kind}/{key}")).text
             assert f'href="/{kind}/{key}"' in page
+            assert re.search(rf"<title>\S.* · tokens of {kind} {key[:8]} · agentr</title>", page)
             assert "5, 2 trained" in shown(page)
             classes = re.findall(r'<span class="(token[ \w]*)" title="(\d+): token (\d+), ([\w ]+)"', page)
             assert classes[:3] == [("token control", "0", "1", "BOS"), ("token", "1", "7", "user"),

@@ -65,6 +65,15 @@ async def test_every_list_sorts_by_each_of_its_columns(pages: httpx.AsyncClient,
         assert "aria-sort" in answer.text, head
 
 
+@pytest.mark.parametrize("name", [name for name in LISTINGS if name not in ("rejections", "differences")])
+async def test_every_list_of_what_was_played_names_the_goals(pages: httpx.AsyncClient, name: str) -> None:
+    rows = (await pages.get(f"/{name}.json")).json()["rows"]
+    goals = {row["first_observation"] for row in rows if row["instance_id"]}
+    assert goals
+    assert None not in goals
+    assert ">Goal<" in (await pages.get(f"/{name}")).text
+
+
 async def test_columns_are_chosen_and_stay(pages: httpx.AsyncClient) -> None:
     page = (await pages.get("/trajectories?columns=trajectory_id&columns=environment")).text
     assert re.findall(r'<th class="\w+"><a[^>]*>(\w+)', page) == ["Trajectory", "World"]

@@ -359,6 +359,14 @@ def suggestions(store: Store, listing: Listing) -> dict[str, list[tuple[str, str
     return {name: values for name, values in by_filter.items() if values}
 
 
+def opening(store: Store, instance_id: str) -> str | None:
+    """Return how the episodes of an instance begin: their first observation; None if none is
+    stored.
+    """
+    rows = store.rows(_OPENINGS.format("?"), instance_id)
+    return rows[0][1] if rows else None
+
+
 def instance_beginning(store: Store, words: str) -> str | None:
     """Return the first instance whose id begins with some words, the id itself before others; None
     if there is none.
@@ -388,6 +396,12 @@ _RUN = "i.run_id = $value"
 _ITERATION = "i.iteration = try_cast($value as integer)"
 _INSTANCE = "starts_with({}.instance_id, $value)"
 _DEPTHS = "select depth from instance where depth is not null"
+_OPENINGS = (
+    "select instance_id, min(first_observation) as first_observation from (select instance_id, first_observation "
+    "from tree union all select instance_id, first_observation from trajectory) where instance_id in ({}) "
+    "group by instance_id"
+)
+_WITH_OPENING = f"left join ({_OPENINGS.format('select instance_id from page')}) using (instance_id)"
 
 TRAJECTORIES = Listing(
     columns="t.trajectory_id, t.first_observation, t.instance_id, n.depth, t.source, i.run_id, i.iteration, "
@@ -451,6 +465,7 @@ SAMPLES = Listing(
     columns="s.sample_id, s.kind, s.instance_id, i.iteration, s.num_tokens, s.num_trained_tokens, "
     "exists (from dataset_row w where w.sample_id = s.sample_id) as used",
     source="sample s left join iteration i using (iteration_id)",
+    details=_WITH_OPENING,
     order="s.created_at, s.sample_id",
     filters={
         "run": _RUN,
@@ -466,6 +481,7 @@ PREFERENCES = Listing(
     columns="p.preference_id, p.kind, p.instance_id, i.iteration, p.chosen_reward, p.rejected_reward, p.margin, "
     "p.dropped_steps",
     source="preference p left join iteration i using (iteration_id)",
+    details=_WITH_OPENING,
     order="p.created_at, p.preference_id",
     filters={"run": _RUN, "iteration": _ITERATION, "instance": _INSTANCE.format("p"), "kind": "p.kind = $value"},
     choices={"kind": "select kind from preference"},
@@ -473,6 +489,7 @@ PREFERENCES = Listing(
 GROUPS = Listing(
     columns="g.iteration_id, i.iteration, g.step, g.number, g.instance_id, g.episodes, g.wins, g.reward, g.contrast",
     source="rl_group g left join iteration i using (iteration_id)",
+    details=_WITH_OPENING,
     order="i.created_at, g.step, g.number",
     filters={
         "run": _RUN,
