@@ -16,6 +16,7 @@ from agentr_core.runtime.start import check_weights
 from agentr_core.stages.dataset import check_dataset, dataset_file, dataset_id
 from agentr_core.store.codec.ledger import checkpoint_rows, metric_rows, training_step_rows
 from agentr_core.store.queries.datasets import stored_dataset
+from agentr_core.store.queries.runs import stage_seconds
 from agentr_core.store.tables import merge
 from agentr_core.training.checkpoints import (
     Manifest,
@@ -56,10 +57,14 @@ async def train(place: Workplace, iteration: int) -> dict[str, Any]:
         tell_step(place.root, place.run_id, iteration, (event.step, event.loss, event.learning_rate, event.grad_norm))
 
     was_complete = is_complete(job.output_dir)
+    # A training counts its seconds over all its attempts. Those that were interrupted have told the
+    # store of theirs, and one that finds its checkpoint takes none.
+    told = stage_seconds(place.store, place.run_id).get((iteration, STAGE), 0.0)
     with place.timed(STAGE, iteration) as clock:
         result = await fine_tune(job, on_progress=show)
-        clock.add({"train": result.seconds})
-        clock.tokens = result.trained_tokens
+        if not was_complete:
+            clock.add({"train": max(0.0, result.seconds - told)})
+            clock.tokens = result.trained_tokens
     key = dataset_id(place, iteration)
     store_checkpoint(place, iteration, job, job.objective.settings, result, dataset_id=key)
     tell_step(place.root, place.run_id, iteration, None)

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -29,6 +30,7 @@ from agentr_core.errors import (
     ErrorBudgetSpent,
     ModelFault,
     StoreError,
+    TrainingFault,
 )
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.agent_r.collect import collect, finished_trees
@@ -44,6 +46,7 @@ from agentr_core.reports.markdown import render_markdown
 from agentr_core.runtime.instances import separate_instances
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, check_files, start
+from agentr_core.stages import train as training
 from agentr_core.stages.dataset import check_dataset, dataset, dataset_file, stored_tokens
 from agentr_core.stages.demonstrate import expert_samples
 from agentr_core.stages.evaluate import evaluate, evaluation_id
@@ -56,6 +59,7 @@ from agentr_core.store.codec.trajectories import load_episodes
 from agentr_core.store.connection import connected
 from agentr_core.store.database import Store
 from agentr_core.store.queries.listings import ancestry
+from agentr_core.store.queries.runs import stage_seconds
 from agentr_core.types import Generation, Instance, Message, Request, SampleKind, Transition
 
 
@@ -360,6 +364,35 @@ async def test_a_file_of_other_rows_is_not_taken_for_the_dataset(site: Callable[
         con.execute("delete from dataset_row where position = 0")
     with pytest.raises(StoreError, match=r"lacks rows of the dataset of iteration 1 of run .* put back a store"):
         await train(one.place, 1)
+
+
+@pytest.mark.slow
+async def test_a_training_counts_once_however_often_it_is_begun(
+    site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = site()
+    await make_data(one.place)
+    complete: list[bool] = []
+    done = SimpleNamespace(seconds=1000.0, trained_tokens=7, final_loss=0.5, ended_by="", check_ending=lambda: None)
+
+    async def attempt(*_: Any, **__: Any) -> Any:
+        await asyncio.sleep(0.05)
+        if not complete:
+            raise TrainingFault("killed")
+        return done
+
+    monkeypatch.setattr(training, "fine_tune", attempt)
+    monkeypatch.setattr(training, "store_checkpoint", lambda *_, **__: None)
+    monkeypatch.setattr(training, "is_complete", lambda _: len(complete) > 1)
+    monkeypatch.setattr(training, "check_weights", lambda *_, **__: None)
+    with pytest.raises(TrainingFault):
+        await train(one.place, 1)
+    for _ in range(3):
+        # Goes on to its end; then the run is begun anew, and finds the checkpoint.
+        complete.append(True)
+        await train(one.place, 1)
+    assert stage_seconds(one.place.store, one.place.run_id)[1, "train"] == pytest.approx(1000, abs=1)
+    assert one.place.store.rows("select sum(tokens) from timing where stage = 'train'") == [(7,)]
 
 
 @pytest.mark.slow
