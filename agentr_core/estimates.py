@@ -389,7 +389,7 @@ def process_sampling(shape: Shape, model: ModelConfig, workers: int, tokens: int
         weights=need.weights,
         parts={
             f"{rows} x {tokens:,} tokens": rows * tokens * need.token,
-            "cached prompts": cache,
+            f"cached prompts of {cache // need.token:,} tokens": cache,
             # Linear layers hold them a second time, as oneDNN reads them.
             "weights laid out": need.weights if model.dtype == "bfloat16" else 0,
         },
