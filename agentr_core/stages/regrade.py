@@ -73,10 +73,10 @@ class Regraded:
 
 
 class _Played(NamedTuple):
-    """An episode or a path of a tree; `key` are the columns that name it in `table`."""
+    """An episode or path of a tree; `columns` are those of its row in `table` beside the grade."""
 
     table: str
-    key: Mapping[str, Any]
+    columns: Mapping[str, Any]
     trajectory: Trajectory
 
 
@@ -161,7 +161,7 @@ async def regrade(
                     result = Regrade(reward=grading.grade.reward, success=grading.grade.success, answer=grading.answer)
                 except UnreadableGrade as unreadable:
                     result = Regrade(reward=None, success=None, answer=unreadable.answer)
-                return {played.table: [row_of(played.table, result, scoring_id=scoring.id, **played.key)]}
+                return {played.table: [row_of(played.table, result, scoring_id=scoring.id, **played.columns)]}
 
             def on_error(error: UnitError) -> None:
                 store_event(error)
@@ -199,7 +199,16 @@ def _loaded(
     for tree_id, group in groupby(leaves, key=itemgetter(0)):
         wanted = {leaf for _, leaf in group}
         yield {
-            f"{tree_id}:{path.leaf}": _Played("leaf_regrade", {"tree_id": tree_id, "leaf": path.leaf}, path.trajectory)
+            f"{tree_id}:{path.leaf}": _Played(
+                "leaf_regrade",
+                {
+                    "tree_id": tree_id,
+                    "leaf": path.leaf,
+                    "old_reward": path.trajectory.reward,
+                    "old_success": path.trajectory.success,
+                },
+                path.trajectory,
+            )
             for path in leaf_paths(load_trees(store, [tree_id])[tree_id], tree_id)
             if path.leaf in wanted
         }

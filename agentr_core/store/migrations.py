@@ -36,7 +36,7 @@ VIEWS = 119
 """The number of the script of all views. Raise it above every other when one of them changes, or a
 table that they show.
 """
-CATALOGUE = "6e49cfb806022ec1"
+CATALOGUE = "9815c7584390d3b2"
 """The fingerprint of tables and views as the scripts make them, in the words of the DuckDB that we
 pin. A store with another one is compared in detail, which takes a second.
 """

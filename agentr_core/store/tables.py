@@ -199,7 +199,9 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             ("scoring_id", "trajectory_id"), record=Regrade, more={"scoring_id": str, "trajectory_id": str}
         ),
         "leaf_regrade": Table(
-            ("scoring_id", "tree_id", "leaf"), record=Regrade, more={"scoring_id": str, "tree_id": str, "leaf": int}
+            ("scoring_id", "tree_id", "leaf"),
+            record=Regrade,
+            more={"scoring_id": str, "tree_id": str, "leaf": int, "old_reward": float, "old_success": bool},
         ),
         "derivation": Table(
             ("child_id", "parent_id"),

@@ -64,3 +64,12 @@ insert into rl_group by name
 select 'second' as iteration_id, n as step, 0 as number, 'bench/train/' || (n - 1) % 100 as instance_id, 'policy' as policy, 0 as draw,
     0 as prefix, 8 as episodes, 4 as wins, 0.5 as reward, true as contrast
 from range(1, least($steps // 100, 2000) + 1) numbers(n);
+
+-- All that was played is scored again: one in three otherwise.
+insert into scoring (scoring_id, grader, settings) values ('scoring', 'regex', '{}');
+insert into regrade (scoring_id, trajectory_id, reward, success)
+select 'scoring', trajectory_id, if(hash(trajectory_id) % 3 = 0, 1 - reward, reward),
+    if(hash(trajectory_id) % 3 = 0, not success, success) from trajectory;
+insert into leaf_regrade (scoring_id, tree_id, leaf, old_reward, old_success, reward, success)
+select 'scoring', tree_id, node_index, step.reward, step.success, if(hash(tree_id, node_index) % 3 = 0, 1 - step.reward, step.reward),
+    if(hash(tree_id, node_index) % 3 = 0, not step.success, step.success) from node where node_index > 76;

@@ -29,6 +29,8 @@ _LISTS: Final = (
     "/trajectories?outcome=no+success&source=rollout",
     "/trajectories?evaluation=after&sort=-num_steps",
     "/groups?run=run",
+    "/scorings",
+    "/regrades?scoring=scoring&change=changed",
     "/differences?before=before&after=after",
     "/differences?before=before&after=after&change=lost",
 )

@@ -546,7 +546,9 @@ REGRADES = Listing(
     },
     suggestions={"scoring": "select scoring_id, grader from scoring order by created_at desc"},
     choices={
-        "episodes_of": "select episodes_of from v_regrades",
+        "episodes_of": "select name from evaluation union all select source from trajectory "
+        "where trajectory_id in (from regrade select trajectory_id) and evaluation_id is null "
+        "union all select 'tree' where exists (from leaf_regrade)",
         "change": "values ('changed'), ('won'), ('lost'), ('up'), ('down'), ('unreadable'), ('same')",
     },
 )

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from agentr_core.store.database import Store
 from agentr_core.store.tables import Regrade, load
 
-OF_A_SCORING = "select * from v_regrades where scoring_id = '{}'"
+OF_A_SCORING = "select * from v_regrades where scoring_id = '{}' order by run_id, iteration, episodes_of, instance_id"
 """What a user asks to list the episodes of a scoring, whose id is filled in."""
 
 
