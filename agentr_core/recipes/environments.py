@@ -61,8 +61,8 @@ class EvaluationSetConfig(SamplingFields):
     limit: Natural = 0
     """How many instances are played; 0 means all."""
     spread: bool = True
-    """Whether the instances are spread evenly over the split or are its first ones; a split may be
-    endless.
+    """Whether the instances are spread evenly over the split, and over the instances that they are
+    variants of, or are its first ones; a split may be endless.
     """
     episodes: Count = 1
     """Episodes for each instance; with several, pass@k is measured for k = 1, 2, 4, ..."""

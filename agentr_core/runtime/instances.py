@@ -27,6 +27,8 @@ end, of which a recipe takes a part.
 """
 _LOOKS = 100
 """Instances that are looked at, at most, for each one that is wanted of a certain depth."""
+_MOST_VARIANTS = 100
+"""Instances that are looked at, at most, for one whose origin is not there yet."""
 TRAIN = "train"
 SELECTED = "selected"
 """Names in the store for what the instances of an iteration are chosen for: it collects from all,
@@ -139,13 +141,17 @@ def test_instances(recipe: Recipe, env: Environment) -> tuple[Instance, ...]:
     """
     config = recipe.instances
     listed = env.instances(config.test)
-    return _distinct(_some(listed, config.test, config.test_limit, "instances.test_limit", spread=True))
+    if not config.test_limit or config.test_limit >= len(listed):
+        return _distinct(_whole(listed, config.test, "instances.test_limit"))
+    return _distinct(_spread(listed, config.test_limit, env))
 
 
 def set_instances(chosen: EvaluationSetConfig, env: Environment) -> tuple[Instance, ...]:
     """Return the instances of a further evaluation set. Raises as `test_instances`."""
     listed = env.instances(chosen.split)
-    return _distinct(_some(listed, chosen.split, chosen.limit, "limit of the set", spread=chosen.spread))
+    if not chosen.limit or chosen.limit >= len(listed):
+        return _distinct(_whole(listed, chosen.split, "limit of the set"))
+    return _distinct(_spread(listed, chosen.limit, env) if chosen.spread else listed[: chosen.limit])
 
 
 def held_out_instances(recipe: Recipe, env: Environment) -> tuple[Instance, ...]:
@@ -214,10 +220,19 @@ def _whole(listed: Sequence[Instance], split: str, field: str) -> tuple[Instance
     return tuple(listed)
 
 
-def _some(listed: Sequence[Instance], split: str, limit: int, field: str, *, spread: bool) -> tuple[Instance, ...]:
-    if not limit or limit >= len(listed):
-        return _whole(listed, split, field)
-    return tuple(listed[position * len(listed) // limit if spread else position] for position in range(limit))
+def _spread(listed: Sequence[Instance], limit: int, env: Environment) -> tuple[Instance, ...]:
+    """Return instances at even distances. Where a split has variants of the same instance in turns,
+    these could all be of a few: of each stretch comes the first whose origin came least so far.
+    """
+    taken: Counter[Instance] = Counter()
+    chosen: list[Instance] = []
+    for number in range(limit):
+        start, end = (at * len(listed) // limit for at in (number, number + 1))
+        stretch = [listed[position] for position in range(start, min(end, start + _MOST_VARIANTS))]
+        instance = min(stretch, key=lambda candidate: taken[env.origin(candidate)])
+        taken[env.origin(instance)] += 1
+        chosen.append(instance)
+    return tuple(chosen)
 
 
 # A later stage that chose again would open every world to list it, and could choose otherwise.

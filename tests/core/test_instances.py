@@ -286,3 +286,27 @@ def test_both_fields_are_part_of_what_a_run_is_once_they_are_set() -> None:
     assert fingerprint(asked_for(recipe(draw="fresh", only=[]))) == fingerprint(asked_for(recipe()))
     set_ = recipe(only="[0, 5)", draw="fixed")
     assert parse(resolved(set_)) == set_
+
+
+class Renamed(Numbered):
+    """A world whose split has ten instances, then the same ten under other names, and so on."""
+
+    def origin(self, instance: Instance) -> Instance:
+        return Instance(environment=self.name, split="test", index=instance.index % 10)
+
+
+@pytest.mark.parametrize(("limit", "origins"), [(5, 5), (10, 10), (15, 10), (20, 10), (37, 10)])
+def test_a_part_of_a_split_is_of_as_many_origins_as_there_are(limit: int, origins: int) -> None:
+    """Even distances alone would take the first of every ten, or the first and sixth."""
+    env = Renamed(range(200))
+    chosen = held_out_instances(recipe(test_limit=limit), env)
+    times = Counter(env.origin(instance).index for instance in chosen)
+    assert len(times) == origins
+    assert max(times.values()) - min(times.values()) <= 1
+    bounds = [number * 200 // limit for number in range(limit + 1)]
+    assert all(low <= instance.index < high for instance, low, high in zip(chosen, bounds, bounds[1:], strict=False))
+
+
+def test_a_part_of_a_split_without_variants_is_at_even_distances() -> None:
+    chosen = held_out_instances(recipe(test_limit=7), Numbered(range(100)))
+    assert [instance.index for instance in chosen] == [position * 100 // 7 for position in range(7)]
