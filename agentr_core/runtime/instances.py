@@ -151,7 +151,7 @@ def set_instances(chosen: EvaluationSetConfig, env: Environment) -> tuple[Instan
     listed = env.instances(chosen.split)
     if not chosen.limit or chosen.limit >= len(listed):
         return _distinct(_whole(listed, chosen.split, "limit of the set"))
-    return _distinct(_spread(listed, chosen.limit, env) if chosen.spread else listed[: chosen.limit])
+    return _distinct(_spread(listed, chosen.limit, env) if chosen.spread else itertools.islice(listed, chosen.limit))
 
 
 def held_out_instances(recipe: Recipe, env: Environment) -> tuple[Instance, ...]:

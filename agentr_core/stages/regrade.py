@@ -2,8 +2,8 @@
 that plays them.
 
 The new rewards are rows beside the old ones, which stay (tables `scoring`, `regrade` and
-`leaf_regrade`). What was
-scored is not scored again: the id of a scoring is a hash of all that determines its rewards.
+`leaf_regrade`). What was scored is not scored again: the id of a scoring is a hash of all that
+determines its rewards.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import groupby
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 from agentr_core.environment import Environment, Repeatability
@@ -38,7 +36,7 @@ from agentr_core.types import Path, Trajectory, Tree
 STAGE = "regrade"
 _AT_ONCE = 16
 _LOADED = 1000
-"""Episodes that are in memory together."""
+"""Episodes, or paths of trees, that are in memory together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,27 +188,27 @@ async def regrade(
 def _loaded(
     store: Store, trajectory_ids: Sequence[str], leaves: Sequence[tuple[str, int]]
 ) -> Iterator[dict[str, _Played]]:
-    """Yield trajectories, some at a time, and paths to leaves, tree by tree, by the names that
-    events give them.
-    """
+    """Yield trajectories and paths of trees, some at a time, by the names that events give them."""
     for start in range(0, len(trajectory_ids), _LOADED):
         trajectories = load_trajectories(store, trajectory_ids[start : start + _LOADED])
         yield {key: _Played("regrade", {"trajectory_id": key}, episode) for key, episode in trajectories.items()}
-    for tree_id, group in groupby(leaves, key=itemgetter(0)):
-        wanted = {leaf for _, leaf in group}
+    for start in range(0, len(leaves), _LOADED):
+        wanted = set(leaves[start : start + _LOADED])
+        trees = load_trees(store, sorted({tree_id for tree_id, _ in wanted}))
         yield {
-            f"{tree_id}:{path.leaf}": _Played(
+            f"{path.tree_id}:{path.leaf}": _Played(
                 "leaf_regrade",
                 {
-                    "tree_id": tree_id,
+                    "tree_id": path.tree_id,
                     "leaf": path.leaf,
                     "old_reward": path.trajectory.reward,
                     "old_success": path.trajectory.success,
                 },
                 path.trajectory,
             )
-            for path in leaf_paths(load_trees(store, [tree_id])[tree_id], tree_id)
-            if path.leaf in wanted
+            for tree_id, tree in trees.items()
+            for path in leaf_paths(tree, tree_id)
+            if (path.tree_id, path.leaf) in wanted
         }
 
 

@@ -25,7 +25,7 @@ from agentr_core.environments import registry
 from agentr_core.environments.graders import Command, Pattern, Rubric
 from agentr_core.environments.reasoning.world import ReasoningWorld
 from agentr_core.episodes.rollout import play
-from agentr_core.errors import ConfigError, ErrorBudgetSpent
+from agentr_core.errors import ConfigError, EnvironmentFault, ErrorBudgetSpent
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.agent_r.collect import collect
 from agentr_core.methods.agent_r.critique import JUDGE_INSTRUCTION, critique
@@ -351,6 +351,18 @@ async def test_training_data_is_made_by_either_score(tmp_path: Path, tiny_model_
         await kept(site(f"data.scoring={other.id}"))
 
 
+class Once(Pattern):
+    """Fails on the first episode that it reads, whenever that comes again."""
+
+    failed: Trajectory | None = None
+
+    def rule(self, trajectory: Trajectory) -> Grade | None:
+        self.failed = self.failed or trajectory
+        if trajectory == self.failed:
+            raise EnvironmentFault("unreadable")
+        return super().rule(trajectory)
+
+
 @pytest.mark.slow
 async def test_trees_are_paired_by_either_score(tmp_path: Path, tiny_model_dir: Path) -> None:
     def speak(messages: tuple[Message, ...], seed: int, number: int) -> str:
@@ -424,6 +436,12 @@ async def test_trees_are_paired_by_either_score(tmp_path: Path, tiny_model_dir: 
         second.run_id,
     )
     assert [row.new_reward for row in rescored(second.store, path)] == [again] == [1.0]
+    # One path that the grader cannot read is a small part of all, though a large one of its tree.
+    failing = Once("x", where="observation")
+    part = Scoring(name="regex", settings={"pattern": "once"}, grader=failing)
+    assert len((await regrade(first, part)).faults) == 1
+    with pytest.raises(ConfigError, match=rf"data.scoring: 1 of {leaves} paths of trees have no score of scoring"):
+        await ends(site(f"data.scoring={part.id}"))
     other = Scoring(name="regex", settings={"pattern": "x"}, grader=Pattern("x"))
     second.store.write({"scoring": [{"scoring_id": other.id, "grader": "regex", "settings": "{}"}]})
     with pytest.raises(ConfigError, match=r"data.scoring: (\d+) of \1 paths of trees have no score of scoring"):
