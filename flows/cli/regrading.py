@@ -67,12 +67,12 @@ def regrade(
     workspace: Path,
     **settings: object,
 ) -> None:
-    """Score a run's stored episodes and paths of search trees again, without playing them.
+    """Score a run's stored episodes again, without playing them.
 
     RUN is the beginning of a run's id. Its recipe, with overrides, says what the world and its
-    judge are now. The old scores stay; the new ones are stored beside them, and both are shown.
-    What is scored already is not scored again. A recipe whose data.scoring is the id that is
-    printed makes its training data by the new scores.
+    judge are now. Paths of search trees are scored, too. The old scores stay; the new ones are
+    stored beside them, and both are shown. What is scored already is not scored again. A recipe
+    whose data.scoring is the id that is printed makes its training data by the new scores.
 
     \b
     world    the world of the version installed now: its grader, else the

@@ -360,9 +360,7 @@ def suggestions(store: Store, listing: Listing) -> dict[str, list[tuple[str, str
 
 
 def opening(store: Store, instance_id: str) -> str | None:
-    """Return how the episodes of an instance begin: their first observation; None if none is
-    stored.
-    """
+    """Return the first observation of the episodes of an instance; None if none is stored."""
     rows = store.rows(_OPENINGS.format("?"), instance_id)
     return rows[0][1] if rows else None
 
