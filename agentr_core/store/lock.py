@@ -93,6 +93,8 @@ def wanted(path: Path) -> bool:
     try:
         with _opened(path, ".queue", exclusive=False) as queue:
             fcntl.flock(queue, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # As in `locked`: a child that is forked just now would keep it.
+            fcntl.flock(queue, fcntl.LOCK_UN)
     except (BlockingIOError, StoreError):
         return True
     return False

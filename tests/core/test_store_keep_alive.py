@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import subprocess
 import sys
@@ -167,6 +168,30 @@ def test_a_forked_child_does_not_keep_the_lock(store: Store) -> None:
     finally:
         over.set()
         child.join()
+
+
+def test_a_child_forked_while_somebody_looks_does_not_keep_the_queue(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = multiprocessing.get_context("fork")
+    over = context.Event()
+    children: list[Any] = []
+    flock = fcntl.flock
+
+    def forking(descriptor: int, operation: int) -> None:
+        flock(descriptor, operation)
+        if operation & fcntl.LOCK_EX and not children:
+            children.append(context.Process(target=_wait_for, args=(over,)))
+            children[0].start()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", forking)
+        assert not lock.wanted(store.path)
+    try:
+        assert not lock.wanted(store.path)
+    finally:
+        over.set()
+        children[0].join()
 
 
 def test_a_folder_that_goes_away_meanwhile_ends_nothing(store: Store) -> None:
