@@ -79,11 +79,7 @@ def locked(path: Path, *, exclusive: bool, deadline: float) -> Iterator[None]:
             _acquire(lock, path, exclusive, deadline)
         finally:
             fcntl.flock(queue, fcntl.LOCK_UN)
-        try:
-            yield
-        finally:
-            # Closing is not enough: a child forked meanwhile would share the lock and keep it.
-            fcntl.flock(lock, fcntl.LOCK_UN)
+        yield
 
 
 def wanted(path: Path) -> bool:
@@ -93,8 +89,6 @@ def wanted(path: Path) -> bool:
     try:
         with _opened(path, ".queue", exclusive=False) as queue:
             fcntl.flock(queue, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # As in `locked`: a child that is forked just now would keep it.
-            fcntl.flock(queue, fcntl.LOCK_UN)
     except (BlockingIOError, StoreError):
         return True
     return False
@@ -167,6 +161,10 @@ def _opened(path: Path, suffix: str, exclusive: bool) -> Iterator[int]:
     try:
         yield descriptor
     finally:
+        # Closing is not enough: a child forked meanwhile would share the lock and keep it. A file
+        # system without locks has said so before.
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 
