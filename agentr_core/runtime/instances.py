@@ -141,17 +141,13 @@ def test_instances(recipe: Recipe, env: Environment) -> tuple[Instance, ...]:
     """
     config = recipe.instances
     listed = env.instances(config.test)
-    if not config.test_limit or config.test_limit >= len(listed):
-        return _distinct(_whole(listed, config.test, "instances.test_limit"))
-    return _distinct(_spread(listed, config.test_limit, env))
+    return _distinct(_some(listed, config.test, config.test_limit, "instances.test_limit", env, spread=True))
 
 
 def set_instances(chosen: EvaluationSetConfig, env: Environment) -> tuple[Instance, ...]:
     """Return the instances of a further evaluation set. Raises as `test_instances`."""
     listed = env.instances(chosen.split)
-    if not chosen.limit or chosen.limit >= len(listed):
-        return _distinct(_whole(listed, chosen.split, "limit of the set"))
-    return _distinct(_spread(listed, chosen.limit, env) if chosen.spread else itertools.islice(listed, chosen.limit))
+    return _distinct(_some(listed, chosen.split, chosen.limit, "limit of the set", env, spread=chosen.spread))
 
 
 def held_out_instances(recipe: Recipe, env: Environment) -> tuple[Instance, ...]:
@@ -220,10 +216,17 @@ def _whole(listed: Sequence[Instance], split: str, field: str) -> tuple[Instance
     return tuple(listed)
 
 
-def _spread(listed: Sequence[Instance], limit: int, env: Environment) -> tuple[Instance, ...]:
-    """Return instances at even distances. Where a split has variants of the same instance in turns,
-    these could all be of a few: of each stretch comes the first whose origin came least so far.
+def _some(
+    listed: Sequence[Instance], split: str, limit: int, field: str, env: Environment, *, spread: bool
+) -> tuple[Instance, ...]:
+    """Return the first instances of a split, or with `spread` some at even distances. Where it has
+    variants of the same instance in turns, these could all be of a few: of each stretch comes the
+    first whose origin came least so far.
     """
+    if not limit or limit >= len(listed):
+        return _whole(listed, split, field)
+    if not spread:
+        return tuple(listed[position] for position in range(limit))
     taken: Counter[Instance] = Counter()
     chosen: list[Instance] = []
     for number in range(limit):

@@ -137,7 +137,7 @@ async def regrade(
         )
     stored = load_regrades(place.store, scoring.id, originals)
     left = [key for key in originals if key not in stored]
-    stored_leaves = load_leaf_regrades(place.store, scoring.id, [tree_id for tree_id, _ in leaves])
+    stored_leaves = load_leaf_regrades(place.store, scoring.id, list(dict(leaves)))
     left_leaves = [(tree_id, leaf) for tree_id, leaf in leaves if leaf not in stored_leaves[tree_id]]
     count = scored = total - len(left) - len(left_leaves)
     settings = json.dumps(scoring.settings, sort_keys=True)
@@ -193,8 +193,8 @@ def _loaded(
         trajectories = load_trajectories(store, trajectory_ids[start : start + _LOADED])
         yield {key: _Played("regrade", {"trajectory_id": key}, episode) for key, episode in trajectories.items()}
     for start in range(0, len(leaves), _LOADED):
-        wanted = set(leaves[start : start + _LOADED])
-        trees = load_trees(store, sorted({tree_id for tree_id, _ in wanted}))
+        selected = set(leaves[start : start + _LOADED])
+        trees = load_trees(store, sorted({tree_id for tree_id, _ in selected}))
         yield {
             f"{path.tree_id}:{path.leaf}": _Played(
                 "leaf_regrade",
@@ -208,7 +208,7 @@ def _loaded(
             )
             for tree_id, tree in trees.items()
             for path in leaf_paths(tree, tree_id)
-            if (path.tree_id, path.leaf) in wanted
+            if (path.tree_id, path.leaf) in selected
         }
 
 

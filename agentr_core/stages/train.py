@@ -59,11 +59,11 @@ async def train(place: Workplace, iteration: int) -> dict[str, Any]:
     was_complete = is_complete(job.output_dir)
     # A training counts its seconds over all its attempts. Those that were interrupted have told the
     # store of theirs, and one that finds its checkpoint takes none.
-    told = stage_seconds(place.store, place.run_id).get((iteration, STAGE), 0.0)
+    recorded = stage_seconds(place.store, place.run_id).get((iteration, STAGE), 0.0)
     with place.timed(STAGE, iteration) as clock:
         result = await fine_tune(job, on_progress=show)
         if not was_complete:
-            clock.add({"train": max(0.0, result.seconds - told)})
+            clock.add({"train": max(0.0, result.seconds - recorded)})
             clock.tokens = result.trained_tokens
     key = dataset_id(place, iteration)
     store_checkpoint(place, iteration, job, job.objective.settings, result, dataset_id=key)

@@ -93,7 +93,7 @@ class ListPage:
 
 
 def _own(kind: str, column: str) -> Callable[[Record], str | None]:
-    return lambda record: None if record[column] is None else document.page_of(kind, record[column])
+    return lambda record: document.page_of(kind, record[column])
 
 
 def _instance(name: str) -> Column:
