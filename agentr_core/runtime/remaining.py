@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agentr_core.runtime.place import Workplace
-from agentr_core.store.queries.runs import last_finished, stage_seconds
+from agentr_core.store.queries.runs import last_finished, stage_seconds, stage_tokens
 
 _LEAST_COMPARED = 20.0
 """Seconds of finished stages below which this run is taken to be as fast as the earlier one."""
@@ -58,7 +58,8 @@ def remaining(place: Workplace, stage: str, iteration: int) -> Remaining:
 
     A stage takes as long as in the last finished run of the same recipe in the workspace, times the
     ratio of the two runs so far. Without such a run it takes as long as in this run's last
-    iteration that had it; the first evaluation stands for later ones.
+    iteration that had it; the first evaluation stands for later ones. Stages that ask or train a
+    model are compared only where they did: one whose work was taken over took no time.
     """
     current = stage_seconds(place.store, place.run_id)
     recipe = place.recipe
@@ -76,16 +77,20 @@ def remaining(place: Workplace, stage: str, iteration: int) -> Remaining:
     )
     if position is None:
         return Remaining()
-    shared = [
-        key for number, entry in order[:position] if (key := (number, entry.name)) in current and key in reference
-    ]
+    tokens = stage_tokens(place.store, place.run_id)
+    measured = {
+        key: current[key]
+        for number, entry in order[:position]
+        if (key := (number, entry.name)) in current and (key in tokens or "gpu" not in entry.needs)
+    }
+    shared = [key for key in measured if key in reference]
     total = sum(reference[key] for key in shared)
-    ratio = sum(current[key] for key in shared) / total if total >= _LEAST_COMPARED else 1.0
+    ratio = sum(measured[key] for key in shared) / total if total >= _LEAST_COMPARED else 1.0
 
     def expected(number: int, name: str) -> float | None:
         if (number, name) in reference:
             return ratio * reference[number, name]
-        return next((current[before, name] for before in range(number - 1, -1, -1) if (before, name) in current), None)
+        return next((measured[before, name] for before in range(number - 1, -1, -1) if (before, name) in measured), None)
 
     later = [(expected(number, entry.name), entry.needs) for number, entry in order[position + 1 :]]
     # What needs neither a model nor a world takes seconds.

@@ -21,7 +21,7 @@ def took(place: Workplace, iteration: int, **seconds: float) -> None:
     """Store how long stages took, beside the 95 seconds that `finish` says of each collection."""
     for stage, value in seconds.items():
         name = "evaluate test" if stage == "evaluate" else stage
-        place.store.write(timing_rows(place.iteration_id(iteration), name, {"other": value}))
+        place.store.write(timing_rows(place.iteration_id(iteration), name, {"generate": value}, tokens=100))
 
 
 @pytest.mark.slow
@@ -54,6 +54,21 @@ def test_a_first_run_knows_what_it_has_done_before(tmp_path: Path) -> None:
     took(place, 0, evaluate=30)
     took(place, 1, critique=20, splice=5, train=40, evaluate=30)
     assert remaining(place, "collect", 2) == Remaining(stage=95.0, spent=95.0, after=20 + 5 + 40 + 30)
+
+
+@pytest.mark.slow
+def test_work_that_was_taken_over_says_nothing_of_the_machine(tmp_path: Path) -> None:
+    earlier = run(tmp_path, "a")
+    for iteration in (1, 2):
+        took(earlier, iteration, train=600, evaluate=100)
+    place = run(tmp_path, "b")
+    for stage in ("train", "evaluate test"):
+        place.store.write(timing_rows(place.iteration_id(1), stage, {"other": 0.1}))
+    # Both collected for 95 seconds.
+    assert remaining(place, "train", 2).stage == 600.0
+    alone = run(tmp_path / "alone", "a")
+    alone.store.write(timing_rows(alone.iteration_id(1), "train", {"other": 0.1}))
+    assert remaining(alone, "train", 2).stage is None
 
 
 def test_nothing_is_told_of_what_nobody_has_measured(tmp_path: Path) -> None:

@@ -105,6 +105,18 @@ def stage_seconds(store: Store, run_id: str) -> dict[tuple[int, str], float]:
     return {(int(iteration), str(stage)): float(seconds) for iteration, stage, seconds in rows}
 
 
+def stage_tokens(store: Store, run_id: str) -> dict[tuple[int, str], int]:
+    """Return the tokens that each stage of a run generated or trained, by iteration and name;
+    stages without any are left out, among them those whose work was taken over from another run.
+    """
+    rows = store.rows(
+        "select iteration, split_part(stage, ' ', 1), sum(tokens) as total from timing join iteration "
+        "using (iteration_id) where run_id = ? and part in ('generate', 'train') group by all having total > 0",
+        run_id,
+    )
+    return {(int(iteration), str(stage)): int(tokens) for iteration, stage, tokens in rows}
+
+
 def last_finished(store: Store, *, recipe: str, method: str, iterations: int, beside: str = "") -> str | None:
     """Return the id of the last finished run of a recipe of this name, with at least so many
     iterations; None if there is none.
