@@ -61,12 +61,10 @@ def remaining(place: Workplace, stage: str, iteration: int) -> Remaining:
     iteration that had it; the first evaluation stands for later ones. Stages that ask or train a
     model are compared only where they did: one whose work was taken over took no time.
     """
-    current = stage_seconds(place.store, place.run_id)
     recipe = place.recipe
     earlier = last_finished(
         place.store, recipe=recipe.name, method=recipe.method, iterations=recipe.iterations, beside=place.run_id
     )
-    reference = stage_seconds(place.store, earlier) if earlier else {}
     order = [
         (number, entry)
         for number in range(recipe.iterations + 1)
@@ -77,26 +75,31 @@ def remaining(place: Workplace, stage: str, iteration: int) -> Remaining:
     )
     if position is None:
         return Remaining()
-    tokens = stage_tokens(place.store, place.run_id)
-    measured = {
-        key: current[key]
-        for number, entry in order[:position]
-        if (key := (number, entry.name)) in current and (key in tokens or "gpu" not in entry.needs)
-    }
-    shared = [key for key in measured if key in reference]
+    asking = {(number, entry.name) for number, entry in order if "gpu" in entry.needs}
+
+    def measured(run_id: str) -> dict[tuple[int, str], float]:
+        tokens = stage_tokens(place.store, run_id)
+        seconds = stage_seconds(place.store, run_id)
+        return {key: value for key, value in seconds.items() if key in tokens or key not in asking}
+
+    current = measured(place.run_id)
+    reference = measured(earlier) if earlier else {}
+    shared = [
+        key for number, entry in order[:position] if (key := (number, entry.name)) in current and key in reference
+    ]
     total = sum(reference[key] for key in shared)
-    ratio = sum(measured[key] for key in shared) / total if total >= _LEAST_COMPARED else 1.0
+    ratio = sum(current[key] for key in shared) / total if total >= _LEAST_COMPARED else 1.0
 
     def expected(number: int, name: str) -> float | None:
         if (number, name) in reference:
             return ratio * reference[number, name]
-        return next((measured[before, name] for before in range(number - 1, -1, -1) if (before, name) in measured), None)
+        return next((current[before, name] for before in range(number - 1, -1, -1) if (before, name) in current), None)
 
     later = [(expected(number, entry.name), entry.needs) for number, entry in order[position + 1 :]]
     # What needs neither a model nor a world takes seconds.
     complete = all(seconds is not None or not needs for seconds, needs in later)
     return Remaining(
         stage=expected(iteration, stage),
-        spent=current.get((iteration, stage), 0.0),
+        spent=stage_seconds(place.store, place.run_id).get((iteration, stage), 0.0),
         after=sum(seconds or 0.0 for seconds, _ in later) if complete else None,
     )

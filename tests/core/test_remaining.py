@@ -66,6 +66,11 @@ def test_work_that_was_taken_over_says_nothing_of_the_machine(tmp_path: Path) ->
         place.store.write(timing_rows(place.iteration_id(1), stage, {"other": 0.1}))
     # Both collected for 95 seconds.
     assert remaining(place, "train", 2).stage == 600.0
+    # Nor does what a finished run has taken over.
+    copied = run(tmp_path / "copied", "a")
+    took(copied, 1, evaluate=100)
+    copied.store.write(timing_rows(copied.iteration_id(1), "train", {"other": 0.1}))
+    assert remaining(run(tmp_path / "copied", "b"), "train", 1).stage is None
     alone = run(tmp_path / "alone", "a")
     alone.store.write(timing_rows(alone.iteration_id(1), "train", {"other": 0.1}))
     assert remaining(alone, "train", 2).stage is None
