@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -396,6 +398,11 @@ def _update(buffer: KVBuffer, numbers: list[float]) -> list[list[float]]:
     return [row[0] for row in seen.squeeze(-1).tolist()]
 
 
+def _keys(buffer: KVBuffer, row: int) -> list[float]:
+    keys: list[float] = buffer.read(row, slice(None))[0].flatten().tolist()
+    return keys
+
+
 def test_buffer_writes_reads_and_keeps_rows() -> None:
     buffer = _buffer(4, 2)
     assert _write(buffer, [1, 2, 3, 4], 0) == [[1], [2], [3], [4]]
@@ -406,11 +413,31 @@ def test_buffer_writes_reads_and_keeps_rows() -> None:
     assert _update(buffer, [5, 40]) == [[2, 5], [4, 40]], "each row sees columns of its own"
     places = buffer.keep([1, 3], 2, 2)
     assert places == [1, 0]
-    assert buffer.keys[0, :, 0, :, 0].tolist() == [[4, 40], [2, 5]]
+    assert [_keys(buffer, row) for row in (0, 1)] == [[4, 40], [2, 5]]
     buffer.grow(3)
     assert _write(buffer, [5, 6], 2) == [[4, 40, 5], [2, 5, 6]]
     other = _buffer(1, 3)
     other.write(0, 1, *buffer.read(1, slice(1, 3)))
-    assert other.keys[0, 0, 0, :, 0].tolist() == [0, 5, 6]
+    assert _keys(other, 0) == [0, 5, 6]
     other.write(0, 0, *buffer.read(0, torch.tensor([2, 0])))
-    assert other.keys[0, 0, 0, :, 0].tolist() == [5, 4, 6]
+    assert _keys(other, 0) == [5, 4, 6]
+
+
+def test_a_buffer_that_grows_takes_the_memory_of_one_layer_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    allocated: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+    allocate = torch.zeros
+
+    def counted(*size: int, **options: Any) -> torch.Tensor:
+        memory = allocate(*size, **options)
+        allocated.add(memory)
+        return memory
+
+    monkeypatch.setattr(torch, "zeros", counted)
+    layers, rows = 12, 4
+    buffer = KVBuffer(KVShape(layers, 2, 8, 8, torch.float32, torch.device("cpu")))
+    buffer.reset(rows, 16)
+    for columns in (48, 32, 64):
+        buffer.reset(rows, columns)
+        buffer.grow(columns + 32)
+    of_layer = rows * 2 * 8 * (64 + 32) * 2
+    assert sum(memory.numel() for memory in allocated) <= (layers + 1) * of_layer

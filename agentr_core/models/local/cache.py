@@ -8,7 +8,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
-from itertools import count
+from itertools import chain, count
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -144,8 +145,8 @@ class KVShape:
 
 
 class KVBuffer:
-    """Keys and values [layers, rows, heads, columns, head size] and the window that a forward pass
-    reads and writes.
+    """Keys and values of each layer [rows, heads, columns, head size] and the window that a forward
+    pass reads and writes.
 
     Before a forward pass, `window` or `spread` names the columns it writes and those it may attend
     to. Columns that hold no token of a row must be masked by the caller; they hold finite numbers.
@@ -158,29 +159,20 @@ class KVBuffer:
 
     def __init__(self, shape: KVShape) -> None:
         self.shape = shape
-        self._memory, self._other = self._allocate(0), self._allocate(0)
+        self._memory = [self._allocate(0) for _ in range(shape.layers)]
+        self._spare = self._allocate(0)
         self.reset(0, 0)
 
     def reset(self, rows: int, columns: int) -> None:
         """Discard all contents and change the size. Memory is kept: fresh pages cost more than a
         decode step.
         """
-        tokens = self.shape.layers * rows * self.shape.heads * columns
-        if self._memory[0].numel() < tokens * self.shape.key_size:
-            self._memory = self._allocate(tokens)
-        dimensions = (self.shape.layers, rows, self.shape.heads, columns)
-        keys, values = self._memory
-        self.keys = keys[: tokens * self.shape.key_size].view(*dimensions, self.shape.key_size)
-        self.values = values[: tokens * self.shape.value_size].view(*dimensions, self.shape.value_size)
+        self.rows, self.columns = rows, columns
+        self._layers: list[tuple[Tensor, Tensor]] = []
+        for number, memory in enumerate(self._memory):
+            self._memory[number] = self._with_room(memory)
+            self._layers.append(self._sized(self._memory[number]))
         self.window(0, 0)
-
-    @property
-    def rows(self) -> int:
-        return self.keys.shape[1]
-
-    @property
-    def columns(self) -> int:
-        return self.keys.shape[3]
 
     def window(self, start: int, visible: int, first: int = 0) -> None:
         """Let the next forward pass, over all rows, write from column `start` on and see the
@@ -206,12 +198,14 @@ class KVBuffer:
 
     def grow(self, columns: int) -> None:
         """Make room for more columns, keeping what is stored."""
-        keys, values = self.keys, self.values
-        # Rows stay in one piece, so they move to another memory; the two take turns.
-        self._memory, self._other = self._other, self._memory
-        self.reset(keys.shape[1], columns)
-        self.keys[:, :, :, : keys.shape[3]] = keys
-        self.values[:, :, :, : values.shape[3]] = values
+        self.columns = columns
+        # Rows stay in one piece, so each layer moves to other memory, and the next one to what it
+        # has left: a second memory for all layers would be as large as the first.
+        for number, layer in enumerate(self._layers):
+            self._memory[number], self._spare = self._with_room(self._spare), self._memory[number]
+            self._layers[number] = self._sized(self._memory[number])
+            for new, old in zip(self._layers[number], layer, strict=True):
+                new[:, :, : old.shape[2]] = old
 
     def keep(self, rows: Sequence[int], size: int, used: int) -> list[int]:
         """Shrink to `size` rows that include the given ones, and return the new number of each.
@@ -221,33 +215,45 @@ class KVBuffer:
         """
         staying = {row for row in rows if row < size}
         gaps = iter(row for row in range(size) if row not in staying)
-        places = []
-        for row in rows:
-            place = row if row < size else next(gaps)
-            if place != row:
-                self.keys[:, place, :, :used] = self.keys[:, row, :, :used]
-                self.values[:, place, :, :used] = self.values[:, row, :, :used]
-            places.append(place)
-        self.keys, self.values = self.keys[:, :size], self.values[:, :size]
+        places = [row if row < size else next(gaps) for row in rows]
+        moves = [(row, place) for row, place in zip(rows, places, strict=True) if row != place]
+        sources, targets = ([move[end] for move in moves] for end in (0, 1))
+        for number, layer in enumerate(self._layers):
+            for numbers in layer:
+                if moves:
+                    numbers[targets, :, :used] = numbers[sources, :, :used]
+            self._layers[number] = layer[0][:size], layer[1][:size]
+        self.rows = size
         return places
 
     def read(self, row: int, columns: slice | Tensor) -> tuple[Tensor, Tensor]:
         """Return a copy of some columns of a row: two tensors [layers, heads, columns, head
         size].
         """
-        return self.keys[:, row, :, columns].clone(), self.values[:, row, :, columns].clone()
+        parts = []
+        for part, size in enumerate((self.shape.key_size, self.shape.value_size)):
+            # There may be no layer: in a model whose layers are all near, or none of them.
+            none = torch.empty(
+                0, self.shape.heads, self.columns, size, dtype=self.shape.dtype, device=self.shape.device
+            )
+            layers = (layer[part][row, :, columns][None] for layer in self._layers)
+            parts.append(torch.cat([none[:, :, columns], *layers]))
+        keys, values = parts
+        return keys, values
 
     def write(self, row: int, start: int, keys: Tensor, values: Tensor) -> None:
         """Store what `read` returned."""
         stop = start + keys.shape[2]
-        self.keys[:, row, :, start:stop] = keys
-        self.values[:, row, :, start:stop] = values
+        for layer, new in zip(self._layers, zip(keys, values, strict=True), strict=True):
+            for stored, numbers in zip(layer, new, strict=True):
+                stored[row, :, start:stop] = numbers
 
     def update(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store the keys and values of new tokens [rows, heads, tokens, head size]; return all that
         are visible.
         """
-        return self._exchange(self.keys[layer], keys), self._exchange(self.values[layer], values)
+        stored_keys, stored_values = self._layers[layer]
+        return self._exchange(stored_keys, keys), self._exchange(stored_values, values)
 
     def _exchange(self, stored: Tensor, new: Tensor) -> Tensor:
         """Store new tokens in a layer, and return what is visible of it."""
@@ -264,9 +270,23 @@ class KVBuffer:
         `columns` is [rows, at most all columns].
         """
         rows = torch.arange(columns.shape[0], device=columns.device)[:, None]
-        for numbers in (self.keys, self.values):
-            moved = numbers[:, rows, :, columns]
-            numbers[:, : columns.shape[0], :, : columns.shape[1]] = moved.permute(2, 0, 3, 1, 4)
+        for numbers in chain.from_iterable(self._layers):
+            moved = numbers[rows, :, columns]
+            numbers[: columns.shape[0], :, : columns.shape[1]] = moved.transpose(1, 2)
+
+    def _with_room(self, memory: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return memory with room for a layer of the present size: this, or else fresh one."""
+        tokens = self.rows * self.shape.heads * self.columns
+        return memory if memory[0].numel() >= tokens * self.shape.key_size else self._allocate(tokens)
+
+    def _sized(self, memory: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of a layer that are in this memory."""
+        size = self.rows, self.shape.heads, self.columns
+        keys, values = memory
+        return (
+            keys[: prod(size) * self.shape.key_size].view(*size, self.shape.key_size),
+            values[: prod(size) * self.shape.value_size].view(*size, self.shape.value_size),
+        )
 
     def _allocate(self, tokens: int) -> tuple[Tensor, Tensor]:
         """Return memory for the keys and the values of so many tokens of a head."""
