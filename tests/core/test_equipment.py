@@ -52,7 +52,8 @@ async def test_a_model_with_a_cache_says_how_often_it_helped(tiny_model_dir: Pat
     await model.close()
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
 async def test_tokens_count_while_their_reply_is_under_way(
     tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:

@@ -8,6 +8,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -231,6 +232,7 @@ TURNS = st.builds(CallTurn, st.sampled_from(["user", "system", "tool"]), st.samp
 WAYS = st.sampled_from(["on", "thread", "respell", "drop", "foreign", "again"])
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(WAYS, st.lists(TURNS, min_size=1, max_size=2), st.booleans()), min_size=1, max_size=12))
 def test_each_reply_is_read_and_trained_once_under_the_prompt_it_answered(
     calls: list[tuple[str, list[CallTurn], bool]],

@@ -173,6 +173,7 @@ def test_the_evaluations_of_a_run_are_written_with_their_scores(tmp_path: Path) 
         export_logs(tmp_path, RUN, tmp_path / "file" / "out")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 async def test_what_a_scoring_says_of_an_episode_is_a_score_beside_the_others(tmp_path: Path) -> None:
     place = finished(tmp_path)
@@ -187,6 +188,7 @@ async def test_what_a_scoring_says_of_an_episode_is_a_score_beside_the_others(tm
     assert {sample["scores"][f"{name}-reward"]["value"] for sample in now["samples"]} == {1.0}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 @pytest.mark.parametrize(("count_as", "n", "mean"), [("out", 20, 0.45), ("zero", 21, 9 / 21)])
 def test_an_episode_that_failed_for_good_is_an_error(tmp_path: Path, count_as: str, n: int, mean: float) -> None:
@@ -207,6 +209,7 @@ def test_an_episode_that_failed_for_good_is_an_error(tmp_path: Path, count_as: s
     assert "1 episode failed for good" in said
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 def test_a_beginning_of_a_revision_test_is_a_sample_of_its_own_and_a_disaster_counts_as_in_the_report(
     tmp_path: Path,
@@ -235,6 +238,7 @@ def test_a_beginning_of_a_revision_test_is_a_sample_of_its_own_and_a_disaster_co
     assert [sample["scores"]["reward"]["value"] for sample in log["samples"]] == [1.0, -1.0]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("toy")
 def test_what_is_not_finished_is_named_or_refused(tmp_path: Path) -> None:
     place = finished(tmp_path)

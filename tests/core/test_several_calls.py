@@ -85,6 +85,7 @@ def test_calls_are_read_as_they_were_written(calls: list[tuple[str, dict[str, st
     assert read_calls(written(calls, beside)) == tuple(NativeCall(*call, beside) for call in calls)
 
 
+@pytest.mark.slow
 @given(HOSTILE)
 def test_no_reply_is_too_odd_to_be_read(reply: str) -> None:
     read_calls(reply)

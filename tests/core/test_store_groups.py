@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from agentr_core.store.codec.ledger import (
     VALIDATION,
     Group,
@@ -55,6 +57,7 @@ def group(number: int, rewards: list[float]) -> Group:
     return Group(number=number, draw=0, policy="policy@0", instance=door, episodes=episodes)
 
 
+@pytest.mark.slow
 def test_groups_keep_their_episodes_and_the_order_of_these(tmp_path: Path) -> None:
     store = Store(tmp_path / "store.duckdb")
     mixed, alike = group(0, [1.0, 0.0, 1.0, 0.0]), group(1, [0.0, 0.0])
@@ -100,6 +103,7 @@ def test_variants_of_an_instance_are_known_as_that_instance(tmp_path: Path) -> N
     }
 
 
+@pytest.mark.slow
 def test_what_earlier_iterations_of_the_run_saw_is_known_before_the_first_step(tmp_path: Path) -> None:
     store = Store(tmp_path / "store.duckdb")
     runs = {"i": ("r", 3), "grouped": ("r", 2), "searched": ("r", 1), "later": ("r", 4), "other": ("s", 1)}

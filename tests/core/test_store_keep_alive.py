@@ -134,6 +134,7 @@ def test_another_process_gets_in_at_once(store: Store, monkeypatch: pytest.Monke
     assert float(waited) < 20, "not the hour that the file would have stayed open"
 
 
+@pytest.mark.slow
 def test_threads_of_one_store_take_turns(store: Store) -> None:
     def write(name: str) -> None:
         for number in range(10):

@@ -213,6 +213,7 @@ def test_no_reference_dangles(store: Store) -> None:
     assert store.query("from v_orphans").values.tolist() == []
 
 
+@pytest.mark.slow
 def test_orphans_are_found(store: Store, tmp_path: Path) -> None:
     other = Store(tmp_path / "agentr.duckdb")
     other.write(sample_rows("s0", REVISION, iteration_id="nowhere", pair_id="gone"))
