@@ -117,6 +117,21 @@ def forward_passes(rows: Sequence[TokenRow], *, packing: bool, rows_per_pass: in
     return [_stack(packed[start : start + rows_per_pass]) for start in range(0, len(packed), rows_per_pass)]
 
 
+def shared_out(lengths: Sequence[int], count: int) -> list[list[int]]:
+    """Return which rows, by their lengths, each of `count` processes takes: the longest first, each
+    to the process with the fewest tokens so far. One process takes them as they come.
+    """
+    if count == 1:
+        return [list(range(len(lengths)))]
+    shares: list[list[int]] = [[] for _ in range(count)]
+    loads = [0] * count
+    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
+        smallest = loads.index(min(loads))
+        shares[smallest].append(index)
+        loads[smallest] += lengths[index]
+    return shares
+
+
 def idle_pass() -> dict[str, torch.Tensor]:
     """Return a pass without trained tokens, for a process that has nothing left to do in a step."""
     return _stack([{"input_ids": [0], "labels": [IGNORED], "position_ids": [0]}])

@@ -35,6 +35,7 @@ from agentr_core.training.packing import (
     forward_passes,
     idle_pass,
     padded_length,
+    shared_out,
     together,
     trained_tokens,
 )
@@ -346,9 +347,11 @@ def supervised_trainer(
     def collate(batch: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the forward passes of one process's share of a step."""
         step, share = [rows[row] for row in batch[0]["samples"]], batch[0]["share"]
+        # Processes wait for each other once a step.
+        dealt = shared_out([len(row.labels) for row in step], processes)
         passes = [
-            forward_passes(step[first::processes], packing=job.config.packing, rows_per_pass=rows_per_pass)
-            for first in range(processes)
+            forward_passes([step[row] for row in part], packing=job.config.packing, rows_per_pass=rows_per_pass)
+            for part in dealt
         ]
         idle = max(map(len, passes)) - len(passes[share])
         return {

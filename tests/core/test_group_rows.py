@@ -26,8 +26,9 @@ from agentr_core.recipes.training import LaunchConfig, TrainingConfig
 from agentr_core.samples.identity import IGNORED
 from agentr_core.samples.rendering import Renderer, load_renderer
 from agentr_core.system import in_thread
-from agentr_core.training.group.learner import Learner, Ranks, load_snapshot, make_learner, save_snapshot, shared_out
+from agentr_core.training.group.learner import Learner, Ranks, load_snapshot, make_learner, save_snapshot
 from agentr_core.training.group.policy import Policy, PolicyRow, Totals, numbered, policy_row
+from agentr_core.training.packing import shared_out
 from agentr_core.types import (
     FinishReason,
     Generation,

@@ -30,6 +30,7 @@ from agentr_core.system import check_wanted, keep_freed_memory, sync, writing
 from agentr_core.training.group.policy import Policy, PolicyRow, Totals, token_weights
 from agentr_core.training.group.split import Whole, split
 from agentr_core.training.job import STEP, OnlineJob, TrainingStep
+from agentr_core.training.packing import shared_out
 from agentr_core.training.parent import write_result
 from agentr_core.training.process import KINDS
 from agentr_core.training.run import describe, use_threads
@@ -332,21 +333,6 @@ class Learner:
         shares = shared_out([len(row.input_ids) for row in rows], self._group.count)
         passes = (self.policy.count_passes([rows[i] for i in share]) for share in shares)
         return shares[self._group.rank], max(passes) if self._group.even else 0
-
-
-def shared_out(lengths: Sequence[int], count: int) -> list[list[int]]:
-    """Return which rows, by their lengths, each of `count` processes takes: the longest first, each
-    to the process with the fewest tokens so far. One process takes them as they come.
-    """
-    if count == 1:
-        return [list(range(len(lengths)))]
-    shares: list[list[int]] = [[] for _ in range(count)]
-    loads = [0] * count
-    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
-        smallest = loads.index(min(loads))
-        shares[smallest].append(index)
-        loads[smallest] += lengths[index]
-    return shares
 
 
 # The processes of a training that share its updates, seen from the one that samples.
