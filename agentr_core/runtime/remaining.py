@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from agentr_core.runtime.place import Workplace
+from agentr_core.runtime.place import Stage, Workplace
+from agentr_core.store.database import Store
 from agentr_core.store.queries.runs import last_finished, stage_seconds, stage_tokens
 
 _LEAST_COMPARED = 20.0
@@ -53,13 +55,25 @@ class Remaining:
         return stage, None if stage is None or self.after is None else stage + slower * self.after
 
 
+def measured(store: Store, run_id: str, stages: Iterable[tuple[int, Stage]]) -> dict[tuple[int, str], float]:
+    """Return the seconds of the stages of a run, by iteration and name, without those that are to
+    ask or train a model and did neither: what they would have done was taken over from another run.
+
+    Args:
+        stages: those of the run's recipe, each with its iteration.
+    """
+    asking = {(iteration, stage.name) for iteration, stage in stages if "gpu" in stage.needs}
+    tokens = stage_tokens(store, run_id)
+    return {key: value for key, value in stage_seconds(store, run_id).items() if key in tokens or key not in asking}
+
+
 def remaining(place: Workplace, stage: str, iteration: int) -> Remaining:
     """Return what is expected of a run as a stage begins.
 
     A stage takes as long as in the last finished run of the same recipe in the workspace, times the
     ratio of the two runs so far. Without such a run it takes as long as in this run's last
-    iteration that had it; the first evaluation stands for later ones. Stages that ask or train a
-    model are compared only where they did: one whose work was taken over took no time.
+    iteration that had it; the first evaluation stands for later ones. Only stages that are
+    `measured` count.
     """
     recipe = place.recipe
     earlier = last_finished(
@@ -75,15 +89,8 @@ def remaining(place: Workplace, stage: str, iteration: int) -> Remaining:
     )
     if position is None:
         return Remaining()
-    asking = {(number, entry.name) for number, entry in order if "gpu" in entry.needs}
-
-    def measured(run_id: str) -> dict[tuple[int, str], float]:
-        tokens = stage_tokens(place.store, run_id)
-        seconds = stage_seconds(place.store, run_id)
-        return {key: value for key, value in seconds.items() if key in tokens or key not in asking}
-
-    current = measured(place.run_id)
-    reference = measured(earlier) if earlier else {}
+    current = measured(place.store, place.run_id, order)
+    reference = measured(place.store, earlier, order) if earlier else {}
     shared = [
         key for number, entry in order[:position] if (key := (number, entry.name)) in current and key in reference
     ]
