@@ -144,9 +144,10 @@ def test_the_time_of_a_run_is_that_of_an_earlier_one_or_of_its_sampling(
     finish(tmp_path, "b", [set(), set()], episodes=0, iterations=1, model=model)
     # Two collections of 95 seconds.
     assert time() == "  time: 3 min 10 s, as run b of this recipe took"
-    later = finish(tmp_path, "c", [set(), set()], episodes=0, iterations=1, model=model)
+    # Of runs that ended at one moment the first by its id counts.
+    later = finish(tmp_path, "aa", [set(), set()], episodes=0, iterations=1, model=model)
     later.store.write(timing_rows(later.iteration_id(1), "train", {"other": 0.1}))
-    assert time().endswith(" tokens/s here, and training"), "run c took its training over from another"
+    assert time().endswith(" tokens/s here, and training"), "run aa took its training over from another"
 
 
 def general(folder: Path, **fields: Any) -> list[str]:
