@@ -55,7 +55,7 @@ class Remaining:
         return stage, None if stage is None or self.after is None else stage + slower * self.after
 
 
-def measured(store: Store, run_id: str, stages: Iterable[tuple[int, Stage]]) -> dict[tuple[int, str], float]:
+def own_seconds(store: Store, run_id: str, stages: Iterable[tuple[int, Stage]]) -> dict[tuple[int, str], float]:
     """Return the seconds of the stages of a run, by iteration and name, without those that are to
     ask or train a model and did neither: what they would have done was taken over from another run.
 
@@ -72,8 +72,8 @@ def remaining(place: Workplace, stage: str, iteration: int) -> Remaining:
 
     A stage takes as long as in the last finished run of the same recipe in the workspace, times the
     ratio of the two runs so far. Without such a run it takes as long as in this run's last
-    iteration that had it; the first evaluation stands for later ones. Only stages that are
-    `measured` count.
+    iteration that had it; the first evaluation stands for later ones. Only what a run did
+    itself counts (`own_seconds`).
     """
     recipe = place.recipe
     earlier = last_finished(
@@ -89,8 +89,8 @@ def remaining(place: Workplace, stage: str, iteration: int) -> Remaining:
     )
     if position is None:
         return Remaining()
-    current = measured(place.store, place.run_id, order)
-    reference = measured(place.store, earlier, order) if earlier else {}
+    current = own_seconds(place.store, place.run_id, order)
+    reference = own_seconds(place.store, earlier, order) if earlier else {}
     shared = [
         key for number, entry in order[:position] if (key := (number, entry.name)) in current and key in reference
     ]

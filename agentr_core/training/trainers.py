@@ -348,10 +348,10 @@ def supervised_trainer(
         """Return the forward passes of one process's share of a step."""
         step, share = [rows[row] for row in batch[0]["samples"]], batch[0]["share"]
         # Processes wait for each other once a step.
-        dealt = shared_out([len(row.labels) for row in step], processes)
+        shares_of_step = shared_out([len(row.labels) for row in step], processes)
         passes = [
             forward_passes([step[row] for row in part], packing=job.config.packing, rows_per_pass=rows_per_pass)
-            for part in dealt
+            for part in shares_of_step
         ]
         idle = max(map(len, passes)) - len(passes[share])
         return {

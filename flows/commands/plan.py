@@ -22,7 +22,7 @@ from agentr_core.recipes.recipe import OF_ONE_WORLD, OPTIONAL, FieldValue, Recip
 from agentr_core.runtime.equipment import Worlds
 from agentr_core.runtime.instances import episode_count, state_count, training_instances
 from agentr_core.runtime.place import Method, Stage
-from agentr_core.runtime.remaining import measured
+from agentr_core.runtime.remaining import own_seconds
 from agentr_core.samples.rendering import load_renderer
 from agentr_core.store.queries.runs import (
     count_finished_iterations,
@@ -157,7 +157,7 @@ def _earlier(recipe: Recipe) -> Earlier:
         (iteration, stage) for iteration in range(recipe.iterations + 1) for stage in plan_of(recipe, iteration).stages
     ]
     # What took over work of another run took less than a run takes.
-    whole = run_id is not None and len(measured(store, run_id, stages)) == len(stage_times)
+    whole = run_id is not None and len(own_seconds(store, run_id, stages)) == len(stage_times)
     return Earlier(
         run_id=run_id if whole else None,
         seconds=sum(seconds for (iteration, _), seconds in stage_times.items() if iteration <= recipe.iterations),
