@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from agentr_core.runtime.place import Stage, Workplace
 from agentr_core.store.database import Store
-from agentr_core.store.queries.runs import last_finished, stage_seconds, stage_tokens
+from agentr_core.store.queries.runs import last_finished, stage_seconds, stages_with_tokens
 
 _LEAST_COMPARED = 20.0
 """Seconds of finished stages below which this run is taken to be as fast as the earlier one."""
@@ -63,8 +63,8 @@ def own_seconds(store: Store, run_id: str, stages: Iterable[tuple[int, Stage]]) 
         stages: those of the run's recipe, each with its iteration.
     """
     asking = {(iteration, stage.name) for iteration, stage in stages if "gpu" in stage.needs}
-    tokens = stage_tokens(store, run_id)
-    return {key: value for key, value in stage_seconds(store, run_id).items() if key in tokens or key not in asking}
+    idle = asking.difference(stages_with_tokens(store, run_id))
+    return {key: seconds for key, seconds in stage_seconds(store, run_id).items() if key not in idle}
 
 
 def remaining(place: Workplace, stage: str, iteration: int) -> Remaining:
@@ -72,8 +72,8 @@ def remaining(place: Workplace, stage: str, iteration: int) -> Remaining:
 
     A stage takes as long as in the last finished run of the same recipe in the workspace, times the
     ratio of the two runs so far. Without such a run it takes as long as in this run's last
-    iteration that had it; the first evaluation stands for later ones. Only what a run did
-    itself counts (`own_seconds`).
+    iteration that had it; the first evaluation stands for later ones. Only what a run did itself
+    counts (`own_seconds`).
     """
     recipe = place.recipe
     earlier = last_finished(

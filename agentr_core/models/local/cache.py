@@ -216,12 +216,11 @@ class KVBuffer:
         staying = {row for row in rows if row < size}
         gaps = iter(row for row in range(size) if row not in staying)
         places = [row if row < size else next(gaps) for row in rows]
-        moves = [(row, place) for row, place in zip(rows, places, strict=True) if row != place]
-        sources, targets = ([move[end] for move in moves] for end in (0, 1))
+        sources = [row for row in rows if row >= size]
+        targets = [place for row, place in zip(rows, places, strict=True) if row >= size]
         for number, layer in enumerate(self._layers):
             for numbers in layer:
-                if moves:
-                    numbers[targets, :, :used] = numbers[sources, :, :used]
+                numbers[targets, :, :used] = numbers[sources, :, :used]
             self._layers[number] = layer[0][:size], layer[1][:size]
         self.rows = size
         return places

@@ -105,16 +105,16 @@ def stage_seconds(store: Store, run_id: str) -> dict[tuple[int, str], float]:
     return {(int(iteration), str(stage)): float(seconds) for iteration, stage, seconds in rows}
 
 
-def stage_tokens(store: Store, run_id: str) -> dict[tuple[int, str], int]:
-    """Return the tokens that each stage of a run generated or trained, by iteration and name;
-    stages without any are left out, among them those whose work was taken over from another run.
+def stages_with_tokens(store: Store, run_id: str) -> list[tuple[int, str]]:
+    """Return the stages of a run that generated or trained tokens, by iteration and name; one whose
+    work was taken over from another run did neither.
     """
     rows = store.rows(
-        "select iteration, split_part(stage, ' ', 1), sum(tokens) as total from timing join iteration "
-        "using (iteration_id) where run_id = ? and part in ('generate', 'train') group by all having total > 0",
+        "select distinct iteration, split_part(stage, ' ', 1) from timing join iteration using (iteration_id) "
+        "where run_id = ? and part in ('generate', 'train') and tokens > 0",
         run_id,
     )
-    return {(int(iteration), str(stage)): int(tokens) for iteration, stage, tokens in rows}
+    return [(int(iteration), str(stage)) for iteration, stage in rows]
 
 
 def last_finished(store: Store, *, recipe: str, method: str, iterations: int, beside: str = "") -> str | None:
