@@ -191,8 +191,8 @@ class Turns(ABC):
         self, env: Environment, first_observation: str, steps: Sequence[Step], train: Sequence[bool], number: int
     ) -> tuple[Message, ...]:
         # An earlier summary may stand behind steps that are summed up only now.
-        read = [at for at, step in enumerate(steps) if at < number or step.summary_of is not None]
-        before = self._turns(env, first_observation, [steps[at] for at in read], [train[at] for at in read])
+        places = [at for at, step in enumerate(steps) if at < number or step.summary_of is not None]
+        before = self._turns(env, first_observation, [steps[at] for at in places], [train[at] for at in places])
         return asking_summary(before, env.summary_prompt)
 
 

@@ -102,12 +102,12 @@ def log_of(evaluation: LoggedEvaluation) -> dict[str, Any]:
             "task_id": f"{evaluation.run_id}-{evaluation.task}",
             "dataset": {
                 "name": evaluation.split,
-                "samples": len({one.key for one in episodes}),
-                "sample_ids": list(dict.fromkeys(one.key for one in episodes)),
+                "samples": len({episode.key for episode in episodes}),
+                "sample_ids": list(dict.fromkeys(episode.key for episode in episodes)),
                 "shuffled": False,
             },
             "model": evaluation.model,
-            "config": {"epochs": max((one.number for one in episodes), default=1), "epochs_reducer": ["mean"]},
+            "config": {"epochs": max((episode.number for episode in episodes), default=1), "epochs_reducer": ["mean"]},
             "packages": dict(evaluation.versions),
             "metadata": dict(evaluation.facts),
             "scorers": [{"name": name} for name in evaluation.measures],
@@ -115,7 +115,7 @@ def log_of(evaluation: LoggedEvaluation) -> dict[str, Any]:
         "plan": {"name": "agentr", "steps": [{"solver": "agentr"}], "config": dict(evaluation.sampling)},
         "results": {
             "total_samples": len(episodes),
-            "completed_samples": sum(not one.error for one in episodes),
+            "completed_samples": sum(not episode.error for episode in episodes),
             "scores": [_score(name, *measure) for name, measure in evaluation.measures.items()],
         },
         "stats": {
@@ -123,7 +123,7 @@ def log_of(evaluation: LoggedEvaluation) -> dict[str, Any]:
             "completed_at": _time(evaluation.ended),
             "model_usage": usage,
         },
-        "samples": [_sample(one, evaluation) for one in episodes],
+        "samples": [_sample(episode, evaluation) for episode in episodes],
     }
 
 
@@ -138,42 +138,42 @@ def _score(name: str, mean: float, low: float | None, high: float | None, n: int
     }
 
 
-def _sample(one: LoggedEpisode, evaluation: LoggedEvaluation) -> dict[str, Any]:
-    played = one.trajectory
+def _sample(episode: LoggedEpisode, evaluation: LoggedEvaluation) -> dict[str, Any]:
+    trajectory = episode.trajectory
     turns = [
-        _turn(message, evaluation.model, given=position < one.opening)
-        for position, message in enumerate(one.messages)
+        _turn(message, evaluation.model, given=position < episode.opening)
+        for position, message in enumerate(episode.messages)
         if message.role in _CHAT
     ]
-    num_given = sum(message.role in _CHAT for message in one.messages[: one.opening])
-    explanation = {"explanation": one.explanation} if one.explanation else {}
+    num_given = sum(message.role in _CHAT for message in episode.messages[: episode.opening])
+    explanation = {"explanation": episode.explanation} if episode.explanation else {}
     record: dict[str, Any] = {
-        "id": one.key,
-        "epoch": one.number,
+        "id": episode.key,
+        "epoch": episode.number,
         "input": turns[:num_given],
-        "target": list(one.target),
+        "target": list(episode.target),
         "messages": turns,
-        "output": _output(one, evaluation.model),
+        "output": _output(episode, evaluation.model),
         "metadata": {
-            **one.facts,
-            "stop_reason": str(played.stop),
-            "num_steps": len(played.steps),
-            "steps": [{"action": step.action, "reward": step.reward, "valid": step.valid} for step in played.steps],
-            **({"tools": json.loads(one.messages[0].text)} if _has_tools(one) else {}),
+            **episode.facts,
+            "stop_reason": str(trajectory.stop),
+            "num_steps": len(trajectory.steps),
+            "steps": [{"action": step.action, "reward": step.reward, "valid": step.valid} for step in trajectory.steps],
+            **({"tools": json.loads(episode.messages[0].text)} if _has_tools(episode) else {}),
         },
-        "model_usage": {evaluation.model: _usage([one])},
+        "model_usage": {evaluation.model: _usage([episode])},
     }
-    if one.scores:
+    if episode.scores:
         record["scores"] = {
-            name: {"value": value, "answer": played.steps[-1].action if played.steps else None, **explanation}
-            for name, value in one.scores.items()
+            name: {"value": value, "answer": trajectory.steps[-1].action if trajectory.steps else None, **explanation}
+            for name, value in episode.scores.items()
         }
-    if one.error:
-        record["error"] = {"message": one.error, "traceback": "", "traceback_ansi": ""}
-    if one.seconds is not None:
-        record["total_time"] = one.seconds
-    if played.stop in evaluation.limits:
-        record["limit"] = {"type": _LIMITS[played.stop], "limit": evaluation.limits[played.stop]}
+    if episode.error:
+        record["error"] = {"message": episode.error, "traceback": "", "traceback_ansi": ""}
+    if episode.seconds is not None:
+        record["total_time"] = episode.seconds
+    if trajectory.stop in evaluation.limits:
+        record["limit"] = {"type": _LIMITS[trajectory.stop], "limit": evaluation.limits[trajectory.stop]}
     return record
 
 
@@ -190,28 +190,28 @@ def _turn(message: Message, model: str, *, given: bool) -> dict[str, Any]:
     return turn
 
 
-def _output(one: LoggedEpisode, model: str) -> dict[str, Any]:
+def _output(episode: LoggedEpisode, model: str) -> dict[str, Any]:
     """Return the last reply as Inspect's output of a sample."""
-    replies = [message for message in one.messages[one.opening :] if message.role == "assistant"]
+    replies = [message for message in episode.messages[episode.opening :] if message.role == "assistant"]
     if not replies:
         return {"model": model}
     text = replies[-1].parts[-1 if len(replies[-1].parts) % 2 else -2].text
-    cut = one.trajectory.steps[-1].finish_reason == "length"
+    cut = episode.trajectory.steps[-1].finish_reason == "length"
     message = {"role": "assistant", "content": text, "source": "generate", "model": model}
     choice = {"message": message, "stop_reason": "max_tokens" if cut else "stop"}
-    return {"model": model, "choices": [choice], "completion": text, "usage": _usage([one])}
+    return {"model": model, "choices": [choice], "completion": text, "usage": _usage([episode])}
 
 
 def _usage(episodes: Iterable[LoggedEpisode]) -> dict[str, int]:
     read, wrote = 0, 0
-    for one in episodes:
-        read += one.prompt_tokens or 0
-        wrote += one.completion_tokens or 0
+    for episode in episodes:
+        read += episode.prompt_tokens or 0
+        wrote += episode.completion_tokens or 0
     return {"input_tokens": read, "output_tokens": wrote, "total_tokens": read + wrote}
 
 
-def _has_tools(one: LoggedEpisode) -> bool:
-    return bool(one.messages) and one.messages[0].role == "tools"
+def _has_tools(episode: LoggedEpisode) -> bool:
+    return bool(episode.messages) and episode.messages[0].role == "tools"
 
 
 def _time(moment: datetime) -> str:
@@ -224,15 +224,15 @@ def _time(moment: datetime) -> str:
 
 def notes(evaluations: Sequence[LoggedEvaluation]) -> list[str]:
     """Return what a reader of some logs has to know, such as what is left out."""
-    episodes = [one for evaluation in evaluations for one in evaluation.episodes]
+    episodes = [episode for evaluation in evaluations for episode in evaluation.episodes]
 
     cases: list[tuple[Callable[[LoggedEpisode], object], str]] = [
         (
-            lambda one: any(step.token_ids or step.logprobs for step in one.trajectory.steps),
+            lambda episode: any(step.token_ids or step.logprobs for step in episode.trajectory.steps),
             "left out are the token ids and log-probabilities of the replies of {}; Inspect has them of its own calls",
         ),
         (
-            lambda one: any(message.spans for message in one.messages),
+            lambda episode: any(message.spans for message in episode.messages),
             "the turn of {} was grown by continuation: results are a part of its text, and metadata.spans of the turn "
             "tells them apart",
         ),
@@ -241,17 +241,17 @@ def notes(evaluations: Sequence[LoggedEvaluation]) -> list[str]:
             "{} offer tools, which stand in metadata.tools; a call is a part of its reply's text",
         ),
         (
-            lambda one: any(step.dropped for step in one.trajectory.steps),
+            lambda episode: any(step.dropped for step in episode.trajectory.steps),
             "{} were read through a window; the log has the whole conversation",
         ),
         (
-            lambda one: one.error and not one.scores,
+            lambda episode: episode.error and not episode.scores,
             "{} failed for good: they have an error and no score, and are not in the means",
         ),
         (
-            lambda one: one.error and one.scores,
+            lambda episode: episode.error and episode.scores,
             "{} failed for good: they have an error, and count as failures, as the recipe says",
         ),
     ]
-    counts = [(sum(bool(test(one)) for one in episodes), sentence) for test, sentence in cases]
+    counts = [(sum(bool(test(episode)) for episode in episodes), sentence) for test, sentence in cases]
     return [sentence.format(counted(count, "episode")) for count, sentence in counts if count]

@@ -157,10 +157,10 @@ def calls_of(turn: Mapping[str, Any], where: str) -> tuple[list[str], str]:
         ids.append(str(call.get("id")))
         calls.append((name, arguments))
     text = text_of(turn.get("content"), where)
-    told = [(call.name, dict(call.arguments)) for call in calls_in(text)]
-    if told and told != [(name, _arguments(arguments)) for name, arguments in calls]:
+    in_text = [(call.name, dict(call.arguments)) for call in calls_in(text)]
+    if in_text and in_text != [(name, _arguments(arguments)) for name, arguments in calls]:
         raise DataFileError(f"{where}: its text makes other calls than tool_calls; leave one of both out")
-    return ids, text if told else written_calls(text, calls)
+    return ids, text if in_text else written_calls(text, calls)
 
 
 def _arguments(value: Any) -> Any:

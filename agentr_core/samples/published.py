@@ -138,7 +138,7 @@ def _best_and_worst(root: Node, where: str) -> tuple[Valued, Valued]:
         raise DataFileError(f"{where}: no path of the tree ended; leave the file out")
     # ScienceWorld's server counts to 100, the others to 1.
     most = 100 if max(value for _, value in ended) > 1 else 1
-    best, worst = max(ended, key=lambda one: one[1]), min(ended, key=lambda one: one[1])
+    best, worst = max(ended, key=lambda valued: valued[1]), min(ended, key=lambda valued: valued[1])
     return (best[0], best[1] / most), (worst[0], worst[1] / most)
 
 

@@ -108,7 +108,7 @@ async def _collected(
     while waiting and len(pages) < most:
         kind = next(iter(waiting))
         paths = waiting.pop(kind)
-        path = min(paths, key=lambda one: paths[one])
+        path = min(paths, key=paths.__getitem__)
         rank = paths.pop(path)
         if paths:
             waiting[kind] = paths
@@ -123,13 +123,13 @@ async def _collected(
             continue
         pages[path] = answer.text
         tell(len(pages))
-        for found in _links(answer.text):
-            unknown = found not in pages and found not in elsewhere
-            if unknown and not _ASKED.search(found) and not _leads_elsewhere(found, start):
+        for link in _links(answer.text):
+            unknown = link not in pages and link not in elsewhere
+            if unknown and not _ASKED.search(link) and not _leads_elsewhere(link, start):
                 # What a list of changed or played episodes leads to is of its rank.
-                near = _rank(found) if _kind(path) != "list" else min(rank, _rank(found))
-                some = waiting.setdefault(_kind(found), {})
-                some[found] = min(near, some.get(found, near))
+                near = _rank(link) if _kind(path) != "list" else min(rank, _rank(link))
+                some = waiting.setdefault(_kind(link), {})
+                some[link] = min(near, some.get(link, near))
     return pages, sum(map(len, waiting.values()))
 
 
@@ -151,8 +151,8 @@ def _kind(path: str) -> str:
 
 def _links(text: str) -> list[str]:
     """Return the addresses that a page links to, without those of its styles and scripts."""
-    found = (unescape(link) for *_, link, _ in _LINK.findall(text))
-    return [link for link in found if not link.startswith("/static/")]
+    links = (unescape(link) for *_, link, _ in _LINK.findall(text))
+    return [link for link in links if not link.startswith("/static/")]
 
 
 def _leads_elsewhere(link: str, start: str) -> bool:

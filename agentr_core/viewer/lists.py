@@ -253,7 +253,7 @@ def list_page(store: Store, name: str, query: Mapping[str, str]) -> ListPage:
     filters, sort, columns = _wanted(shape, query)
     asked = query.get("page", "")
     page = min(int(asked), 10**9) if asked.isascii() and asked.isdigit() else 0
-    found = listed(store, source, filters, offset=page * PAGE_ROWS, limit=PAGE_ROWS, sort=sort)
+    matches = listed(store, source, filters, offset=page * PAGE_ROWS, limit=PAGE_ROWS, sort=sort)
     keeps = {"sort": sort, "columns": query["columns"] if columns != shape.usual else ""}
     keeps = {key: value for key, value in keeps.items() if value}
     sides = evaluation_names(store, [filters[key] for key in ("before", "after", "evaluation") if key in filters])
@@ -274,8 +274,8 @@ def list_page(store: Store, name: str, query: Mapping[str, str]) -> ListPage:
         columns=columns,
         every=shape.columns,
         heads=[_head(column, sort, column.name in sortable(source), link) for column in columns],
-        rows=[[_cell(column, record) for column in columns] for record in found.rows],
-        total=found.total,
+        rows=[[_cell(column, record) for column in columns] for record in matches.rows],
+        total=matches.total,
         first=page * PAGE_ROWS + 1,
         filters=filters,
         choices=choices(store, source),
@@ -292,7 +292,7 @@ def list_page(store: Store, name: str, query: Mapping[str, str]) -> ListPage:
         sql=listing_sql(source, filters, sort=sort),
         files={form: link(f"/{name}.{form}") for form in ("csv", "json")},
         previous=link(page=page - 1) if page else None,
-        following=link(page=page + 1) if (page + 1) * PAGE_ROWS < found.total else None,
+        following=link(page=page + 1) if (page + 1) * PAGE_ROWS < matches.total else None,
     )
 
 
@@ -305,20 +305,20 @@ def list_file(store: Store, name: str, form: str, query: Mapping[str, str]) -> s
     """
     shape = _shape(store, name)
     filters, sort, columns = _wanted(shape, query)
-    found = listed(store, shape.source, filters, offset=0, limit=MOST_ROWS, sort=sort)
-    if found.total > MOST_ROWS:
+    matches = listed(store, shape.source, filters, offset=0, limit=MOST_ROWS, sort=sort)
+    if matches.total > MOST_ROWS:
         return None
     names = [column.name for column in columns]
     if form == "json":
         sql = listing_sql(shape.source, filters, sort=sort)
-        rows = [{name: row[name] for name in names} for row in found.rows]
-        return json.dumps({"sql": sql, "total": found.total, "rows": rows}, default=str, indent=1)
+        rows = [{name: row[name] for name in names} for row in matches.rows]
+        return json.dumps({"sql": sql, "total": matches.total, "rows": rows}, default=str, indent=1)
     lines = io.StringIO()
     writer = csv.writer(lines)
     writer.writerow(names)
-    for row in found.rows:
-        texts = [", ".join(row[name]) if isinstance(row[name], list) else row[name] for name in names]
-        writer.writerow([f"'{one}" if isinstance(one, str) and one.startswith(_COMPUTED) else one for one in texts])
+    for row in matches.rows:
+        cells = [", ".join(row[name]) if isinstance(row[name], list) else row[name] for name in names]
+        writer.writerow([f"'{c}" if isinstance(c, str) and c.startswith(_COMPUTED) else c for c in cells])
     return lines.getvalue()
 
 
@@ -338,14 +338,16 @@ class _Shape:
 
 def _shape(store: Store, name: str) -> _Shape:
     columns = SHOWN[name].columns
-    source, told = with_facts(store, name)
+    source, facts = with_facts(store, name)
     taken = {column.title.lower() for column in columns} | set(LISTINGS[name].filters)
-    words = {one.column: one.name.replace("_", " ") for one in told}
+    words = {fact.column: fact.name.replace("_", " ") for fact in facts}
     titles = {column: f"{word} of the world" if word in taken else word for column, word in words.items()}
-    facts = [Column(titles[one.column].capitalize(), one.column, "number" if one.numeric else "text") for one in told]
+    from_world = [
+        Column(titles[fact.column].capitalize(), fact.column, "number" if fact.numeric else "text") for fact in facts
+    ]
     # Beside the instance that they are of.
     place = next((at for at, column in enumerate(columns, 1) if column.name == "instance_id"), 0)
-    return _Shape(source, (*columns[:place], *facts, *columns[place:]), titles)
+    return _Shape(source, (*columns[:place], *from_world, *columns[place:]), titles)
 
 
 def _wanted(shape: _Shape, query: Mapping[str, str]) -> tuple[dict[str, str], str, tuple[Column, ...]]:

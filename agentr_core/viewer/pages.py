@@ -175,10 +175,10 @@ def _rows(children: dict[int, list[int]]) -> dict[int, int]:
         places = range(depth, depth + len(line))
         row = max(free.get(place, 0) for place in places)
         free.update(dict.fromkeys(places, row + 1))
-        for place, one in zip(places, line, strict=True):
-            rows[one] = row
+        for place, node in zip(places, line, strict=True):
+            rows[node] = row
             # The last one is placed first: the branches of the deepest node.
-            waiting.extend((child, place + 1) for child in reversed(children.get(one, [])[1:]))
+            waiting.extend((child, place + 1) for child in reversed(children.get(node, [])[1:]))
     return rows
 
 
@@ -274,9 +274,9 @@ def extract(text: str, wanted: Sequence[str]) -> list[tuple[str, bool]]:
     shown = ("… " if start else "") + text[start:end] + (" …" if end < len(text) else "")
     pieces: list[tuple[str, bool]] = []
     at = 0
-    for found in pattern.finditer(shown) if wanted else ():
-        pieces += [(shown[at : found.start()], False), (found[0], True)]
-        at = found.end()
+    for match in pattern.finditer(shown) if wanted else ():
+        pieces += [(shown[at : match.start()], False), (match[0], True)]
+        at = match.end()
     return [piece for piece in [*pieces, (shown[at:], False)] if piece[0]]
 
 
@@ -320,7 +320,7 @@ def node(store: Store, tree_id: str, index: int) -> Page | None:
     from.
     """
     head = tree_head(store, tree_id)
-    nodes = {one.number: one for one in tree_nodes(store, tree_id)} if head else {}
+    nodes = {node.number: node for node in tree_nodes(store, tree_id)} if head else {}
     if head is None or index not in nodes:
         return None
     calls = tool_calls(store, "node", tree_id)
@@ -331,7 +331,7 @@ def node(store: Store, tree_id: str, index: int) -> Page | None:
         "node": nodes[index],
         "steps": steps,
         "siblings": _siblings(nodes.values(), steps),
-        "children": [one for one in nodes.values() if one.parent == index],
+        "children": [node for node in nodes.values() if node.parent == index],
         "calls": by_position([c._replace(position=way[c.position]) for c in calls if c.position in way]),
         "ancestry": ancestry(store, f"{tree_id}#{index}", "node"),
     }
@@ -363,12 +363,12 @@ def pair(store: Store, pair_id: str) -> Page | None:
         # All three look at the same steps.
         if step.node is not None and step.position >= min(verdicts, default=0)
     ]
-    drops = [one.drop for one in witnesses if one.drop is not None]
+    drops = [witness.drop for witness in witnesses if witness.drop is not None]
     values = {
         "head": head,
         "witnesses": witnesses,
         "tree_error": next((w.step.position for w in witnesses if w.drop == max(drops) > 0), None) if drops else None,
-        "oracle_error": next((one.step.position for one in witnesses if one.oracle == "bad"), None),
+        "oracle_error": next((witness.step.position for witness in witnesses if witness.oracle == "bad"), None),
         "knows": bool(oracle),
         "siblings": siblings,
         "shared": bad[: head.shared_steps],
@@ -400,11 +400,11 @@ class Witnesses(NamedTuple):
 def _siblings(nodes: Collection[TreeNode], steps: Sequence[PathStep]) -> dict[int, list[TreeNode]]:
     """Return the siblings of the node of each step, by its number."""
     children: dict[int, list[TreeNode]] = {}
-    for one in nodes:
-        children.setdefault(one.parent, []).append(one)
-    parents = {one.number: one.parent for one in nodes}
+    for node in nodes:
+        children.setdefault(node.parent, []).append(node)
+    parents = {node.number: node.parent for node in nodes}
     numbers = [step.node for step in steps if step.node is not None]
-    return {number: [one for one in children[parents[number]] if one.number != number] for number in numbers}
+    return {number: [node for node in children[parents[number]] if node.number != number] for number in numbers}
 
 
 def by_position(calls: Sequence[ToolCall]) -> dict[int, list[ToolCall]]:
@@ -466,29 +466,29 @@ def moving(store: Store, run_id: str, iteration: int | None = None, stage: str =
     head = run_line(store, run_id)
     if head is None:
         return None
-    found = read_progress(store.path.parent, run_id) if head.at_work else None
+    progress = read_progress(store.path.parent, run_id) if head.at_work else None
     work = None
-    if found is not None and (iteration is None or (found.iteration, found.stage) == (iteration, stage)):
-        since = max(0.0, time.time() - found.told)
-        left = [None if one is None else max(0.0, one - since) for one in (found.stage_left, found.run_left)]
-        work = {"progress": found, "elapsed": found.told + since - found.began, "left": left}
+    if progress is not None and (iteration is None or (progress.iteration, progress.stage) == (iteration, stage)):
+        since = max(0.0, time.time() - progress.told)
+        left = [s if s is None else max(0.0, s - since) for s in (progress.stage_left, progress.run_left)]
+        work = {"progress": progress, "elapsed": progress.told + since - progress.began, "left": left}
     stages = stage_lines(store, run_id)
-    mine = [line for line in stages if (line.iteration, line.stage) == (iteration, stage)]
-    shown = iteration if iteration is not None else found.iteration if found else None
-    if mine and not work and not any(line.train for line in mine):
+    own = [line for line in stages if (line.iteration, line.stage) == (iteration, stage)]
+    current = iteration if iteration is not None else progress.iteration if progress else None
+    if own and not work and not any(line.train for line in own):
         # A stage that trained nothing, whatever its iteration has learned since.
-        shown = None
+        current = None
     here = document.page_of("run", run_id) if iteration is None else document.stage_page(run_id, iteration, stage)
     values = {
         "run": head,
         "work": work,
-        "waits": head.at_work and not work and not mine,
-        "learning": {} if shown is None else {shown: learning(store, run_id, shown)},
+        "waits": head.at_work and not work and not own,
+        "learning": {} if current is None else {current: learning(store, run_id, current)},
         "stages": stages,
-        "mine": mine,
+        "own": own,
         "episodes": last_episodes(store, run_id, iteration=iteration, limit=_EPISODES),
         "moves": f"/moving{here}" if head.at_work else None,
-        "state": f"{head.status} {found.iteration} {found.stage}" if found else head.status,
+        "state": f"{head.status} {progress.iteration} {progress.stage}" if progress else head.status,
         "every": 2,
     }
     return Page("moving", values)
@@ -514,7 +514,7 @@ def stage(store: Store, run_id: str, iteration: int, name: str) -> Page | None:
     if page is None or iteration_id is None:
         return None
     events = [line for line in event_lines(store, run_id) if line.stage == name]
-    if not (page.values["mine"] or events or page.values["work"]):
+    if not (page.values["own"] or events or page.values["work"]):
         return None
     rejections = rejection_counts(store, iteration_id).get(name, {})
     own = {"iteration": iteration, "stage": name, "events": events, "rejections": rejections}
@@ -529,18 +529,18 @@ class Setting(NamedTuple):
     there: str
 
 
-def differing(one: Any, other: Any, name: str = "") -> list[Setting]:
+def differing(here: Any, there: Any, name: str = "") -> list[Setting]:
     """Return the fields in which two plain values differ, each with its path."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        keys = [*one, *(key for key in other if key not in one)]
+    if isinstance(here, dict) and isinstance(there, dict):
+        keys = [*here, *(key for key in there if key not in here)]
         return [
-            found
+            setting
             for key in keys
-            for found in differing(one.get(key, _ABSENT), other.get(key, _ABSENT), f"{name}.{key}".removeprefix("."))
+            for setting in differing(here.get(key, _ABSENT), there.get(key, _ABSENT), f"{name}.{key}".removeprefix("."))
         ]
-    if one == other:
+    if here == there:
         return []
-    texts = ["not there" if v is _ABSENT else v if v and isinstance(v, str) else json.dumps(v) for v in (one, other)]
+    texts = ["not there" if v is _ABSENT else v if v and isinstance(v, str) else json.dumps(v) for v in (here, there)]
     return [Setting(name, *texts)]
 
 
@@ -567,7 +567,7 @@ def run(store: Store, run_id: str, against: str = "") -> Page | None:
     if against:
         settings = differing(config, masked(json.loads(run_config(store, against) or "{}")))
         settings += differing({"versions": versions}, {"versions": run_versions(store, against)})
-    iterations = iteration_lines(store, run_id)
+    iterations, curves = iteration_lines(store, run_id), page.values["learning"]
     evaluations = evaluation_lines(store, run_id)
     # The base of an evaluation is the earliest one of the same name.
     firsts: dict[tuple[str, str], str] = {}
@@ -587,12 +587,14 @@ def run(store: Store, run_id: str, against: str = "") -> Page | None:
             (line, base if base != line.evaluation_id else None) for line, base in zip(evaluations, bases, strict=True)
         ],
         "events": event_lines(store, run_id),
+        # The curves of the iteration at work are drawn already.
         "learning": {
-            one.iteration: figures for one in iterations if (figures := learning(store, run_id, one.iteration))
+            number: curves[number] if number in curves else learning(store, run_id, number)
+            for number in (line.iteration for line in iterations)
         },
-        "steps": {one.iteration: group_steps(store, one.iteration_id) for one in iterations if one.groups},
+        "steps": {line.iteration: group_steps(store, line.iteration_id) for line in iterations if line.groups},
         "rejections": {
-            one.iteration: rejection_counts(store, one.iteration_id) for one in iterations if one.rejections
+            line.iteration: rejection_counts(store, line.iteration_id) for line in iterations if line.rejections
         },
     }
     return Page("run", values)
@@ -678,11 +680,11 @@ def token_turns(tokens: Sequence[ReadToken]) -> list[TokenTurn]:
     ends.
     """
     turns: list[tuple[str, list[tuple[int, ReadToken]]]] = []
-    for at, one in enumerate(tokens):
-        if not turns or one.writer not in (turns[-1][0], "end of turn"):
-            turns.append((one.writer, []))
-        turns[-1][1].append((at, one))
-    return [TokenTurn(name, parts, sum(one.train for _, one in parts)) for name, parts in turns]
+    for at, token in enumerate(tokens):
+        if not turns or token.writer not in (turns[-1][0], "end of turn"):
+            turns.append((token.writer, []))
+        turns[-1][1].append((at, token))
+    return [TokenTurn(name, parts, sum(token.train for _, token in parts)) for name, parts in turns]
 
 
 class Reply(NamedTuple):
@@ -698,10 +700,10 @@ def replies_in(conversations: Sequence[Sequence[ReadToken]], sampled: Sequence[S
     """Return where the replies of a trajectory stand that are read with the tokens that were
     sampled, by step. A reply of which the sampler told no tokens is left out.
     """
-    waiting = [one for one in sampled if one.token_ids]
+    waiting = [reply for reply in sampled if reply.token_ids]
     places: dict[int, Reply] = {}
     for number, tokens in enumerate(conversations):
-        ids = [one.token for one in tokens]
+        ids = [token.token for token in tokens]
         at = 0
         while waiting:
             wanted = waiting[0].token_ids
@@ -729,7 +731,7 @@ def preference(store: Store, preference_id: str) -> Page | None:
     samples = load_samples(store, [head.chosen_sample_id, head.rejected_sample_id])
     chosen, rejected = (samples[key].messages for key in (head.chosen_sample_id, head.rejected_sample_id))
     shared = next(
-        (i for i, (one, other) in enumerate(zip(chosen, rejected, strict=False)) if one != other),
+        (i for i, (better, worse) in enumerate(zip(chosen, rejected, strict=False)) if better != worse),
         min(len(chosen), len(rejected)),
     )
     values = {
@@ -761,7 +763,7 @@ def find(store: Store, words: str) -> Page:
     instead = document.with_query("/search", {"q": words})
     if re.fullmatch(r"[0-9a-f]{4,64}(#\d+)?", words):
         known = [("run", key) for key in runs_beginning(store, words)]
-        known += [(one.kind, one.key) for one in entities_beginning(store, words, limit=3)]
+        known += [(entity.kind, entity.key) for entity in entities_beginning(store, words, limit=3)]
         if len(known) == 1:
             instead = document.page_of(*known[0])
     if "/" in words and instance_beginning(store, words) is not None:

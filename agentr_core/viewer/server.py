@@ -264,14 +264,14 @@ class _Viewer:
                 # The prompt of a step, and what was replied to it.
                 conversations = [conversations[reply.conversation][: reply.end]]
                 replies = {
-                    position: one._replace(conversation=0)
-                    for position, one in replies.items()
-                    if one.conversation == reply.conversation and one.end <= reply.end
+                    position: earlier._replace(conversation=0)
+                    for position, earlier in replies.items()
+                    if earlier.conversation == reply.conversation and earlier.end <= reply.end
                 }
             logprobs = {
-                (one.conversation, one.start + number): logprob
-                for one in replies.values()
-                for number, logprob in enumerate(one.sampled.logprobs)
+                (place.conversation, place.start + number): logprob
+                for place in replies.values()
+                for number, logprob in enumerate(place.sampled.logprobs)
             }
             own = {"kind": kind, "key": key, "asked": asked, "reply": reply, "logprobs": logprobs}
             return self._render("tokens", 200, **page.values, **own, conversations=conversations, why=why)

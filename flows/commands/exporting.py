@@ -89,62 +89,62 @@ def export_folder(
     if push_to:
         check_push(push_to)
     store = open_store(workspace, must_exist=True)
-    found, grouped = datasets_beginning(store, prefix), grouped_beginning(store, prefix)
+    with_dataset, grouped = datasets_beginning(store, prefix), grouped_beginning(store, prefix)
     takes_groups = form == "verl" or form in _OF_EPISODES
-    if not takes_groups and not _of(found, iteration) and (online := _of(grouped, iteration)):
+    if not takes_groups and not _of(with_dataset, iteration) and (online := _of(grouped, iteration)):
         raise ConfigError(
             f"iteration {online[-1].iteration} of run {online[-1].run_id} is group RL, which has no dataset; "
             f"only --format verl, {', '.join(_OF_EPISODES[:-1])} and {_OF_EPISODES[-1]} take it"
         )
-    heads: list[DatasetHead | GroupedInstance] = [*found, *(grouped if takes_groups else [])]
+    heads: list[DatasetHead | GroupedInstance] = [*with_dataset, *(grouped if takes_groups else [])]
     head = _chosen(heads, workspace, prefix, iteration)
     if isinstance(head, GroupedInstance) and form in _OF_EPISODES:
-        made = _episodes(store, workspace, head)
+        training_set = _episodes(store, workspace, head)
     elif isinstance(head, GroupedInstance):
-        made = _prompts(store, workspace, grouped, head)
+        training_set = _prompts(store, workspace, grouped, head)
     else:
-        made = _training_set(store, workspace, head)
+        training_set = _training_set(store, workspace, head)
     if form == "verl":
         place = quiet_workplace(RunRef(workspace=str(workspace), run_id=head.run_id))
-        made = _for_verl(place, made, head.iteration, sources or SOURCES)
-    files = export(replace(made, licence=licence), folder, form, without_mask=without_mask)
-    shown = files if len(files) <= 5 else (*files[:3], f"and {len(files) - 3} more")
-    done = f"{FORMATS[form].told(made)} of {made.name} in {folder}: {', '.join(shown)}"
-    told = [done, *FORMATS[form].notes_on(made)]
+        training_set = _for_verl(place, training_set, head.iteration, sources or SOURCES)
+    files = export(replace(training_set, licence=licence), folder, form, without_mask=without_mask)
+    names = files if len(files) <= 5 else (*files[:3], f"and {len(files) - 3} more")
+    summary = f"{FORMATS[form].told(training_set)} of {training_set.name} in {folder}: {', '.join(names)}"
+    lines = [summary, *FORMATS[form].notes_on(training_set)]
     if push_to:
-        told.append(f"pushed to {push(folder, push_to, message=f'{made.name}, exported by agentr as {form}')}")
-    return "\n".join(told)
+        lines.append(f"pushed to {push(folder, push_to, message=f'{training_set.name}, exported by agentr as {form}')}")
+    return "\n".join(lines)
 
 
 def data_sources(options: Sequence[str]) -> dict[str, str]:
     """Return the data source by the domain of a question, as options say it, each
     `DOMAIN=NAME`; for others those of ET-Agent. Raises `ConfigError`.
     """
-    found = dict(SOURCES)
+    sources = dict(SOURCES)
     for option in options:
         domain, equals, name = option.partition("=")
         if domain not in SOURCES or not equals or not name.strip():
-            raise ConfigError(f"--data-source {option}: write {' or '.join(f'{one}=NAME' for one in SOURCES)}")
-        found[domain] = name.strip()
-    return found
+            raise ConfigError(f"--data-source {option}: write {' or '.join(f'{source}=NAME' for source in SOURCES)}")
+        sources[domain] = name.strip()
+    return sources
 
 
-def _of(found: Sequence[Head], iteration: int | None) -> list[Head]:
-    return [head for head in found if iteration in (None, head.iteration)]
+def _of(heads: Sequence[Head], iteration: int | None) -> list[Head]:
+    return [head for head in heads if iteration in (None, head.iteration)]
 
 
-def _chosen(found: Sequence[Head], workspace: Path, prefix: str, iteration: int | None) -> Head:
-    runs = {head.run_id for head in found}
+def _chosen(heads: Sequence[Head], workspace: Path, prefix: str, iteration: int | None) -> Head:
+    runs = {head.run_id for head in heads}
     if len(runs) != 1:
         raise ConfigError(
             f"{prefix!r} begins the id of {'more than one' if runs else 'no'} run in {workspace} that has a dataset, "
             f"or of its dataset or iteration; `agentr runs -w {workspace}` lists all runs"
         )
-    wanted = sorted(_of(found, iteration), key=lambda head: head.iteration)
-    if not wanted:
-        known = ", ".join(map(str, sorted({head.iteration for head in found})))
-        raise ConfigError(f"run {found[0].run_id} has no dataset of iteration {iteration}; it has {known}")
-    return wanted[-1]
+    matching = sorted(_of(heads, iteration), key=lambda head: head.iteration)
+    if not matching:
+        iterations = ", ".join(map(str, sorted({head.iteration for head in heads})))
+        raise ConfigError(f"run {heads[0].run_id} has no dataset of iteration {iteration}; it has {iterations}")
+    return matching[-1]
 
 
 def _training_set(store: Store, workspace: Path, head: DatasetHead) -> TrainingSet:

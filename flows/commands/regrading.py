@@ -142,12 +142,12 @@ def _golds(place: Workplace, grader: str, file: Path | None) -> tuple[Callable[[
         if file is None:
             own = _own_golds(opened, grader)
     if file is None:
-        told = {instance.key: answers for instance, answers in own.items()}
-        return lambda instance: _answers(own, instance, "its world"), fingerprint("golds", told)
+        answers_by_key = {instance.key: answers for instance, answers in own.items()}
+        return lambda instance: _answers(own, instance, "its world"), fingerprint("golds", answers_by_key)
     if len(opened) > 1:
         raise ConfigError("gold answers are of one world, and the recipe has several; choose another grader")
-    read = {instance: gold.answers for instance, gold in read_gold(file, world=opened[0].name).items()}
-    return lambda instance: _answers(read, instance, str(file)), file_sha256(file)
+    golds = {instance: gold.answers for instance, gold in read_gold(file, world=opened[0].name).items()}
+    return lambda instance: _answers(golds, instance, str(file)), file_sha256(file)
 
 
 def _own_golds(worlds: Sequence[Environment], grader: str) -> dict[Instance, Sequence[str]]:
@@ -155,7 +155,7 @@ def _own_golds(worlds: Sequence[Environment], grader: str) -> dict[Instance, Seq
     for env in worlds:
         if not isinstance(env, ReasoningWorld):
             raise ConfigError(f"--by {grader} needs --gold: world {env.name} has no right answers of its own")
-        golds |= {one: env.problem(one).golds for split in env.splits() for one in env.instances(split)}
+        golds |= {instance: env.problem(instance).golds for split in env.splits() for instance in env.instances(split)}
     return golds
 
 
@@ -182,7 +182,7 @@ def _text(
         table_text(scored_table(scored)),
     ]
     if differing:
-        lines += ["Changed", *(_told(one) for one in differing), ""]
+        lines += ["Changed", *map(_change_text, differing), ""]
     if done.faults:
         lines += [
             f"Without a new score: {len(done.faults):,}; the same command tries them again",
@@ -194,17 +194,17 @@ def _text(
     return "\n".join(lines) + "\n"
 
 
-def _told(one: Changed) -> str:
-    name = one.trajectory_id or f"{one.tree_id}#{one.leaf}"
-    new = "no score" if one.new_reward is None else f"{one.new_reward:.3g}"
-    reply = "" if one.reply is None else f": {quoted(' '.join(one.reply.split()), _REPLY)}"
-    return f"  {one.change:<10}  {one.reward:.3g} -> {new}  {one.instance_id}  {name}{reply}"
+def _change_text(row: Changed) -> str:
+    name = row.trajectory_id or f"{row.tree_id}#{row.leaf}"
+    new = "no score" if row.new_reward is None else f"{row.new_reward:.3g}"
+    reply = "" if row.reply is None else f": {quoted(' '.join(row.reply.split()), _REPLY)}"
+    return f"  {row.change:<10}  {row.reward:.3g} -> {new}  {row.instance_id}  {name}{reply}"
 
 
 def _plain(
     place: Workplace, scoring: Scoring, done: Regraded, scored: Sequence[Scored], differing: Sequence[Changed]
 ) -> str:
-    found = {
+    fields = {
         "run_id": place.run_id,
         "scoring_id": scoring.id,
         "grader": scoring.name,
@@ -213,7 +213,7 @@ def _plain(
         "paths": done.paths,
         "new": done.new,
         "faults": list(done.faults),
-        "scores": [one._asdict() for one in scored],
-        "changed": [one._asdict() for one in differing],
+        "scores": [row._asdict() for row in scored],
+        "changed": [row._asdict() for row in differing],
     }
-    return json.dumps(found, indent=2, default=str) + "\n"
+    return json.dumps(fields, indent=2, default=str) + "\n"

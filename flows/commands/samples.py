@@ -141,15 +141,15 @@ def preview_scored(workspace: Path, named: str, step: int) -> list[tuple[str, bo
             group = load_trajectories(store, load_companions(store, [entity.key])[entity.key])
             beside = {trajectory.instance.key: {key: each for key, each in group.items() if key != entity.key}}
             others = other_episodes(store, sampled[0], beside, until=sampled[1] - 1)[trajectory.instance.key]
-        found = [
+        scored = [
             reading
             for reading in readings(env, trajectory, distil, others, given=0)
             if step - 1 in reading.positions[reading.num_given :]
         ]
-    if not found:
+    if not scored:
         why = "its world has no expert for it" if 0 < step <= len(trajectory.steps) else "there is no such reply"
         raise ConfigError(f"the scorer reads nothing of reply {step} of {named}: {why}")
-    return _scored_turns(found[0])
+    return _scored_turns(scored[0])
 
 
 def _scored_turns(reading: Reading) -> list[tuple[str, bool]]:

@@ -213,7 +213,7 @@ def questions(
     def fits(request: Request) -> bool:
         return count_tokens(request) + config.max_new_tokens <= context_length
 
-    asked = []
+    questions = []
     for position in range(scan.start, len(path.nodes)):
         if path.nodes[position] in skip:
             continue
@@ -222,8 +222,8 @@ def questions(
         if not fits(request):
             dropped = bisect_left(range(position), True, key=lambda count: fits(without(count)))
             request = without(dropped)
-        asked.append(Question(node=path.nodes[position], request=request, dropped_steps=dropped))
-    return tuple(asked)
+        questions.append(Question(node=path.nodes[position], request=request, dropped_steps=dropped))
+    return tuple(questions)
 
 
 async def judge_paths(

@@ -53,7 +53,7 @@ def step_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
         note += "Trained on are all in which a step has an advantage."
     else:
         note += "Only these are trained on."
-    if any(one.iteration == iteration for one in trained_outside(place.store, place.run_id)):
+    if any(line.iteration == iteration for line in trained_outside(place.store, place.run_id)):
         note = (
             f"Training episodes as another program sampled them, by step of its training; pass@{size} is the share of "
             "groups with a success, and mixed are groups in which they were worth differently to it."
@@ -92,8 +92,8 @@ def step_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
         return (training,)
     columns = (Column("Step"), Column("Success, %"), Column("Reward"), Column("Episodes"))
     rows = tuple(
-        Row((str(one.step), wording.percent(one.success), wording.decimal(one.reward, 3), wording.count(one.episodes)))
-        for one in validated
+        Row((str(v.step), wording.percent(v.success), wording.decimal(v.reward, 3), wording.count(v.episodes)))
+        for v in validated
     )
     note = f"Set {place.recipe.evaluation.development}, played greedily with the weights after a step."
     return (training, Section("validation", "Validation by step", (Table(columns, rows),), note))
@@ -123,16 +123,16 @@ def run_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
     than two steps.
     """
     parts = {number: group_steps(place.store, place.iteration_id(number)) for number in range(1, iteration + 1)}
-    steps = [one for some in parts.values() for one in some]
+    steps = [step for part in parts.values() for step in part]
     if len(steps) < 2:
         return ()
-    shown = [f"{wording.iteration(number)}: {len(some)} steps" for number, some in parts.items() if some]
-    note = f"All steps one after the other; {', '.join(shown)}. The page of an iteration has its table."
-    tested = [(number, one) for number in parts for one in validations(place.store, place.iteration_id(number))]
+    lengths = [f"{wording.iteration(number)}: {len(part)} steps" for number, part in parts.items() if part]
+    note = f"All steps one after the other; {', '.join(lengths)}. The page of an iteration has its table."
+    validated = [(number, row) for number in parts for row in validations(place.store, place.iteration_id(number))]
     before = {number: sum(len(parts[other]) for other in parts if other < number) for number in parts}
     curves = group_learning(
-        [one._replace(step=at) for at, one in enumerate(steps, 1)],
-        [one._replace(step=before[number] + one.step) for number, one in tested],
+        [row._replace(step=at) for at, row in enumerate(steps, 1)],
+        [row._replace(step=before[number] + row.step) for number, row in validated],
         place.recipe.grpo.num_generations,
     )
     return (Section("groups-run", "Reinforcement learning over the run", tuple(curves), note),)
@@ -150,23 +150,23 @@ def _table(steps: Sequence[GroupStep], size: int) -> Table:
         return [None if value is None else wording.percent(value) for value in values]
 
     places = sorted({round(part * (len(steps) - 1) / (_ROWS - 1)) for part in range(_ROWS)})
-    shown = [steps[place] for place in places]
+    rows = [steps[place] for place in places]
     columns: dict[str, list[str | None]] = {
-        "Step": [str(one.step) for one in shown],
-        "Reward": numbers((one.reward for one in shown), 3),
-        "pass@1, %": shares(one.pass_at_1 for one in shown),
-        f"pass@{size}, %": shares(one.pass_at_n for one in shown),
-        "Recovered, %": shares(one.recovered for one in shown),
-        "Mixed, %": shares(one.mixed_share for one in shown),
-        "Tokens an episode": numbers((one.episode_tokens for one in shown), 1),
-        "Cut replies, %": shares(one.cut_share for one in shown),
-        "Tokens/s": numbers((one.tokens_per_second for one in shown), 0),
-        "Entropy": numbers((one.entropy for one in shown), 3),
-        "KL to sampler": numbers((one.sampler_kl for one in shown), 5),
-        "KL to scorer": numbers((one.scorer_kl for one in shown), 4),
-        "KL to start": numbers((one.kl for one in shown), 4),
-        "Clipped, %": shares(one.clip_share for one in shown),
-        "Worth": numbers((one.shaped for one in shown), 3),
+        "Step": [str(step.step) for step in rows],
+        "Reward": numbers((step.reward for step in rows), 3),
+        "pass@1, %": shares(step.pass_at_1 for step in rows),
+        f"pass@{size}, %": shares(step.pass_at_n for step in rows),
+        "Recovered, %": shares(step.recovered for step in rows),
+        "Mixed, %": shares(step.mixed_share for step in rows),
+        "Tokens an episode": numbers((step.episode_tokens for step in rows), 1),
+        "Cut replies, %": shares(step.cut_share for step in rows),
+        "Tokens/s": numbers((step.tokens_per_second for step in rows), 0),
+        "Entropy": numbers((step.entropy for step in rows), 3),
+        "KL to sampler": numbers((step.sampler_kl for step in rows), 5),
+        "KL to scorer": numbers((step.scorer_kl for step in rows), 4),
+        "KL to start": numbers((step.kl for step in rows), 4),
+        "Clipped, %": shares(step.clip_share for step in rows),
+        "Worth": numbers((step.shaped for step in rows), 3),
     }
     filled = {title: cells for title, cells in columns.items() if set(cells) != {None}}
     return Table(tuple(map(Column, filled)), tuple(map(Row, zip(*filled.values(), strict=True))))

@@ -225,7 +225,7 @@ class Family:
         that do not begin at the start.
         """
         self._newest = [Member(key=key, plan=plan, trajectory=done) for key, (plan, done) in played.items()]
-        self.episodes |= {one.key: one.trajectory for one in self._newest}
+        self.episodes |= {member.key: member.trajectory for member in self._newest}
         derivations: list[Derivation] = []
         for member in self._newest:
             if not member.plan.prefix:
@@ -312,8 +312,8 @@ def choose(
     if known is None:
         scores = random.random(len(instances))
     else:
-        found = [known.get(instance.key, PastRewards()) for instance in instances]
-        rates = random.beta([_WON + tally.won for tally in found], [_MISSED + tally.missed for tally in found])
+        past = [known.get(instance.key, PastRewards()) for instance in instances]
+        rates = random.beta([_WON + tally.won for tally in past], [_MISSED + tally.missed for tally in past])
         scores = np.array([contrast(rate, size) for rate in rates])
     score_of = {instance.key: score for instance, score in zip(instances, scores, strict=True)}
     order = sorted(instances, key=lambda instance: (instance.key in avoid, -score_of[instance.key], instance.key))

@@ -88,7 +88,7 @@ def measures(groups: Sequence[Group], totals: Totals, grpo: GrpoConfig) -> dict[
     recovering = [episode for group in groups if group.prefix and not group.led for episode in group.episodes.values()]
     sampled = [steps for group in groups for steps in group.sampled]
     replies = [step for steps in sampled for step in steps]
-    shaped = [one for group in groups for one in group.shaped or ()]
+    worths = [worth for group in groups for worth in group.shaped or ()]
     tokens = sum(len(reply.token_ids) for reply in replies)
     updates: dict[str, float | None] = dict.fromkeys(("loss", "entropy", "kl", "sampler_kl", "clip_share", "grad_norm"))
     if totals.updates:
@@ -102,7 +102,7 @@ def measures(groups: Sequence[Group], totals: Totals, grpo: GrpoConfig) -> dict[
         }
     return {
         "reward": fmean(episode.reward for episode in episodes) if episodes else 0.0,
-        "shaped": fmean(shaped) if shaped else None,
+        "shaped": fmean(worths) if worths else None,
         "pass_at_1": sum(episode.success for episode in episodes) / max(1, len(episodes)),
         "pass_at_n": sum(group.wins > 0 for group in fresh) / max(1, len(fresh)),
         "recovered": fmean(episode.success for episode in recovering) if recovering else None,
@@ -435,19 +435,19 @@ class _Training:
         are sampled again.
         """
         folder = self.job.work.checkpoints
-        if (found := load_snapshot(folder)) is None:
+        if (snapshot := load_snapshot(folder)) is None:
             return 0
-        if found.made_of != self._made_of(found.step):
+        if snapshot.made_of != self._made_of(snapshot.step):
             _log.warning(
                 "the state of training after step %s was not made of the rows of %s; its steps are trained again",
-                found.step,
+                snapshot.step,
                 self.rollouts.place.store.path,
             )
             remove_snapshots(folder)
             return 0
-        await in_thread(learner.restore, found.learner, found.parts)
-        self.history, self.behind = found.history, found.sampler
-        return found.step
+        await in_thread(learner.restore, snapshot.learner, snapshot.parts)
+        self.history, self.behind = snapshot.history, snapshot.sampler
+        return snapshot.step
 
     def _made_of(self, step: int) -> list[str]:
         """Return hashes of what the weights after a step are made of: the weights that the training
