@@ -18,8 +18,8 @@ class Line(NamedTuple):
     times: int
     refused: list[int]
     """The positions of those that the world refused."""
-    parts: bool
-    """Whether the step at which two episodes part is among them."""
+    parting: int | None
+    """The position of the step at which two episodes part, if it is among them."""
     summary: bool
     """Whether it is no action, but a summary of the history."""
 
@@ -61,9 +61,9 @@ def folds(steps: Sequence[PathStep], parting: int | None = None) -> list[Fold]:
         for place in range(at, at + length):
             alike = steps[place : at + length * times : length]
             refused = [step.position for step in alike if step.valid is False]
-            parts = any(step.position == parting for step in alike)
+            here = next((step.position for step in alike if step.position == parting), None)
             summary = steps[place].summary_of is not None
-            lines.append(Line(steps[place].position, steps[place].action, times, refused, parts, summary))
+            lines.append(Line(steps[place].position, steps[place].action, times, refused, here, summary))
         strip.append(Fold(lines, times, times >= IN_A_ROW))
         at += length * times
     return strip

@@ -406,11 +406,12 @@ def test_a_strip_folds_what_repeats() -> None:
     steps = [
         path_step(at, word, valid=at != 8, observation="No." if at == 8 else "ok") for at, word in enumerate(words)
     ]
-    folded = strip.folds(steps, 2)
+    folded = strip.folds(steps, 4)
     assert [(one.loop, one.times, [line.action for line in one.lines]) for one in folded] == [
         (False, 1, ["look"]), (True, 3, ["get", "make"]), (False, 2, ["go"]), (False, 1, ["buy"]),
     ]  # fmt: skip
-    assert [line.action for one in folded for line in one.lines if line.parts] == ["make"]
+    # They part within a loop, which stands at its first step.
+    assert [line[:2] for fold in folded for line in fold.lines if line.parting == 4] == [(2, "make")]
     assert [line.refused for one in folded for line in one.lines] == [[], [], [], [8], []]
 
 
