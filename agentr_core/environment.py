@@ -30,7 +30,7 @@ from agentr_core.errors import (
 )
 from agentr_core.protocols import MOST_TOKENS, AnswerStore, Grader
 from agentr_core.replies import OBSERVATION, Labels, line_after_label
-from agentr_core.texts import cause, lone_surrogate, shown
+from agentr_core.texts import abbreviate, cause, lone_surrogate
 from agentr_core.types import (
     Generation,
     Instance,
@@ -543,11 +543,11 @@ def _instances(env: Environment, method: Check, split: str) -> Sequence[Instance
             raise ConfigError(f"environment {env.name} has no split {split!r}; it has {', '.join(splits)}") from error
         subject = f"{env.name}: the instances of split {split}"
         if not isinstance(instances, Sequence):
-            raise IllTypedAnswer(f"{subject} are {shown(instances)}; they must be a sequence, such as a list")
+            raise IllTypedAnswer(f"{subject} are {abbreviate(instances)}; they must be a sequence, such as a list")
         if not len(instances):
             raise ConfigError(f"split {split} of environment {env.name} is empty; name another one")
         if not isinstance(instances[0], Instance):
-            raise IllTypedAnswer(f"{subject} begin with {shown(instances[0])}; each must be a types.Instance")
+            raise IllTypedAnswer(f"{subject} begin with {abbreviate(instances[0])}; each must be a types.Instance")
     return instances
 
 
@@ -560,7 +560,7 @@ def _resume(env: Environment, method: Check, instance: Instance, steps: Sequence
 
 
 def _step(env: Environment, method: Check, action: str) -> Transition:
-    return _record_role(env, checked_transition(method(action), f"{env.name}: action {shown(action)}"))
+    return _record_role(env, checked_transition(method(action), f"{env.name}: action {abbreviate(action)}"))
 
 
 def _answer(env: Environment, method: Check, reply: str) -> Transition:
@@ -591,7 +591,7 @@ def _depth(env: Environment, method: Check, instance: Instance) -> int | None:
         return None
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or abs(int(value)) > MOST_TOKENS:
         raise IllTypedAnswer(
-            f"{env.name}: the depth of {instance.key} is {shown(value)}; it must be a whole number or None"
+            f"{env.name}: the depth of {instance.key} is {abbreviate(value)}; it must be a whole number or None"
         )
     return int(value)
 
@@ -601,14 +601,14 @@ def _facts(env: Environment, method: Check, instance: Instance) -> dict[str, Fac
     with _own_code(env, subject.removeprefix(f"{env.name}: ")):
         facts = method(instance)
     if not isinstance(facts, Mapping) or len(facts) > MOST_FACTS:
-        raise IllTypedAnswer(f"{subject} are {shown(facts)}; they must be a mapping of at most {MOST_FACTS} names")
+        raise IllTypedAnswer(f"{subject} are {abbreviate(facts)}; they must be a mapping of at most {MOST_FACTS} names")
     return {_fact_name(name, subject): _fact(value, f"{subject}: {name}") for name, value in facts.items()}
 
 
 def _fact_name(name: Any, subject: str) -> str:
     if not isinstance(name, str) or not _FACT_NAME.fullmatch(name):
         raise IllTypedAnswer(
-            f"{subject} have a name {shown(name)}; one has at most 30 small letters, digits and underscores, and "
+            f"{subject} have a name {abbreviate(name)}; one has at most 30 small letters, digits and underscores, and "
             "begins with a letter"
         )
     return name
@@ -623,7 +623,7 @@ def _fact(value: Any, where: str) -> Fact:
         return float(value)
     if not isinstance(value, str) or len(value) > _FACT_CHARS:
         raise IllTypedAnswer(
-            f"{where} is {shown(value)}; it must be a finite number, true or false, or a text of at most "
+            f"{where} is {abbreviate(value)}; it must be a finite number, true or false, or a text of at most "
             f"{_FACT_CHARS} characters"
         )
     return checked_text(value, where)
@@ -636,7 +636,7 @@ def _expert(env: Environment, method: Check, instance: Instance) -> tuple[str, .
         return None
     subject = f"{env.name}: the expert's replies to {instance.key}"
     if isinstance(replies, str) or not isinstance(replies, Sequence):
-        raise IllTypedAnswer(f"{subject} are {shown(replies)}; they must be a sequence of texts")
+        raise IllTypedAnswer(f"{subject} are {abbreviate(replies)}; they must be a sequence of texts")
     return tuple(checked_text(reply, subject) for reply in replies)
 
 
@@ -663,24 +663,26 @@ def checked_transition(value: Any, where: str) -> Transition:
     """
     if not isinstance(value, tuple | list) or len(value) != 5:
         raise IllTypedAnswer(
-            f"{where} gave {shown(value)}; a step returns observation, reward, terminated, truncated and info"
+            f"{where} gave {abbreviate(value)}; a step returns observation, reward, terminated, truncated and info"
         )
     observation, reward, terminated, truncated, info = value
     number = checked_number(reward, f"{where}: the reward", requirement=_SCALE)
     if number > 1:
         raise IllTypedAnswer(f"{where}: the reward is {number!r}; {_SCALE}")
     if not isinstance(info, Mapping) or "success" not in info:
-        raise IllTypedAnswer(f'{where}: info is {shown(info)}; it must be a mapping with the flag "success"')
+        raise IllTypedAnswer(f'{where}: info is {abbreviate(info)}; it must be a mapping with the flag "success"')
     checked = {**info, "success": checked_flag(info["success"], f'{where}: info["success"]')}
     if info.get("valid") is not None:
         checked["valid"] = checked_flag(info["valid"], f'{where}: info["valid"]')
     if info.get("matched") is not None:
         checked["matched"] = checked_text(info["matched"], f'{where}: info["matched"]')
     if not isinstance(info.get("question"), Question | None):
-        raise IllTypedAnswer(f'{where}: info["question"] is {shown(info["question"])}; it must be a types.Question')
+        raise IllTypedAnswer(
+            f'{where}: info["question"] is {abbreviate(info["question"])}; it must be a types.Question'
+        )
     calls, subject = info.get("tool_calls", ()), f'{where}: info["tool_calls"]'
     if not isinstance(calls, tuple | list) or not all(isinstance(call, ToolCall) for call in calls):
-        raise IllTypedAnswer(f"{subject} are {shown(calls)}; they must be a sequence of types.ToolCall")
+        raise IllTypedAnswer(f"{subject} are {abbreviate(calls)}; they must be a sequence of types.ToolCall")
     for call in calls:
         for name in ("tool", "provider", "key", "status", "output"):
             checked_text(getattr(call, name), f"{subject}: {name}")
@@ -689,7 +691,9 @@ def checked_transition(value: Any, where: str) -> Transition:
         try:
             plain = json.dumps(call.parameters, allow_nan=False, ensure_ascii=False)
         except (TypeError, ValueError) as error:
-            raise IllTypedAnswer(f"{subject}: parameters are {shown(call.parameters)}, not JSON: {error}") from error
+            raise IllTypedAnswer(
+                f"{subject}: parameters are {abbreviate(call.parameters)}, not JSON: {error}"
+            ) from error
         checked_text(plain, f"{subject}: parameters")
     if calls:
         checked["tool_calls"] = tuple(calls)
@@ -755,7 +759,7 @@ def checked_text(value: Any, name: str) -> str:
     surrogate pair.
     """
     if not isinstance(value, str):
-        raise IllTypedAnswer(f"{name} is {shown(value)}; it must be a text")
+        raise IllTypedAnswer(f"{name} is {abbreviate(value)}; it must be a text")
     if (position := lone_surrogate(value)) is not None:
         raise IllTypedAnswer(f"{name} has half a surrogate pair at {position}; it must be text that UTF-8 can write")
     return str(value)
@@ -769,7 +773,7 @@ def checked_number(value: Any, name: str, *, requirement: str = "it must be a fi
                 return plain
         except OverflowError:
             pass
-    raise IllTypedAnswer(f"{name} is {shown(value)}; {requirement}")
+    raise IllTypedAnswer(f"{name} is {abbreviate(value)}; {requirement}")
 
 
 def checked_flag(value: Any, name: str) -> bool:
@@ -780,4 +784,4 @@ def checked_flag(value: Any, name: str) -> bool:
     # Gymnasium's worlds return NumPy's bool, whose name depends on the version.
     if kind is bool or (kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")):
         return bool(value)
-    raise IllTypedAnswer(f"{name} is {shown(value)}; it must be true or false")
+    raise IllTypedAnswer(f"{name} is {abbreviate(value)}; it must be true or false")

@@ -20,11 +20,11 @@ from agentr_core.recipes.grpo import on_one_machine
 from agentr_core.recipes.models import ModelConfig, ModelRole
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.recipes.training import TrainingConfig
-from agentr_core.runtime.place import Asked
+from agentr_core.runtime.place import Demand
 from agentr_core.samples.rendering import Renderer, trained_tokens
 from agentr_core.stages.demonstrate import expert_trajectory
 from agentr_core.store.database import Store
-from agentr_core.store.queries.runs import Written, written_in
+from agentr_core.store.queries.runs import OutputCounts, written_in
 from agentr_core.system import data_path
 from agentr_core.texts import counted
 from agentr_core.types import Instance
@@ -138,8 +138,8 @@ class Lengths:
     tokens: float
     source: str
     longest: int = 0
-    of_trees: Written | None = None
-    of_verdicts: Written | None = None
+    of_trees: OutputCounts | None = None
+    of_verdicts: OutputCounts | None = None
 
 
 def find_shape(model_dir: Path) -> Path:
@@ -285,7 +285,7 @@ def reinforcing(shape: Shape, recipe: Recipe) -> int:
 
 
 def tokens(
-    recipe: Recipe, sampled: Mapping[str, Asked], test: int, states: int, *, lengths: Lengths | None = None
+    recipe: Recipe, sampled: Mapping[str, Demand], test: int, states: int, *, lengths: Lengths | None = None
 ) -> list[Tokens]:
     """Return the most replies and tokens that an iteration samples, with `test` held-out episodes
     and a revision test of `states` more; and, where the lengths of episodes are known, the tokens
@@ -296,8 +296,8 @@ def tokens(
     """
     evaluation = recipe.evaluation
     max_tokens, limits = recipe.longest_reply(evaluation.max_new_tokens), evaluation.limits
-    test_episodes = Asked.episodes(test, steps=evaluation.max_steps, most=max_tokens, limits=limits)
-    revised_episodes = Asked.episodes(states, steps=evaluation.revision_test.max_steps, most=max_tokens, limits=limits)
+    test_episodes = Demand.episodes(test, steps=evaluation.max_steps, most=max_tokens, limits=limits)
+    revised_episodes = Demand.episodes(states, steps=evaluation.revision_test.max_steps, most=max_tokens, limits=limits)
     evaluated = replace(
         test_episodes,
         replies=test_episodes.replies + revised_episodes.replies,
@@ -315,7 +315,7 @@ def tokens(
     ]
 
 
-def _likely(purpose: str, demand: Asked, sampled: Mapping[str, Asked], recipe: Recipe, lengths: Lengths) -> int:
+def _likely(purpose: str, demand: Demand, sampled: Mapping[str, Demand], recipe: Recipe, lengths: Lengths) -> int:
     """Return the tokens that models are likely to write for one purpose, never more than at most.
 
     What is not stored is guessed: an episode lies between the expert's and its limit, and replies

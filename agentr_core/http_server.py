@@ -127,7 +127,7 @@ class Guard:
         await answer(scope, receive, send)
 
 
-class Locked:
+class TokenGuard:
     """An application that admits only requests with a token: as their `api_key`, or in the address
     as `?token=`.
 
@@ -278,7 +278,7 @@ class _Together:
         return getattr(self._transport, name)
 
 
-class Watched(H11Protocol):
+class WatchedConnection(H11Protocol):
     """A connection that says which answers were lost, and when the server is stopped.
 
     ASGI tells of a client that left before its answer was complete. An answer is also lost if the
@@ -400,12 +400,12 @@ def configured(app: ASGIApp, *, sockets: bool = False, **settings: Any) -> uvico
     """Return the configuration with which applications are served."""
     # The connection is kept for longer than clients keep an idle one, so that none is closed under
     # a request.
-    # `Watched` derives from the protocol of h11, so httptools is not used even where it is
+    # `WatchedConnection` derives from the protocol of h11, so httptools is not used even where it is
     # installed.
     # Frames of a few hundred bytes cost more to compress than to send.
     return uvicorn.Config(
         app,
-        http=Watched,
+        http=WatchedConnection,
         ws="websockets-sansio" if sockets else "none",
         ws_max_size=MOST_BYTES,
         ws_per_message_deflate=False,

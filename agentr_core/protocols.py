@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from agentr_core.errors import ModelFault
-from agentr_core.texts import lone_surrogate, shown
+from agentr_core.texts import abbreviate, lone_surrogate
 from agentr_core.types import (
     Generation,
     Grade,
@@ -73,22 +73,22 @@ def checked_generations(replies: Sequence[Generation], request: Request, model: 
 
 def _fault_of(reply: Any) -> str:
     if not isinstance(reply, Generation):
-        return f"is {shown(reply)}, not a Generation"
+        return f"is {abbreviate(reply)}, not a Generation"
     if not isinstance(reply.text, str) or lone_surrogate(reply.text) is not None:
-        return f"has the text {shown(reply.text)}, which cannot be stored"
+        return f"has the text {abbreviate(reply.text)}, which cannot be stored"
     if reply.finish_reason not in ("stop", "length"):
-        return f"has the finish reason {shown(reply.finish_reason)}"
+        return f"has the finish reason {abbreviate(reply.finish_reason)}"
     for name, count in (("prompt_tokens", reply.prompt_tokens), ("completion_tokens", reply.completion_tokens)):
         if not _is_count(count):
-            return f"has {shown(count)} as {name}"
+            return f"has {abbreviate(count)} as {name}"
     if not all(map(_is_count, reply.token_ids)):
-        return f"has token ids that are none: {shown(reply.token_ids)}"
+        return f"has token ids that are none: {abbreviate(reply.token_ids)}"
     if reply.logprobs is None:
         return ""
     if any(
         type(logprob) not in (float, int) or not -math.inf < logprob <= HIGHEST_LOGPROB for logprob in reply.logprobs
     ):
-        return f"has log-probabilities that are none: {shown(reply.logprobs)}"
+        return f"has log-probabilities that are none: {abbreviate(reply.logprobs)}"
     if reply.token_ids and len(reply.logprobs) != len(reply.token_ids):
         return f"has {len(reply.logprobs)} log-probabilities for {len(reply.token_ids)} tokens"
     return ""

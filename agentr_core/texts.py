@@ -151,7 +151,7 @@ def cause(error: BaseException) -> str:
     return f"{type(error).__name__}{f': {message}' if message else ''}{where}"
 
 
-def listed(faults: Sequence[str], where: str = "") -> str:
+def fault_list(faults: Sequence[str], where: str = "") -> str:
     """Return faults as one message, after the name of what has them: several stand on a line each,
     at most `MOST_FAULTS` of them.
     """
@@ -181,7 +181,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def shown(value: Any, limit: int = 120) -> str:
+def abbreviate(value: Any, limit: int = 120) -> str:
     """Return a value as text, cut to a length that fits into an error message."""
     try:
         text = repr(value)

@@ -80,7 +80,7 @@ async def run_arms(recipe: Recipe) -> dict[str, Any]:
             failed = [
                 f"{_title(arm)}: {fault}" for arm in arms if (fault := await _fault_of(arm, complete_runs)) is not None
             ]
-            report, table = await reporting.compared(pool)
+            report, table = await reporting.comparison_report(pool)
             if failed:
                 tell(table)
                 raise ArmsFailed(

@@ -183,7 +183,7 @@ def headroom_of(
     judges: Sequence[Path] = (),
 ) -> Any:
     """Sample episodes of some training and held-out instances with the model of a recipe, and
-    return what they show: a `stages.Found`.
+    return what they show: a `stages.headroom.HeadroomReport`.
 
     Args:
         instances: of each of the two sets; 0 means all.

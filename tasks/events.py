@@ -17,7 +17,7 @@ from uuid import NAMESPACE_URL, uuid4, uuid5
 from prefect.events import emit_event
 
 from agentr_core.runtime.place import Workplace
-from agentr_core.store.queries.runs import Published, published
+from agentr_core.store.queries.runs import IterationProducts, published
 from agentr_core.store.tables import Alarm
 from tasks.wiring import viewer_page
 
@@ -29,7 +29,7 @@ ALARM = "agentr.alarm.raised"
 
 
 @contextmanager
-def told(place: Workplace, iteration: int, before: Published) -> Iterator[None]:
+def tell_changes(place: Workplace, iteration: int, before: IterationProducts) -> Iterator[None]:
     """Tell Prefect what the block published of an iteration: a dataset, a checkpoint, its end.
 
     What was published `before` is not told again. Iteration 0 publishes nothing, since its model
@@ -79,9 +79,9 @@ def raised(place: Workplace, iteration: int, alarm: Alarm) -> None:
     _emit(ALARM, f"agentr.alarm.{alarm.id}", place, iteration, payload, labels=labels)
 
 
-def published_by(place: Workplace, iteration: int) -> Published:
+def published_by(place: Workplace, iteration: int) -> IterationProducts:
     """Return what an iteration has published so far."""
-    return published(place.store, place.iteration_id(iteration)) if iteration else Published()
+    return published(place.store, place.iteration_id(iteration)) if iteration else IterationProducts()
 
 
 def _iteration(place: Workplace, iteration: int) -> str:

@@ -54,7 +54,7 @@ T = TypeVar("T")
 @task(task_run_name="report-{iteration}", cache_policy=NO_CACHE, persist_result=False)
 async def report(run: RunRef, iteration: int) -> str:
     """Write the report of an iteration and the index; return the path of the HTML file."""
-    (path, _), built = _written(run, [iteration], viewer=viewer_address() or VIEWER)
+    (path, _), built = _write_pages(run, [iteration], viewer=viewer_address() or VIEWER)
     # Prefect allows no dot in the key of an artifact.
     name = f"{built.recipe_name.replace('.', '-')}-{run.run_id[:8]}"
     await acreate_markdown_artifact(
@@ -67,7 +67,7 @@ async def report(run: RunRef, iteration: int) -> str:
 
 
 @task(task_run_name="report", cache_policy=NO_CACHE, persist_result=False)
-async def compared(run: RunRef) -> tuple[str, str]:
+async def comparison_report(run: RunRef) -> tuple[str, str]:
     """Write the report of a comparison; return the path of the HTML file, and the scores of the
     arms as text for a terminal.
     """
@@ -111,7 +111,7 @@ def _write_comparison(run: RunRef) -> tuple[Path, ComparisonReport]:
     return html, built
 
 
-def _written(run: RunRef, iterations: Sequence[int], *, viewer: str) -> tuple[list[Path], IterationReport]:
+def _write_pages(run: RunRef, iterations: Sequence[int], *, viewer: str) -> tuple[list[Path], IterationReport]:
     """Write the reports of some iterations of a run, and the page of the whole run; return the
     paths of the HTML files, that of the run last, and the last report.
 
@@ -169,7 +169,7 @@ def write_reports(workspace: Path, prefix: str, *, viewer: str = VIEWER) -> list
             f"run {run.run_id} has neither trained nor evaluated a model yet, so there is nothing to report; let it "
             "go on"
         )
-    return _written(run, finished or [0], viewer=viewer)[0]
+    return _write_pages(run, finished or [0], viewer=viewer)[0]
 
 
 def compare_runs(workspace: Path, prefixes: Sequence[str], *, viewer: str = VIEWER) -> tuple[str, Path]:

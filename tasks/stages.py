@@ -27,7 +27,7 @@ from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.remaining import remaining
 from agentr_core.runtime.start import check_run
 from agentr_core.stages import headroom as sampled
-from agentr_core.stages.headroom import Found
+from agentr_core.stages.headroom import HeadroomReport
 from agentr_core.store.codec.ledger import alarms_of
 from agentr_core.store.database import snapshot
 from agentr_core.store.tables import Alarm
@@ -59,12 +59,12 @@ async def begin(run: RunRef, iteration: int) -> None:
 async def end(run: RunRef, iteration: int) -> None:
     """Record that an iteration is finished, and tell Prefect."""
     place = quiet_workplace(run)
-    with events.told(place, iteration, events.published_by(place, iteration)):
+    with events.tell_changes(place, iteration, events.published_by(place, iteration)):
         await starting.end(place, iteration)
 
 
 @task(task_run_name="headroom", tags=("gpu", "env"), **OPTIONS)
-async def headroom(run: RunRef, *, episodes: int, instances: int, judged: int, judges: Sequence[str]) -> Found:
+async def headroom(run: RunRef, *, episodes: int, instances: int, judged: int, judges: Sequence[str]) -> HeadroomReport:
     """Sample episodes of training and held-out instances and return what there is to learn."""
     async with _workplace(run, "headroom", 0) as place:
         judge_paths = [Path(judge) for judge in judges]
@@ -110,7 +110,7 @@ async def perform(run: RunRef, iteration: int, name: str, *, limit: int | None =
     if over:
         tell(f"what is trained on the data of iteration {iteration} is made; {name} adds nothing to it")
         return None
-    with events.told(place, iteration, before):
+    with events.tell_changes(place, iteration, before):
         return await _task(name, stage.needs)(run, iteration, limit)
 
 

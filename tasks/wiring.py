@@ -31,7 +31,7 @@ from agentr_core.recipes.recipe import Recipe, replace
 from agentr_core.replies import Labels, Take
 from agentr_core.reports.document import page_of
 from agentr_core.runtime.equipment import Equipment
-from agentr_core.runtime.machine import bfloat16, settled
+from agentr_core.runtime.machine import bfloat16, settle
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import opening_of, run_id_of
 from agentr_core.store.codec.trajectories import AnsweredCalls
@@ -63,7 +63,7 @@ def load_recipe(path: Path, overrides: Sequence[str]) -> Recipe:
     The environment variable `AGENTR_WORKSPACE` names the workspace of a recipe that names none.
     Arms, environment options and cluster are checked. Raises `ConfigError`.
     """
-    recipe = settled(_after_its_run(load(path, overrides, workspace=usual_workspace())))
+    recipe = settle(_after_its_run(load(path, overrides, workspace=usual_workspace())))
     method_of(recipe).settle(recipe)
     runners.check(recipe.scale)
     for name, world in recipe.worlds().items():

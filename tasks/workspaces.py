@@ -70,10 +70,10 @@ def stored_recipe(workspace: Path, run_id: str, *, patient: bool = False) -> Rec
     config = run_config(open_store(workspace, must_exist=True, patient=patient), run_id)
     if config is None:
         raise ConfigError(f"there is no run {run_id!r} in {workspace}; `agentr runs -w {workspace}` lists them all")
-    return _parsed(config, f"recipe of run {run_id}")
+    return _parse(config, f"recipe of run {run_id}")
 
 
 # Every task of a run asks for its recipe.
 @lru_cache(maxsize=16)
-def _parsed(config: str, source: str) -> Recipe:
+def _parse(config: str, source: str) -> Recipe:
     return restored(json.loads(config), source=source)

@@ -91,8 +91,8 @@ def native(kind: type[Environment]) -> type[Any]:
     else:
         further = (
             (Environment.answer, _Answering),
-            (Environment.resume, _Resumed),
-            (Environment.oracle, _Judged),
+            (Environment.resume, _ResumeMixin),
+            (Environment.oracle, _OracleMixin),
         )
         mixins = (*(mixin for method, mixin in further if kind.has(method)), _Acting)
     return _subclass(kind, (_AnsweringSeveral if kind.has(Environment.answer) else _Several, *mixins))
@@ -124,13 +124,13 @@ class _Several:
             self._calls_made = (*self._calls_made, transition)
             over = transition.terminated or transition.truncated or transition.reward < 0
             if over or not self._calls_left:
-                return _joined(self._calls_made, len(self._calls_left))
+                return _merge(self._calls_made, len(self._calls_left))
             first, *self._calls_left = self._calls_left
             transition = super().step(first)  # type: ignore[misc]
         return transition
 
 
-def _joined(transitions: Sequence[Transition], num_late: int) -> Transition:
+def _merge(transitions: Sequence[Transition], num_late: int) -> Transition:
     """Return the transitions of calls as one; `num_late` more were not made, as the episode was
     over.
     """
@@ -224,7 +224,7 @@ class _Answering:
         return transition
 
 
-class _Resumed:
+class _ResumeMixin:
     """A mixin for worlds that go on from recorded steps; see `Environment.resume`."""
 
     def resume(self, instance: Instance, steps: Sequence[Step]) -> str:
@@ -241,7 +241,7 @@ class _Resumed:
         return first
 
 
-class _Judged:
+class _OracleMixin:
     """A mixin for worlds with true verdicts; see `Environment.oracle`."""
 
     def oracle(self, instance: Instance, actions: Sequence[str]) -> Sequence[Verdict]:

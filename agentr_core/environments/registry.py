@@ -36,7 +36,7 @@ from agentr_core.errors import AgentrError, ConfigError, EnvironmentFault
 from agentr_core.recipes.parsing import quoted_value, sentence
 from agentr_core.replies import FIRST_LINE, Labels, Take
 from agentr_core.system import ROOTS
-from agentr_core.texts import cause, closest, listed
+from agentr_core.texts import cause, closest, fault_list
 from agentr_core.types import Sampling
 
 # The types of an environment's options, as its constructor states them.
@@ -156,7 +156,7 @@ def checked(name: str, options: Mapping[str, Any]) -> Any:
         wrong = ", ".join(f"{option}{closest(option, parameters)}" for option in unknown)
         raise ConfigError(f"environment {name} has no option {wrong}; it has {', '.join(parameters) or 'no options'}")
     if faults := option_faults(kind, options):
-        raise ConfigError(listed(faults))
+        raise ConfigError(fault_list(faults))
     return kind
 
 

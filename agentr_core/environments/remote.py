@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from agentr_core.environment import Environment, Repeatability, repeats
 from agentr_core.errors import ConfigError, EnvironmentFault, IllTypedAnswer, ReplayDiverged, ReplayDrifted
 from agentr_core.recipes.models import url_fault
-from agentr_core.texts import shown
+from agentr_core.texts import abbreviate
 from agentr_core.types import Instance, Transition
 
 T = TypeVar("T")
@@ -178,13 +178,14 @@ class RemoteWorld(Environment):
             kind = ReplayDiverged if repeatability is Repeatability.EXACT else ReplayDrifted
             if not repeats(first := self._begin(instance), self._first, repeatability):
                 raise kind(
-                    f"{instance.key} began with {shown(self._first)}, and in a fresh environment with {shown(first)}"
+                    f"{instance.key} began with {abbreviate(self._first)}, and in a fresh environment with "
+                    f"{abbreviate(first)}"
                 )
             for position, (past_action, turn) in enumerate(self._steps):
                 replayed = self._act(past_action)
                 if replayed[1:] != turn[1:] or not repeats(replayed.observation, turn.observation, repeatability):
                     raise kind(
-                        f"{instance.key}: step {position}, {past_action!r}, gave {shown(turn)}, and in a fresh "
-                        f"environment {shown(replayed)}"
+                        f"{instance.key}: step {position}, {past_action!r}, gave {abbreviate(turn)}, and in a fresh "
+                        f"environment {abbreviate(replayed)}"
                     )
         return self._act(action)

@@ -14,7 +14,7 @@ from agentr_core.fingerprint import derive_seed
 from agentr_core.protocols import Blocking, Grader
 from agentr_core.replies import readable
 from agentr_core.system import in_thread
-from agentr_core.texts import shown
+from agentr_core.texts import abbreviate
 from agentr_core.types import OUT_OF_ROOM, Answer, Grade, Grading, StopReason, Trajectory
 
 
@@ -100,7 +100,7 @@ async def grade(grader: Grader, trajectory: Trajectory, ask: Helper, *, seed: in
         answer = await ask(grader.question(trajectory), seed=derive_seed(seed, "grade"), session=session)
         if answer.finish_reason == "length":
             raise UnreadableGrade(
-                f"{trajectory.instance.key}: {shown(answer.text)} was cut at the token limit, so it is no "
+                f"{trajectory.instance.key}: {abbreviate(answer.text)} was cut at the token limit, so it is no "
                 f"grade; name another model of role {answer.role}, one that answers in a word",
                 answer,
             )
@@ -108,7 +108,7 @@ async def grade(grader: Grader, trajectory: Trajectory, ask: Helper, *, seed: in
         read = None if text is None else grader.read(trajectory, text)
         if read is None:
             raise UnreadableGrade(
-                f"{trajectory.instance.key}: no grade can be read from {shown(answer.text)}; "
+                f"{trajectory.instance.key}: no grade can be read from {abbreviate(answer.text)}; "
                 f"make the question clearer, or name another model of role {answer.role}",
                 answer,
             )
@@ -118,7 +118,7 @@ async def grade(grader: Grader, trajectory: Trajectory, ask: Helper, *, seed: in
 def _checked(grade: Grade, trajectory: Trajectory) -> Grade:
     subject = f"the grade of {trajectory.instance.key}"
     if not isinstance(grade, Grade):
-        raise IllTypedAnswer(f"{subject} is {shown(grade)}; it must be a types.Grade")
+        raise IllTypedAnswer(f"{subject} is {abbreviate(grade)}; it must be a types.Grade")
     reward = checked_number(grade.reward, f"{subject}: the reward")
     if not 0 <= reward <= 1:
         raise IllTypedAnswer(f"{subject}: the reward is {reward!r}; a grader scales its rewards to [0, 1]")

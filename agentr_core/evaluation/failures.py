@@ -14,7 +14,7 @@ _EXCERPT: Final = 90
 """Characters of an action or an answer that a sentence has."""
 
 
-class Played(Protocol):
+class StepLike(Protocol):
     """A step of an episode, from a trajectory or from the store's table."""
 
     @property
@@ -55,7 +55,7 @@ class FailureStep(NamedTuple):
         return f"step {self.step} {self.words}: {actions}{f' → {answer}' if answer else ''}"
 
 
-def failure_steps(steps: Sequence[Played], stop: str) -> list[FailureStep]:
+def failure_steps(steps: Sequence[StepLike], stop: str) -> list[FailureStep]:
     """Return the first refused step, the first loop, the longest loop and the losing step of a
     failed episode, as far as it has them, the earliest first; with none of these, its last step.
     Empty for an episode without steps.

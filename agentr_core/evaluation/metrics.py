@@ -267,7 +267,7 @@ _SIMILARITY = (0.001, 0.999)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
+class InstanceResults:
     """The results of sampled episodes of one instance; `greedy` says whether its greedy episode
     won.
 
@@ -286,18 +286,18 @@ class Tried:
 class PassRates:
     """The pass rates of instances: the tried instances, and the Beta distribution of all rates."""
 
-    tried: tuple[Tried, ...]
+    tried: tuple[InstanceResults, ...]
     alpha: float
     beta: float
 
-    def run(self, result: Tried) -> Run:
+    def run(self, result: InstanceResults) -> Run:
         """Return the chances of wins and losses of a tried instance."""
         alpha, beta = self.alpha + result.wins, self.beta + result.episodes - result.wins
         log_norm = _log_beta(alpha, beta)
         return lambda wins, losses: math.exp(_log_beta(alpha + wins, beta + losses) - log_norm)
 
     def total(
-        self, instances: int, expected: Callable[[Tried, Run], float], *, per_instance: float = math.inf
+        self, instances: int, expected: Callable[[InstanceResults, Run], float], *, per_instance: float = math.inf
     ) -> Estimate:
         """Return the expected sum over `instances` instances, of which the tried ones are a sample,
         with the 95% interval that reflects which instances were tried.
@@ -310,7 +310,7 @@ class PassRates:
         return within(Estimate(mean=mean.mean * instances, low=low, high=high, n=mean.n), 0.0, per_instance * instances)
 
 
-def pass_rates(tried: Sequence[Tried]) -> PassRates:
+def pass_rates(tried: Sequence[InstanceResults]) -> PassRates:
     """Return the pass rates of instances of which some were tried, each at least twice.
 
     The Beta distribution has the observed mean rate, and the observed correlation between two

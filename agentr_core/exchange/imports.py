@@ -260,7 +260,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Imported:
+class ImportResult:
     """The valid records of a file as lines of JSON, and for each invalid one a sentence with its
     line number. `left_out` has the fields of valid records that were not read, and in how many.
     """
@@ -270,7 +270,7 @@ class Imported:
     left_out: Mapping[str, int] = field(default_factory=dict)
 
 
-def import_experts(path: Path, target: Target, *, opening: int) -> Imported:
+def import_experts(path: Path, target: Target, *, opening: int) -> ImportResult:
     """Return the demonstrations in a file; an instance may have several.
 
     Args:
@@ -295,7 +295,7 @@ def import_experts(path: Path, target: Target, *, opening: int) -> Imported:
     return _imported(path, read, "expert")
 
 
-def import_pairs(path: Path, target: Target) -> Imported:
+def import_pairs(path: Path, target: Target) -> ImportResult:
     """Return the preference pairs in a file. Raises `DataFileError` when the file cannot be
     read.
     """
@@ -318,7 +318,7 @@ def import_pairs(path: Path, target: Target) -> Imported:
     return _imported(path, read, "pairs")
 
 
-def import_chat(path: Path, tools: list[Any] | None = None) -> Imported:
+def import_chat(path: Path, tools: list[Any] | None = None) -> ImportResult:
     """Return the general conversations in a file. Raises `DataFileError` when the file cannot be
     read.
 
@@ -350,7 +350,7 @@ def read_tools(path: Path) -> list[Any]:
     return list(json.loads(message.text))
 
 
-def _imported(path: Path, read: Callable[[dict[str, Any], str, int], dict[str, Any]], use: Use) -> Imported:
+def _imported(path: Path, read: Callable[[dict[str, Any], str, int], dict[str, Any]], use: Use) -> ImportResult:
     lines: list[str] = []
     faults: list[str] = []
     unread: Counter[str] = Counter()
@@ -363,7 +363,7 @@ def _imported(path: Path, read: Callable[[dict[str, Any], str, int], dict[str, A
                 unread.update(left_out(record, use))
             except DataFileError as error:
                 faults.append(str(error))
-    return Imported(lines=tuple(lines), faults=tuple(faults), left_out=unread)
+    return ImportResult(lines=tuple(lines), faults=tuple(faults), left_out=unread)
 
 
 def _files(path: Path) -> list[Path]:

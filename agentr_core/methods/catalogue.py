@@ -22,7 +22,7 @@ from agentr_core.recipes.grpo import (
 )
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.recipes.training import TrainingConfig
-from agentr_core.runtime.place import Acting, Asked, Funnel, ReportPart, Stage, Training, imported
+from agentr_core.runtime.place import Acting, Demand, Funnel, ReportPart, Stage, Training, imported
 from agentr_core.training.job import GroupRelative, Preference, PreferenceLoss, Supervised
 from agentr_core.training.process import offloads, read_zero
 
@@ -70,24 +70,24 @@ def reinforced(recipe: Recipe, *, anew: bool = False) -> Training:
     return Training(objective=GroupRelative(grpo=grpo), config=config, anew=anew)
 
 
-def sampled_groups(recipe: Recipe, test: int) -> dict[str, Asked]:
+def sampled_groups(recipe: Recipe, test: int) -> dict[str, Demand]:
     """Return the most that group RL asks in an iteration. The development set that it plays between
     its steps is one of the held-out sets, with `test` episodes together.
     """
     grpo, evaluation = recipe.grpo, recipe.evaluation
     number = grpo.steps * grpo.groups * (1 + grpo.resample) * grpo.num_generations
     most = recipe.longest_reply(grpo.max_new_tokens)
-    groups = Asked.episodes(number, steps=grpo.max_steps, most=most, limits=grpo.limits)
+    groups = Demand.episodes(number, steps=grpo.max_steps, most=most, limits=grpo.limits)
     asked = {"groups": groups}
     if grpo.revision_cut == "verdict":
         revisited = grpo.steps * (1 + grpo.resample) * round(grpo.revision_share * grpo.groups)
         judged = revisited * grpo.max_steps * recipe.critique.votes
-        asked["cut"] = Asked.questions("judge", judged, recipe.critique.max_new_tokens)
+        asked["cut"] = Demand.questions("judge", judged, recipe.critique.max_new_tokens)
     if not grpo.eval_steps:
         return asked
     plays = test * (grpo.steps // grpo.eval_steps)
     most, limits = recipe.longest_reply(evaluation.max_new_tokens), evaluation.limits
-    return asked | {"validate": Asked.episodes(plays, steps=evaluation.max_steps, most=most, limits=limits)}
+    return asked | {"validate": Demand.episodes(plays, steps=evaluation.max_steps, most=most, limits=limits)}
 
 
 def acting_in_groups(recipe: Recipe) -> Acting:

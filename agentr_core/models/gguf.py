@@ -83,7 +83,7 @@ class Header:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Imported:
+class ImportedModel:
     """A model directory that was made of a GGUF file, for the one who reads what became of it."""
 
     model_class: str
@@ -94,7 +94,7 @@ class Imported:
     licence: str
 
 
-def import_model(source: str, target: Path, *, dtype: str = "bfloat16", cache: Path | None = None) -> Imported:
+def import_model(source: str, target: Path, *, dtype: str = "bfloat16", cache: Path | None = None) -> ImportedModel:
     """Make a Hugging Face model directory of a GGUF file.
 
     The directory appears once it is whole; nothing else is left of an import that was interrupted.
@@ -244,7 +244,7 @@ def check_kind(header: Header) -> None:
         raise ModelDirectoryError(f"{file} has a mixture of experts, which is not read{hint}")
 
 
-def _convert(file: Path, draft: Path, target: Path, *, dtype: str, package: str = "") -> Imported:
+def _convert(file: Path, draft: Path, target: Path, *, dtype: str, package: str = "") -> ImportedModel:
     """Write a model directory into `draft`, load it again and ask it something."""
     header = read_header(file)
     check_kind(header)
@@ -257,7 +257,7 @@ def _convert(file: Path, draft: Path, target: Path, *, dtype: str, package: str 
     licences = [f"{licence} (the file says)"] if licence else []
     if package:
         licences.append(f"{PACKAGES[package.partition(' ')[0]].licence} (the package {package} says)")
-    imported = Imported(
+    imported = ImportedModel(
         model_class=type(model).__name__,
         parameters=model.num_parameters(),
         notes=tuple(notes),

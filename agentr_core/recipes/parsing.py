@@ -18,7 +18,7 @@ from agentr_core.recipes.environments import RANGE
 from agentr_core.recipes.models import mapped
 from agentr_core.recipes.recipe import ADAPTER, OF_ONE_WORLD, Recipe, resolved, secrets_in
 from agentr_core.system import data_path, shipped_recipes
-from agentr_core.texts import closest, listed, lone_surrogate, placed, unreadable, visible
+from agentr_core.texts import closest, fault_list, lone_surrogate, placed, unreadable, visible
 
 # What Pydantic found wrong with a value, in the words of those who write recipes.
 
@@ -348,7 +348,7 @@ def parse(
                 raise ConfigError(f"override {override!r}: {parent} is a value, not a section")
         target[_known_as(last, target)] = value
     if unfit := unfit_values(merged):
-        raise ConfigError(visible(listed(unfit, source)))
+        raise ConfigError(visible(fault_list(unfit, source)))
     if "environment" in merged:
         merged["environment"] = with_examples(merged["environment"])
     if isinstance(worlds := merged.get("environments"), dict):
@@ -357,7 +357,7 @@ def parse(
         recipe = ADAPTER.validate_python(merged)
     except ValidationError as error:
         faults = [*check(merged.get("method"), None), *_sentences(error.errors())]
-        raise ConfigError(listed(faults, source)) from None
+        raise ConfigError(fault_list(faults, source)) from None
     conflicting = [section for section in OF_ONE_WORLD if section in merged and recipe.environments]
     either = "does not go with environments, each of which has its own; leave one of them out"
     faults = [
@@ -367,7 +367,7 @@ def parse(
         *([] if stored else secrets_in(recipe)),
     ]
     if faults:
-        raise ConfigError(listed(faults, source))
+        raise ConfigError(fault_list(faults, source))
     return recipe
 
 
@@ -399,7 +399,7 @@ def restored(data: dict[str, Any], *, source: str) -> Recipe:
     try:
         return ADAPTER.validate_python(stored)
     except ValidationError as error:
-        raise ConfigError(listed(_sentences(error.errors()), source)) from None
+        raise ConfigError(fault_list(_sentences(error.errors()), source)) from None
 
 
 def _sentences(errors: Sequence[Any]) -> list[str]:

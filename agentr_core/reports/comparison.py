@@ -11,9 +11,9 @@ from agentr_core.reports.document import (
     Cell,
     Column,
     Estimate,
+    EstimateText,
     IterationScore,
     Listing,
-    Measured,
     Paragraph,
     Row,
     Section,
@@ -382,7 +382,7 @@ def _cell(mean: SeedMean | None, say: Callable[[float], str]) -> Cell:
         return wording.NOTHING
     if mean.low is None or mean.high is None:
         return say(mean.value)
-    return Measured(say(mean.value), f"{say(mean.low)} to {say(mean.high)}")
+    return EstimateText(say(mean.value), f"{say(mean.low)} to {say(mean.high)}")
 
 
 def _whisker(mean: SeedMean | None) -> Whisker | None:

@@ -40,7 +40,7 @@ class Whisker:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class EstimateText:
     """A number with its interval, both as text; `interval` is empty if there is only one value."""
 
     text: str
@@ -72,7 +72,7 @@ class Link:
         return self.text
 
 
-Cell = Link | str | Bar | Whisker | Measured | Meter | None
+Cell = Link | str | Bar | Whisker | EstimateText | Meter | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +358,7 @@ class IterationScore:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unfinished:
+class UnfinishedEvaluation:
     """An evaluation of which only some episodes have ended. They say nothing of the others: those
     that are won end first.
     """
@@ -372,7 +372,7 @@ class Unfinished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Promoted:
+class PromotedModel:
     """The model with which the run goes on after an iteration, the best so far on a development
     set.
     """
@@ -485,13 +485,13 @@ class IterationReport:
     roles: Mapping[str, str] = field(default_factory=dict)
     """Models that took over a role from the acting one, by role."""
     scores: tuple[IterationScore, ...] = ()
-    unfinished: tuple[Unfinished, ...] = ()
+    unfinished: tuple[UnfinishedEvaluation, ...] = ()
     """Evaluations that go on or were interrupted; they are in no score."""
     versus_base: Estimate | None = None
     versus_previous: Estimate | None = None
     interval_method: str = ""
     """How the intervals were computed, as a phrase for the footnote."""
-    promoted: Promoted | None = None
+    promoted: PromotedModel | None = None
     """None if the run goes on with the last model."""
     alarms: tuple[Section, ...] = ()
     """The section on what was noticed while it worked; none where nothing was."""

@@ -19,17 +19,17 @@ from agentr_core.reports.document import (
     Delta,
     ErrorRecord,
     Estimate,
+    EstimateText,
     Figure,
     FunnelStage,
     Headline,
     IterationReport,
     IterationScore,
     Listing,
-    Measured,
     Meter,
     Paragraph,
     Part,
-    Promoted,
+    PromotedModel,
     Row,
     RowTone,
     Section,
@@ -37,7 +37,7 @@ from agentr_core.reports.document import (
     Stack,
     Table,
     TokenCounts,
-    Unfinished,
+    UnfinishedEvaluation,
     Whisker,
     not_measured,
 )
@@ -45,10 +45,10 @@ from agentr_core.reports.document import (
 # Tables that compare the models of a run: records in, plain tables out.
 
 
-def unfinished_rows(columns: Sequence[Column], pending: Sequence[Unfinished]) -> tuple[Row, ...]:
+def unfinished_rows(columns: Sequence[Column], pending: Sequence[UnfinishedEvaluation]) -> tuple[Row, ...]:
     """Return a row for each evaluation that is not finished, in a table of scores."""
 
-    def row(evaluation: Unfinished) -> Row:
+    def row(evaluation: UnfinishedEvaluation) -> Row:
         cells = {
             "Model": wording.iteration(evaluation.iteration),
             "Set": wording.label(evaluation.name),
@@ -60,7 +60,7 @@ def unfinished_rows(columns: Sequence[Column], pending: Sequence[Unfinished]) ->
     return tuple(map(row, pending))
 
 
-def unfinished(pending: Sequence[Unfinished]) -> list[str]:
+def unfinished(pending: Sequence[UnfinishedEvaluation]) -> list[str]:
     """Return a sentence for each model whose evaluation is not finished: how far it is, and what
     goes on with it.
     """
@@ -75,12 +75,12 @@ def unfinished(pending: Sequence[Unfinished]) -> list[str]:
     ]
 
 
-def _progress(evaluation: Unfinished) -> str:
+def _progress(evaluation: UnfinishedEvaluation) -> str:
     suffix = "" if evaluation.planned is None else f" of {wording.count(evaluation.planned)}"
     return f"{wording.count(evaluation.episodes)}{suffix}"
 
 
-def scores(all_scores: Sequence[IterationScore], current: int, pending: Sequence[Unfinished] = ()) -> Table:
+def scores(all_scores: Sequence[IterationScore], current: int, pending: Sequence[UnfinishedEvaluation] = ()) -> Table:
     """Return success, reward, steps to success and episodes of every model, and how far those are
     that are still evaluated.
     """
@@ -123,7 +123,7 @@ def lost(all_scores: Sequence[IterationScore]) -> list[str]:
     ]
 
 
-def promoted(promotion: Promoted) -> str:
+def promoted(promotion: PromotedModel) -> str:
     """Return a sentence about the model with which the run goes on."""
     name, success = wording.iteration(promotion.iteration), wording.percent(promotion.success)
     return f"Promoted: {name}, with {success}% success on the development set {promotion.development} the best so far."
@@ -154,7 +154,7 @@ def by_depth(all_scores: Sequence[IterationScore]) -> Table:
     return Table(columns, tuple(rows))
 
 
-def sets(all_scores: Sequence[IterationScore], current: int, pending: Sequence[Unfinished] = ()) -> Table:
+def sets(all_scores: Sequence[IterationScore], current: int, pending: Sequence[UnfinishedEvaluation] = ()) -> Table:
     """Return success of every model on every held-out set, with the paired difference to the base
     model, and how far those are that are still played.
     """
@@ -233,11 +233,11 @@ def _world_row(score: IterationScore, current: int, name: str, result: SetScore 
         (
             name,
             wording.model(score),
-            _measured(result.success),
-            _measured(result.reward),
+            _estimate_cell(result.success),
+            _estimate_cell(result.reward),
             gain(result.versus_base),
-            _measured(result.revision),
-            _measured(result.revision_reward),
+            _estimate_cell(result.revision),
+            _estimate_cell(result.revision_reward),
             wording.count(result.success.n),
         ),
         _tone(score, current),
@@ -250,9 +250,9 @@ def _mean(estimates: Sequence[Estimate | None]) -> float | None:
     return fmean(values) if values and len(values) == len(estimates) else None
 
 
-def _measured(estimate: Estimate | None) -> Cell:
+def _estimate_cell(estimate: Estimate | None) -> Cell:
     """Return a share with its interval in one cell: in two, this table is wider than a page."""
-    return wording.measured(estimate) if estimate else wording.NOTHING
+    return wording.estimate_text(estimate) if estimate else wording.NOTHING
 
 
 def set_by_depth(all_scores: Sequence[IterationScore], name: str, current: int) -> Table:
@@ -334,7 +334,7 @@ def gain(estimate: Estimate | None) -> Cell:
     """Return a difference in points with its interval, or a dash."""
     if estimate is None:
         return wording.NOTHING
-    return Measured(wording.points(estimate.value), wording.points_interval(estimate))
+    return EstimateText(wording.points(estimate.value), wording.points_interval(estimate))
 
 
 def revision(all_scores: Sequence[IterationScore], current: int) -> Table:

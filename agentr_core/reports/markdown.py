@@ -116,7 +116,7 @@ def _cell(cell: document.Cell, row: document.Row, column: document.Column, *, fi
     match cell:
         case document.Meter():
             return f"{escape(cell.text)} ({escape(cell.note)})"
-        case document.Measured():
+        case document.EstimateText():
             return escape(str(cell))
         case document.Link():
             text = _code(cell.text) if column.kind == "code" else escape(cell.text)

@@ -18,7 +18,7 @@ from agentr_core.reports.document import (
     IterationScore,
     Row,
     Table,
-    Unfinished,
+    UnfinishedEvaluation,
     of_one_run,
 )
 from agentr_core.reports.iteration import gain, played_once, promoted, unfinished_rows, world_tables
@@ -78,7 +78,8 @@ def render_card(card: Card) -> str:
     """Return the card as the README.md of a model directory: YAML that the hub reads, then text."""
     parent = f"`{card.parent}`" if card.parent else "a model that its maker did not name"
     rows = [
-        f"| {score.name} ({score.split}) | {wording.measured(score.success)} | {gain(score.gain)} | {score.success.n} |"
+        f"| {score.name} ({score.split}) | {wording.estimate_text(score.success)} | {gain(score.gain)} "
+        f"| {score.success.n} |"
         for score in card.scores
     ]
     scores = "It was not evaluated."
@@ -226,7 +227,7 @@ def _table(reports: Sequence[IterationReport]) -> Table:
     return Table(columns, (*rows, *unfinished_rows(columns, [item for item in pending if item.name == "test"])))
 
 
-def _table_of_sets(scores: Sequence[IterationScore], pending: Sequence[Unfinished]) -> Table:
+def _table_of_sets(scores: Sequence[IterationScore], pending: Sequence[UnfinishedEvaluation]) -> Table:
     columns = (
         Column("Model", "text"),
         Column("Set", "text"),

@@ -57,7 +57,7 @@ def beside_table(scores: Sequence[BesideScore], measure: Literal["success", "rew
     rows = []
     for score in scores:
         values: Mapping[str, Estimate] = getattr(score, measure)
-        cells = [wording.measured(values[name]) if name in values else wording.NOTHING for name in worlds]
+        cells = [wording.estimate_text(values[name]) if name in values else wording.NOTHING for name in worlds]
         mean = fmean(values[name].value for name in worlds) if len(values) == len(worlds) else None
         rows.append(Row((wording.iteration(score.iteration), score.mode, *cells, wording.percent(mean))))
     return Table(columns, tuple(rows))
@@ -118,15 +118,15 @@ def curves(title: str, series: Mapping[str, Sequence[tuple[int, Estimate]]]) -> 
         return not_measured("curves", title, "no model of this run has been evaluated")
     numbers = sorted({number for points in series.values() for number, _ in points})
     by_name = {name: dict(points) for name, points in series.items()}
-    rows = tuple(Row((name, *(_measured(by_name[name].get(number)) for number in numbers))) for name in by_name)
+    rows = tuple(Row((name, *(_estimate_cell(by_name[name].get(number)) for number in numbers))) for name in by_name)
     table = Table((Column("Success %", "text"), *(Column(wording.iteration(number)) for number in numbers)), rows)
     caption = "Success in percent with 95% intervals."
     blocks: tuple[Block, ...] = (Figure(plots.set_curves(series, title), caption), Legend(tuple(series)), table)
     return Section("curves", title, blocks)
 
 
-def _measured(estimate: Estimate | None) -> Cell:
-    return wording.measured(estimate) if estimate else None
+def _estimate_cell(estimate: Estimate | None) -> Cell:
+    return wording.estimate_text(estimate) if estimate else None
 
 
 def _funnels(reports: Sequence[IterationReport]) -> Section:
@@ -211,7 +211,7 @@ def _pages(reports: Sequence[IterationReport]) -> Section:
         score = scores.get(report.iteration)
         success: Cell = None
         if score is not None:
-            success = _measured(score.success)
+            success = _estimate_cell(score.success)
         elif any(evaluation.iteration == report.iteration for evaluation in report.unfinished):
             success = "not finished"
         counts: list[Cell] = []
@@ -356,7 +356,7 @@ def paired_table(report: RunsReport) -> Table:
                     counts = map(wording.count, (score.won, score.lost, score.shared))
                     against = (gain(score.difference), *counts)
                 whisker = Whisker(value.low, value.value, value.high)
-                rows.append(Row((name, label(report, place), wording.measured(value), whisker, *against)))
+                rows.append(Row((name, label(report, place), wording.estimate_text(value), whisker, *against)))
     return Table(columns, tuple(rows))
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 
-from agentr_core.reports.document import BASE, Estimate, IterationReport, IterationScore, Measured, TurnPart
+from agentr_core.reports.document import BASE, Estimate, EstimateText, IterationReport, IterationScore, TurnPart
 from agentr_core.texts import visible as visible
 
 MINUS = "\N{MINUS SIGN}"
@@ -59,9 +59,9 @@ def interval(estimate: Estimate | None) -> str:
     return NOTHING if estimate is None else f"{percent(estimate.low)}{TO}{percent(estimate.high)}"
 
 
-def measured(share: Estimate) -> Measured:
+def estimate_text(share: Estimate) -> EstimateText:
     """Return a share in percent with its interval, for one cell."""
-    return Measured(percent(share.value), interval(share))
+    return EstimateText(percent(share.value), interval(share))
 
 
 def points(difference: float) -> str:

@@ -30,7 +30,7 @@ from agentr_core.recipes.recipe import Recipe
 from agentr_core.replies import is_unreadable
 from agentr_core.store.codec.ledger import event_rows
 from agentr_core.store.database import Writer
-from agentr_core.store.tables import TABLES, Alarm, Rows, merge, row_of, settled
+from agentr_core.store.tables import TABLES, Alarm, Rows, merge, row_of, settle
 from agentr_core.system import in_thread
 from agentr_core.types import Answer, Generation, Instance, Message, Request, Sampling
 
@@ -536,7 +536,7 @@ async def work_through(shard: Shard, equipment: Equipment) -> Batch:
         if isinstance(error, Transient):
             raise
         fault = error
-    rows = {table: settled(table, rows, TABLES[table].mutable) for table, rows in merge(pile.units).items()}
+    rows = {table: settle(table, rows, TABLES[table].mutable) for table, rows in merge(pile.units).items()}
     return Batch(rows=rows, units=len(shard), effort=effort, worker=f"{platform.node()}/{os.getpid()}", fault=fault)
 
 

@@ -334,7 +334,7 @@ def has_begun(place: Workplace, iteration: int) -> bool:
     return iteration_state(place.store, place.iteration_id(iteration)) is not None
 
 
-def made(place: Workplace, iteration: int) -> frozenset[Product]:
+def _products(place: Workplace, iteration: int) -> frozenset[Product]:
     """Return what an iteration has made so far."""
     ids = published(place.store, place.iteration_id(iteration))
     products: dict[Product, str | None] = {"dataset": ids.dataset_id, "checkpoint": ids.checkpoint_id}
@@ -347,7 +347,7 @@ def settled(place: Workplace, iteration: int) -> Sequence[Stage]:
     """
     plan = place.plan(iteration)
     drawn_on = place.method.drawn_on(place) if iteration else ()
-    stages = plan.settled(made(place, iteration))
+    stages = plan.settled(_products(place, iteration))
     if any(training.iteration == iteration for training in trained_outside(place.store, place.run_id)):
         stages = plan.stages[: 1 + max(at for at, stage in enumerate(plan.stages) if stage.makes == "checkpoint")]
     return [stage for stage in plan.stages if stage in stages or stage in drawn_on]

@@ -57,7 +57,7 @@ def memory() -> Memory:
     return Memory(total=total, free=free)
 
 
-def described() -> dict[str, str]:
+def facts() -> dict[str, str]:
     """Return facts about the code and the machine of a run, as text by name: `commit`, if it is
     known; `processor`, `memory` and `system`; and `gpu`, if PyTorch sees one.
     """
@@ -110,7 +110,7 @@ def _number(file: Path) -> int | None:
 
 
 # Were `auto` part of an id, a run could be resumed in another number format on another machine.
-def settled(recipe: Recipe) -> Recipe:
+def settle(recipe: Recipe) -> Recipe:
     """Return a recipe in which each `auto` of `dtype`, `bf16` and `num_processes` is replaced by
     what suits this machine.
 

@@ -197,7 +197,7 @@ def _as_evaluated(recipe: Recipe) -> Acting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Demand:
     """The most that an iteration asks of a model for one purpose: `replies`, at most `steps` in an
     episode or a row of questions, and at most `tokens` tokens in all of them.
     """
@@ -208,13 +208,13 @@ class Asked:
     role: ModelRole = "actor"
 
     @classmethod
-    def episodes(cls, number: int, *, steps: int, most: int, limits: EpisodeLimits = NO_LIMITS) -> Asked:
+    def episodes(cls, number: int, *, steps: int, most: int, limits: EpisodeLimits = NO_LIMITS) -> Demand:
         """Return what episodes ask, of `steps` replies of `most` tokens each, within limits."""
         tokens = min(steps * most, limits.tokens or steps * most)
         return cls(replies=number * steps, tokens=number * tokens, steps=steps)
 
     @classmethod
-    def questions(cls, role: ModelRole, number: int, most: int) -> Asked:
+    def questions(cls, role: ModelRole, number: int, most: int) -> Demand:
         """Return what single questions to a helper ask, each answered with `most` tokens."""
         return cls(replies=number, tokens=number * most, role=role)
 
@@ -254,7 +254,7 @@ class Method:
     """Returns lines for `agentr plan`, given a recipe and the numbers of training instances and of
     held-out episodes.
     """
-    sampled: Callable[[Recipe, int, int], dict[str, Asked]] = lambda recipe, train, test: {}
+    sampled: Callable[[Recipe, int, int], dict[str, Demand]] = lambda recipe, train, test: {}
     """Returns the most that an iteration asks of models, by purpose, given a recipe and the numbers
     of training instances and of held-out episodes; its evaluation is added to that."""
     taken_over: tuple[str, ...] = ("collect", "critique", "explore", "evaluate")

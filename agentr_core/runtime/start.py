@@ -24,7 +24,7 @@ from agentr_core.recipes.environments import PromptConfig
 from agentr_core.recipes.models import ModelRole
 from agentr_core.recipes.recipe import Recipe, identifying, replace, resolved
 from agentr_core.runtime.equipment import identity, teacher_of
-from agentr_core.runtime.machine import bfloat16, described
+from agentr_core.runtime.machine import bfloat16, facts
 from agentr_core.runtime.place import Method, Stage, Workplace
 from agentr_core.samples.chat_file import conversation
 from agentr_core.samples.json_records import records
@@ -651,7 +651,7 @@ def versions() -> Mapping[str, str]:
         "python": platform.python_version(),
         "agentr": version(DISTRIBUTION),
         **{name: version(name) for name in PACKAGES},
-        **described(),
+        **facts(),
     }
 
 

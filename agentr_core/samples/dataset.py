@@ -155,7 +155,7 @@ def trained_stretches(labels: Sequence[int]) -> Iterator[tuple[int, ...]]:
             yield tuple(stretch)
 
 
-class _Trained(NamedTuple):
+class _TrainedSpan(NamedTuple):
     """A span with loss. `ends` says whether it is the last of its turn, which may have an end of
     turn.
     """
@@ -171,12 +171,12 @@ def _trained_lengths(sample: Sample, rendered: RenderedSample, renderer: Rendere
     two turns; tokens without loss, or nothing, separate the spans of a turn.
     """
     # The trained spans of the sample, grouped where no token lies between them.
-    groups: list[list[_Trained]] = []
+    groups: list[list[_TrainedSpan]] = []
     for message in sample.messages:
-        group: list[_Trained] = []
+        group: list[_TrainedSpan] = []
         for position, span in enumerate(message.parts):
             if span.train:
-                group.append(_Trained(span, ends=position == len(message.parts) - 1))
+                group.append(_TrainedSpan(span, ends=position == len(message.parts) - 1))
             elif group and renderer.inner_ids(span, None):
                 groups.append(group)
                 group = []
@@ -273,14 +273,14 @@ STAGE = "filter"
 CUT_REPLY = "cut-reply"
 
 
-class Filtered(NamedTuple, Generic[T]):
+class FilterResult(NamedTuple, Generic[T]):
     """What a filter kept, in the given order, and one rejection for each of the others."""
 
     kept: tuple[T, ...]
     rejected: tuple[Rejection, ...]
 
 
-def unused_kinds(samples: Iterable[Sample], use: Use) -> Filtered[Sample]:
+def unused_kinds(samples: Iterable[Sample], use: Use) -> FilterResult[Sample]:
     """Return the samples of the kinds that the recipe trains on: revision, good, or both."""
     revision, good = SampleKind.REVISION, SampleKind.GOOD
     unused = {"revision": {good}, "good": {revision}, "expert": {revision, good}}.get(use, set())
@@ -290,10 +290,10 @@ def unused_kinds(samples: Iterable[Sample], use: Use) -> Filtered[Sample]:
             rejected.append(_reject(sample_id(sample), "kind-not-used", f"data.use is {use}"))
         else:
             kept.append(sample)
-    return Filtered(tuple(kept), tuple(rejected))
+    return FilterResult(tuple(kept), tuple(rejected))
 
 
-def duplicates(samples: Iterable[Sample]) -> Filtered[Sample]:
+def duplicates(samples: Iterable[Sample]) -> FilterResult[Sample]:
     """Return the first sample of each conversation; conversations are equal if texts, roles and
     train flags are.
     """
@@ -305,10 +305,10 @@ def duplicates(samples: Iterable[Sample]) -> Filtered[Sample]:
             rejected.append(
                 _reject(sample_id(sample), "duplicate", f"same conversation as sample {sample_id(original)}")
             )
-    return Filtered(tuple(first.values()), tuple(rejected))
+    return FilterResult(tuple(first.values()), tuple(rejected))
 
 
-def cut_replies(samples: Iterable[Sample], rule: CutReplies, renderer: Renderer) -> Filtered[Sample]:
+def cut_replies(samples: Iterable[Sample], rule: CutReplies, renderer: Renderer) -> FilterResult[Sample]:
     """Return the samples in which no trained reply was cut by its token limit; with rule `keep`,
     all of them.
     """
@@ -319,7 +319,7 @@ def cut_replies(samples: Iterable[Sample], rule: CutReplies, renderer: Renderer)
             rejected.append(_reject(sample_id(sample), CUT_REPLY, cut_detail(num_cut)))
         else:
             kept.append(sample)
-    return Filtered(tuple(kept), tuple(rejected))
+    return FilterResult(tuple(kept), tuple(rejected))
 
 
 def count_cut(sample: Sample, renderer: Renderer) -> int:
@@ -334,7 +334,7 @@ def cut_detail(num_cut: int) -> str:
     return f"{num_cut} trained replies were cut by their token limit; data.cut_replies is reject"
 
 
-def good_per_tree(samples: Iterable[Sample], cap: int) -> Filtered[Sample]:
+def good_per_tree(samples: Iterable[Sample], cap: int) -> FilterResult[Sample]:
     """Return the samples with at most `cap` good paths of each tree, the shortest first; a cap of 0
     keeps all.
 
@@ -357,7 +357,7 @@ def good_per_tree(samples: Iterable[Sample], cap: int) -> Filtered[Sample]:
     for paths in by_tree.values():
         ranked = sorted(paths.values(), key=lambda path: _preference([samples[position] for position in path]))
         over.update(position for path in ranked[cap or len(ranked) :] for position in path)
-    return Filtered(
+    return FilterResult(
         tuple(sample for position, sample in enumerate(samples) if position not in over),
         tuple(
             _reject(sample_id(samples[p]), "good-per-tree-cap", f"{_origin(samples[p])} keeps {cap}")
@@ -366,7 +366,7 @@ def good_per_tree(samples: Iterable[Sample], cap: int) -> Filtered[Sample]:
     )
 
 
-def too_long(rows: Iterable[TokenRow], max_length: int) -> Filtered[TokenRow]:
+def too_long(rows: Iterable[TokenRow], max_length: int) -> FilterResult[TokenRow]:
     """Return the rows of at most `max_length` tokens; 0 means no limit. Nothing is ever shortened
     to fit.
     """
@@ -377,7 +377,7 @@ def too_long(rows: Iterable[TokenRow], max_length: int) -> Filtered[TokenRow]:
             rejected.append(_reject(row.sample_id, "too-long", detail))
         else:
             kept.append(row)
-    return Filtered(tuple(kept), tuple(rejected))
+    return FilterResult(tuple(kept), tuple(rejected))
 
 
 def in_shares(
@@ -387,7 +387,7 @@ def in_shares(
     world: Callable[[T], str],
     subject: Callable[[T], str],
     seed: int,
-) -> Filtered[T]:
+) -> FilterResult[T]:
     """Return as many units as possible, in order, such that each world has its share; without
     shares, all of them.
 
@@ -399,7 +399,7 @@ def in_shares(
         subject: names a unit in its rejection.
     """
     if not shares:
-        return Filtered(tuple(units), ())
+        return FilterResult(tuple(units), ())
     positions: dict[str, list[int]] = {}
     for position, unit in enumerate(units):
         positions.setdefault(world(unit), []).append(position)
@@ -408,7 +408,7 @@ def in_shares(
     for name, members in positions.items():
         limit = min(len(members), round(unit_count * shares[name]))
         chosen.update(random.Random(derive_seed(seed, "share", name)).sample(members, limit))
-    return Filtered(
+    return FilterResult(
         tuple(unit for position, unit in enumerate(units) if position in chosen),
         tuple(
             _reject(subject(unit), "world-share", f"{world(unit)} has {shares[world(unit)]:g} of the samples")
@@ -454,7 +454,7 @@ def _reject(subject: str, reason: str, detail: str) -> Rejection:
 # as a leak or the budget.
 
 
-def exchanged(samples: Iterable[Sample]) -> Filtered[Sample]:
+def exchanged(samples: Iterable[Sample]) -> FilterResult[Sample]:
     """Return each revision sample with the suffix of one of another instance, none twice, and the
     other samples as they are. Prefix, revision turn and instance stay.
 
@@ -489,7 +489,7 @@ def exchanged(samples: Iterable[Sample]) -> Filtered[Sample]:
         extra = {name: value for name, value in sample.provenance.extra.items() if not name.startswith("live_")}
         provenance = replace(sample.provenance, split=None, good_leaf=None, good_reward=None, extra=extra | made_of)
         result.append(replace(sample, messages=messages, provenance=provenance))
-    return Filtered(tuple(result), tuple(rejected))
+    return FilterResult(tuple(result), tuple(rejected))
 
 
 def _suffix_of(messages: Sequence[Message]) -> int:
@@ -603,7 +603,7 @@ def manifest_of(rows: Sequence[TokenRow], *, seed: int, replayed: int = 0, gener
 
 def draw_general(
     general: Sequence[Sample], count: int, renderer: Renderer, *, max_length: int, seed: int
-) -> tuple[Filtered[TokenRow], int]:
+) -> tuple[FilterResult[TokenRow], int]:
     """Return `count` rows of general data, rejections of drawn conversations that cannot be used,
     and the number of passes.
 
@@ -644,7 +644,7 @@ def draw_general(
                 + ", or set data.general.share to 0"
             )
         usable = tuple(sample for sample in usable if sample_id(sample) not in refused)
-    return Filtered(tuple(rows), tuple(rejections)), passes
+    return FilterResult(tuple(rows), tuple(rejections)), passes
 
 
 def dataset_hash(rows: Iterable[TokenRow]) -> str:

@@ -25,7 +25,7 @@ from agentr_core.runtime.place import Workplace
 from agentr_core.samples.chat_file import read_chat
 from agentr_core.samples.dataset import (
     Dataset,
-    Filtered,
+    FilterResult,
     TokenRow,
     Way,
     build_dataset,
@@ -200,7 +200,7 @@ def _make(place: Workplace, iteration: int, renderer: Renderer) -> _Made:
         for sample in load_samples(place.store, iteration_id=place.iteration_id(before)).values()
     ]
     forbidden = _held_out(place, (*taken, *earlier))
-    control: Filtered[Sample] = Filtered((), ())
+    control: FilterResult[Sample] = FilterResult((), ())
     if recipe.data.suffixes == "exchanged":
         control = exchanged(taken)
         taken = list(control.kept)

@@ -86,7 +86,7 @@ class Bare:
     seed: int
 
 
-class Asked(NamedTuple):
+class StepQuestion(NamedTuple):
     """A question to the editor about a step, with the id of its answer."""
 
     answer_id: str
@@ -152,7 +152,7 @@ def thought_in(answer: Answer) -> str:
 
 # One question a step, with what the expert had seen by then: thoughts that are asked for together
 # may know later steps, and a model that learns from them learns to guess.
-def writing(bare: Bare) -> Generator[Asked, Answer, Written]:
+def writing(bare: Bare) -> Generator[StepQuestion, Answer, Written]:
     """Yield the questions about one episode, step by step, take the answers, and return the episode
     with its thoughts, or why it gets none.
     """
@@ -199,7 +199,7 @@ def _action_at(reply: str) -> int:
     return max((label.start() for label in _LABEL.finditer(reply)), default=len(reply))
 
 
-def _thought_question(bare: Bare, before: list[Step], step: Step, attempt: int) -> Asked:
+def _thought_question(bare: Bare, before: list[Step], step: Step, attempt: int) -> StepQuestion:
     history = (
         "\n".join(f"{previous.reply}\nObservation: {previous.observation}" for previous in before) or "Nothing yet."
     )
@@ -219,7 +219,7 @@ def _thought_question(bare: Bare, before: list[Step], step: Step, attempt: int) 
     subject = f"{bare.name} step {len(before)}" + (f" try {attempt + 1}" if attempt else "")
     seed = derive_seed(bare.seed, "thoughts", bare.name, len(before), attempt)
     answer_id = fingerprint("thought", VERSION, bare.run_id, subject, text, question.sampling, seed)
-    return Asked(answer_id, subject, question, seed)
+    return StepQuestion(answer_id, subject, question, seed)
 
 
 STAGE = "expert"
@@ -622,7 +622,7 @@ async def _write(bare: Bare, answers: dict[str, Answer], editor: Editor) -> Writ
         return Thoughtless("prompt-too-long", str(error))
 
 
-async def _ask(request: Asked, bare: Bare, editor: Editor) -> Answer:
+async def _ask(request: StepQuestion, bare: Bare, editor: Editor) -> Answer:
     session = f"{bare.name}#editor"
     reply = await answer(editor.sampler, request.question, seed=request.seed, session=session)
     editor.writer.add(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from agentr_core.errors import ConfigError, DataFault
 from agentr_core.evaluation.episodes import episode_plans
-from agentr_core.evaluation.metrics import Headroom, Judge, Prospect, Tried, pass_rates
+from agentr_core.evaluation.metrics import Headroom, InstanceResults, Judge, Prospect, pass_rates
 from agentr_core.fingerprint import derive_seed, fingerprint
 from agentr_core.recipes.environments import TEST as EVERY_TEST
 from agentr_core.runtime.instances import foreseen_instances, held_out
@@ -45,7 +45,7 @@ instances."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class HeadroomReport:
     """The measures, by evaluation, and the prospects of the methods.
 
     `instances` is the number of training instances from which a first iteration collects.
@@ -66,7 +66,7 @@ async def headroom(
     instances: int,
     judged: int = 0,
     judges: Sequence[Path] = (),
-) -> Found:
+) -> HeadroomReport:
     """Sample the missing episodes, `episodes` for each of `instances` training and as many held-out
     instances, and return what they show, and the prospects of `methods`; 0 instances means all.
 
@@ -122,7 +122,9 @@ async def headroom(
         if getattr(judge, name).n
     }
     place.store.write(measure_rows(series[0].evaluation_id, of_judges))
-    return Found(measures=measures, prospects=prospects, judges=tried, instances=len(chosen), episodes=episodes)
+    return HeadroomReport(
+        measures=measures, prospects=prospects, judges=tried, instances=len(chosen), episodes=episodes
+    )
 
 
 def _lost(played: Sequence[Episode], number: int, seed: int) -> list[Episode]:
@@ -193,7 +195,7 @@ def _known(sampled: Sequence[Episode], greedy: Sequence[Episode], *, instances: 
     won = {e.instance.key for e in greedy if e.trajectory.success}
     groups = [group for group in by_instance(sorted(sampled, key=lambda e: e.instance.key)) if len(group) > 1]
     tried = [
-        Tried(
+        InstanceResults(
             key=group[0].instance.key,
             origin=group[0].origin,
             depth=group[0].depth,

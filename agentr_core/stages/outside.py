@@ -164,7 +164,7 @@ def take_back(place: Workplace, iteration: int, training: Training) -> str:
     iteration_id = place.iteration_id(iteration)
     key = fingerprint("checkpoint", "outside", iteration_id, training.files)
     tokenizer = load_tokenizer(policy.path)
-    played = _played(place, iteration, training, Renderer(tokenizer, at=place.started_at()), tokenizer)
+    played = _stored_rollouts(place, iteration, training, Renderer(tokenizer, at=place.started_at()), tokenizer)
     steps = _steps(place, iteration, key, [episode for episode in played if not episode.rollout.validates], tokenizer)
     rows = [*steps.values()]
     validations: dict[int, list[str]] = {}
@@ -264,7 +264,7 @@ def _has_tokenizer(checkpoint: Path) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Played:
+class _StoredRollout:
     """A rollout as an episode, with its id."""
 
     key: str
@@ -273,10 +273,12 @@ class _Played:
     trajectory: Trajectory
 
 
-def _played(place: Workplace, iteration: int, training: Training, renderer: Renderer, tokenizer: Any) -> list[_Played]:
+def _stored_rollouts(
+    place: Workplace, iteration: int, training: Training, renderer: Renderer, tokenizer: Any
+) -> list[_StoredRollout]:
     if not training.rollouts:
         return []
-    episodes: list[_Played] = []
+    episodes: list[_StoredRollout] = []
     with place.worlds() as worlds:
         for _, env in worlds:
             _check_world(env, training)
@@ -290,7 +292,7 @@ def _played(place: Workplace, iteration: int, training: Training, renderer: Rend
             scores = (rollout.correctness, rollout.score)
             reward = next((score for score in scores if score is not None and 0 <= score <= 1), None)
             episodes.append(
-                _Played(
+                _StoredRollout(
                     key=fingerprint("outside", place.iteration_id(iteration), training.files, number),
                     rollout=rollout,
                     instance=instance,
@@ -371,10 +373,10 @@ def _plain(text: str) -> str:
 
 
 def _steps(
-    place: Workplace, iteration: int, checkpoint_id: str, played: Sequence[_Played], tokenizer: Any
+    place: Workplace, iteration: int, checkpoint_id: str, played: Sequence[_StoredRollout], tokenizer: Any
 ) -> dict[int, Rows]:
     """Return the rows of each step: its groups, one for each question, and its measures."""
-    by_step: dict[int, dict[str, list[_Played]]] = {}
+    by_step: dict[int, dict[str, list[_StoredRollout]]] = {}
     for attempt in played:
         by_step.setdefault(attempt.rollout.step, {}).setdefault(attempt.instance.key, []).append(attempt)
     rows_of_steps: dict[int, Rows] = {}

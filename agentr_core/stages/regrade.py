@@ -59,7 +59,7 @@ class Scoring:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Regraded:
+class ScoringResult:
     """What came of a scoring: how many episodes and paths of trees there are, how many were scored
     now, and the reasons why others have no score.
     """
@@ -70,7 +70,7 @@ class Regraded:
     faults: Sequence[str]
 
 
-class _Played(NamedTuple):
+class _Scorable(NamedTuple):
     """An episode or path of a tree; `columns` are those of its row in `table` beside the grade."""
 
     table: str
@@ -111,7 +111,7 @@ def asked_model(place: Workplace, role: Any) -> dict[str, str]:
 
 async def regrade(
     place: Workplace, scoring: Scoring, *, evaluations: bool | None = None, iteration: int | None = None
-) -> Regraded:
+) -> ScoringResult:
     """Score the episodes of a run, and the paths of its search trees, that a scoring has not scored
     yet, and store their new rewards.
 
@@ -147,7 +147,7 @@ async def regrade(
         async with Writer(place.store) as writer, helpers(place, place.trained(0).path, None, writer) as models:
             store_event = place.on_error(writer, STAGE, 0)
 
-            async def score(played: _Played) -> Rows:
+            async def score(played: _Scorable) -> Rows:
                 await writer.room()
                 trajectory = played.trajectory
                 try:
@@ -182,21 +182,21 @@ async def regrade(
                     on_result=on_result,
                     concurrency=_AT_ONCE,
                 )
-    return Regraded(episodes=len(originals), paths=len(leaves), new=count - scored, faults=faults)
+    return ScoringResult(episodes=len(originals), paths=len(leaves), new=count - scored, faults=faults)
 
 
 def _loaded(
     store: Store, trajectory_ids: Sequence[str], leaves: Sequence[tuple[str, int]]
-) -> Iterator[dict[str, _Played]]:
+) -> Iterator[dict[str, _Scorable]]:
     """Yield trajectories and paths of trees, some at a time, by the names that events give them."""
     for start in range(0, len(trajectory_ids), _LOADED):
         trajectories = load_trajectories(store, trajectory_ids[start : start + _LOADED])
-        yield {key: _Played("regrade", {"trajectory_id": key}, episode) for key, episode in trajectories.items()}
+        yield {key: _Scorable("regrade", {"trajectory_id": key}, episode) for key, episode in trajectories.items()}
     for start in range(0, len(leaves), _LOADED):
         selected = set(leaves[start : start + _LOADED])
         trees = load_trees(store, sorted({tree_id for tree_id, _ in selected}))
         yield {
-            f"{path.tree_id}:{path.leaf}": _Played(
+            f"{path.tree_id}:{path.leaf}": _Scorable(
                 "leaf_regrade",
                 {
                     "tree_id": path.tree_id,

@@ -31,7 +31,7 @@ from agentr_core.reports.document import (
     IterationScore,
     Paragraph,
     PassAt,
-    Promoted,
+    PromotedModel,
     Row,
     Section,
     SetScore,
@@ -39,7 +39,7 @@ from agentr_core.reports.document import (
     Table,
     TokenCounts,
     Transcripts,
-    Unfinished,
+    UnfinishedEvaluation,
 )
 from agentr_core.reports.iteration import unfinished
 from agentr_core.reports.run_page import BesideScore, PairedScore, RunColumn, RunsReport
@@ -192,7 +192,7 @@ class Scoreboard:
             self._episodes = cached | {iteration: episodes}
         return self._episodes[iteration]
 
-    def unfinished(self, iteration: int) -> tuple[Unfinished, ...]:
+    def unfinished(self, iteration: int) -> tuple[UnfinishedEvaluation, ...]:
         """Return how far the evaluations of the models up to an iteration are that have begun and
         are not finished.
         """
@@ -202,7 +202,7 @@ class Scoreboard:
             for name in self._names
         }
         ended = unfinished_evaluations(self._place.store, list(evaluations))
-        open_sets: list[Unfinished] = []
+        open_sets: list[UnfinishedEvaluation] = []
         for key, (number, name) in evaluations.items():
             if key not in ended:
                 continue
@@ -211,7 +211,7 @@ class Scoreboard:
             if first := self.measured(0, name):
                 lost = lost_episodes(self._place, evaluation_id(self._place, 0, name))
                 planned = first["success"].n + (len(lost) if self._place.recipe.errors.count_as == "out" else 0)
-            open_sets.append(Unfinished(iteration=number, name=name, episodes=ended[key], planned=planned))
+            open_sets.append(UnfinishedEvaluation(iteration=number, name=name, episodes=ended[key], planned=planned))
         return tuple(open_sets)
 
     @property
@@ -507,7 +507,7 @@ def _said_by_method(place: Workplace, iteration: int, position: Position) -> tup
     return tuple(section for part in parts for section in part.sections(place, iteration))
 
 
-def promoted(place: Workplace, iteration: int) -> Promoted | None:
+def promoted(place: Workplace, iteration: int) -> PromotedModel | None:
     """Return the model that an iteration promoted as the best; None before it is known, or if the
     recipe promotes the last one.
     """
@@ -516,7 +516,7 @@ def promoted(place: Workplace, iteration: int) -> Promoted | None:
     promotion = promotion_of(place.store, place.run_id, iteration)
     if promotion is None or promotion.success is None:
         return None
-    return Promoted(iteration=promotion.iteration, development=promotion.development, success=promotion.success)
+    return PromotedModel(iteration=promotion.iteration, development=promotion.development, success=promotion.success)
 
 
 def roles(recipe: Recipe) -> dict[str, str]:
@@ -538,7 +538,7 @@ TOGETHER, APART = "one model", "a model a world"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Played:
+class _WorldScores:
     """The scores of a model in one world, and the instances that it played."""
 
     success: Estimate
@@ -622,16 +622,16 @@ def _asked(recipe: Recipe) -> dict[str, object]:
     return {name: value for name, value in identifying(recipe).items() if name not in NO_RESULT}
 
 
-def _scores(place: Workplace) -> dict[int, dict[str, _Played]]:
+def _scores(place: Workplace) -> dict[int, dict[str, _WorldScores]]:
     """Return the scores in each world, by iteration."""
     board = Scoreboard(place)
-    scores: dict[int, dict[str, _Played]] = {}
+    scores: dict[int, dict[str, _WorldScores]] = {}
     for number in iterations_of(place.store, place.run_id):
         measured = board.measured(number, TEST)
         instances = [e.instance for e in counted_episodes(place, evaluation_id(place, number, TEST))]
         for name in place.recipe.world_names:
             if measures := of_world(measured, name) if place.recipe.environments else measured:
-                scores.setdefault(number, {})[name] = _Played(
+                scores.setdefault(number, {})[name] = _WorldScores(
                     success=estimate(measures["success_clustered"]),
                     reward=estimate(measures["reward"]),
                     instances=frozenset(i.key for i in instances if place.recipe.world_name(i.environment) == name),

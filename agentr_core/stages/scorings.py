@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from agentr_core.reports import wording
 from agentr_core.reports.document import Column, Paragraph, Row, Section, Table
 from agentr_core.runtime.place import Workplace
-from agentr_core.store.queries.scorings import Scored, scorings_of
+from agentr_core.store.queries.scorings import ScoreComparison, scorings_of
 
 _NOTE = (
     "Episodes that `agentr regrade` scored again, beside the scores that they were played with; all other numbers of "
@@ -16,7 +16,7 @@ _NOTE = (
 )
 
 
-def scored_table(scored: Sequence[Scored]) -> Table:
+def scored_table(scored: Sequence[ScoreComparison]) -> Table:
     """Return a table with a row for each iteration and kind of episode: old and new scores."""
     columns = (
         Column("Iteration"),

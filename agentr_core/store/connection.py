@@ -197,7 +197,7 @@ def attached(
     shared = idle if not (files or beside) else None
     # An absolute path: DuckDB takes the text before a first colon for a kind of database.
     name = str(path.absolute())
-    instance = _taken(shared, name) or _started(path, () if files else (path, *beside))
+    instance = _take(shared, name) or _started(path, () if files else (path, *beside))
     reusable = False
     try:
         _attach(instance, f"attach {literal(name)} as store ({options})", path, deadline)
@@ -210,7 +210,7 @@ def attached(
             instance.close()
 
 
-def _taken(idle: list[tuple[str, Any]] | None, name: str) -> Any:
+def _take(idle: list[tuple[str, Any]] | None, name: str) -> Any:
     # Without checking first whether there is one: another thread may take it meanwhile.
     with suppress(IndexError):
         if idle is not None:

@@ -29,7 +29,7 @@ from agentr_core.store import connection, lock, migrations, questions
 from agentr_core.store.connection import attached, connected, cursor, quoted, storage_faults, tell_runs_at_work
 from agentr_core.store.keep_alive import KeepAlive, OpenFile
 from agentr_core.store.records import table_of
-from agentr_core.store.tables import TABLES, Row, Rows, count_parts, merge, settled
+from agentr_core.store.tables import TABLES, Row, Rows, count_parts, merge, settle
 from agentr_core.texts import placed
 
 if TYPE_CHECKING:
@@ -379,7 +379,7 @@ def put(con: Any, rows: Rows) -> None:
             if row.keys() != values[0].keys():
                 raise ValueError(f"rows of {table} differ in their columns: {sorted(row.keys() ^ values[0].keys())}")
         changed = [column for column in TABLES[table].mutable if column in columns]
-        distinct = settled(table, values, changed) if changed else values
+        distinct = settle(table, values, changed) if changed else values
         data = table_of(distinct, columns, TABLES[table].columns)
         action = "on conflict do nothing"
         if changed:

@@ -46,7 +46,7 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class DrawRecord:
     """What of a `Draw` the step that was made of it does not have."""
 
     seed: int
@@ -167,7 +167,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
             ("visits", "value_sum", "terminal", "stop"),
             record=Node,
             names={"index": "node_index"},
-            more={"tree_id": str, "asked": Asked | None, "merged": tuple[Draw, ...], "grading": Grading | None},
+            more={"tree_id": str, "asked": DrawRecord | None, "merged": tuple[Draw, ...], "grading": Grading | None},
         ),
         "judgement": Table(
             ("tree_id", "node_index"),
@@ -186,7 +186,7 @@ TABLES: Mapping[str, Table] = MappingProxyType(
                 "instance_id": str,
                 "num_steps": int,
                 "given": int,
-                "asked": tuple[Asked | None, ...],
+                "asked": tuple[DrawRecord | None, ...],
                 "grading": Grading | None,
                 "source": str,
                 **dict.fromkeys(("iteration_id", "evaluation_id", "tree_id", "copied_from"), str | None),
@@ -303,7 +303,7 @@ def merge(units: Iterable[Rows]) -> dict[str, list[Row]]:
     return merged
 
 
-def settled(table: str, rows: Sequence[Row], mutable: Collection[str]) -> list[Row]:
+def settle(table: str, rows: Sequence[Row], mutable: Collection[str]) -> list[Row]:
     """Return one row per key: the first, with the last values of the columns that may change.
 
     That is what storing the rows one after the other leaves. In one statement DuckDB takes the

@@ -20,7 +20,7 @@ from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_availa
 
 from agentr_core.errors import ConfigError
 from agentr_core.recipes.training import TrainingConfig
-from agentr_core.texts import listed
+from agentr_core.texts import fault_list
 from agentr_core.training.process import read_zero, splits_weights
 
 _ATTENTION: Final = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
@@ -62,7 +62,7 @@ def check_requirements(config: TrainingConfig) -> None:
     if config.bf16 == "auto":
         raise ConfigError("training.bf16 is still auto; give true or false, or settle the recipe (precision.settled)")
     if faults := [*name_faults(config), *machine_faults(config)]:
-        raise ConfigError(listed(faults))
+        raise ConfigError(fault_list(faults))
 
 
 def name_faults(config: TrainingConfig, *, section: str = "training") -> list[str]:

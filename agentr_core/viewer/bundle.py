@@ -40,7 +40,7 @@ _CRUMBS: Final = re.compile(r'<p class="crumbs">.*?</p>', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Bundled:
+class BundleCounts:
     """The number of pages that were written, and of pages left out to which these link."""
 
     pages: int
@@ -49,7 +49,7 @@ class Bundled:
 
 async def bundle(
     app: ASGIApp, folder: Path, *, start: str, most: int, tell: Callable[[int], Any] = lambda pages: None
-) -> Bundled:
+) -> BundleCounts:
     """Write a page, and the pages that it links to, to a new folder; `index.html` is the first. The
     folder appears once it is complete.
 
@@ -92,7 +92,7 @@ async def bundle(
             draft.rename(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    return Bundled(len(pages), left_out)
+    return BundleCounts(len(pages), left_out)
 
 
 async def _collected(

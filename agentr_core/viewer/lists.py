@@ -13,7 +13,7 @@ from agentr_core.reports import document, wording
 from agentr_core.store.database import Store
 from agentr_core.store.queries.evaluations import EvaluationName, changes, evaluation_names
 from agentr_core.store.queries.facts import with_facts
-from agentr_core.store.queries.listings import LISTINGS, Listing, choices, listed, listing_sql, sortable, suggestions
+from agentr_core.store.queries.listings import LISTINGS, Listing, choices, listing_sql, read_list, sortable, suggestions
 from agentr_core.texts import goal
 
 PAGE_ROWS: Final = 50
@@ -47,7 +47,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ListView:
     """A list as a page shows it."""
 
     title: str
@@ -103,8 +103,8 @@ def _instance(name: str) -> Column:
 _GOAL = Column("Goal", "first_observation", "goal")
 _ITERATION = Column("Iteration", "iteration")
 _DEPTH = Column("Depth", "depth")
-SHOWN: Mapping[str, Shown] = {
-    "trajectories": Shown(
+SHOWN: Mapping[str, ListView] = {
+    "trajectories": ListView(
         "Trajectories",
         (
             Column("Trajectory", "trajectory_id", "code", _own("trajectory", "trajectory_id")),
@@ -127,7 +127,7 @@ SHOWN: Mapping[str, Shown] = {
             Column("Note", "note", "long", lambda r: f"/notes/{r['trajectory_id']}", extra=True),
         ),
     ),
-    "trees": Shown(
+    "trees": ListView(
         "Search trees",
         (
             Column("Tree", "tree_id", "code", _own("tree", "tree_id")),
@@ -142,7 +142,7 @@ SHOWN: Mapping[str, Shown] = {
             Column("Finished", "finished", "flag"),
         ),
     ),
-    "pairs": Shown(
+    "pairs": ListView(
         "Pairs of a good and a bad path",
         (
             Column("Pair", "pair_id", "code", _own("pair", "pair_id")),
@@ -156,7 +156,7 @@ SHOWN: Mapping[str, Shown] = {
             Column("Spliced", "spliced", "flag"),
         ),
     ),
-    "samples": Shown(
+    "samples": ListView(
         "Samples",
         (
             Column("Sample", "sample_id", "code", _own("sample", "sample_id")),
@@ -169,7 +169,7 @@ SHOWN: Mapping[str, Shown] = {
             Column("In a dataset", "used", "flag"),
         ),
     ),
-    "preferences": Shown(
+    "preferences": ListView(
         "Preferences",
         (
             Column("Preference", "preference_id", "code", _own("preference", "preference_id")),
@@ -183,7 +183,7 @@ SHOWN: Mapping[str, Shown] = {
             Column("Steps cut", "dropped_steps"),
         ),
     ),
-    "groups": Shown(
+    "groups": ListView(
         "Groups of reinforcement learning",
         (
             Column("Step", "step"),
@@ -197,7 +197,7 @@ SHOWN: Mapping[str, Shown] = {
             Column("Contrast", "contrast", "flag"),
         ),
     ),
-    "rejections": Shown(
+    "rejections": ListView(
         "Rejections",
         (
             _ITERATION,
@@ -207,7 +207,7 @@ SHOWN: Mapping[str, Shown] = {
             Column("Detail", "detail", "long"),
         ),
     ),
-    "regrades": Shown(
+    "regrades": ListView(
         "Episodes and paths of trees that were scored again",
         (
             Column("Trajectory", "trajectory_id", "code", _own("trajectory", "trajectory_id")),
@@ -227,7 +227,7 @@ SHOWN: Mapping[str, Shown] = {
             Column("Reply", "reply", "long", extra=True),
         ),
     ),
-    "differences": Shown(
+    "differences": ListView(
         "The same instances before and after",
         (
             _GOAL,
@@ -253,7 +253,7 @@ def list_page(store: Store, name: str, query: Mapping[str, str]) -> ListPage:
     filters, sort, columns = _wanted(shape, query)
     asked = query.get("page", "")
     page = min(int(asked), 10**9) if asked.isascii() and asked.isdigit() else 0
-    matches = listed(store, source, filters, offset=page * PAGE_ROWS, limit=PAGE_ROWS, sort=sort)
+    matches = read_list(store, source, filters, offset=page * PAGE_ROWS, limit=PAGE_ROWS, sort=sort)
     keeps = {"sort": sort, "columns": query["columns"] if columns != shape.usual else ""}
     keeps = {key: value for key, value in keeps.items() if value}
     sides = evaluation_names(store, [filters[key] for key in ("before", "after", "evaluation") if key in filters])
@@ -305,7 +305,7 @@ def list_file(store: Store, name: str, form: str, query: Mapping[str, str]) -> s
     """
     shape = _shape(store, name)
     filters, sort, columns = _wanted(shape, query)
-    matches = listed(store, shape.source, filters, offset=0, limit=MOST_ROWS, sort=sort)
+    matches = read_list(store, shape.source, filters, offset=0, limit=MOST_ROWS, sort=sort)
     if matches.total > MOST_ROWS:
         return None
     names = [column.name for column in columns]

@@ -55,7 +55,7 @@ from agentr_core.store.queries.scorings import rescored, scorings_of
 from agentr_core.store.queries.trees import (
     Derivation,
     PathStep,
-    Sampled,
+    SampledTokens,
     ToolCall,
     TreeNode,
     VerdictLine,
@@ -693,10 +693,10 @@ class Reply(NamedTuple):
     conversation: int
     start: int
     end: int
-    sampled: Sampled
+    sampled: SampledTokens
 
 
-def replies_in(conversations: Sequence[Sequence[ReadToken]], sampled: Sequence[Sampled]) -> dict[int, Reply]:
+def replies_in(conversations: Sequence[Sequence[ReadToken]], sampled: Sequence[SampledTokens]) -> dict[int, Reply]:
     """Return where the replies of a trajectory stand that are read with the tokens that were
     sampled, by step. A reply of which the sampler told no tokens is left out.
     """

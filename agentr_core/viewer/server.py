@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentr_core.episodes.transcript import readable_turns
 from agentr_core.errors import StoreBusy, UserError
-from agentr_core.http_server import Guard, Locked
+from agentr_core.http_server import Guard, TokenGuard
 from agentr_core.reports import document
 from agentr_core.reports.html import environment
 from agentr_core.samples.rendering import ReadToken
@@ -60,7 +60,7 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
 
 
 # Escaping and this policy each suffice alone; a test with a browser tries both.
-class Sealed:
+class SealedApp:
     """An application whose answers get headers that keep the shown texts from running or loading
     anything.
     """
@@ -144,14 +144,14 @@ def app(
         exception_handlers={404: viewer.missing, UserError: viewer.refused},
     )
     if token is not None:
-        shown = Locked(
+        shown = TokenGuard(
             shown,
             token,
             why="open the address that `agentr view` printed; it has the token",
             refusal=lambda scope, status, why: PlainTextResponse(f"{why}\n", status),
             cookie="agentr_view",
         )
-    return Sealed(Guard(shown, hosts, linked=True, posts=notes))
+    return SealedApp(Guard(shown, hosts, linked=True, posts=notes))
 
 
 class _Viewer:

@@ -82,9 +82,9 @@ def doctor(name: str | None, options: tuple[str, ...], count: int | None, gold: 
 @_option
 def env_show(name: str, options: tuple[str, ...]) -> None:
     """Show splits, options and an instance of an environment."""
-    from flows.commands.environments import described, options_of
+    from flows.commands.environments import options_of, world_text
 
-    click.echo(described(name, options_of(options)), nl=False)
+    click.echo(world_text(name, options_of(options)), nl=False)
 
 
 @env.command()

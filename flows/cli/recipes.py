@@ -149,10 +149,10 @@ def evaluate(
     their scores stand beside those of the recipe's run on the same instances.
     """
     if answers is not None:
-        from flows.commands.answering import scored
+        from flows.commands.answering import score_answers
 
         refuse_given("names a model, and --answers asks none; leave it out", "model", "states")
-        click.echo(scored(recipe, overrides, answers, opening=opening), nl=False)
+        click.echo(score_answers(recipe, overrides, answers, opening=opening), nl=False)
         return
     refuse_given("belongs to --answers", "opening")
     quiet_prefect()
@@ -210,13 +210,13 @@ def headroom(
     instances adds to those already played.
     """
     quiet_prefect()
-    from flows.commands.headroom import shown
+    from flows.commands.headroom import render
 
     with importing():
         from flows.local import headroom_of
 
     result = headroom_of(recipe, overrides, episodes=episodes, instances=instances, judged=judged, judges=judges)
-    click.echo(shown(result, form), nl=False)
+    click.echo(render(result, form), nl=False)
 
 
 @click.command("recipes")

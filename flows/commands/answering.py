@@ -28,7 +28,7 @@ from tasks.wiring import load_recipe, make_environment, reference
 from tasks.workspaces import open_store
 
 
-def scored(path: Path, overrides: Sequence[str], answers: Path, *, opening: int) -> str:
+def score_answers(path: Path, overrides: Sequence[str], answers: Path, *, opening: int) -> str:
     """Play the replies in a file on the held-out instances of a recipe, and return a table of their
     scores, followed by those of the recipe's run on the same instances, as far as it is evaluated.
 
@@ -45,7 +45,7 @@ def scored(path: Path, overrides: Sequence[str], answers: Path, *, opening: int)
     recipe = load_recipe(path, list(overrides))
     if recipe.environments:
         raise ConfigError("--answers are of one world; give a recipe of that world alone")
-    episodes = _played(recipe, answers, opening)
+    episodes = _episodes(recipe, answers, opening)
     if not episodes:
         raise DataFileError(f"{answers} has no record; there must be an object on each line, or one array of them")
     columns = (
@@ -64,7 +64,7 @@ def scored(path: Path, overrides: Sequence[str], answers: Path, *, opening: int)
     return table_text(Table(columns, tuple(rows)))
 
 
-def _played(recipe: Recipe, answers: Path, opening: int) -> list[Episode]:
+def _episodes(recipe: Recipe, answers: Path, opening: int) -> list[Episode]:
     env = make_environment(recipe)
     try:
         world = World(env.name, recipe.environment.name)

@@ -95,7 +95,7 @@ def diagnose(
     return [_diagnose(env_name, options, count, gold) for env_name in ([name] if name else registry.names())]
 
 
-def described(name: str, options: Mapping[str, Any]) -> str:
+def world_text(name: str, options: Mapping[str, Any]) -> str:
     """Return, in lines, what an environment is: its splits with their sizes, its options with their
     defaults, and the first instance that can be trained on: what the world tells of it, and what an
     agent reads.
@@ -411,7 +411,7 @@ def _diagnose(name: str, options: Mapping[str, Any], count: int | None, gold: Pa
     counts = " and ".join(f"{size:,} of {split}" for split, size in sizes.items())
     scope = f" on {counts}" if gold or count is not None else ""
     counted_states = "".join(f"; {pairs}" for pairs in states)
-    detail = "; ".join(_told(violations)) or f"keeps the contract{scope}{_COMPARED[promises[0]]}{counted_states}"
+    detail = "; ".join(_lines(violations)) or f"keeps the contract{scope}{_COMPARED[promises[0]]}{counted_states}"
     return diagnosis | {
         "ok": not violations,
         "status": "broken" if violations else "ok",
@@ -434,7 +434,7 @@ def _gold_replies(name: str, options: Mapping[str, Any], file: Path) -> dict[Ins
         env.close()
 
 
-def _told(violations: Sequence[Violation]) -> Iterator[str]:
+def _lines(violations: Sequence[Violation]) -> Iterator[str]:
     """Yield a sentence for each broken rule: the first case, and how many there are beside it."""
     rules = Counter(violation.rule for violation in violations)
     for rule, count in rules.items():

@@ -97,7 +97,7 @@ def export_folder(
             f"only --format verl, {', '.join(_OF_EPISODES[:-1])} and {_OF_EPISODES[-1]} take it"
         )
     heads: list[DatasetHead | GroupedInstance] = [*with_dataset, *(grouped if takes_groups else [])]
-    head = _chosen(heads, workspace, prefix, iteration)
+    head = _choose(heads, workspace, prefix, iteration)
     if isinstance(head, GroupedInstance) and form in _OF_EPISODES:
         training_set = _episodes(store, workspace, head)
     elif isinstance(head, GroupedInstance):
@@ -133,7 +133,7 @@ def _of(heads: Sequence[Head], iteration: int | None) -> list[Head]:
     return [head for head in heads if iteration in (None, head.iteration)]
 
 
-def _chosen(heads: Sequence[Head], workspace: Path, prefix: str, iteration: int | None) -> Head:
+def _choose(heads: Sequence[Head], workspace: Path, prefix: str, iteration: int | None) -> Head:
     runs = {head.run_id for head in heads}
     if len(runs) != 1:
         raise ConfigError(
@@ -157,7 +157,7 @@ def _training_set(store: Store, workspace: Path, head: DatasetHead) -> TrainingS
         "What it is": f"What iteration {head.iteration} of a run of recipe {head.recipe} was trained on, with method "
         f"{head.method}, in the order of training.",
         "How it was made": _history(store, head),
-        "Counts": _listed(_flat(json.loads(head.counts))),
+        "Counts": _list(_flat(json.loads(head.counts))),
         "Licence of the world": _licences(place),
     }
     if place.plan(head.iteration).pairs:
@@ -193,7 +193,7 @@ def _history(store: Store, head: DatasetHead) -> str:
             for reason, count in reasons.items()
         },
     }
-    return _listed({name: count for name, count in steps.items() if count})
+    return _list({name: count for name, count in steps.items() if count})
 
 
 def _flat(counts: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -203,14 +203,14 @@ def _flat(counts: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _listed(counts: Mapping[str, Any]) -> str:
+def _list(counts: Mapping[str, Any]) -> str:
     return "\n".join(f"- {name.replace('_', ' ')}: {visible(str(count))}" for name, count in counts.items())
 
 
 def _licences(place: Workplace) -> str:
     """Return what each world of a run says about the licence of its texts."""
     unsaid = "it names none; ask its authors before you give its texts away"
-    return _listed(
+    return _list(
         {name: licence_of(recipe.environment.name) or unsaid for name, recipe in place.recipe.worlds().items()}
     )
 

@@ -15,7 +15,7 @@ from agentr_core.reports import wording
 from agentr_core.reports.document import Column, Row, Table
 from agentr_core.reports.model_card import table_text
 from agentr_core.stages.evaluate import Measures, ks_of_pass, of_depths
-from agentr_core.stages.headroom import GREEDY, TEST, TRAIN, Found
+from agentr_core.stages.headroom import GREEDY, TEST, TRAIN, HeadroomReport
 
 _SETS = {TRAIN: "training", TEST: "held-out"}
 _HOW = """\
@@ -29,7 +29,7 @@ First error: the same step of an episode is the first bad one, or none is.
 """
 
 
-def shown(headroom: Found, form: str) -> str:
+def render(headroom: HeadroomReport, form: str) -> str:
     """Return what was found as text for a terminal, or as JSON (`form` is `table` or `json`)."""
     if form == "json":
         return json.dumps(_plain(headroom), indent=2) + "\n"
@@ -37,7 +37,7 @@ def shown(headroom: Found, form: str) -> str:
     return "\n".join([_scores(headroom), _contrast(headroom), _forecasts(headroom), *judges, _verdicts(headroom)])
 
 
-def _scores(headroom: Found) -> str:
+def _scores(headroom: HeadroomReport) -> str:
     ks = _shown_ks(headroom)
     columns = (
         Column("Instances", "text"),
@@ -60,7 +60,7 @@ def _scores(headroom: Found) -> str:
     return f"Success, with 95% intervals\n{table_text(Table(columns, tuple(rows)))}"
 
 
-def _contrast(headroom: Found) -> str:
+def _contrast(headroom: HeadroomReport) -> str:
     columns = (
         Column("Instances", "text"),
         Column("Number"),
@@ -75,7 +75,7 @@ def _contrast(headroom: Found) -> str:
     return f"Instances by what their {headroom.episodes} episodes show\n{table_text(Table(columns, tuple(rows)))}"
 
 
-def _forecasts(headroom: Found) -> str:
+def _forecasts(headroom: HeadroomReport) -> str:
     columns = (Column("Method", "text"), Column("Would make", "text"), Column("Number"), Column("95% interval"))
     rows = [
         Row(
@@ -93,7 +93,7 @@ def _forecasts(headroom: Found) -> str:
     return f"{head}\n{table_text(Table(columns, tuple(rows)))}{_HOW}"
 
 
-def _judges(headroom: Found) -> str:
+def _judges(headroom: HeadroomReport) -> str:
     """Return what each judge's verdicts are worth, as far as the world can tell."""
     shares = {
         "Read %": "read",
@@ -120,7 +120,7 @@ def _shown(name: str, estimate: Estimate) -> str:
     return _share(estimate) if name == "right" else wording.percent(estimate.mean)
 
 
-def _verdicts(headroom: Found) -> str:
+def _verdicts(headroom: HeadroomReport) -> str:
     lines = [
         f"{prospect.method:<8}  {'yes' if prospect.learns else 'no'}: {prospect.reason}"
         for prospect in headroom.prospects
@@ -128,7 +128,7 @@ def _verdicts(headroom: Found) -> str:
     return "\n".join(["Who can learn from it", *lines, _gap(headroom)]) + "\n"
 
 
-def _gap(headroom: Found) -> str:
+def _gap(headroom: HeadroomReport) -> str:
     """Return a line on what sampling finds beyond what the greedy policy does already."""
     sampled, greedy = headroom.measures[TRAIN], headroom.measures[TRAIN + GREEDY]
     most = _shown_ks(headroom)[-1]
@@ -142,7 +142,7 @@ def _gap(headroom: Found) -> str:
     return f"{comparison}: no headroom, sampling finds nothing that the model does not do already"
 
 
-def _shown_ks(headroom: Found) -> list[int]:
+def _shown_ks(headroom: HeadroomReport) -> list[int]:
     """Return 1, 8, 64 as far as they were measured, and the largest k."""
     measured = ks_of_pass(headroom.measures[TRAIN])
     return [k for k in measured if k in (1, 8, 64) or k == measured[-1]]
@@ -165,7 +165,7 @@ def _range(estimate: Estimate) -> str:
     return wording.NOTHING if math.isnan(estimate.low) else f"{estimate.low:.0f}{wording.TO}{estimate.high:.0f}"
 
 
-def _plain(headroom: Found) -> dict[str, Any]:
+def _plain(headroom: HeadroomReport) -> dict[str, Any]:
     def estimates(measures: Measures) -> Iterator[tuple[str, Any]]:
         yield from ((name, _numbers(estimate)) for name, estimate in measures.items())
 

@@ -11,7 +11,7 @@ from agentr_core.exchange.imports import (
     EXPERT,
     GENERAL,
     PAIRS,
-    Imported,
+    ImportResult,
     Target,
     import_chat,
     import_experts,
@@ -73,13 +73,13 @@ def import_file(
         say(f"and {counted(len(more), 'more record')} {'is' if len(more) == 1 else 'are'} not sound")
     # The turns are written as they were, so the recipe must skip as many.
     also = f", with eto.expert.opening: {opening}" if use == "expert" and opening != ExpertConfig().opening else ""
-    done = _written(found, source, target, skip_bad=skip_bad)
+    done = _write(found, source, target, skip_bad=skip_bad)
     if found.left_out:
         say(named(found.left_out))
     return f"{done}; a recipe takes them as {setting}{also}"
 
 
-def _written(found: Imported, source: Path, target: Path, *, skip_bad: bool) -> str:
+def _write(found: ImportResult, source: Path, target: Path, *, skip_bad: bool) -> str:
     count = len(found.faults)
     if count and not skip_bad:
         raise DataFileError(

@@ -69,10 +69,10 @@ def _text_of(store: Store, key: str) -> str:
 def line_of(ancestor: Ancestor, *, hidden: Collection[str] = ()) -> str:
     """Return one line of an ancestry, without the facts whose names are hidden."""
     facts = {name: fact for name, fact in ancestor.facts.items() if name not in hidden}
-    text = "see above" if ancestor.seen else "  ".join(f"{name} {_shown(fact)}" for name, fact in facts.items())
+    text = "see above" if ancestor.seen else "  ".join(f"{name} {_fact_text(fact)}" for name, fact in facts.items())
     relation = f"{ancestor.relation}: " if ancestor.relation else ""
     return f"{'  ' * ancestor.depth}{relation}{ancestor.entity.kind} {ancestor.entity.key}  {text}".rstrip()
 
 
-def _shown(fact: Any) -> str:
+def _fact_text(fact: Any) -> str:
     return visible(", ".join(map(str, fact)) if isinstance(fact, list) else str(fact)).replace("\n", " ")

@@ -59,7 +59,7 @@ def export_logs(workspace: Path, prefix: str, folder: Path, *, iteration: int | 
         DiskError: the folder cannot be written; nothing is left of it.
     """
     store = open_store(workspace, must_exist=True)
-    heads, waiting = _chosen(store, workspace, prefix, iteration)
+    heads, waiting = _choose(store, workspace, prefix, iteration)
     place = quiet_workplace(RunRef(workspace=str(workspace), run_id=heads[0].run_id))
     evaluations = [_evaluation(place, head) for head in heads]
     remarks = [*notes(evaluations), *waiting]
@@ -74,7 +74,7 @@ def export_logs(workspace: Path, prefix: str, folder: Path, *, iteration: int | 
     return "\n".join([f"{summary}:", *(f"  {file}" for file in files), *remarks])
 
 
-def _chosen(
+def _choose(
     store: Store, workspace: Path, prefix: str, iteration: int | None
 ) -> tuple[list[EvaluationHead], list[str]]:
     """Return the finished evaluations that are meant, and a sentence about those left out."""
@@ -121,7 +121,7 @@ def _evaluation(place: Workplace, head: EvaluationHead) -> LoggedEvaluation:
         ended=head.ended or head.started,
         episodes=episodes,
         measures={
-            **{name: _measured(measures[name]) for name in _SCORES if name in measures},
+            **{name: _estimate(measures[name]) for name in _SCORES if name in measures},
             **{name: (fmean(values), None, None, len(values)) for name, values in means.items()},
         },
         sampling={
@@ -139,7 +139,7 @@ def _evaluation(place: Workplace, head: EvaluationHead) -> LoggedEvaluation:
     )
 
 
-def _measured(estimate: Estimate) -> tuple[float, float | None, float | None, int]:
+def _estimate(estimate: Estimate) -> tuple[float, float | None, float | None, int]:
     """Return a mean, its interval, if it has one, and its number; JSON has no NaN."""
     low, high = (bound if math.isfinite(bound) else None for bound in (estimate.low, estimate.high))
     return estimate.mean, low, high, estimate.n

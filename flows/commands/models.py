@@ -17,7 +17,7 @@ from agentr_core.methods.faults import parse
 from agentr_core.models.vllm.door import ReplicaMonitor, open_control_server
 from agentr_core.models.vllm.replicas import check_ports, device_of, ensure, make_launch, start
 from agentr_core.recipes.models import ModelConfig
-from agentr_core.runtime.machine import settled
+from agentr_core.runtime.machine import settle
 from agentr_core.system import importing
 from tasks.wiring import vllm_environment
 
@@ -54,7 +54,7 @@ def settings(path: Path, replicas: int, device: str, overrides: Sequence[str]) -
     `ConfigError`.
     """
     model = {"backend": "vllm", "path": str(path), "device": device, "vllm": {"replicas": replicas}}
-    return settled(parse({"name": "serve", "model": model}, overrides, source="models serve")).model
+    return settle(parse({"name": "serve", "model": model}, overrides, source="models serve")).model
 
 
 def serve(model: ModelConfig, *, port: int, logs: Path, say: Callable[[str], Any]) -> None:

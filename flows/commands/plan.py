@@ -57,7 +57,7 @@ _OF_LORA = tuple(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Described:
+class _PlanText:
     """A plan: its summary in lines, and the sections that each stage reads, by the stage's name."""
 
     summary: list[str]
@@ -77,7 +77,7 @@ def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float | None = No
     """
     recipe = load_recipe(path, list(overrides))
     method = method_of(recipe)
-    plan = _described(recipe, method, gpu_gib)
+    plan = _describe(recipe, method, gpu_gib)
     fields = _read(recipe, method, plan.stages)
     names = {field.name for field in fields}
     idle = [field for field in field_values(recipe) if not field.usual and field.name not in names]
@@ -86,7 +86,7 @@ def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float | None = No
     return "\n".join([*plan.summary, "", *_of_fields(fields, idle), *_of_stages(plan.stages)])
 
 
-def _described(recipe: Recipe, method: Method, gpu_gib: float | None) -> _Described:
+def _describe(recipe: Recipe, method: Method, gpu_gib: float | None) -> _PlanText:
     lacks_weights = any(map(weights_missing, recipe.own_models().values()))
     faults = faults_of(recipe, asks=False)
     lacking = faults.machine if lacks_weights else []
@@ -123,7 +123,7 @@ def _described(recipe: Recipe, method: Method, gpu_gib: float | None) -> _Descri
     ]
     before = [replace(stage, name=f"{stage.name} base") for stage in method.before]
     stages = [stage for plan in plans_of(recipe) for stage in plan.stages]
-    return _Described(summary=summary, stages=_reading(recipe, [*before, *stages]))
+    return _PlanText(summary=summary, stages=_reading(recipe, [*before, *stages]))
 
 
 def _counts(recipe: Recipe) -> dict[str, WorldCounts]:
@@ -181,7 +181,7 @@ def _world_line(name: str, counts: WorldCounts, *, share: float) -> str:
     return f"  {name}: {counts.train} training instances, {counts.test} held-out episodes{part}"
 
 
-def _comparison(recipe: Recipe, train: int, test: int) -> _Described:
+def _comparison(recipe: Recipe, train: int, test: int) -> _PlanText:
     run_id, pool_stages = reference(recipe).run_id, plan_of(recipe, 1).stages
     arms = arms_of(recipe, run_id)
     head = f"recipe {recipe.name}: comparison of {len(recipe.compare.arms)} arms, run {run_id} in {recipe.workspace}"
@@ -195,7 +195,7 @@ def _comparison(recipe: Recipe, train: int, test: int) -> _Described:
     ]
     if not pool_stages:
         runs = f"each arm: a whole run with each of {len(recipe.compare.seeds)} seeds"
-        return _Described(summary=[head, runs, *arm_lines, progress], stages={})
+        return _PlanText(summary=[head, runs, *arm_lines, progress], stages={})
     summary = [
         head,
         f"the pool: {', '.join(stage.name for stage in pool_stages)} on {train} instances, once",
@@ -203,7 +203,7 @@ def _comparison(recipe: Recipe, train: int, test: int) -> _Described:
         *arm_lines,
         progress,
     ]
-    return _Described(summary=summary, stages=_reading(recipe, [*pool_stages, *plan_of(arms[0].recipe, 1).stages]))
+    return _PlanText(summary=summary, stages=_reading(recipe, [*pool_stages, *plan_of(arms[0].recipe, 1).stages]))
 
 
 def _budget(recipe: Recipe) -> str:

@@ -41,7 +41,7 @@ def publish_checkpoint(workspace: Path, prefix: str, folder: Path, *, base_model
         DiskError: the folder cannot be written; nothing is left of it.
     """
     store = open_store(workspace, must_exist=True)
-    checkpoint = _made(store, workspace, prefix)
+    checkpoint = _checkpoint(store, workspace, prefix)
     source = Path(checkpoint.path)
     if folder.exists():
         raise ConfigError(f"{folder} already exists; name a new folder")
@@ -60,7 +60,7 @@ def publish_checkpoint(workspace: Path, prefix: str, folder: Path, *, base_model
     return f"{folder}: {', '.join(sorted(path.name for path in folder.iterdir()))}"
 
 
-def _made(store: Store, workspace: Path, prefix: str) -> CheckpointMade:
+def _checkpoint(store: Store, workspace: Path, prefix: str) -> CheckpointMade:
     matches = checkpoints_beginning(store, prefix)
     if len(matches) != 1:
         raise ConfigError(
@@ -86,7 +86,7 @@ def _card(store: Store, workspace: Path, checkpoint: CheckpointMade, name: str, 
         steps=manifest.steps,
         dataset_hash=manifest.dataset_hash,
         scores=tuple(filter(None, scores)),
-        recipe=_shown(recipe, json.loads(checkpoint.config), base_model),
+        recipe=_visible(recipe, json.loads(checkpoint.config), base_model),
         arm_of=recipe.compare.pool,
         versions=manifest.versions,
         ancestry=tuple(
@@ -104,7 +104,7 @@ def _score(store: Store, evaluation: StoredEvaluation) -> CardScore | None:
     )
 
 
-def _shown(recipe: Recipe, config: Mapping[str, Any], base_model: str) -> Mapping[str, Any]:
+def _visible(recipe: Recipe, config: Mapping[str, Any], base_model: str) -> Mapping[str, Any]:
     """Return the part of a resolved recipe that its method reads, without the folders of this
     machine.
     """

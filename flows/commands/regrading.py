@@ -30,10 +30,10 @@ from agentr_core.recipes.recipe import Recipe
 from agentr_core.recipes.recipe import replace as replaced
 from agentr_core.reports.model_card import table_text
 from agentr_core.runtime.place import Workplace
-from agentr_core.stages.regrade import Regraded, Scoring, asked_model, by_world, regrade
+from agentr_core.stages.regrade import Scoring, ScoringResult, asked_model, by_world, regrade
 from agentr_core.stages.scorings import scored_table
 from agentr_core.store.queries.runs import run_config
-from agentr_core.store.queries.scorings import OF_A_SCORING, Changed, Scored, changed, side_by_side
+from agentr_core.store.queries.scorings import OF_A_SCORING, ScoreChange, ScoreComparison, changed, side_by_side
 from agentr_core.texts import counted, quoted, unreadable
 from agentr_core.types import Instance
 from flows import interruption
@@ -173,7 +173,11 @@ def _read(file: Path) -> str:
 
 
 def _text(
-    place: Workplace, scoring: Scoring, done: Regraded, scored: Sequence[Scored], differing: Sequence[Changed]
+    place: Workplace,
+    scoring: Scoring,
+    done: ScoringResult,
+    scored: Sequence[ScoreComparison],
+    differing: Sequence[ScoreChange],
 ) -> str:
     paths = f" and {counted(done.paths, 'path')} of search trees" if done.paths else ""
     lines = [
@@ -194,7 +198,7 @@ def _text(
     return "\n".join(lines) + "\n"
 
 
-def _change_text(row: Changed) -> str:
+def _change_text(row: ScoreChange) -> str:
     name = row.trajectory_id or f"{row.tree_id}#{row.leaf}"
     new = "no score" if row.new_reward is None else f"{row.new_reward:.3g}"
     reply = "" if row.reply is None else f": {quoted(' '.join(row.reply.split()), _REPLY)}"
@@ -202,7 +206,11 @@ def _change_text(row: Changed) -> str:
 
 
 def _plain(
-    place: Workplace, scoring: Scoring, done: Regraded, scored: Sequence[Scored], differing: Sequence[Changed]
+    place: Workplace,
+    scoring: Scoring,
+    done: ScoringResult,
+    scored: Sequence[ScoreComparison],
+    differing: Sequence[ScoreChange],
 ) -> str:
     fields = {
         "run_id": place.run_id,

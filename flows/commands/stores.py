@@ -9,7 +9,7 @@ from agentr_core.errors import StoreError
 from agentr_core.reports import wording
 from agentr_core.reports.document import Column, Row, Table
 from agentr_core.reports.model_card import table_text
-from agentr_core.store.care.rewriting import Rewritten, compact, merge_stores, prune, sizes
+from agentr_core.store.care.rewriting import RewriteResult, compact, merge_stores, prune, sizes
 from agentr_core.store.database import Store
 from agentr_core.store.queries.listings import contradictions, dangling_references
 from agentr_core.system import writing
@@ -108,7 +108,7 @@ def _by_table(counts: Mapping[str, int], sign: int) -> str:
     return f": {', '.join(parts)}" if parts else ""
 
 
-def _sizes(workspace: Path, result: Rewritten) -> str:
+def _sizes(workspace: Path, result: RewriteResult) -> str:
     return f"the store of {workspace}: {_mib(result.before)} MiB before, {_mib(result.after)} MiB as it is written anew"
 
 

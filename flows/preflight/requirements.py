@@ -36,7 +36,7 @@ from agentr_core.store.database import Store
 from agentr_core.store.queries.datasets import revision_states
 from agentr_core.store.queries.runs import count_trees
 from agentr_core.system import importing
-from agentr_core.texts import listed
+from agentr_core.texts import fault_list
 from agentr_core.training.job import GroupRelative
 from agentr_core.types import Message
 from tasks.workspaces import find_run, open_store
@@ -69,7 +69,7 @@ class Faults:
         if len(messages) == 1 and self.found:
             raise self.found[0]
         if messages:
-            raise ConfigError(listed(list(messages)))
+            raise ConfigError(fault_list(list(messages)))
 
 
 def model_requirements(recipe: Recipe, faults: Faults, *, trains: bool, asks: bool) -> None:

@@ -23,7 +23,7 @@ from agentr_core.models.local.transformers import TransformersModel
 from agentr_core.models.local.workers import Loading, Worker, Workers, load_local
 from agentr_core.protocols import ChatModel
 from agentr_core.recipes.recipe import Recipe
-from agentr_core.runtime.machine import settled
+from agentr_core.runtime.machine import settle
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, run_id_of, start
 from agentr_core.samples.rendering import load_renderer
@@ -74,7 +74,7 @@ def measure(folder: Path, *, trees: int, slow_trees: int, search: Sequence[str],
     if clock is time.process_time:
         # Workers have processes of their own, whose time this clock does not count.
         overrides.append("model.workers=1")
-    return asyncio.run(_measure(settled(load(RECIPE, overrides)), folder, slow_trees, clock))
+    return asyncio.run(_measure(settle(load(RECIPE, overrides)), folder, slow_trees, clock))
 
 
 async def _measure(recipe: Recipe, folder: Path, slow_trees: int, clock: Clock) -> list[Measure]:

@@ -20,7 +20,7 @@ import pytest
 from asgi import running
 from outside import HELLO, Agent, asked, played, said, sent
 
-from agentr_core.environments.gateway.server import Observed, app
+from agentr_core.environments.gateway.server import TrackedResponse, app
 from agentr_core.episodes.transcript import conversations
 from agentr_core.errors import EnvironmentUnavailable
 from agentr_core.http_server import LOST
@@ -125,14 +125,14 @@ async def test_an_answer_that_is_lost_before_it_is_settled_is_lost_once() -> Non
         notes.append(message)
 
     scope: dict[str, Any] = {}
-    await Observed(answer, notes.append, lambda: notes.append("lost"))(scope, receive, send)
+    await TrackedResponse(answer, notes.append, lambda: notes.append("lost"))(scope, receive, send)
     assert notes == [False]
     notes.clear()
 
     async def whole(scope: Any, receive: Any, send: Any) -> bool:
         return True
 
-    await Observed(whole, notes.append, lambda: notes.append("lost"))(scope, receive, send)
+    await TrackedResponse(whole, notes.append, lambda: notes.append("lost"))(scope, receive, send)
     scope[LOST]()
     assert notes == [True, "lost"]
 

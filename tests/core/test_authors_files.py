@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentr_core.exchange.imports import Imported, Target, import_chat, import_experts, import_pairs
+from agentr_core.exchange.imports import ImportResult, Target, import_chat, import_experts, import_pairs
 from agentr_core.samples.chat_file import World
 
 PLACE = Target(world=World("line"), split="train")
@@ -77,7 +77,7 @@ def write(folder: Path, record: dict[str, Any], name: str, **layout: Any) -> Pat
     return file
 
 
-def one(found: Imported) -> dict[str, Any]:
+def one(found: ImportResult) -> dict[str, Any]:
     assert found.faults == ()
     (line,) = map(json.loads, found.lines)
     return dict(line)

@@ -14,7 +14,7 @@ from toy_paths import ToyTree, renderer, sampled_ids, tokenizer
 from agentr_core.episodes.rollout import act, episode
 from agentr_core.episodes.transcript import AlternatingTurns
 from agentr_core.methods.agent_r.splice import good_sample
-from agentr_core.methods.eto.preferences import Played, against_expert, preference_id
+from agentr_core.methods.eto.preferences import StoredTrajectory, against_expert, preference_id
 from agentr_core.recipes.data import DataConfig
 from agentr_core.recipes.eto import PreferencesConfig
 from agentr_core.samples.dataset import build_dataset, build_pairs, token_row
@@ -170,7 +170,9 @@ def test_pairs_with_cut_replies_are_kept_or_rejected() -> None:
     worse = replace(
         worse, steps=(*worse.steps[:-1], replace(last, token_ids=last.token_ids[:-1], finish_reason="length"))
     )
-    ((made,), _) = against_expert(Played("e", better), [Played("p", worse)], Line(), PreferencesConfig())
+    ((made,), _) = against_expert(
+        StoredTrajectory("e", better), [StoredTrajectory("p", worse)], Line(), PreferencesConfig()
+    )
     pairs = {preference_id(made): made}
     kept = build_pairs(pairs, DataConfig(), renderer(), test=(), seed=0)
     assert kept.rows[1].labels.count(END) == 1

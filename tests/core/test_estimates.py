@@ -28,7 +28,7 @@ from agentr_core.recipes.recipe import Recipe
 from agentr_core.recipes.training import LaunchConfig, TrainingConfig
 from agentr_core.runtime import machine
 from agentr_core.runtime.instances import state_count
-from agentr_core.store.queries.runs import Written
+from agentr_core.store.queries.runs import OutputCounts
 from agentr_core.system import data_path
 from agentr_core.training.parent import lora_config, read_weights
 from flows.cli import cli
@@ -458,7 +458,7 @@ def test_what_is_likely_is_never_above_what_is_possible(known: estimates.Lengths
 
 
 def test_a_search_is_likely_to_be_as_the_stored_ones() -> None:
-    trees, verdicts = Written(units=10, replies=1000, tokens=20_000), Written(units=4, replies=50, tokens=500)
+    trees, verdicts = OutputCounts(units=10, replies=1000, tokens=20_000), OutputCounts(units=4, replies=50, tokens=500)
     known = estimates.Lengths(replies=5.0, tokens=20.0, source="s", of_trees=trees, of_verdicts=verdicts)
     own = recipe("textcraft-tiny")
     asked = estimates.tokens(own, method_of(own).sampled(own, 24, 3), 3, 0, lengths=known)

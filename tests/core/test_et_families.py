@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from agentr_core.methods.et_agent import most_members
-from agentr_core.methods.et_agent.evolve import Grown, Member, PlannedChild, begun, grow, parents, planned_children
+from agentr_core.methods.et_agent.evolve import (
+    FinishedFamily,
+    Member,
+    PlannedChild,
+    first_children,
+    grow,
+    parents,
+    planned_children,
+)
 from agentr_core.methods.et_agent.operators import HINTS, PROMPTS, version
 from agentr_core.recipes.et_agent import EtAgentConfig, FlywheelConfig
 from agentr_core.recipes.recipe import Recipe
@@ -30,7 +38,7 @@ def names(found: Sequence[Member | PlannedChild]) -> list[str]:
 
 async def grown(
     config: FlywheelConfig, rewards: dict[str, float | None], *, tokens: int = 0
-) -> tuple[Grown, list[str]]:
+) -> tuple[FinishedFamily, list[str]]:
     """Return a family whose children have these rewards by name, 0 by default; None: none is
     made.
     """
@@ -125,7 +133,7 @@ def test_the_most_members_are_told_beforehand() -> None:
     assert most(policy="expand-all") == 64
     assert most(policy="expand-all", rounds=2) == 16
     assert most(rounds=0, fresh=16) == 16
-    assert names(begun(FlywheelConfig(fresh=2))) == ["0", "1"]
+    assert names(first_children(FlywheelConfig(fresh=2))) == ["0", "1"]
 
 
 def test_each_domain_has_six_hints_and_each_prompt_a_hash_of_its_words() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agentr_core.environments.reasoning.grammar import strict_fault, tags, text_of
 from agentr_core.methods.et_agent.operators import (
-    Tagged,
+    TaggedForm,
     Unmade,
     at_step,
     numbered,
@@ -25,7 +25,7 @@ from agentr_core.methods.et_agent.operators import (
 )
 from agentr_core.types import Instance, Step, StopReason, Trajectory
 
-MATH = Tagged("math")
+MATH = TaggedForm("math")
 INSTANCE = Instance(environment="reasoning", split="train", index=0)
 
 

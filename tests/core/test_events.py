@@ -50,11 +50,11 @@ def test_each_thing_is_told_once_with_where_it_belongs(place: Workplace, monkeyp
     monkeypatch.setattr(events, "emit_event", lambda name, resource, **more: sent.append((name, resource, more)))
     monkeypatch.setenv("AGENTR_VIEW_URL", "http://viewer:4280/?token=secret")
     for _ in range(2):
-        with events.told(place, 1, events.published_by(place, 1)):
+        with events.tell_changes(place, 1, events.published_by(place, 1)):
             publish(place)
-        with events.told(place, 1, events.published_by(place, 1)):
+        with events.tell_changes(place, 1, events.published_by(place, 1)):
             asyncio.run(end(place, 1))
-    with events.told(place, 0, events.published_by(place, 0)):
+    with events.tell_changes(place, 0, events.published_by(place, 0)):
         asyncio.run(end(place, 0))
     assert [name for name, *_ in sent] == [events.DATASET, events.CHECKPOINT, events.FINISHED]
     assert len({more["id"] for *_, more in sent}) == 3

@@ -19,7 +19,7 @@ from agentr_core.store.database import Store
 from agentr_core.store.queries.facts import facts_of
 from agentr_core.types import Instance, StopReason, Trajectory
 from agentr_core.viewer.lists import list_page
-from flows.commands.environments import described
+from flows.commands.environments import world_text
 
 
 class Telling(CombinationLock):
@@ -64,7 +64,7 @@ def test_textcraft_tells_the_crafts_of_the_shortest_way() -> None:
     first = env.instances("test")[0]
     replies = env.expert(first) or ()
     assert env.facts(first) == {"crafts": sum("Action: craft" in reply for reply in replies)}
-    assert "\nfacts of an instance, which lists have as columns\n  crafts: 1\n" in described("textcraft", {})
+    assert "\nfacts of an instance, which lists have as columns\n  crafts: 1\n" in world_text("textcraft", {})
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from toy import Line, Policy, instance
 
 from agentr_core.episodes.rollout import episode
-from agentr_core.evaluation.metrics import Headroom, Prospect, Tried, mixed, pass_rates
+from agentr_core.evaluation.metrics import Headroom, InstanceResults, Prospect, mixed, pass_rates
 from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.agent_r import TreeSize, foresee
 from agentr_core.methods.agent_r.critique import judge_of
@@ -27,11 +27,11 @@ from agentr_core.search.tree import leaf_paths
 from agentr_core.types import Sampling, Verdict
 
 
-def tried(wins: int, episodes: int = 8, *, key: str = "a", greedy: bool = False) -> Tried:
-    return Tried(key=key, origin=key, depth=None, episodes=episodes, wins=wins, greedy=greedy)
+def tried(wins: int, episodes: int = 8, *, key: str = "a", greedy: bool = False) -> InstanceResults:
+    return InstanceResults(key=key, origin=key, depth=None, episodes=episodes, wins=wins, greedy=greedy)
 
 
-def sample(rates: list[float], episodes: int, rng: random.Random) -> list[Tried]:
+def sample(rates: list[float], episodes: int, rng: random.Random) -> list[InstanceResults]:
     return [
         tried(sum(rng.random() < rate for _ in range(episodes)), episodes, key=str(number), greedy=rate > 0.5)
         for number, rate in enumerate(rates)
@@ -78,7 +78,7 @@ def test_what_always_or_never_wins_has_hardly_a_mixed_group(wins: int) -> None:
 
 
 @pytest.mark.parametrize("known", [[], [tried(1, 1)]])
-def test_one_episode_of_an_instance_tells_nothing(known: list[Tried]) -> None:
+def test_one_episode_of_an_instance_tells_nothing(known: list[InstanceResults]) -> None:
     with pytest.raises(ValueError, match="two episodes of each"):
         pass_rates(known)
 

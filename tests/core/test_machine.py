@@ -20,7 +20,7 @@ from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.faults import parse
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime import machine
-from agentr_core.runtime.machine import formats, instructions, settled
+from agentr_core.runtime.machine import formats, instructions, settle
 from agentr_core.training.requirements import check_requirements
 
 WITH = "model name\t: One\nflags\t\t: fpu avx512f avx512_bf16 avx512_vnni\n"
@@ -61,12 +61,12 @@ def test_the_processor_says_what_it_has(processor: str, said: str) -> None:
 
 def test_a_machine_is_described(on: Callable[[str], None]) -> None:
     on("processor\t: 0\nmodel name\t: One of a kind\n")
-    told = machine.described()
+    told = machine.facts()
     assert re.fullmatch(r"One of a kind, \d+ of \d+", told["processor"])
     assert re.fullmatch(r"\d+\.\d GiB", told["memory"])
     assert "gpu" not in told
     on("Features\t: fp asimd\n")
-    assert machine.described()["processor"][0] != ","
+    assert machine.facts()["processor"][0] != ","
 
 
 def test_the_commit_is_that_of_the_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,11 +93,11 @@ def test_the_commit_is_that_of_the_clone(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_every_auto_is_settled_alike(on: Callable[[str], None]) -> None:
     on(WITH)
-    fast = settled(parse(AUTO))
+    fast = settle(parse(AUTO))
     assert fast.models.judge is not None
     assert (fast.model.dtype, fast.models.judge.dtype, fast.training.bf16) == ("bfloat16", "bfloat16", True)
     on(WITHOUT)
-    slow = settled(parse(AUTO))
+    slow = settle(parse(AUTO))
     assert slow.models.judge is not None
     assert (slow.model.dtype, slow.models.judge.dtype, slow.training.bf16) == ("float32", "float32", False)
     assert formats(slow).startswith("number formats: actor float32, judge float32, training float32; bfloat16 is ")
@@ -110,25 +110,25 @@ def test_an_id_is_that_of_what_auto_came_to(on: Callable[[str], None]) -> None:
     written = {**AUTO, "model": {"path": "m", "dtype": "bfloat16"}, "models": {"judge": {"path": "j"}}}
     written["models"]["judge"]["dtype"] = "bfloat16"
     on(WITH)
-    here = key(settled(parse(AUTO)))
+    here = key(settle(parse(AUTO)))
     assert here == key(parse({**written, "training": {}}))
     on(WITHOUT)
-    assert key(settled(parse(AUTO))) != here
+    assert key(settle(parse(AUTO))) != here
 
 
 def test_what_is_written_stays(on: Callable[[str], None]) -> None:
     on(WITHOUT)
     recipe = parse({"name": "x", "model": {"path": "m", "dtype": "bfloat16"}})
-    assert settled(recipe) == recipe
+    assert settle(recipe) == recipe
     assert recipe.training.bf16
 
 
 def test_a_served_model_has_no_format_of_ours(on: Callable[[str], None]) -> None:
     on(WITH)
     served = parse({"name": "x", "model": {"backend": "openai", "dtype": "auto", "server": {"model": "m"}}})
-    assert settled(served).model.dtype == "float32"
-    assert "actor" not in formats(settled(served))
-    assert formats(settled(served), trains=False) == ""
+    assert settle(served).model.dtype == "float32"
+    assert "actor" not in formats(settle(served))
+    assert formats(settle(served), trains=False) == ""
 
 
 def test_a_trainer_refuses_what_nobody_settled() -> None:
@@ -146,7 +146,7 @@ def test_trainers_are_as_many_as_gpus_or_processors(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(machine, "processors", lambda: processors)
     training = {"bf16": "auto", "step_tokens": 4096, "launch": {"num_processes": "auto"}}
-    assert settled(parse({**AUTO, "training": training})).training.num_processes == expected
+    assert settle(parse({**AUTO, "training": training})).training.num_processes == expected
 
 
 @pytest.mark.parametrize(
@@ -169,4 +169,4 @@ def test_group_rl_takes_its_steps_from_episodes_however_many_processors_share_th
     monkeypatch.setattr(machine, "processors", lambda: 3)
     training = {"launch": {"num_processes": "auto"}}
     recipe = parse({"name": "x", "model": {"path": "m"}, "training": training, **method})
-    assert settled(recipe).training.num_processes == 3
+    assert settle(recipe).training.num_processes == 3

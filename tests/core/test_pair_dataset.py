@@ -13,7 +13,7 @@ from toy import Line
 from toy_paths import ToyTree, renderer, sampled_ids, tokenizer
 
 from agentr_core.errors import DataFault
-from agentr_core.methods.eto.preferences import Played, against_expert, preference_id
+from agentr_core.methods.eto.preferences import StoredTrajectory, against_expert, preference_id
 from agentr_core.recipes.data import DataConfig
 from agentr_core.recipes.eto import PreferencesConfig
 from agentr_core.samples.dataset import TokenRow, build_pairs
@@ -31,10 +31,10 @@ def preference(
     """
     tree = ToyTree(1)
 
-    def played(name: str, *way: str) -> Played:
+    def played(name: str, *way: str) -> StoredTrajectory:
         trajectory = tree.path(*way).trajectory
         steps = tuple(replace(s, observation=observation or s.observation) for s in trajectory.steps)
-        return Played(name, replace(trajectory, steps=steps), forced if name == "policy" else 0)
+        return StoredTrajectory(name, replace(trajectory, steps=steps), forced if name == "policy" else 0)
 
     config = PreferencesConfig(level=level)
     ((made,), _) = against_expert(played("expert", *EXPERT), [played("policy", *actions)], Line(), config)

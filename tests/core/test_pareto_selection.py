@@ -20,7 +20,7 @@ from agentr_core.methods.et_agent.selection import (
     reasons,
     select,
 )
-from agentr_core.store.codec.samples import Selected
+from agentr_core.store.codec.samples import SelectionOutcome
 
 IDS = ["A", "B", "C", "D"]
 CORRECTNESS = np.array([[1, 0, 1, 0], [1, 1, 1, 1], [1, 0, 0, 0], [1, 1, 0, 0]], dtype=np.float64)
@@ -121,7 +121,7 @@ def test_a_hundred_thousand_questions_take_less_than_two_seconds() -> None:
 
 
 def test_a_report_counts_fronts_as_the_store_does() -> None:
-    one = Selected(
+    one = SelectionOutcome(
         instance_id="q",
         episodes=4,
         correctness=0.5,

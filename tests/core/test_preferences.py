@@ -12,7 +12,7 @@ from toy import Line
 from toy_paths import ToyTree
 
 from agentr_core.methods.eto.preferences import (
-    Played,
+    StoredTrajectory,
     against_expert,
     among_own,
     capped,
@@ -30,8 +30,8 @@ EXPERT = ["right"] * 4
 PLAIN = PreferencesConfig()
 
 
-def played(*actions: str, name: str = "", forced: int = 0) -> Played:
-    return Played(name or "-".join(actions), ToyTree(INDEX).path(*actions).trajectory, forced)
+def played(*actions: str, name: str = "", forced: int = 0) -> StoredTrajectory:
+    return StoredTrajectory(name or "-".join(actions), ToyTree(INDEX).path(*actions).trajectory, forced)
 
 
 def replies(sample: Sample, *, trained: bool = True) -> list[str]:
@@ -107,9 +107,9 @@ def test_the_losing_side_is_cut_a_few_rounds_after_the_expert(extra: int, kept_s
 
 def test_without_expert_or_reply_there_is_a_reason() -> None:
     silent = played(*EXPERT)
-    silent = Played("silent", replace(silent.trajectory, steps=(), reward=0.0))
+    silent = StoredTrajectory("silent", replace(silent.trajectory, steps=(), reward=0.0))
     elsewhere = played("stop")
-    elsewhere = Played("elsewhere", replace(elsewhere.trajectory, first_observation="The goal is elsewhere."))
+    elsewhere = StoredTrajectory("elsewhere", replace(elsewhere.trajectory, first_observation="The goal is elsewhere."))
 
     assert reasons(against_expert(None, [played("stop")], Line(), PLAIN)[1]) == ["no-expert"]
     kept, rejected = against_expert(played(*EXPERT), [silent, elsewhere], Line(), PLAIN)

@@ -24,7 +24,7 @@ from agentr_core.store.codec.ledger import metric_rows
 from agentr_core.store.codec.samples import dataset_rows
 from agentr_core.store.database import Store
 from agentr_core.store.queries.datasets import evaluated_stops
-from agentr_core.store.queries.listings import LISTINGS, listed
+from agentr_core.store.queries.listings import LISTINGS, read_list
 from agentr_core.store.queries.trees import JudgedStep, PathAudit
 from agentr_core.store.tables import merge
 from agentr_core.types import Verdict
@@ -202,7 +202,7 @@ def test_revision_tests_of_two_runs_are_compared_where_they_go_on_from_the_same_
             run,
         )
     )
-    pairs = listed(
+    pairs = read_list(
         Store(tmp_path / STORE_FILE), LISTINGS["differences"], {"before": before, "after": after}, offset=0, limit=9
     )
     assert pairs.total == len(pairs.rows) == (4 if given == "slip" else 0)

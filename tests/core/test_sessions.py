@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from agentr_core.episodes.transcript import call_text
 from agentr_core.errors import DataFileError
-from agentr_core.exchange.imports import Imported, Target, import_chat, import_experts
+from agentr_core.exchange.imports import ImportResult, Target, import_chat, import_experts
 from agentr_core.samples.chat_file import World, read_chat
 from flows.cli import cli
 
@@ -122,7 +122,7 @@ def write(folder: Path, lines: list[Line], name: str = "session") -> Path:
     return file
 
 
-def imported(folder: Path, lines: list[Line]) -> Imported:
+def imported(folder: Path, lines: list[Line]) -> ImportResult:
     return import_chat(write(folder, lines), [BASH])
 
 

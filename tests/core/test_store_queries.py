@@ -20,8 +20,8 @@ from agentr_core.store.codec.samples import FLYWHEEL, derivation_rows
 from agentr_core.store.codec.trajectories import trajectory_rows
 from agentr_core.store.database import Store
 from agentr_core.store.queries.datasets import EpisodeCounts, ErrorCount, PreferenceCounts, error_counts, refusals
-from agentr_core.store.queries.listings import LISTINGS, ORIGINS, Listed, ancestry, choices, listed
-from agentr_core.store.queries.runs import Published, RequestUse, TokenUse
+from agentr_core.store.queries.listings import LISTINGS, ORIGINS, ListPage, ancestry, choices, read_list
+from agentr_core.store.queries.runs import IterationProducts, RequestUse, TokenUse
 from agentr_core.store.queries.trees import GroupCounts, OperatorCount, operator_counts
 from agentr_core.types import Derivation, Instance, Step, StopReason, Trajectory
 
@@ -35,10 +35,10 @@ NOTHING: tuple[Any, ...] = (
     PreferenceCounts(kinds={}, margins={}, cut=0),
     TokenUse(prompt=0, completion=0),
     RequestUse(requests=0, prompt=0, completion=0),
-    Listed([], 0),
+    ListPage([], 0),
     (0, 0.0),
     {"gained": 0, "lost": 0, "same": 0},
-    Published(),
+    IterationProducts(),
     GroupCounts(groups=0, mixed=0, alike_with_wins=0, episodes=0, trained_episodes=0),
 )
 OF_KIND = {
@@ -77,7 +77,7 @@ def test_ancestors_of_each_kind_are_asked_for_in_the_newest_schema(kind: str, em
 @pytest.mark.parametrize("name", LISTINGS)
 def test_each_list_is_asked_for_with_each_filter_in_the_newest_schema(name: str, empty: Store) -> None:
     wanted = dict.fromkeys(LISTINGS[name].filters, "1")
-    assert listed(empty, LISTINGS[name], wanted, offset=0, limit=5) == Listed([], 0)
+    assert read_list(empty, LISTINGS[name], wanted, offset=0, limit=5) == ListPage([], 0)
     assert choices(empty, LISTINGS[name]).keys() <= LISTINGS[name].choices.keys()
 
 

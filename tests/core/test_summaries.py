@@ -18,7 +18,7 @@ from agentr_core.episodes.transcript import Continuation, NativeTurns, Summaries
 from agentr_core.errors import ConfigError, PromptTooLong
 from agentr_core.evaluation.episodes import count_invalid
 from agentr_core.methods.catalogue import sampled_groups
-from agentr_core.methods.eto.preferences import Played, among_own
+from agentr_core.methods.eto.preferences import StoredTrajectory, among_own
 from agentr_core.methods.faults import parse
 from agentr_core.recipes.eto import PreferencesConfig
 from agentr_core.samples.dataset import check_flags, token_row
@@ -300,7 +300,7 @@ async def test_tool_results_are_summed_up_after_a_request_in_a_turn_of_its_own()
 
 async def test_pairs_of_summed_up_episodes_are_turned_away() -> None:
     won, lost = await played(Walk()), await played(Walk(), max_steps=20)
-    sides = [Played(id=name, trajectory=one) for name, one in (("won", won), ("lost", lost))]
+    sides = [StoredTrajectory(id=name, trajectory=one) for name, one in (("won", won), ("lost", lost))]
     _, found = among_own(sides, Far(), PreferencesConfig())
     assert [one.reason for one in found] == ["summed-up"]
 

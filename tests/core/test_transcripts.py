@@ -29,7 +29,7 @@ from agentr_core.episodes.transcript import (
 from agentr_core.errors import ConfigError, DataFault
 from agentr_core.exchange.training_set import export_lines, pair_lines
 from agentr_core.methods.agent_r.splice import good_sample, splice
-from agentr_core.methods.eto.preferences import Played, among_own
+from agentr_core.methods.eto.preferences import StoredTrajectory, among_own
 from agentr_core.methods.faults import load
 from agentr_core.recipes.agent_r import SpliceConfig
 from agentr_core.recipes.eto import PreferencesConfig
@@ -235,7 +235,9 @@ def test_a_splice_is_one_turn_whose_bad_spans_carry_no_loss() -> None:
 def test_sides_of_a_pair_share_the_beginning_of_their_turn() -> None:
     tree = growing_tree()
     good, bad = (tree.path("right", *rest).trajectory for rest in (("right", "right"), ("stop",)))
-    ((made,), _) = among_own([Played("a", good), Played("b", bad)], GrowingLine(), PreferencesConfig())
+    ((made,), _) = among_own(
+        [StoredTrajectory("a", good), StoredTrajectory("b", bad)], GrowingLine(), PreferencesConfig()
+    )
     assert prompt_of(made.chosen) == prompt_of(made.rejected) == made.chosen.messages[:2]
     begun = transcript(GrowingLine(), good.first_observation, good.steps, train=[False, True, True])
     side = replace(made.chosen, messages=begun)

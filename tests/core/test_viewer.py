@@ -19,7 +19,7 @@ from agentr_core.evaluation.metrics import is_stuck
 from agentr_core.reports import wording
 from agentr_core.samples.rendering import ReadToken
 from agentr_core.store.database import Store
-from agentr_core.store.queries.trees import PathStep, Sampled, TreeNode
+from agentr_core.store.queries.trees import PathStep, SampledTokens, TreeNode
 from agentr_core.store.tables import merge
 from agentr_core.store.text_index import TextIndex
 from agentr_core.system import LOOPBACK
@@ -460,6 +460,7 @@ async def test_a_pair_has_three_witnesses_and_a_tree_its_texts_on_hover(tmp_path
 def test_replies_are_placed_by_their_tokens() -> None:
     tokens = [ReadToken(one, "x", "assistant", one < 5) for one in (9, 1, 2, 9, 1, 2, 3)]
     replies = viewer_pages.replies_in(
-        [tokens], [Sampled(0, [1, 2], [-0.1, -3.0], 1), Sampled(1, [], [], None), Sampled(2, [1, 2, 3], [], 4)]
+        [tokens],
+        [SampledTokens(0, [1, 2], [-0.1, -3.0], 1), SampledTokens(1, [], [], None), SampledTokens(2, [1, 2, 3], [], 4)],
     )
     assert [(at, one.start, one.end) for at, one in replies.items()] == [(0, 1, 3), (2, 4, 7)]

@@ -14,14 +14,14 @@ from starlette.types import Receive, Scope, Send
 
 from agentr_core.errors import ConfigError, DiskError, StoreError
 from agentr_core.system import LOOPBACK
-from agentr_core.viewer.bundle import Bundled, bundle
+from agentr_core.viewer.bundle import BundleCounts, bundle
 from agentr_core.viewer.server import app
 
 pytestmark = pytest.mark.slow
 OTHER = "bbbb000000000001"
 
 
-async def written(tmp_path: Path, *, start: str = "/", most: int = 500) -> tuple[Bundled, dict[str, str]]:
+async def written(tmp_path: Path, *, start: str = "/", most: int = 500) -> tuple[BundleCounts, dict[str, str]]:
     """Return what was written of a store with hostile texts, and its pages by file name."""
     store = gallery.fill(tmp_path / "store.duckdb", HOSTILE)
     shown = app(store.path, index=tmp_path / "texts.sqlite", hosts=LOOPBACK)
@@ -35,7 +35,7 @@ def links(page: str) -> set[str]:
 
 async def test_pages_lead_to_files_beside_them(tmp_path: Path) -> None:
     made, pages = await written(tmp_path)
-    assert made == Bundled(len(pages), 0)
+    assert made == BundleCounts(len(pages), 0)
     there = {file.name for file in (tmp_path / "site").iterdir()}
     assert set().union(*map(links, pages.values())) <= there
     for kind in ("run", "trajectory", "tree", "node", "pair", "sample", "preference", "group", "family", "differences"):
@@ -72,7 +72,7 @@ async def test_a_bundle_of_a_run_has_no_page_of_another(tmp_path: Path) -> None:
     both = await bundle(shown, tmp_path / "both", start="/", most=500)
     made = await bundle(shown, tmp_path / "site", start=f"/run/{gallery.RUN}", most=500)
     pages = {file.name: file.read_text("utf-8") for file in (tmp_path / "site").glob("*.html")}
-    assert made == Bundled(len(pages), 0)
+    assert made == BundleCounts(len(pages), 0)
     assert made.pages < both.pages
     assert [name for name in pages if name.startswith("trajectory-")]
     # The model that it all began with belongs to no run.
@@ -95,7 +95,7 @@ async def test_few_pages_are_of_all_kinds(tmp_path: Path) -> None:
         page = "".join(f'<a href="{link}">x</a>' for link in linked)
         await HTMLResponse(f"<html><head></head>{page}</html>")(scope, receive, send)
 
-    assert await bundle(site, tmp_path / "site", start="/run/r", most=10) == Bundled(10, 45)
+    assert await bundle(site, tmp_path / "site", start="/run/r", most=10) == BundleCounts(10, 45)
     names = {file.name[:5] for file in (tmp_path / "site").glob("*.html")}
     assert names == {"index", "traje", "trees", "tree-", "pair-", "sampl"}
 

@@ -16,7 +16,7 @@ from agentr_core.episodes.transcript import AlternatingTurns, droppable, fewest_
 from agentr_core.errors import PromptTooLong
 from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.agent_r.splice import good_sample, splice
-from agentr_core.methods.eto.preferences import Played, among_own
+from agentr_core.methods.eto.preferences import StoredTrajectory, among_own
 from agentr_core.recipes.agent_r import SearchConfig, SpliceConfig
 from agentr_core.recipes.eto import PreferencesConfig
 from agentr_core.samples.dataset import check_flags, drops, good_per_tree, split, token_row, turn_classes
@@ -226,7 +226,7 @@ async def test_no_pair_has_a_windowed_side() -> None:
     good = await played(Script(["right"]))
     bad = await played(Walk(looks=99))
     assert bad.stop is StopReason.STEP_LIMIT
-    pairs = [Played("good", good), Played("bad", bad)]
+    pairs = [StoredTrajectory("good", good), StoredTrajectory("bad", bad)]
     made, rejected = among_own(pairs, Line(), PreferencesConfig(extra_rounds=9))
     assert made == ()
     assert [(one.subject, one.reason) for one in rejected] == [("bad", "windowed")]

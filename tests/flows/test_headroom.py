@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentr_core.store.database import Store
-from flows.commands.headroom import shown
+from flows.commands.headroom import render
 from flows.local import headroom_of
 
 pytestmark = [
@@ -70,13 +70,13 @@ def test_headroom_is_sampled_measured_told_and_gone_on_with(recipe: Path, door_m
     assert stored[f"judge/{own.name}/1/read"] == own.read.mean
     assert f"judge/{own.name}/1/right" not in stored
 
-    table = shown(more, "table")
+    table = render(more, "table")
     assert "2 lost episodes" in table
     assert "This world has no oracle" in table
     assert all(name in table for name in ("pass@1 %", "pass@4 %", "Mixed %", "forecasts", "agent-r", "eto", "grpo"))
     assert re.search(r"^Instances +Number +Always won %", table, re.MULTILINE), "shares are of how many"
     assert re.search(r"is \S+% and greedy \S+% on \d+ training instances", table)
-    plain = json.loads(shown(first, "json"))
+    plain = json.loads(render(first, "json"))
     assert plain["episodes"] == 3
     assert plain["judges"] == []
     assert set(plain["measures"]) == {row["name"] for row in played}

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from agentr_core.errors import ConfigError, DataFault
 from agentr_core.exchange.formats import export
-from agentr_core.exchange.imports import Imported, Target, import_chat, import_pairs, read_pairs
+from agentr_core.exchange.imports import ImportResult, Target, import_chat, import_pairs, read_pairs
 from agentr_core.exchange.training_set import PairRow, SampleRow, TrainingSet, opening
 from agentr_core.samples.chat_file import World, read_chat, written_calls
 from agentr_core.samples.identity import sample_id
@@ -176,7 +176,7 @@ def lines_of(made: TrainingSet) -> list[tuple[Turn, ...]]:
     ]
 
 
-def written(found: Imported, folder: Path) -> Path:
+def written(found: ImportResult, folder: Path) -> Path:
     assert found.faults == ()
     file = folder / "imported.jsonl"
     file.write_text("".join(f"{line}\n" for line in found.lines), encoding="utf-8")

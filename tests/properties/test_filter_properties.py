@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_paths import renderer
 
-from agentr_core.samples.dataset import Filtered, TokenRow, duplicates, good_per_tree, token_row, too_long, unused_kinds
+from agentr_core.samples.dataset import (
+    FilterResult,
+    TokenRow,
+    duplicates,
+    good_per_tree,
+    token_row,
+    too_long,
+    unused_kinds,
+)
 from agentr_core.samples.identity import sample_id
 from agentr_core.types import Message, Provenance, Sample, SampleKind
 
@@ -39,7 +47,7 @@ samples = st.lists(
 
 @given(samples, st.integers(0, 3), st.sampled_from(["revision", "good", "both"]))
 def test_sample_filters(given_samples: list[Sample], cap: int, use: str) -> None:
-    filters: list[Callable[[list[Sample]], Filtered[Sample]]] = [
+    filters: list[Callable[[list[Sample]], FilterResult[Sample]]] = [
         duplicates,
         lambda offered: good_per_tree(offered, cap),
         lambda offered: unused_kinds(offered, use),  # type: ignore[arg-type]

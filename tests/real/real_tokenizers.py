@@ -39,7 +39,7 @@ from agentr_core.environments.crafting.textcraft import TextCraft  # noqa: E402
 from agentr_core.episodes.transcript import transcript, whole_episode  # noqa: E402
 from agentr_core.errors import DataFault, ModelDirectoryError  # noqa: E402
 from agentr_core.methods.agent_r.splice import good_sample, splice  # noqa: E402
-from agentr_core.methods.eto.preferences import Played, among_own  # noqa: E402
+from agentr_core.methods.eto.preferences import StoredTrajectory, among_own  # noqa: E402
 from agentr_core.models.checkpoint_dir import TWO_TURNS, fitting_template  # noqa: E402
 from agentr_core.recipes.agent_r import SpliceConfig  # noqa: E402
 from agentr_core.recipes.data import DataConfig  # noqa: E402
@@ -174,7 +174,9 @@ def samples(sampler: Sampler) -> Iterator[tuple[str, Sample | Preference]]:
         yield f"Agent-R, {name}, a revision", revised
         yield f"Agent-R, {name}, a good path", good_sample(pair.good, env)
         good, bad = pair.good.trajectory, pair.bad.trajectory
-        ((preference,), _) = among_own([Played("a", good), Played("b", bad)], env, PreferencesConfig())
+        ((preference,), _) = among_own(
+            [StoredTrajectory("a", good), StoredTrajectory("b", bad)], env, PreferencesConfig()
+        )
         yield f"ETO, {name}, a pair", preference
         yield f"group RL, {name}, an episode", _whole(env, bad)
         yield f"ET-Agent, {name}, a trajectory", _whole(env, good)

@@ -10,7 +10,7 @@ import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from agentr_core.models.local.workers import Loaded, Reload, Replies
+from agentr_core.models.local.workers import LoadReport, Reload, Replies
 from agentr_core.system import end_with_parent
 from agentr_core.types import Generation
 
@@ -21,7 +21,7 @@ def main() -> None:
     with Connection(int(sys.argv[1])) as connection:
         connection.recv()
         _stall("load")
-        connection.send(Loaded(name="echo", fingerprint="echo", context_length=512))
+        connection.send(LoadReport(name="echo", fingerprint="echo", context_length=512))
         while True:
             try:
                 message = connection.recv()

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 
 from agentr_core.environments.remote import Turn
 from agentr_core.errors import ConfigError, DataFileError, MalformedAnswer
-from agentr_core.texts import placed, shown
+from agentr_core.texts import abbreviate, placed
 from agentr_core.types import Transition
 
 # The instances of a split, from ranges or from an AgentGym data file.
@@ -308,7 +308,7 @@ class Wire:
 
 def _field(answer: Any, key: str, kind: type[T]) -> T:
     if not isinstance(answer, Mapping) or key not in answer:
-        raise MalformedAnswer(f"{key!r} is missing in {shown(answer)}")
+        raise MalformedAnswer(f"{key!r} is missing in {abbreviate(answer)}")
     return _as(kind, answer[key], key)
 
 
@@ -320,7 +320,9 @@ def _as(kind: type[T], value: Any, key: str = "") -> T:
         # JSON may have integers that are too large for a float.
         fits = False
     if not fits:
-        raise MalformedAnswer(f"{repr(key) + ' is' if key else 'the answer is'} {shown(value)}, not a {kind.__name__}")
+        raise MalformedAnswer(
+            f"{repr(key) + ' is' if key else 'the answer is'} {abbreviate(value)}, not a {kind.__name__}"
+        )
     return value  # type: ignore[no-any-return]
 
 

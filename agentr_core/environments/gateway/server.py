@@ -35,7 +35,7 @@ from agentr_core.environments.gateway.dialects.base import (
 from agentr_core.environments.gateway.dialects.chat import ChatRequest
 from agentr_core.environments.gateway.dialects.messages import MessagesRequest
 from agentr_core.environments.gateway.dialects.responses import ResponsesRequest
-from agentr_core.http_server import LOST, STOPPING, Guard, Locked, api_key
+from agentr_core.http_server import LOST, STOPPING, Guard, TokenGuard, api_key
 from agentr_core.texts import cause, visible
 
 _DIALECTS: Final[Mapping[str, type[AgentRequest]]] = {
@@ -93,7 +93,7 @@ class Progress(BaseModel):
     texts: dict[str, str]
 
 
-class Rewarded(BaseModel):
+class RewardReport(BaseModel):
     """An agent's report at the end of an episode. Without `success`, a reward of 1 is a success.
 
     The text "1" and `true` are no rewards.
@@ -105,7 +105,7 @@ class Rewarded(BaseModel):
     success: bool | None = None
 
 
-class Failed(BaseModel):
+class FaultReport(BaseModel):
     """A report that an agent gave its episode up for a fault of its own, which is not a reward of
     0.
     """
@@ -119,7 +119,7 @@ class Take(BaseModel):
     wait: Seconds = 20.0
 
 
-class Observed(Response):
+class TrackedResponse(Response):
     """An answer that says what became of it.
 
     Args:
@@ -221,13 +221,13 @@ def app(token: str | None = None) -> ASGIApp:
         "this gateway answers only requests with its token, or, about an episode, the id of that: give it as the API "
         "key, in Authorization: Bearer or x-api-key"
     )
-    return Locked(application, token, why=reason, refusal=_refusal, admits=admits)
+    return TokenGuard(application, token, why=reason, refusal=_refusal, admits=admits)
 
 
 def _for_agents(broker: Broker) -> list[Route]:
     async def reward(request: Request) -> Response:
         key = _episode(request)
-        body = await _read(request, Rewarded)
+        body = await _read(request, RewardReport)
         success = body.reward >= 1 if body.success is None else body.success
         broker.reward(key, body.reward, success)
 
@@ -238,10 +238,10 @@ def _for_agents(broker: Broker) -> list[Route]:
         def settle(sent: bool) -> None:
             broker.rewarded(key, delivered=sent)
 
-        return Observed(answer, settle, lambda: settle(False))
+        return TrackedResponse(answer, settle, lambda: settle(False))
 
     async def failed(request: Request) -> Response:
-        broker.failed(_episode(request), (await _read(request, Failed)).reason)
+        broker.failed(_episode(request), (await _read(request, FaultReport)).reason)
         return JSONResponse({})
 
     async def describe(request: Request) -> Response:
@@ -297,7 +297,7 @@ def _asking(broker: Broker, dialect: type[AgentRequest]) -> Callable[[Request], 
             await JSONResponse(content)(scope, receive, send)
             return True
 
-        return Observed(answer, lambda sent: broker.settle(key, call, delivered=sent), lambda: broker.lose(call))
+        return TrackedResponse(answer, lambda sent: broker.settle(key, call, delivered=sent), lambda: broker.lose(call))
 
     return ask
 
@@ -366,7 +366,7 @@ def _taking(broker: Broker) -> Callable[[Request], Awaitable[Response]]:
             for episode in episodes:
                 broker.offer_again(episode)
 
-        return Observed(answer, lambda sent: None if sent else lose(), lose)
+        return TrackedResponse(answer, lambda sent: None if sent else lose(), lose)
 
     return take
 

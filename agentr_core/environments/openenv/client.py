@@ -31,7 +31,7 @@ from agentr_core.errors import (
     MalformedAnswer,
 )
 from agentr_core.replies import Labels, block_after_label, line_after_label
-from agentr_core.texts import lone_surrogate, shown
+from agentr_core.texts import abbreviate, lone_surrogate
 from agentr_core.types import Instance, Transition
 
 # What a recipe says of observations, successes and resets.
@@ -358,7 +358,7 @@ class OpenEnv(RemoteWorld):
             raise EnvironmentRefusal(f"{self._server.url} answered a step with {self._error(answer)}{hint}")
         fields, reward, done = self._fields(answer), answer["data"].get("reward"), answer["data"].get("done", False)
         if not isinstance(done, bool):
-            raise MalformedAnswer(f"{self._server.url}: done is {shown(done)}, not true or false")
+            raise MalformedAnswer(f"{self._server.url}: done is {abbreviate(done)}, not true or false")
         if reward is not None:
             number = checked_number(float(reward) if isinstance(reward, bool) else reward, f"{self.name}: the reward")
             self._reward = number if self._rewards == "last" else self._reward + number
@@ -392,7 +392,7 @@ class OpenEnv(RemoteWorld):
         if (value is _MISSING or value is None) and not done:
             return False
         if not isinstance(value, bool):
-            description = "no such field" if value is _MISSING else shown(value)
+            description = "no such field" if value is _MISSING else abbreviate(value)
             raise IllTypedAnswer(
                 f"{self.name}: option success: an episode ended with {description} at {self._success}, not true or "
                 f"false; the observation has {', '.join(fields)}"
@@ -405,7 +405,7 @@ class OpenEnv(RemoteWorld):
         """
         fields = answer["data"].get("observation")
         if not isinstance(fields, dict):
-            raise MalformedAnswer(f"{self._server.url}: an observation is {shown(fields)}")
+            raise MalformedAnswer(f"{self._server.url}: an observation is {abbreviate(fields)}")
         return {"metadata": answer["data"].get("metadata")} | fields
 
     def _text(self, fields: Mapping[str, Any]) -> str:

@@ -19,7 +19,7 @@ from websockets.sync.client import ClientConnection, connect
 from agentr_core.episodes.transcript import Tool
 from agentr_core.errors import EnvironmentServerError, EnvironmentUnavailable, IllTypedAnswer, MalformedAnswer
 from agentr_core.system import LOOPBACK, RetryPolicy, wait_before_retry
-from agentr_core.texts import shown
+from agentr_core.texts import abbreviate
 
 _NOT_NOW = (429, 502, 503, 504)
 _NO_TASKS = (404, 405, 501)
@@ -65,14 +65,14 @@ class Session:
         try:
             answer = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise MalformedAnswer(f"{self._url} did not answer with JSON: {shown(text)}") from error
+            raise MalformedAnswer(f"{self._url} did not answer with JSON: {abbreviate(text)}") from error
         expected = "observation" if kind in ("reset", "step") else kind
         if (
             not isinstance(answer, dict)
             or answer.get("type") not in ("error", expected)
             or not isinstance(answer.get("data"), dict)
         ):
-            raise MalformedAnswer(f"{self._url}: a {kind} was answered with {shown(answer)}")
+            raise MalformedAnswer(f"{self._url}: a {kind} was answered with {abbreviate(answer)}")
         return answer
 
     def close(self) -> None:
@@ -184,7 +184,7 @@ class Server:
             return response.raise_for_status().json()
         except (httpx.HTTPStatusError, ValueError) as error:
             raise EnvironmentServerError(
-                f"{url} answered {response.status_code} and {shown(response.text)}; correct the server"
+                f"{url} answered {response.status_code} and {abbreviate(response.text)}; correct the server"
             ) from error
 
     @property
@@ -215,7 +215,9 @@ class Server:
                 for split in splits or ()
             }
         except (TypeError, KeyError, ValueError) as error:
-            raise EnvironmentServerError(f"{self.url} lists no splits that can be read: {shown(splits)}") from error
+            raise EnvironmentServerError(
+                f"{self.url} lists no splits that can be read: {abbreviate(splits)}"
+            ) from error
 
     @cached_property
     def tools(self) -> tuple[Tool, ...]:
@@ -240,7 +242,7 @@ class Server:
                 for tool in observation["tools"]
             )
         except (TypeError, KeyError) as error:
-            raise EnvironmentServerError(f"{self.url} lists no tools that can be read: {shown(answer)}") from error
+            raise EnvironmentServerError(f"{self.url} lists no tools that can be read: {abbreviate(answer)}") from error
 
 
 class _NotNowError(EnvironmentUnavailable):

@@ -28,7 +28,7 @@ from agentr_core.episodes.grading import graded
 from agentr_core.episodes.rollout import act, no_helper
 from agentr_core.errors import AgentrError
 from agentr_core.http_server import Guard
-from agentr_core.texts import cause, shown
+from agentr_core.texts import abbreviate, cause
 from agentr_core.types import Instance, Step, StopReason, Trajectory
 
 MOST_LISTED = 10_000
@@ -78,14 +78,14 @@ def read(text: str | bytes) -> Mapping[str, Any]:
     except ValueError as error:
         raise Refused("INVALID_JSON", f"A message must be JSON: {error}.") from error
     if not isinstance(value, dict):
-        raise Refused("SESSION_ERROR", f"A message must be a JSON object, not {shown(value)}.")
+        raise Refused("SESSION_ERROR", f"A message must be a JSON object, not {abbreviate(value)}.")
     return value
 
 
 def number(value: Any, name: str) -> int:
     """Return a whole number of at least 0. Raises `Refused`."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
-        raise Refused("VALIDATION_ERROR", f"The {name} must be a whole number of at least 0, not {shown(value)}.")
+        raise Refused("VALIDATION_ERROR", f"The {name} must be a whole number of at least 0, not {abbreviate(value)}.")
     return value
 
 
@@ -111,7 +111,7 @@ class Place:
         """
         if unknown := sorted(arguments.keys() - set(_RESET)):
             raise Refused(
-                "VALIDATION_ERROR", f"A reset takes {', '.join(_RESET)}, and not {shown(', '.join(unknown))}."
+                "VALIDATION_ERROR", f"A reset takes {', '.join(_RESET)}, and not {abbreviate(', '.join(unknown))}."
             )
         split, index, seed = (arguments.get(name) for name in ("split", "index", "seed"))
         split = ("train" if "train" in self._splits else next(iter(self._splits))) if split is None else split
@@ -135,7 +135,7 @@ class Place:
         reply = action.get("reply")
         if not isinstance(reply, str) or action.keys() - {"reply", "metadata"}:
             raise Refused(
-                "VALIDATION_ERROR", f'An action is an object such as {{"reply": "..."}}, not {shown(action)}.'
+                "VALIDATION_ERROR", f'An action is an object such as {{"reply": "..."}}, not {abbreviate(action)}.'
             )
         env = self._env
         # Whatever ends this step but an answer, the state of the world is not known after it.
@@ -191,7 +191,7 @@ def _observation(
 def tasks(splits: Mapping[str, Sequence[Instance]], split: Any) -> Sequence[Instance]:
     """Return the instances of a split. Raises `Refused`."""
     if not isinstance(split, str) or split not in splits:
-        raise Refused("VALIDATION_ERROR", f"There is no split {shown(split)}; there are {', '.join(splits)}.")
+        raise Refused("VALIDATION_ERROR", f"There is no split {abbreviate(split)}; there are {', '.join(splits)}.")
     return splits[split]
 
 
@@ -290,13 +290,13 @@ class Places:
         kind, data = message.get("type"), message.get("data")
         if not isinstance(kind, str) or kind not in ("reset", "step", "state", "mcp", "close"):
             raise Refused(
-                "UNKNOWN_TYPE", f"A message has the type reset, step, state, mcp or close, and not {shown(kind)}."
+                "UNKNOWN_TYPE", f"A message has the type reset, step, state, mcp or close, and not {abbreviate(kind)}."
             )
         if unknown := sorted(message.keys() - {"type", "data"}):
-            raise Refused("VALIDATION_ERROR", f"A message has type and data, and not {shown(', '.join(unknown))}.")
+            raise Refused("VALIDATION_ERROR", f"A message has type and data, and not {abbreviate(', '.join(unknown))}.")
         data = {} if data is None and kind != "step" else data
         if not isinstance(data, dict):
-            raise Refused("VALIDATION_ERROR", f"The data of a {kind} must be an object, not {shown(data)}.")
+            raise Refused("VALIDATION_ERROR", f"The data of a {kind} must be an object, not {abbreviate(data)}.")
         if kind == "close":
             return None
         if kind == "state":
@@ -385,20 +385,22 @@ def app(
     return Starlette(routes=routes, middleware=[Middleware(Guard)])
 
 
-def _known(name: str, request: Request) -> bool:
+def _is_known(name: str, request: Request) -> bool:
     return str(request.path_params.get("env", name)).lower() == name.lower()
 
 
 def _get(name: str, value: Any) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
-        return JSONResponse(value) if _known(name, request) else JSONResponse({"detail": f"There is {name} here."}, 404)
+        return (
+            JSONResponse(value) if _is_known(name, request) else JSONResponse({"detail": f"There is {name} here."}, 404)
+        )
 
     return endpoint
 
 
 def _post(name: str, answer: Callable[[Mapping[str, Any]], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
-        if not _known(name, request):
+        if not _is_known(name, request):
             return JSONResponse({"detail": f"There is {name} here."}, 404)
         try:
             return JSONResponse(await answer(read(await request.body() or b"{}")))

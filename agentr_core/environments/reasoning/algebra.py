@@ -87,7 +87,7 @@ _OVER = re.compile(rf"\s{_WORD}(?:\s*\^\s*\{{?\s*\d\s*\}}?)?\s*/\s*$")
 
 
 @dataclass(frozen=True)
-class Measured:
+class Quantity:
     """A value and its unit, which is empty if it has none."""
 
     value: str
@@ -95,14 +95,14 @@ class Measured:
     power: int = 0
     """The power of ten by which a word such as million multiplies the value."""
 
-    def compatible(self, b: Measured) -> bool:
+    def compatible(self, b: Quantity) -> bool:
         """Return whether the units do not contradict each other: one may be left out."""
         units = {self.unit, b.unit}
         if len(units) == 1 or "" in units or any(unit.partition("^")[0] == _ANY for unit in units):
             return True
         return "deg" in units and all(unit.startswith("deg") for unit in units)
 
-    def factors(self, b: Measured) -> Iterator[tuple[Fraction, Fraction]]:
+    def factors(self, b: Quantity) -> Iterator[tuple[Fraction, Fraction]]:
         """Yield the factors of both values at which they may be the same: 50% is 50 and 0.5."""
         scale, other_scale = Fraction(10) ** self.power, Fraction(10) ** b.power
         yield scale, other_scale
@@ -110,18 +110,18 @@ class Measured:
             yield (scale / 100, other_scale) if self.unit == "%" else (scale, other_scale / 100)
 
 
-def measured(text: str) -> Measured:
+def quantity(text: str) -> Quantity:
     """Return the value and the unit of an answer in the notation of `notation.plain`."""
     text = text.strip()
     if text.endswith("%"):
-        return Measured(text[:-1].strip(), "%")
+        return Quantity(text[:-1].strip(), "%")
     if match := re.fullmatch(r"(.*\S)\s*\\deg\s*([CFK]?)", text):
-        return Measured(match[1], f"deg{match[2]}")
+        return Quantity(match[1], f"deg{match[2]}")
     unit, rest = _unit_at_the_end(text)
     power = 0
     while (times := re.fullmatch(rf"(.*[\d)}}])\s*({'|'.join(_TIMES)})s?", rest, re.IGNORECASE)) is not None:
         rest, power = times[1], power + _TIMES[times[2].lower()]
-    return Measured(rest, unit, power)
+    return Quantity(rest, unit, power)
 
 
 def _unit_at_the_end(text: str) -> tuple[str, str]:
@@ -262,18 +262,18 @@ class _Node:
         return bare("".join(self.tokens))
 
     @cached_property
-    def measured(self) -> Measured:
-        return measured("".join(self.tokens))
+    def quantity(self) -> Quantity:
+        return quantity("".join(self.tokens))
 
     @cached_property
     def number(self) -> list[Value | None]:
         """The values without a unit. Raises `Unreadable`."""
-        return values(tokens(self.measured.value))
+        return values(tokens(self.quantity.value))
 
     @property
     def angle(self) -> list[Value | None]:
         """The values, with those of degrees in radians. Raises `Unreadable`."""
-        return values(self.tokens) if self.measured.unit == "deg" else self.number
+        return values(self.tokens) if self.quantity.unit == "deg" else self.number
 
 
 def _node(parts: Sequence[str]) -> _Node:
@@ -427,7 +427,7 @@ def _in_any_order(a: Sequence[_Node], b: Sequence[_Node]) -> bool:
 
 
 def _same_leaves(a: _Node, b: _Node) -> bool:
-    first, second = a.measured, b.measured
+    first, second = a.quantity, b.quantity
     if not first.compatible(second):
         return False
     if _same_text(first.value, second.value) and first.power == second.power:

@@ -50,7 +50,7 @@ from agentr_core.recipes.data import DataConfig
 from agentr_core.recipes.fields import in_iteration, sampling_of
 from agentr_core.recipes.grpo import GrpoConfig
 from agentr_core.recipes.recipe import Recipe
-from agentr_core.runtime.place import Acting, Asked, Method, Plan, Stage, imported
+from agentr_core.runtime.place import Acting, Demand, Method, Plan, Stage, imported
 
 # A forecast of what a tree search of a recipe's size would yield with a given policy.
 #
@@ -205,7 +205,7 @@ def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
     return [*lines, f"alpha by iteration: {by_iteration(recipe, alphas)}"]
 
 
-def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Asked]:
+def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Demand]:
     """Return the most that an iteration asks of models, by purpose."""
     phases = recipe.over_iterations(recipe.agent_r.phases)
     requests = {**sampled_groups(recipe, test)} if RL in phases else {}
@@ -214,13 +214,13 @@ def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Asked]:
     number = _instances(recipe, "sft", train)
     search, critique, longest = recipe.search, recipe.critique, recipe.search.depth + 1
     paths = search.dives * search.width
-    requests["search"] = Asked.episodes(number * paths, steps=longest, most=search.max_new_tokens)
+    requests["search"] = Demand.episodes(number * paths, steps=longest, most=search.max_new_tokens)
     if recipe.data.use == "good" or recipe.splice.mode == "direct":
         return requests
     # Each node is judged once, whatever the number of bad paths through it.
     replies = requests["search"].replies
     judged = min(replies, number * recipe.pairs.per_tree * longest) if recipe.pairs.per_tree else replies
-    requests["critique"] = Asked.questions("judge", judged * critique.votes, critique.max_new_tokens)
+    requests["critique"] = Demand.questions("judge", judged * critique.votes, critique.max_new_tokens)
     if recipe.splice.goes_on:
         # Any reply may end a path, and each bad path may be paired with each good one.
         ends = paths * longest
@@ -228,7 +228,7 @@ def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Asked]:
         pairs = min([ends**2 // 4, *(cap for cap in caps if cap)])
         goes_on = recipe.splice.continuation
         tries = number * pairs * goes_on.samples
-        asked = Asked.episodes(tries, steps=goes_on.max_steps, most=goes_on.max_new_tokens)
+        asked = Demand.episodes(tries, steps=goes_on.max_steps, most=goes_on.max_new_tokens)
         requests["continue"] = replace(asked, role=goes_on.by)
     return requests
 

@@ -550,7 +550,7 @@ async def trial(place: Workplace, lost: Sequence[Episode], models: Sequence[path
     ]
     judges: list[Judge] = []
     for name, role, path in candidates:
-        judgements = await _judged(place, lost, role, path, name)
+        judgements = await _judge_lost(place, lost, role, path, name)
         votes = place.recipe.critique.votes
         if votes > 1:
             first = {
@@ -563,7 +563,7 @@ async def trial(place: Workplace, lost: Sequence[Episode], models: Sequence[path
     return tuple(judges)
 
 
-async def _judged(
+async def _judge_lost(
     place: Workplace, lost: Sequence[Episode], role: ModelRole, policy: pathlib.Path, name: str
 ) -> dict[str, list[Judgement]]:
     """Return the judgements of the steps of each episode, in their order, by the id of its

@@ -20,9 +20,9 @@ from agentr_core.reports.document import (
     Column,
     Counts,
     Estimate,
+    EstimateText,
     Figure,
     FunnelStage,
-    Measured,
     Paragraph,
     RevisionExample,
     Row,
@@ -347,8 +347,8 @@ def _agreement(paths: Sequence[PathAudit], compared: Mapping[str, Witnesses]) ->
         )
         distances = [first - second for first, second in pairs if first is not None and second is not None]
         cells = (
-            wording.measured(same),
-            wording.measured(near),
+            wording.estimate_text(same),
+            wording.estimate_text(near),
             wording.signed(fmean(distances)) if distances else None,
             wording.count(len(distances)),
             wording.count(len(pairs)),
@@ -380,12 +380,12 @@ def _distances(paths: Sequence[PathAudit]) -> Iterator[Block]:
     )
 
 
-def _same(paths: Sequence[PathAudit], compared: Mapping[str, Witnesses]) -> Iterator[Measured | None]:
+def _same(paths: Sequence[PathAudit], compared: Mapping[str, Witnesses]) -> Iterator[EstimateText | None]:
     """Yield, for each two witnesses, how often they name the same first error."""
     for name, pick in compared.items():
         pairs = [pick(path) for path in _comparable(name, paths)]
         same = rate([first == second for first, second in pairs]) if pairs else None
-        yield None if same is None else wording.measured(same)
+        yield None if same is None else wording.estimate_text(same)
 
 
 # Revision samples as the report shows them: each turn with its part, its verdict, and its train

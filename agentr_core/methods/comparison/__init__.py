@@ -49,10 +49,10 @@ from agentr_core.recipes.data import DataConfig, Use
 from agentr_core.recipes.eto import EtoConfig, eto_faults
 from agentr_core.recipes.recipe import ADAPTER, OPTIONAL, Recipe, replace, resolved
 from agentr_core.reports.comparison import BASE
-from agentr_core.runtime.machine import settled
+from agentr_core.runtime.machine import settle
 from agentr_core.runtime.place import Method, Plan, Stage, imported
 from agentr_core.runtime.start import run_id_of
-from agentr_core.texts import listed
+from agentr_core.texts import fault_list
 from agentr_core.types import Sample, SampleKind
 
 OPEN = ("data.", "training.", "eto.dpo.")
@@ -158,7 +158,7 @@ def _pool_arms(recipe: Recipe, pool: str) -> tuple[Arm, ...]:
             if "revision" in TAKEN[use]
         ]
     if faults:
-        raise ConfigError(listed(faults, f"recipe {recipe.name}"))
+        raise ConfigError(fault_list(faults, f"recipe {recipe.name}"))
     return tuple(arms)
 
 
@@ -195,7 +195,7 @@ def _of_each_seed(recipe: Recipe, name: str, pool: str) -> list[Arm]:
         plain = resolved(recipe)
         plain |= {"name": f"{recipe.name}.{name}", "seed": seed, "compare": {"pool": pool or "unknown", "samples": run}}
         plain["eto"]["dpo"]["max_tokens"] = recipe.training.max_tokens
-        arm_recipe = settled(parse(plain, recipe.compare.arms[name], source=f"compare.arms.{name}", stored=True))
+        arm_recipe = settle(parse(plain, recipe.compare.arms[name], source=f"compare.arms.{name}", stored=True))
         arms.append(Arm(name=name, seed=seed, recipe=arm_recipe, samples=samples))
     if arms:
         arm, changes = arms[0].recipe, recipe.compare.arms[name]
@@ -208,7 +208,7 @@ def _of_each_seed(recipe: Recipe, name: str, pool: str) -> list[Arm]:
             if reason
         ]
         if faults:
-            raise ConfigError(listed(faults))
+            raise ConfigError(fault_list(faults))
     return arms
 
 
@@ -224,7 +224,7 @@ def _spliced(recipe: Recipe, name: str, pool: str) -> Recipe | None:
     rest = [change for change in changes if change not in sample_changes]
     plain = resolved(recipe) | {"name": f"{recipe.name}.samples"}
     plain["compare"] = {"arms": {name: rest}, "seeds": [recipe.seed], "trees": pool}
-    maker = settled(parse(plain, sample_changes, source=f"compare.arms.{name}", stored=True))
+    maker = settle(parse(plain, sample_changes, source=f"compare.arms.{name}", stored=True))
     use = arms_of(maker)[0].recipe.data.use
     if not TAKEN[use] & OF_TREES:
         raise ConfigError(
@@ -261,7 +261,7 @@ def _whole_arms(recipe: Recipe) -> tuple[Arm, ...]:
             except ConfigError as error:
                 faults.append(str(error))
     if faults:
-        raise ConfigError(listed(faults, f"recipe {recipe.name}"))
+        raise ConfigError(fault_list(faults, f"recipe {recipe.name}"))
     return tuple(arms)
 
 
@@ -280,7 +280,7 @@ def _whole(recipe: Recipe, name: str, seed: int) -> Recipe:
     plain, untouched = resolved(recipe), resolved(ADAPTER.validate_python({"name": recipe.name}))
     plain |= {section: untouched[section] for section in OPTIONAL if section not in sections}
     plain |= {"name": f"{recipe.name}.{name}", "seed": seed}
-    return settled(parse(plain, changes, source=f"compare.arms.{name}", stored=True))
+    return settle(parse(plain, changes, source=f"compare.arms.{name}", stored=True))
 
 
 def _faults_of_seeds(recipe: Recipe) -> list[str]:

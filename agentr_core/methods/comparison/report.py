@@ -90,7 +90,7 @@ TRAINED = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Evaluated:
+class _ArmResult:
     """An arm with its run: how many iterations that has trained, and the iteration whose model it
     ends with (0: the first model).
     """
@@ -147,7 +147,7 @@ def build_comparison(place: Workplace) -> ComparisonReport:
     )
 
 
-def _entries(place: Workplace, arms: Sequence[Arm]) -> Iterator[_Evaluated]:
+def _entries(place: Workplace, arms: Sequence[Arm]) -> Iterator[_ArmResult]:
     whole_runs = place.recipe.method == RUNS
     configs = configs_of_all(place.store) if whole_runs else configs_on_pool(place.store, place.run_id)
     # Ids are not recomputed: a recipe of an earlier version has fewer fields, and so another id. Of
@@ -160,7 +160,7 @@ def _entries(place: Workplace, arms: Sequence[Arm]) -> Iterator[_Evaluated]:
         if run_id := made_of.get(canonical(asked_for(arm.recipe, method := method_of(arm.recipe)))):
             arm_place = replace(place, recipe=arm.recipe, method=method, run_id=run_id)
             trained, last = ends_with(arm_place) if arm.whole else (TRAINED, TRAINED)
-            yield _Evaluated(arm=arm, place=arm_place, board=Scoreboard(arm_place), trained=trained, last=last)
+            yield _ArmResult(arm=arm, place=arm_place, board=Scoreboard(arm_place), trained=trained, last=last)
 
 
 def ends_with(place: Workplace) -> tuple[int, int]:
@@ -194,7 +194,7 @@ def _arm(name: str, trains_on: str, runs: list[ArmRun], first: dict[int, float],
     )
 
 
-def _run(entry: _Evaluated, metrics: Sequence[str]) -> ArmRun | None:
+def _run(entry: _ArmResult, metrics: Sequence[str]) -> ArmRun | None:
     """Return the results of an arm's run; None until its last model is evaluated."""
     arm, place, board, last = entry.arm, entry.place, entry.board, entry.last
     score = board.score(last) if entry.trained and board.score(entry.trained) else None

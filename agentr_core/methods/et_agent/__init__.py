@@ -42,7 +42,7 @@ from agentr_core.recipes.et_agent import (
 from agentr_core.recipes.fields import in_iteration, sampling_of, spare_numbers
 from agentr_core.recipes.grpo import SCHEDULE, GrpoConfig
 from agentr_core.recipes.recipe import Recipe
-from agentr_core.runtime.place import Acting, Asked, Funnel, Method, Plan, ReportPart, Stage, Training, imported
+from agentr_core.runtime.place import Acting, Demand, Funnel, Method, Plan, ReportPart, Stage, Training, imported
 from agentr_core.training.job import GroupRelative
 
 EVOLVE = Stage(
@@ -190,18 +190,18 @@ _REFLECTED = {"I1": 2, "I4": 1}
 """The questions to the reflector by an operator."""
 
 
-def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Asked]:
+def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Demand]:
     """Return the most that an iteration asks of models, by purpose."""
     flywheel, phases = recipe.et_agent.flywheel, recipe.over_iterations(recipe.et_agent.phases)
-    requests: dict[str, Asked] = {}
+    requests: dict[str, Demand] = {}
     if "rl" in phases:
         grpo, number = recipe.grpo, train * recipe.et_agent.curriculum.rollouts
-        rollouts = Asked.episodes(number, steps=grpo.max_steps, most=grpo.max_new_tokens, limits=grpo.limits)
+        rollouts = Demand.episodes(number, steps=grpo.max_steps, most=grpo.max_new_tokens, limits=grpo.limits)
         requests = {"rollouts": rollouts} | sampled_groups(recipe, test)
     if "rft" in phases:
         number = train * most_members(recipe)
         steps, most = flywheel.max_steps, flywheel.max_new_tokens
-        requests["flywheel"] = Asked.episodes(number, steps=steps, most=most, limits=flywheel.limits)
+        requests["flywheel"] = Demand.episodes(number, steps=steps, most=most, limits=flywheel.limits)
         # How often the trajectories are varied at most, by all of their operators.
         varied = train * flywheel.rounds * (flywheel.most_members if flywheel.policy == "expand-all" else 1)
         operators = flywheel.correct, flywheel.incorrect
@@ -209,13 +209,13 @@ def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Asked]:
             varied * max(sum(calls.get(name, 0) for name in names) for names in operators)
             for calls in (_EDITED, _REFLECTED)
         )
-        requests["edit"] = Asked.questions("editor", edited, flywheel.editor.max_new_tokens)
-        requests["reflect"] = Asked.questions("reflector", reflected, flywheel.reflector.max_new_tokens)
+        requests["edit"] = Demand.questions("editor", edited, flywheel.editor.max_new_tokens)
+        requests["reflect"] = Demand.questions("reflector", reflected, flywheel.reflector.max_new_tokens)
     behaviour, evaluation = recipe.et_agent.behaviour, recipe.evaluation
-    requests["votes"] = Asked.questions("judge", test * behaviour.votes, VOTE_TOKENS)
+    requests["votes"] = Demand.questions("judge", test * behaviour.votes, VOTE_TOKENS)
     if behaviour.nudge:
         steps, most = evaluation.max_steps, evaluation.max_new_tokens
-        requests["nudge"] = Asked.episodes(test, steps=steps, most=most, limits=evaluation.limits)
+        requests["nudge"] = Demand.episodes(test, steps=steps, most=most, limits=evaluation.limits)
     return {purpose: request for purpose, request in requests.items() if request.replies}
 
 

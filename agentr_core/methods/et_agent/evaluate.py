@@ -351,7 +351,7 @@ OF_SOURCE = "source-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
+class QuestionEpisode:
     """An episode, and the question that it answers; None in a world that has no questions."""
 
     attempt: Attempt
@@ -362,7 +362,11 @@ class Answered:
 
 def measures(place: Workplace, iteration: int, name: str, episodes: Sequence[Episode]) -> dict[str, Estimate]:
     """Return the measures of the episodes of an evaluation, and of those of each source."""
-    asked = Asked.of(place, iteration, [episode.trajectory_id for episode in episodes]) if name == TEST else Asked()
+    asked = (
+        SideAnswers.of(place, iteration, [episode.trajectory_id for episode in episodes])
+        if name == TEST
+        else SideAnswers()
+    )
     responses = [
         replace(
             response,
@@ -376,19 +380,19 @@ def measures(place: Workplace, iteration: int, name: str, episodes: Sequence[Epi
         )
         for response, episode in zip(answers_of(place, [e.trajectory for e in episodes]), episodes, strict=True)
     ]
-    estimates = _measured(responses)
+    estimates = _estimates(responses)
     if iteration and (base := ended_episodes(place, evaluation_id(place, 0, name))):
         before = answers_of(place, [episode.trajectory for episode in base])
         gained = gains([response.attempt for response in responses], [response.attempt for response in before])
         estimates |= {name: estimate for name, estimate in gained.items() if estimate.n}
     for source in sorted({response.attempt.source for response in responses}):
-        source_estimates = _measured([response for response in responses if response.attempt.source == source])
+        source_estimates = _estimates([response for response in responses if response.attempt.source == source])
         estimates |= {f"{OF_SOURCE}{source}/{name}": estimate for name, estimate in source_estimates.items()}
     return estimates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class SideAnswers:
     """Answers to the side questions of an evaluation: votes by trajectory, and whether a nudge made
     an answer right, by instance and repeat.
     """
@@ -397,7 +401,7 @@ class Asked:
     nudged: Mapping[tuple[str, int], bool] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, place: Workplace, iteration: int, trajectory_ids: Sequence[str]) -> Asked:
+    def of(cls, place: Workplace, iteration: int, trajectory_ids: Sequence[str]) -> SideAnswers:
         """Return the stored answers on the given trajectories of an evaluation."""
         played = load_episodes(place.store, evaluation_id(place, iteration, NUDGED))
         return cls(
@@ -411,7 +415,7 @@ class Asked:
         return is_concise([read_vote(readable(vote) or "") for vote in votes.values()]) if votes else None
 
 
-def answers_of(place: Workplace, trajectories: Sequence[Trajectory]) -> list[Answered]:
+def answers_of(place: Workplace, trajectories: Sequence[Trajectory]) -> list[QuestionEpisode]:
     """Return episodes with the questions that they answer; an episode without a question has its
     world as source.
     """
@@ -424,11 +428,11 @@ def answers_of(place: Workplace, trajectories: Sequence[Trajectory]) -> list[Ans
             source = trajectory.instance.environment if problem is None else problem.source
             attempt = attempt_of(trajectory, source=source, counts=curriculum.counts, refused=curriculum.refused_calls)
             answers = env.answers if isinstance(env, ReasoningWorld) else "plain"
-            responses.append(Answered(attempt=attempt, trajectory=trajectory, problem=problem, answers=answers))
+            responses.append(QuestionEpisode(attempt=attempt, trajectory=trajectory, problem=problem, answers=answers))
     return responses
 
 
-def _measured(responses: Sequence[Answered]) -> dict[str, Estimate]:
+def _estimates(responses: Sequence[QuestionEpisode]) -> dict[str, Estimate]:
     of_behaviour = behaviour([response.attempt for response in responses])
     estimates = {metric.name: getattr(of_behaviour, metric.name) for metric in fields(of_behaviour)}
     # Scores of answers that disregard cost.

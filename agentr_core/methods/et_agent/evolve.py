@@ -35,7 +35,7 @@ from agentr_core.methods.et_agent.operators import (
     Draft,
     Manner,
     PromptName,
-    Tagged,
+    TaggedForm,
     Unmade,
     manner_of,
     version,
@@ -115,7 +115,7 @@ def round_of(subject: str) -> int:
     return int("".join(takewhile(str.isdigit, subject.rpartition(".")[2])))
 
 
-def begun(config: FlywheelConfig) -> tuple[PlannedChild, ...]:
+def first_children(config: FlywheelConfig) -> tuple[PlannedChild, ...]:
     """Return the fresh trajectories, which come before the first round."""
     return tuple(PlannedChild(name=str(number)) for number in range(config.fresh))
 
@@ -221,7 +221,7 @@ Make = Callable[[PlannedChild], Awaitable[Member | None]]
 """Returns the planned child, made now or earlier; None where its operator makes none."""
 
 
-class Grown(NamedTuple):
+class FinishedFamily(NamedTuple):
     """A finished family: its members in order, the number of its rounds, and what ended it."""
 
     members: tuple[Member, ...]
@@ -229,7 +229,7 @@ class Grown(NamedTuple):
     ended_by: str
 
 
-async def grow(config: FlywheelConfig, make: Make, answered: Callable[[int], int]) -> Grown:
+async def grow(config: FlywheelConfig, make: Make, answered: Callable[[int], int]) -> FinishedFamily:
     """Return the family of a question after its rounds.
 
     Args:
@@ -239,22 +239,22 @@ async def grow(config: FlywheelConfig, make: Make, answered: Callable[[int], int
 
     Raises what `make` raises, once the other children of the round are made.
     """
-    members = await _make_all(begun(config), make)
+    members = await _make_all(first_children(config), make)
     used: set[str] = set()
     for round_ in range(1, config.rounds + 1):
         tokens = sum(member.tokens for member in members) + answered(round_)
         if config.most_tokens and tokens >= config.most_tokens:
-            return Grown(tuple(members), round_ - 1, "tokens")
+            return FinishedFamily(tuple(members), round_ - 1, "tokens")
         varied = parents(members, used, config)
         planned = planned_children(varied, round_, config, room=config.most_members - len(members))
         if not planned and len(members) >= config.most_members:
-            return Grown(tuple(members), round_ - 1, "members")
+            return FinishedFamily(tuple(members), round_ - 1, "members")
         used |= {parent.name for parent in varied}
         children = await _make_all(planned, make)
         if not children:
-            return Grown(tuple(members), round_, "no-child")
+            return FinishedFamily(tuple(members), round_, "no-child")
         members += children
-    return Grown(tuple(members), config.rounds, "rounds")
+    return FinishedFamily(tuple(members), config.rounds, "rounds")
 
 
 async def _make_all(planned: Sequence[PlannedChild], make: Make) -> list[Member]:
@@ -619,7 +619,7 @@ def check_operators(recipe: Recipe, env: Environment, instances: Sequence[Instan
     """Raise `ConfigError` for an operator that the world of the instances has no use for."""
     if not instances or "C2" not in recipe.et_agent.flywheel.correct:
         return
-    if not isinstance(manner_of(env, instances[0]), Tagged):
+    if not isinstance(manner_of(env, instances[0]), TaggedForm):
         raise ConfigError(
             f"et_agent.flywheel.correct: C2 rewrites thoughts, but steps of {env.name} have no thought "
             "apart from the action; leave it out"

@@ -203,7 +203,7 @@ _ANSWER = re.compile(r"</?answer>")
 
 
 @dataclass(frozen=True, slots=True)
-class Tagged:
+class TaggedForm:
     """The form of steps in worlds with tags. See `Manner`."""
 
     domain: Domain
@@ -280,14 +280,14 @@ def parted(text: str) -> tuple[str, str]:
     return text[:start], text[start:]
 
 
-def thoughts_of(manner: Tagged, steps: Sequence[Step]) -> list[tuple[str, str]]:
+def thoughts_of(manner: TaggedForm, steps: Sequence[Step]) -> list[tuple[str, str]]:
     """Return each numbered step as its thought without tags, and its action with the result."""
     ends = manner.ends(steps)
     texts = [manner.text(steps[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
     return [(_THINK.sub("", thought).strip(), action) for thought, action in map(parted, texts)]
 
 
-def rethought(manner: Tagged, parent: Trajectory, thoughts: Sequence[str]) -> Trajectory | Unmade:
+def rethought(manner: TaggedForm, parent: Trajectory, thoughts: Sequence[str]) -> Trajectory | Unmade:
     """Return a trajectory with new thoughts, one for each numbered step.
 
     What was done stays the same to the byte, so no tool is called again and the reward stays the
@@ -341,7 +341,7 @@ class Turns:
         return len(trajectory.steps)
 
 
-Manner = Tagged | Turns
+Manner = TaggedForm | Turns
 """The form of steps in a kind of world: what counts as a step, and how a text becomes one. A
 numbered step may consist of several recorded ones, such as a hint and the reply that follows it.
 
@@ -356,10 +356,10 @@ def manner_of(env: Environment, instance: Instance) -> Manner:
     if not isinstance(transcript_of(env), Continuation):
         return Turns()
     if not isinstance(env, ReasoningWorld):
-        return Tagged("knowledge")
+        return TaggedForm("knowledge")
     # Without the tool that the hints of its kind speak of, a question gets the general ones.
     domain = env.problem(instance).domain
-    return Tagged(domain if {"math": PYTHON, "knowledge": SEARCH}[domain] in env.tools else "steps")
+    return TaggedForm(domain if {"math": PYTHON, "knowledge": SEARCH}[domain] in env.tools else "steps")
 
 
 # Reads the replies of editor and reflector: labels in any case; None for what cannot be read.
@@ -469,7 +469,7 @@ async def trimmed(case: Case) -> Draft | Unmade:
 async def rethink(case: Case) -> Draft | Unmade:
     """C2: the editor rewrites all thoughts; what was done stays the same to the byte."""
     manner = case.manner
-    if not isinstance(manner, Tagged):
+    if not isinstance(manner, TaggedForm):
         return Unmade("no-thoughts", "the steps of this world have no thoughts apart from what is done")
     parts = thoughts_of(manner, case.parent.steps)
     listing = "\n\n".join(
@@ -526,7 +526,7 @@ async def corrected(case: Case) -> Draft | Unmade:
         return Unmade("cut-reply", answer.text[:200])
     # In tags, a single thought is that of the step, unless the reflector itself thinks: it does so
     # before its analysis, too.
-    tagged, thinks = isinstance(case.manner, Tagged), analysis.text.lstrip().startswith("<think>")
+    tagged, thinks = isinstance(case.manner, TaggedForm), analysis.text.lstrip().startswith("<think>")
     single = answer.text.count("<think>") == 1 and answer.text.count("</think>") < 2
     step = answer.text if tagged and single and not thinks else readable(answer, tags=tagged) or ""
     return _hashed(case.manner.edited(case.parent.steps[:start], step), answer.prompt_hash)

@@ -16,11 +16,21 @@ from agentr_core.methods.et_agent.evolve import STAGE as EVOLVE
 from agentr_core.methods.et_agent.selection import RFT
 from agentr_core.recipes.environments import TEST
 from agentr_core.reports import plots, wording
-from agentr_core.reports.document import Block, Column, Figure, FunnelStage, Measured, Paragraph, Row, Section, Table
+from agentr_core.reports.document import (
+    Block,
+    Column,
+    EstimateText,
+    Figure,
+    FunnelStage,
+    Paragraph,
+    Row,
+    Section,
+    Table,
+)
 from agentr_core.runtime.place import Workplace
 from agentr_core.stages.evaluate import Measures, evaluation_id, load_measures
 from agentr_core.stages.report import rejected_by, to_rows
-from agentr_core.store.codec.samples import FLYWHEEL, Selected, load_selection
+from agentr_core.store.codec.samples import FLYWHEEL, SelectionOutcome, load_selection
 from agentr_core.store.queries.datasets import episode_counts
 from agentr_core.store.queries.runs import trained_outside
 from agentr_core.store.queries.trees import call_counts, operator_counts
@@ -153,13 +163,13 @@ def selection_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
     return (Section("selection", "Selected questions", (Figure(drawing, caption), _fronts(questions)), note),)
 
 
-def _point(question: Selected) -> plots.Point | None:
+def _point(question: SelectionOutcome) -> plots.Point | None:
     return None if question.s_corr is None or question.s_tool is None else (question.s_corr, question.s_tool)
 
 
-def _fronts(questions: Sequence[Selected]) -> Table:
+def _fronts(questions: Sequence[SelectionOutcome]) -> Table:
     """Return a table of the first fronts, the later ones together, and questions in no front."""
-    groups: dict[str, list[Selected]] = {}
+    groups: dict[str, list[SelectionOutcome]] = {}
     for question in sorted(questions, key=lambda question: (question.front is None, question.front or 0)):
         later = f"{_FRONTS} and later"
         name = "none" if question.front is None else str(question.front) if question.front < _FRONTS else later
@@ -182,7 +192,7 @@ def _fronts(questions: Sequence[Selected]) -> Table:
     return Table((Column("Front", "text"), *(Column(title) for title in titles)), tuple(rows))
 
 
-def _reasons(questions: Sequence[Selected], *, fitting: bool) -> dict[str, int]:
+def _reasons(questions: Sequence[SelectionOutcome], *, fitting: bool) -> dict[str, int]:
     counts = Counter(
         question.reason for question in questions if (question.front is not None) is fitting and not question.selected
     )
@@ -281,11 +291,11 @@ def _table(models: Mapping[str, Measures]) -> Table:
     return Table((Column("Metric", "text"), *map(Column, models)), tuple(rows))
 
 
-def _cell(estimate: Estimate | None, factor: float, digits: int) -> Measured | None:
+def _cell(estimate: Estimate | None, factor: float, digits: int) -> EstimateText | None:
     if estimate is None:
         return None
     text, low, high = (
         wording.decimal(factor * value, digits).replace("-", wording.MINUS)
         for value in (estimate.mean, estimate.low, estimate.high)
     )
-    return Measured(text, f"{low} to {high}" if math.isfinite(estimate.low) else "")
+    return EstimateText(text, f"{low} to {high}" if math.isfinite(estimate.low) else "")

@@ -32,18 +32,18 @@ from agentr_core.errors import ConfigError, DataFault
 from agentr_core.evaluation.episodes import EpisodePlan
 from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.catalogue import acting_in_groups
-from agentr_core.methods.et_agent.operators import Tagged, manner_of
+from agentr_core.methods.et_agent.operators import TaggedForm, manner_of
 from agentr_core.recipes.et_agent import CurriculumConfig
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime.episode_shard import plan_rollouts, play_rollouts, rollout_id
 from agentr_core.runtime.instances import SELECTED, separate_instances
 from agentr_core.runtime.place import Workplace
-from agentr_core.samples.dataset import Filtered
+from agentr_core.samples.dataset import FilterResult
 from agentr_core.stages.dataset import whole_rows
 from agentr_core.store.codec.ledger import rejection_rows, store_anew
 from agentr_core.store.codec.samples import (
     RolloutOutcome,
-    Selected,
+    SelectionOutcome,
     chosen_rows,
     load_members,
     load_rollout_outcomes,
@@ -238,7 +238,7 @@ Episode = tuple[str, Trajectory]
 
 def fit_for_tuning(
     episodes: Iterable[Episode], *, per_question: int, seed: int, in_tags: Collection[str] | None = None
-) -> Filtered[Episode]:
+) -> FilterResult[Episode]:
     """Return the episodes to train on, in order, and a rejection with its reason for each of the
     others. Of episodes with one text, the first is kept.
 
@@ -278,7 +278,7 @@ def fit_for_tuning(
     rejected += [
         _reject(name, "question-cap", f"{trajectory.instance.key} keeps {per_question}") for name, trajectory in over
     ]
-    return Filtered(tuple(episode for episode in sound if episode[0] in drawn), tuple(rejected))
+    return FilterResult(tuple(episode for episode in sound if episode[0] in drawn), tuple(rejected))
 
 
 def _fault(trajectory: Trajectory, tagged: bool) -> tuple[str, str]:
@@ -318,7 +318,7 @@ async def select_rft(place: Workplace, iteration: int) -> dict[str, Any]:
             tagged = {
                 key
                 for key, member in members.items()
-                if isinstance(manner_of(worlds.of(member.instance), member.instance), Tagged)
+                if isinstance(manner_of(worlds.of(member.instance), member.instance), TaggedForm)
             }
         chosen = fit_for_tuning(
             # Of equal texts the first is kept and its tokens are trained on, so ids, which contain
@@ -435,7 +435,7 @@ async def select_questions(place: Workplace, iteration: int) -> dict[str, Any]:
     return {"questions": len(questions), "selected": count}
 
 
-def chosen_of(outcomes: Sequence[RolloutOutcome], config: CurriculumConfig, *, seed: int) -> list[Selected]:
+def chosen_of(outcomes: Sequence[RolloutOutcome], config: CurriculumConfig, *, seed: int) -> list[SelectionOutcome]:
     """Return the outcome for each question, in the order of the rollouts.
 
     A question with a rollout that failed for good is left out, because dispersions over different
@@ -467,7 +467,7 @@ def chosen_of(outcomes: Sequence[RolloutOutcome], config: CurriculumConfig, *, s
             "reason": reason,
         }
     return [
-        Selected(
+        SelectionOutcome(
             instance_id=key,
             episodes=len(group),
             correctness=fmean(outcome.reward or 0.0 for outcome in group) if group else 0.0,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import comb
 
-from agentr_core.evaluation.metrics import Forecast, Headroom, Prospect, Run, Tried, mixed, prospect
+from agentr_core.evaluation.metrics import Forecast, Headroom, InstanceResults, Prospect, Run, mixed, prospect
 from agentr_core.methods.catalogue import (
     DATASET,
     DEMONSTRATE,
@@ -35,7 +35,7 @@ from agentr_core.recipes.eto import EtoConfig, Phase, eto_faults
 from agentr_core.recipes.fields import in_iteration, sampling_of
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.recipes.training import TrainingConfig
-from agentr_core.runtime.place import Acting, Asked, Funnel, Method, Plan, Stage, imported
+from agentr_core.runtime.place import Acting, Demand, Funnel, Method, Plan, Stage, imported
 
 # A forecast of what an exploration of a recipe's size would yield with a given policy.
 #
@@ -61,15 +61,15 @@ def foresee(recipe: Recipe, headroom: Headroom) -> Prospect:
     paired = min(played, eto.preferences.per_instance or played)
     cap = recipe.data.good_per_tree or played
 
-    def successes(outcome: Tried, run: Run) -> float:
+    def successes(outcome: InstanceResults, run: Run) -> float:
         first, samples = int(eto.explore.greedy and outcome.greedy), eto.explore.samples
         return sum(comb(samples, won) * run(won, samples - won) * min(first + won, cap) for won in range(samples + 1))
 
-    def failures(outcome: Tried, run: Run) -> float:
+    def failures(outcome: InstanceResults, run: Run) -> float:
         lost = int(eto.explore.greedy and not outcome.greedy) + eto.explore.samples * run(0, 1)
         return min(lost, paired)
 
-    def contrast(outcome: Tried, run: Run) -> float:
+    def contrast(outcome: InstanceResults, run: Run) -> float:
         samples = eto.explore.samples
         if not eto.explore.greedy:
             return mixed(run, samples)
@@ -162,7 +162,7 @@ def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
     return lines
 
 
-def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Asked]:
+def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Demand]:
     """Return the most that an iteration asks of models, by purpose, as if an expert's episode had
     no more steps than an exploration may have.
     """
@@ -170,14 +170,14 @@ def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Asked]:
     requests = {}
     if eto.expert.thoughts.enabled:
         asked = train * explore.max_steps * eto.expert.thoughts.tries
-        requests["think"] = Asked.questions("editor", asked, eto.expert.thoughts.max_new_tokens)
+        requests["think"] = Demand.questions("editor", asked, eto.expert.thoughts.max_new_tokens)
     if not _explores(recipe):
         return requests
     by_step = eto.preferences.source == "exploration" and eto.preferences.level != "trajectory"
     forks = (eto.preferences.forced_steps or explore.max_steps) if by_step else 1
     number = train * (explore.samples + explore.greedy) * forks
     most = recipe.longest_reply(explore.max_new_tokens)
-    return requests | {"explore": Asked.episodes(number, steps=explore.max_steps, most=most)}
+    return requests | {"explore": Demand.episodes(number, steps=explore.max_steps, most=most)}
 
 
 def _explores(recipe: Recipe) -> bool:

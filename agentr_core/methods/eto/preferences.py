@@ -157,7 +157,7 @@ Made = tuple[tuple[Preference, ...], tuple[Rejection, ...]]
 """Preferences, and a rejection for each trajectory or pair that made none."""
 
 
-class Played(NamedTuple):
+class StoredTrajectory(NamedTuple):
     """A stored trajectory with its id. Its first `forced` steps are the expert's; then the policy
     took over.
     """
@@ -170,7 +170,7 @@ class Played(NamedTuple):
 class _Side(NamedTuple):
     """The trained part of a trajectory: its steps from `shared` up to, not including, `end`."""
 
-    played: Played
+    played: StoredTrajectory
     shared: int
     end: int
     origin: Provenance
@@ -182,7 +182,7 @@ def preference_id(preference: Preference) -> str:
 
 
 def against_expert(
-    expert: Played | None, explored: Sequence[Played], env: Environment, config: PreferencesConfig
+    expert: StoredTrajectory | None, explored: Sequence[StoredTrajectory], env: Environment, config: PreferencesConfig
 ) -> Made:
     """Return the preferences that result from comparing each episode of an instance with the
     expert's.
@@ -235,7 +235,7 @@ def against_expert(
     return tuple(preferences), tuple(rejected)
 
 
-def among_own(explored: Sequence[Played], env: Environment, config: PreferencesConfig) -> Made:
+def among_own(explored: Sequence[StoredTrajectory], env: Environment, config: PreferencesConfig) -> Made:
     """Return the one preference of an instance's episodes: the best, shortest first, against the
     worst.
 
@@ -285,7 +285,7 @@ def in_tree(paths: Sequence[Path], env: Environment, config: PreferencesConfig, 
         else:
             length, split = min(len(worst.nodes), len(best.nodes) + config.extra_rounds), len(prefix)
             chosen = _Side(
-                Played(f"{best.tree_id}:{best.leaf}", best.trajectory),
+                StoredTrajectory(f"{best.tree_id}:{best.leaf}", best.trajectory),
                 shared=split,
                 end=len(best.nodes),
                 origin=Provenance(
@@ -293,7 +293,7 @@ def in_tree(paths: Sequence[Path], env: Environment, config: PreferencesConfig, 
                 ),
             )
             losing = _Side(
-                Played(f"{worst.tree_id}:{worst.leaf}", worst.trajectory),
+                StoredTrajectory(f"{worst.tree_id}:{worst.leaf}", worst.trajectory),
                 shared=split,
                 end=length,
                 origin=Provenance(
@@ -351,7 +351,7 @@ def capped(preferences: Sequence[Preference], per_instance: int) -> Made:
     )
 
 
-def _unequal(reference: Played, played: Played, margin: float) -> Rejection | None:
+def _unequal(reference: StoredTrajectory, played: StoredTrajectory, margin: float) -> Rejection | None:
     gap = abs(reference.trajectory.reward - played.trajectory.reward)
     if not exceeds(gap, 0):
         return _reject(played.id, "tie", f"both have reward {reference.trajectory.reward:g}")
@@ -361,7 +361,7 @@ def _unequal(reference: Played, played: Played, margin: float) -> Rejection | No
     return None
 
 
-def _side(played: Played, better: int | None = None, config: PreferencesConfig | None = None) -> _Side:
+def _side(played: StoredTrajectory, better: int | None = None, config: PreferencesConfig | None = None) -> _Side:
     """Return a whole trajectory as a side, cut if it lost to one of `better` steps."""
     length = len(played.trajectory.steps)
     end = length if better is None or config is None else min(length, better + config.extra_rounds)
@@ -453,7 +453,7 @@ def _make(place: Workplace, iteration: int) -> Made:
     config = place.recipe.eto.preferences
     with place.worlds() as worlds:
         if config.source == "file":
-            outcome = _joined(_of_file(recipe, env) for recipe, env in worlds)
+            outcome = _join(_of_file(recipe, env) for recipe, env in worlds)
         else:
             outcome = _of_trees(place, worlds) if config.source == "trees" else _of_episodes(place, iteration, worlds)
     iteration_id = place.iteration_id(iteration)
@@ -475,13 +475,13 @@ def _of_episodes(place: Workplace, iteration: int, worlds: Worlds) -> Made:
     stored = load_trajectories(place.store, [plan.trajectory_id for plan in planned])
     played = scored_by(place, stored)
     failed = set(failed_subjects(place.store, place.iteration_id(iteration), EXPLORE))
-    by_instance: dict[str, list[Played]] = {}
+    by_instance: dict[str, list[StoredTrajectory]] = {}
     lost: list[Rejection] = []
     for plan in planned:
         key = plan.trajectory_id
         episodes = by_instance.setdefault(plan.instance.key, [])
         if key in played:
-            episodes.append(Played(key, played[key], forced=plan.forced))
+            episodes.append(StoredTrajectory(key, played[key], forced=plan.forced))
         else:
             reason, explanation = "not-played", "was not begun: the collection was limited, or interrupted"
             if plan.key in failed:
@@ -494,14 +494,16 @@ def _of_episodes(place: Workplace, iteration: int, worlds: Worlds) -> Made:
     parts: list[Made] = [((), tuple(lost))]
     if config.against == "own":
         parts += [among_own(episodes, worlds.of(owners[key]), config) for key, episodes in by_instance.items()]
-        return _joined(parts)
+        return _join(parts)
     # The expert's rewards are those of the world, whatever scores the policy: each run plays it
     # anew, so that no scoring of another run could name its episodes.
-    experts = {expert.instance.key: Played(key, expert) for key, expert in best_experts(place, iteration).values()}
+    experts = {
+        expert.instance.key: StoredTrajectory(key, expert) for key, expert in best_experts(place, iteration).values()
+    }
     for instance, episodes in by_instance.items():
         check_wanted()
         parts.append(against_expert(experts.get(instance), episodes, worlds.of(owners[instance]), config))
-    return _joined(parts)
+    return _join(parts)
 
 
 def _of_trees(place: Workplace, worlds: Worlds) -> Made:
@@ -526,10 +528,10 @@ def _of_trees(place: Workplace, worlds: Worlds) -> Made:
             nodes = (n if n.step is None else replace(n, step=of_another_run([n.step])[0]) for n in tree.nodes)
             trees[key] = replace(tree, nodes=tuple(nodes))
     paths = scored_paths(place, trees, runs[0])
-    return _joined(in_tree(paths[key], worlds.of(tree.instance), config, key) for key, tree in trees.items())
+    return _join(in_tree(paths[key], worlds.of(tree.instance), config, key) for key, tree in trees.items())
 
 
-def _joined(parts: Iterable[Made]) -> Made:
+def _join(parts: Iterable[Made]) -> Made:
     parts = list(parts)
     preferences = tuple(preference for part, _ in parts for preference in part)
     return preferences, tuple(rejection for _, part in parts for rejection in part)

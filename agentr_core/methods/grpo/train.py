@@ -319,7 +319,7 @@ async def _train(place: Workplace, iteration: int, instances: Sequence[Instance]
         clock.tokens = (clock.tokens or 0) + aside.effort().tokens
 
 
-class _Sampled(NamedTuple):
+class _SampledStep(NamedTuple):
     """The groups of a step, the effort that they took, and the seconds that their sampling took;
     None if it was done before.
     """
@@ -349,7 +349,7 @@ class _Training:
     """The step whose weights the sampler has; -1: none, or the weights that it began with."""
     resting: bool = False
     """Whether it is the sampler's turn."""
-    ahead: asyncio.Task[_Sampled] | None = None
+    ahead: asyncio.Task[_SampledStep] | None = None
     """The sampling of the next step, beside the training of this one (`grpo.staleness`)."""
     behind: tuple[int, Path] | None = None
     """The weights that the step after a saved state is sampled with, if not the state's own."""
@@ -560,18 +560,18 @@ class _Training:
             self.loaded, self.resting = -1, False
             await in_thread(learner.wake)
 
-    async def _groups(self, step: int, learner: Learner | Ranks, worlds: Worlds) -> _Sampled:
+    async def _groups(self, step: int, learner: Learner | Ranks, worlds: Worlds) -> _SampledStep:
         """Return the groups of a step: those that were sampled ahead or are stored, or new ones."""
         if self.ahead is not None:
             sampled, self.ahead = await self.ahead, None
             return sampled
         if groups := load_groups(self.rollouts.place.store, self.job.experience, step):
-            return _Sampled(groups, Effort(), None)
+            return _SampledStep(groups, Effort(), None)
         # Only the first step after a saved state is neither of these.
         done = step - 1 if self.behind is None else self.behind[0]
         return await self._sample(step, await self._load(done, learner), worlds)
 
-    async def _sample(self, step: int, policy: Checkpoint, worlds: Worlds) -> _Sampled:
+    async def _sample(self, step: int, policy: Checkpoint, worlds: Worlds) -> _SampledStep:
         """Return the groups of a step, sampled with a policy that the sampler has."""
         place, grpo, started = self.rollouts.place, self.job.objective.grpo, time.perf_counter()
         # The past rewards of instances, by key. Variants of one instance, such as goals under other
@@ -597,7 +597,7 @@ class _Training:
                 for group in groups
             )
         )
-        return _Sampled(groups, effort, time.perf_counter() - started)
+        return _SampledStep(groups, effort, time.perf_counter() - started)
 
     def _rows(self, group: Group, worlds: Worlds, scores: Scores | None) -> Iterator[PolicyRow]:
         """Yield the rows of a group's episodes that have anything to train; none if no step has an

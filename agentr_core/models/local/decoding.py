@@ -76,7 +76,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grown:
+class ReplyPlace:
     """The place of a finished reply's keys and values in row `row` of the wave's buffer.
 
     `tokens` are those of the prompt, then those of the reply without its last one, which was never
@@ -273,7 +273,7 @@ class Grid:
         tokens: Sequence[int],
         logprobs: Sequence[float],
         ended: Callable[[Sequence[int], tuple[str, ...], str], bool],
-    ) -> tuple[int, list[Grown]]:
+    ) -> tuple[int, list[ReplyPlace]]:
         """Append to each live reply what a step of `size` tokens chose for it, up to the first
         token that its draft had wrong; return how many tokens that is together, and the replies
         that have ended.
@@ -318,7 +318,7 @@ class Grid:
             self._refresh()
         return total, grown
 
-    def _grown(self) -> list[Grown]:
+    def _grown(self) -> list[ReplyPlace]:
         """Return where the replies that have ended just now lie, whose texts are drafted from."""
         grown = []
         for (row, _), number, reply in zip(self._slots, self._numbers, self.live, strict=True):
@@ -326,7 +326,7 @@ class Grid:
                 prompt = self._prompts[reply.prompt]
                 tokens = [*prompt, *reply.tokens[:-1]]
                 grown.append(
-                    Grown(row=row, tokens=tokens, filled=len(prompt) - 1, base=self._base, fed=self._fed[number])
+                    ReplyPlace(row=row, tokens=tokens, filled=len(prompt) - 1, base=self._base, fed=self._fed[number])
                 )
                 if self._drafts is not None:
                     self._drafts.note(self._histories[number], len(prompt))
@@ -524,7 +524,7 @@ class Decoder:
             if rows < buffer.rows:
                 grid.shrink(buffer, rows)
 
-    def _remember(self, buffer: LayeredKV, reply: Grown) -> None:
+    def _remember(self, buffer: LayeredKV, reply: ReplyPlace) -> None:
         """Cache the blocks that a reply has completed: later prompts of its conversation begin with
         them.
         """

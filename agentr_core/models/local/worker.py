@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 
 from agentr_core.errors import AgentrError, ModelFault
 from agentr_core.models.local.transformers import TransformersModel
-from agentr_core.models.local.workers import Batch, Loaded, Loading, Reload, Replies, Text, Working
+from agentr_core.models.local.workers import Batch, Loading, LoadReport, Reload, Replies, Text, Working
 from agentr_core.system import end_with_parent, importing, keep_freed_memory
 
 _SIGN_S = 0.25
@@ -48,7 +48,7 @@ async def serve(connection: Connection) -> int:
     except AgentrError as error:
         connection.send(error)
         return 1
-    connection.send(Loaded(name=model.name, fingerprint=model.fingerprint, context_length=model.context_length))
+    connection.send(LoadReport(name=model.name, fingerprint=model.fingerprint, context_length=model.context_length))
     while True:
         try:
             message: Batch | Reload = connection.recv()

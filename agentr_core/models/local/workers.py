@@ -60,7 +60,7 @@ class Loading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class LoadReport:
     """A worker's report about the model that it has loaded."""
 
     name: str
@@ -293,7 +293,7 @@ class Worker:
         while True:
             phase = "while it loaded the model"
             try:
-                loaded: Loaded = self._exchange(self._loading)
+                loaded: LoadReport = self._exchange(self._loading)
                 if self._weights is not None:
                     phase = "while it took over weights"
                     self._exchange(Reload(weights=self._weights))

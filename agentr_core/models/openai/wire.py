@@ -288,17 +288,17 @@ class _Completion(Strict):
     usage: _Usage
 
 
-class _Measured(Strict):
+class _UsageOnly(Strict):
     usage: _Usage
 
 
-class _Served(Strict):
+class _ServedModel(Strict):
     id: str
     max_model_len: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
 
 
 class _ModelList(Strict):
-    data: list[_Served]
+    data: list[_ServedModel]
 
 
 def bodies(request: Request, server: ServerConfig, limit: int) -> list[dict[str, Any]]:
@@ -404,7 +404,7 @@ def read_prompt_tokens(payload: bytes) -> int:
     `MalformedReply`.
     """
     try:
-        return _Measured.model_validate_json(payload).usage.prompt_tokens
+        return _UsageOnly.model_validate_json(payload).usage.prompt_tokens
     except ValidationError:
         raise MalformedReply(f"the reply does not tell the tokens of its prompt: {_quote(payload)}") from None
 

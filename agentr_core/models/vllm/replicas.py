@@ -119,7 +119,7 @@ def ensure(folder: Path, device: Device, *, tell: Callable[[str], None]) -> Path
         return interpreter(folder)
     check_machine(device)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(folder, tell):
+    with _lock(folder, tell):
         # Another process may have made it while we waited.
         if is_complete(folder, stamp):
             return interpreter(folder)
@@ -173,7 +173,7 @@ def _run(command: Sequence[str], log: IO[str], tell: Callable[[str], None]) -> S
 
 
 @contextmanager
-def _locked(folder: Path, tell: Callable[[str], None]) -> Iterator[None]:
+def _lock(folder: Path, tell: Callable[[str], None]) -> Iterator[None]:
     with folder.with_name(f"{folder.name}.lock").open("w") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -76,7 +76,7 @@ OLD = "old"
 _NOTHING: Mapping[str, str] = {}
 
 
-class Rewritten(NamedTuple):
+class RewriteResult(NamedTuple):
     """The size of the file before and after, in bytes, and how many rows each table lost."""
 
     before: int
@@ -86,7 +86,7 @@ class Rewritten(NamedTuple):
 
 def rewrite(
     store: Store, fill: Callable[[Any], T], *, keep: bool = True, beside: Sequence[Path] = ()
-) -> tuple[Rewritten, T]:
+) -> tuple[RewriteResult, T]:
     """Rewrite a store; return what changed, and what `fill` returned.
 
     Args:
@@ -110,7 +110,7 @@ def rewrite(
         try:
             _remove(draft)
             removed, result = _filled(store, draft, fill, deadline, beside)
-            changes = Rewritten(store.path.stat().st_size, draft.stat().st_size, removed)
+            changes = RewriteResult(store.path.stat().st_size, draft.stat().st_size, removed)
             if keep:
                 _take_over(draft, store.path)
         finally:
@@ -147,7 +147,7 @@ def copy(con: Any, conditions: Mapping[str, str] = _NOTHING) -> None:
         left = later
 
 
-def compact(store: Store) -> Rewritten:
+def compact(store: Store) -> RewriteResult:
     """Rewrite a store without the unused space in its file, and return what changed. Raises as
     `rewrite` does.
     """
@@ -227,7 +227,7 @@ _KNOWN_LATER: Mapping[str, tuple[str, ...]] = {"instance": ("depth", "origin_id"
 """Columns that may be known in one store and unknown in another: the known value counts."""
 
 
-def merge_stores(store: Store, sources: Sequence[Store]) -> Rewritten:
+def merge_stores(store: Store, sources: Sequence[Store]) -> RewriteResult:
     """Merge the rows of other stores into one, each row once, and return what changed.
 
     Only rows of our tables are taken: tables that somebody else has put into another store stay
@@ -357,7 +357,7 @@ select {columns} from other.main.{table} anti join store.main.{table} using ({ke
 # iteration stays with all its rows.
 
 
-class Pruned(NamedTuple):
+class PruneResult(NamedTuple):
     """The changes that pruning made.
 
     `needed` are the iterations of the pruned runs that stay because other runs need them, as run
@@ -366,12 +366,12 @@ class Pruned(NamedTuple):
     weights that samplers shared.
     """
 
-    rewritten: Rewritten
+    rewritten: RewriteResult
     needed: tuple[tuple[str, int], ...]
     unnamed: tuple[str, ...]
 
 
-def prune(store: Store, run_ids: Collection[str], *, keep: bool = True) -> Pruned:
+def prune(store: Store, run_ids: Collection[str], *, keep: bool = True) -> PruneResult:
     """Rewrite a store without some runs, and return what changed.
 
     Args:
@@ -407,7 +407,7 @@ def prune(store: Store, run_ids: Collection[str], *, keep: bool = True) -> Prune
         origins = {origin for entry in entries if (origin := iteration_of(entry))}
         if key not in staying and (key in removed or (origins and not origins & staying)):
             unnamed |= {str(path) for path in (*entries, *shared_weights(root, key))}
-    return Pruned(rewritten, tuple((run, number) for run, number in needed), tuple(sorted(unnamed)))
+    return PruneResult(rewritten, tuple((run, number) for run, number in needed), tuple(sorted(unnamed)))
 
 
 _EDGES = """

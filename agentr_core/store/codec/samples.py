@@ -359,7 +359,7 @@ def load_preferences(store: Store, iteration_id: str) -> dict[str, Preference]:
 
 
 @dataclass(frozen=True, slots=True)
-class Selected:
+class SelectionOutcome:
     """The outcome of the selection for one instance, as in table selection; see the comments of its
     columns.
     """
@@ -386,14 +386,14 @@ class RolloutOutcome:
     steps: int | None
 
 
-def selection_rows(iteration_id: str, selected: Iterable[Selected]) -> Rows:
+def selection_rows(iteration_id: str, selected: Iterable[SelectionOutcome]) -> Rows:
     """Return the rows of a selection; store them with the instances that were chosen."""
     return {"selection": [{"iteration_id": iteration_id, **asdict(selection)} for selection in selected]}
 
 
-def load_selection(store: Store, iteration_id: str) -> list[Selected]:
+def load_selection(store: Store, iteration_id: str) -> list[SelectionOutcome]:
     """Return the outcome for each instance, by id; none before the selection."""
-    return [Selected(*row) for row in store.rows(_SELECTION, iteration_id)]
+    return [SelectionOutcome(*row) for row in store.rows(_SELECTION, iteration_id)]
 
 
 def load_rollout_outcomes(store: Store, iteration_id: str) -> list[RolloutOutcome]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 from agentr_core.store.database import Store, snapshot
-from agentr_core.store.tables import Asked, Draw, Row, Rows, TreeHead, load, merge, row_of
+from agentr_core.store.tables import Draw, DrawRecord, Row, Rows, TreeHead, load, merge, row_of
 from agentr_core.types import (
     Answer,
     Critique,
@@ -38,7 +38,7 @@ def instance_row(instance: Instance, depth: int | None = None, origin: Instance 
 # The replies that steps came of.
 
 
-def asked(step: Step, draw: Draw | None) -> Asked | None:
+def draw_record(step: Step, draw: Draw | None) -> DrawRecord | None:
     """Return what a step itself does not have of the reply that it came of; None if it came of
     none.
 
@@ -49,7 +49,7 @@ def asked(step: Step, draw: Draw | None) -> Asked | None:
     reply = draw.generation
     if (reply.text, reply.token_ids, reply.logprobs) != (step.reply, step.token_ids, step.logprobs):
         raise ValueError(f"a step does not have the reply that it was made of: {step.reply!r} and {reply.text!r}")
-    return Asked(
+    return DrawRecord(
         seed=draw.seed,
         number=draw.number,
         prompt_tokens=reply.prompt_tokens,
@@ -86,7 +86,7 @@ def load_draws(
     return draws
 
 
-def _draw(step: Step, request: Asked) -> Draw:
+def _draw(step: Step, request: DrawRecord) -> Draw:
     assert step.finish_reason is not None
     generation = Generation(
         text=step.reply,
@@ -222,7 +222,7 @@ def trajectory_rows(
         instance_id=trajectory.instance.key,
         num_steps=len(trajectory.steps),
         given=given,
-        asked=tuple(asked(step, draws.get(position)) for position, step in enumerate(trajectory.steps)),
+        asked=tuple(draw_record(step, draws.get(position)) for position, step in enumerate(trajectory.steps)),
         grading=grading,
         source=source,
         iteration_id=iteration_id,
@@ -739,7 +739,7 @@ def _tree_row(head: TreeHead, dives_done: int, *, finished: bool) -> Rows:
 
 def _node_row(tree_id: str, node: Node, draws: Sequence[Draw] = (), grading: Grading | None = None) -> Row:
     # The step of a node that was merged from siblings is made of the first of them.
-    first = asked(node.step, draws[0]) if draws and node.step is not None else None
+    first = draw_record(node.step, draws[0]) if draws and node.step is not None else None
     return row_of("node", node, tree_id=tree_id, asked=first, merged=tuple(draws[1:]), grading=grading)
 
 

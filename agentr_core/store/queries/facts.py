@@ -14,7 +14,7 @@ _FEW = 40
 """Up to so many values of a fact are listed to choose from; more are typed."""
 
 
-class Told(NamedTuple):
+class InstanceFact(NamedTuple):
     """A fact that some instance has: its name, whether all its values are numbers, and how many
     different ones there are.
     """
@@ -45,12 +45,12 @@ def facts_of(store: Store, instance_id: str) -> Mapping[str, Any]:
     return dict(json.loads(rows[0][0])) if rows else {}
 
 
-def with_facts(store: Store, name: str) -> tuple[Listing, list[Told]]:
+def with_facts(store: Store, name: str) -> tuple[Listing, list[InstanceFact]]:
     """Return a list with a column and a filter for each fact that some instance has, and these
     facts.
     """
     listing = LISTINGS[name]
-    facts = [Told(*row) for row in store.rows(_TOLD)] if name in _INSTANCE else []
+    facts = [InstanceFact(*row) for row in store.rows(_TOLD)] if name in _INSTANCE else []
     if not facts:
         return listing, []
     source = f"from instance_facts f where f.instance_id = {_INSTANCE[name]}"

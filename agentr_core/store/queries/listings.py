@@ -270,16 +270,16 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListPage:
     """A page of a list: its rows by column, and the number of rows on all pages."""
 
     rows: list[dict[str, Any]]
     total: int
 
 
-def listed(
+def read_list(
     store: Store, listing: Listing, filters: Mapping[str, str], *, offset: int, limit: int, sort: str = ""
-) -> Listed:
+) -> ListPage:
     """Return the rows of a list that pass the filters, from row `offset` on; none if a filter is
     missing that the list needs.
 
@@ -290,7 +290,7 @@ def listed(
     Raises `KeyError` for a filter that the list does not have.
     """
     if not store.path.exists() or not set(listing.always) <= filters.keys():
-        return Listed([], 0)
+        return ListPage([], 0)
     values = {name: f"${name}" for name in filters}
     with store.reading() as con:
         ((total,),) = con.execute(f"select count(*) {_rest(listing, values)}", dict(filters)).fetchall()
@@ -298,7 +298,7 @@ def listed(
         cursor = con.execute(page, dict(filters))
         names = [column[0] for column in cursor.description]
         rows = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
-    return Listed([{name: row[name] for name in names if name != "place"} for row in rows], total)
+    return ListPage([{name: row[name] for name in names if name != "place"} for row in rows], total)
 
 
 def sortable(listing: Listing) -> frozenset[str]:

@@ -25,7 +25,7 @@ are not among them.
 """
 
 
-class Published(NamedTuple):
+class IterationProducts(NamedTuple):
     """The products of an iteration; all None, and not finished, before there are any."""
 
     dataset_id: str | None = None
@@ -35,9 +35,9 @@ class Published(NamedTuple):
     finished: bool = False
 
 
-def published(store: Store, iteration_id: str) -> Published:
+def published(store: Store, iteration_id: str) -> IterationProducts:
     """Return the products of an iteration."""
-    return next((Published(*row) for row in store.rows(_PUBLISHED, iteration_id)), Published())
+    return next((IterationProducts(*row) for row in store.rows(_PUBLISHED, iteration_id)), IterationProducts())
 
 
 def count_trajectories(store: Store, iteration_id: str) -> int:
@@ -167,7 +167,7 @@ def experience_tokens(store: Store, run_id: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class OutputCounts:
     """What a model wrote in a world: units (episodes, or trees), their replies and tokens."""
 
     units: int
@@ -175,13 +175,13 @@ class Written:
     tokens: int
 
 
-def written_in(store: Store, model: str, environment: str) -> dict[str, Written]:
+def written_in(store: Store, model: str, environment: str) -> dict[str, OutputCounts]:
     """Return what the runs that begin with a model wrote in a world, by kind: `step` for episodes,
     `node` for trees, `judgement` for the verdicts on trees. Kinds of which nothing is stored are
     left out.
     """
     rows = store.rows(_WRITTEN, model, environment)
-    return {kind: Written(units, replies, tokens) for kind, units, replies, tokens in rows}
+    return {kind: OutputCounts(units, replies, tokens) for kind, units, replies, tokens in rows}
 
 
 def longest_sample(store: Store, run_id: str) -> int:

@@ -14,7 +14,7 @@ OF_A_SCORING = "select * from v_regrades where scoring_id = '{}' order by run_id
 """What a user asks to list the episodes of a scoring, whose id is filled in."""
 
 
-class Scored(NamedTuple):
+class ScoreComparison(NamedTuple):
     """Old and new scores of the episodes of one kind in one iteration; see view `v_scorings`."""
 
     iteration: int | None
@@ -40,7 +40,7 @@ class ScoringHead(NamedTuple):
     run_id: str
 
 
-class Rescored(NamedTuple):
+class EpisodeRescore(NamedTuple):
     """What a scoring says of one episode; see view `v_regrades`."""
 
     scoring_id: str
@@ -51,7 +51,7 @@ class Rescored(NamedTuple):
     reply: str | None
 
 
-class Changed(NamedTuple):
+class ScoreChange(NamedTuple):
     """An episode or path of a tree whose score a scoring has changed; see view `v_regrades`."""
 
     trajectory_id: str | None
@@ -119,34 +119,34 @@ def load_leaf_regrades(store: Store, scoring_id: str, tree_ids: Sequence[str]) -
     return {key: grades.get(original, {}) for key, original in originals.items()}
 
 
-def side_by_side(store: Store, scoring_id: str, run_id: str) -> list[Scored]:
+def side_by_side(store: Store, scoring_id: str, run_id: str) -> list[ScoreComparison]:
     """Return old and new scores of the episodes of a run, by iteration and kind."""
-    return [Scored(*row) for row in store.rows(_SIDE_BY_SIDE, scoring_id, run_id)]
+    return [ScoreComparison(*row) for row in store.rows(_SIDE_BY_SIDE, scoring_id, run_id)]
 
 
-def scorings_of(store: Store, run_id: str = "") -> dict[ScoringHead, list[Scored]]:
+def scorings_of(store: Store, run_id: str = "") -> dict[ScoringHead, list[ScoreComparison]]:
     """Return the scorings of the episodes of a run, or of all runs, the earliest first, each with
     old and new scores.
     """
-    lines: dict[ScoringHead, list[Scored]] = {}
+    lines: dict[ScoringHead, list[ScoreComparison]] = {}
     # Few workspaces have any, and pages of all of them ask.
     for row in store.rows(_SCORINGS, run_id) if store.rows("select 1 from scoring limit 1") else ():
-        lines.setdefault(ScoringHead(*row[:4]), []).append(Scored(*row[4:]))
+        lines.setdefault(ScoringHead(*row[:4]), []).append(ScoreComparison(*row[4:]))
     return lines
 
 
-def rescored(store: Store, trajectory_id: str) -> list[Rescored]:
+def rescored(store: Store, trajectory_id: str) -> list[EpisodeRescore]:
     """Return what each scoring says of a trajectory, the earliest first."""
     if not store.rows("select 1 from scoring limit 1"):
         return []
-    return [Rescored(*row) for row in store.rows(_RESCORED, trajectory_id)]
+    return [EpisodeRescore(*row) for row in store.rows(_RESCORED, trajectory_id)]
 
 
-def changed(store: Store, scoring_id: str, run_id: str, most: int) -> list[Changed]:
+def changed(store: Store, scoring_id: str, run_id: str, most: int) -> list[ScoreChange]:
     """Return episodes and paths of trees of a run whose score has changed or cannot be read: those
     first whose success has, and of these the largest changes.
     """
-    return [Changed(*row) for row in store.rows(_CHANGED, scoring_id, run_id, most)]
+    return [ScoreChange(*row) for row in store.rows(_CHANGED, scoring_id, run_id, most)]
 
 
 _SCORABLE = """

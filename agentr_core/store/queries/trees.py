@@ -95,7 +95,7 @@ class Derivation(NamedTuple):
     num_steps: int
 
 
-class Sampled(NamedTuple):
+class SampledTokens(NamedTuple):
     """The tokens of a step as they were sampled; empty where the sampler told none."""
 
     position: int
@@ -126,9 +126,9 @@ def tool_calls(store: Store, kind: str, owner_id: str) -> list[ToolCall]:
     return [ToolCall(*row) for row in store.rows(_CALLS_OF_A_STEP, kind, owner_id)]
 
 
-def sampled_tokens(store: Store, trajectory_id: str) -> list[Sampled]:
+def sampled_tokens(store: Store, trajectory_id: str) -> list[SampledTokens]:
     """Return the tokens of each step of a trajectory, with their natural-log probabilities."""
-    return [Sampled(*row) for row in store.rows(_SAMPLED, trajectory_id)]
+    return [SampledTokens(*row) for row in store.rows(_SAMPLED, trajectory_id)]
 
 
 def family(store: Store, trajectory_id: str) -> list[Derivation]:

@@ -12,7 +12,7 @@ from agentr_core.errors import ConfigError
 from agentr_core.recipes.fields import Count, Natural, Positive, Unit, record
 from agentr_core.recipes.parsing import read_yaml, sentence
 from agentr_core.runtime.machine import bfloat16
-from agentr_core.texts import listed, unreadable
+from agentr_core.texts import fault_list, unreadable
 
 _CRAFTING = (
     "judge_share",
@@ -170,9 +170,9 @@ def load(file: Path) -> BaseConfig:
         raise ConfigError(f"settings {file} cannot be read: {unreadable(error)}") from error
     except ValidationError as error:
         faults = [": ".join(filter(None, (".".join(map(str, e["loc"])), sentence([e])))) for e in error.errors()]
-        raise ConfigError(listed(faults, str(file))) from None
+        raise ConfigError(fault_list(faults, str(file))) from None
     if faults := faults_of(config):
-        raise ConfigError(listed(faults, str(file)))
+        raise ConfigError(fault_list(faults, str(file)))
     return replace(config, bf16=bool(bfloat16())) if config.bf16 == "auto" else config
 
 
