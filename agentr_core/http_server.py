@@ -400,8 +400,8 @@ def configured(app: ASGIApp, *, sockets: bool = False, **settings: Any) -> uvico
     """Return the configuration with which applications are served."""
     # The connection is kept for longer than clients keep an idle one, so that none is closed under
     # a request.
-    # `WatchedConnection` derives from the protocol of h11, so httptools is not used even where it is
-    # installed.
+    # `WatchedConnection` derives from the protocol of h11, so httptools is not used even where it
+    # is installed.
     # Frames of a few hundred bytes cost more to compress than to send.
     return uvicorn.Config(
         app,

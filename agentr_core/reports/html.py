@@ -48,7 +48,8 @@ def environment(package: str) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        finalize=_finalize,
+        # Markup is a macro's output or a drawing; its texts have already passed through here.
+        finalize=lambda v: v if isinstance(v, Markup) or not isinstance(v, str) else wording.visible(v),
     )
     env.globals.update(wording=wording)
     return env
@@ -70,8 +71,3 @@ def _templates() -> Environment:
         kind=lambda block: type(block).__name__,
     )
     return templates
-
-
-def _finalize(value: object) -> object:
-    # Markup is a macro's output or a drawing; its texts have already passed through here.
-    return value if isinstance(value, Markup) or not isinstance(value, str) else wording.visible(value)

@@ -334,20 +334,15 @@ def has_begun(place: Workplace, iteration: int) -> bool:
     return iteration_state(place.store, place.iteration_id(iteration)) is not None
 
 
-def _products(place: Workplace, iteration: int) -> frozenset[Product]:
-    """Return what an iteration has made so far."""
-    ids = published(place.store, place.iteration_id(iteration))
-    products: dict[Product, str | None] = {"dataset": ids.dataset_id, "checkpoint": ids.checkpoint_id}
-    return frozenset(product for product, key in products.items() if key is not None)
-
-
 def settled(place: Workplace, iteration: int) -> Sequence[Stage]:
     """Return the stages of an iteration that must not add anything more, since what is made from
     their data exists already, in this run or in another.
     """
     plan = place.plan(iteration)
     drawn_on = place.method.drawn_on(place) if iteration else ()
-    stages = plan.settled(_products(place, iteration))
+    ids = published(place.store, place.iteration_id(iteration))
+    products: dict[Product, str | None] = {"dataset": ids.dataset_id, "checkpoint": ids.checkpoint_id}
+    stages = plan.settled(frozenset(product for product, key in products.items() if key is not None))
     if any(training.iteration == iteration for training in trained_outside(place.store, place.run_id)):
         stages = plan.stages[: 1 + max(at for at, stage in enumerate(plan.stages) if stage.makes == "checkpoint")]
     return [stage for stage in plan.stages if stage in stages or stage in drawn_on]

@@ -347,7 +347,12 @@ def expert_of(recipe: Recipe, env: Environment) -> Expert:
     """
     config = recipe.eto.expert
     if not config.file:
-        return _built_in
+
+        def built_in(env: Environment, instance: Instance) -> Sequence[Trajectory | Rejection]:
+            trajectory = expert_trajectory(env, instance)
+            return [trajectory or Rejection(stage=STAGE, subject=instance.key, reason="no-expert-solution")]
+
+        return built_in
     demonstrations = _demonstrations(recipe, env)
 
     def demonstrated(env: Environment, instance: Instance) -> Sequence[Trajectory | Rejection]:
@@ -411,11 +416,6 @@ def replayed(env: Environment, demonstration: Demonstration) -> tuple[Trajectory
         f"{trajectory.reward:g} and not {demonstration.reward:g}; after {len(trajectory.steps)} steps the environment "
         f"says {trajectory.steps[-1].observation!r}"
     )
-
-
-def _built_in(env: Environment, instance: Instance) -> Sequence[Trajectory | Rejection]:
-    trajectory = expert_trajectory(env, instance)
-    return [trajectory or Rejection(stage=STAGE, subject=instance.key, reason="no-expert-solution")]
 
 
 def played_live(env: Environment, instance: Instance, replies: Sequence[str]) -> Trajectory:

@@ -125,7 +125,9 @@ def _check(statements: Sequence[Any], store: Path, *, files: bool) -> None:
     if sum(statement.type.name in _ASKS for statement in statements) > 1:
         raise ConfigError("SQL: these are several queries, and only one can be answered; ask them one by one")
     for statement in statements:
-        kind, masked = statement.type.name, _masked(statement.query)
+        kind = statement.type.name
+        # Without the texts in its quotes.
+        masked = re.sub(r"""'(?:[^']|'')*'|"(?:[^"]|"")*\"""", lambda match: match[0][0] * 2, statement.query)
         if kind not in _USES_FILES and not (kind == "EXPLAIN" and _EXPLAINS_A_COPY.search(masked)):
             if kind not in _ASKS:
                 raise _no_query(kind)
@@ -148,11 +150,6 @@ def _check(statements: Sequence[Any], store: Path, *, files: bool) -> None:
 
 def _no_query(kind: str) -> ConfigError:
     return ConfigError(f"SQL: the store is opened for reading only, and {kind} is not a query; use a SELECT")
-
-
-def _masked(query: str) -> str:
-    """Return a statement with the text in its quotes removed."""
-    return re.sub(r"""'(?:[^']|'')*'|"(?:[^"]|"")*\"""", lambda match: match[0][0] * 2, query)
 
 
 _TO = re.compile(r"\bto\b", re.IGNORECASE)
