@@ -11,7 +11,7 @@ from typing import Any
 from prefect import flow
 
 from agentr_core.errors import ArmsFailed, ConfigError, DataFault, ErrorBudgetSpent, TrainingFault
-from agentr_core.methods.comparison import Arm, arms_of, chosen, makers_of_samples
+from agentr_core.methods.comparison import Arm, arms_of, makers_of_samples, with_arms
 from agentr_core.methods.table import method_of, plan_of
 from agentr_core.recipes.recipe import Recipe
 from flows.flywheel import iterate, prepare, turn
@@ -57,7 +57,7 @@ def comparison(path: Path, overrides: Sequence[str], arms: Sequence[str] = (), s
     method = method_of(recipe)
     if method.flow != "compare":
         raise ConfigError(f"recipe {path} is of method {method.name} and has no arms; run it with `agentr run`")
-    return chosen(recipe, arms) if arms else recipe
+    return with_arms(recipe, arms) if arms else recipe
 
 
 async def run_arms(recipe: Recipe) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from agentr_core.methods.table import importable, plan_of
 from agentr_core.recipes.recipe import Recipe
 from agentr_core.runtime import start as starting
 from agentr_core.runtime.alarms import check_stage
-from agentr_core.runtime.instances import has_begun, settled
+from agentr_core.runtime.instances import closed_stages, has_begun
 from agentr_core.runtime.live import progress_file
 from agentr_core.runtime.machine import formats
 from agentr_core.runtime.place import Workplace
@@ -106,7 +106,7 @@ async def perform(run: RunRef, iteration: int, name: str, *, limit: int | None =
             raise ConfigError(
                 f"iteration {iteration} has not begun; run its first stage, {plan.stages[0].name}, before"
             )
-        over, before = stage in settled(now, iteration), events.published_by(now, iteration)
+        over, before = stage in closed_stages(now, iteration), events.published_by(now, iteration)
     if over:
         tell(f"what is trained on the data of iteration {iteration} is made; {name} adds nothing to it")
         return None

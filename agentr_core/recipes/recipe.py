@@ -275,7 +275,7 @@ OF_ONE_WORLD = ("environment", "instances")
 """The sections that `environments` replaces."""
 
 
-def shown(recipe: Recipe) -> dict[str, Any]:
+def for_display(recipe: Recipe) -> dict[str, Any]:
     """Return what `resolved` returns, for display: what looks like a secret is masked."""
     plain = resolved(recipe)
     for model in (plain["model"], *filter(None, plain["models"].values())):
@@ -304,8 +304,10 @@ class FieldValue(NamedTuple):
 
 
 def field_values(recipe: Recipe) -> list[FieldValue]:
-    """Return the fields of a recipe and of all its sections, in order, for display as `shown`."""
-    return list(_field_values(recipe, shown(recipe), ""))
+    """Return the fields of a recipe and of all its sections, in order, as `for_display` has
+    them.
+    """
+    return list(_field_values(recipe, for_display(recipe), ""))
 
 
 def _field_values(section: Any, plain: dict[str, Any], prefix: str, usual: Any = None) -> Iterator[FieldValue]:

@@ -334,7 +334,7 @@ def has_begun(place: Workplace, iteration: int) -> bool:
     return iteration_state(place.store, place.iteration_id(iteration)) is not None
 
 
-def settled(place: Workplace, iteration: int) -> Sequence[Stage]:
+def closed_stages(place: Workplace, iteration: int) -> Sequence[Stage]:
     """Return the stages of an iteration that must not add anything more, since what is made from
     their data exists already, in this run or in another.
     """

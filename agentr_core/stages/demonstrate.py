@@ -181,7 +181,7 @@ def writing(bare: Bare) -> Generator[StepQuestion, Answer, Written]:
     )
 
 
-def written(bare: Bare, answers: Mapping[str, Answer]) -> Written | None:
+def demonstration(bare: Bare, answers: Mapping[str, Answer]) -> Written | None:
     """Return the outcome for an episode from answers by their ids; None if an answer is missing."""
     questions = writing(bare)
     try:
@@ -519,7 +519,7 @@ async def _think(place: Workplace, iteration: int, *, samples: bool) -> dict[str
     }
     with place.worlds() as worlds:
         bare = await in_thread(_bare, place, iteration, worlds)
-        looked_up = {key: written(episode, answers) for key, episode in bare.items()}
+        looked_up = {key: demonstration(episode, answers) for key, episode in bare.items()}
         outcomes = {key: outcome for key, outcome in looked_up.items() if outcome is not None}
         missing = {key: episode for key, episode in bare.items() if key not in outcomes}
         if missing:

@@ -107,7 +107,7 @@ async def headroom(
         for evaluation in series
     }
     keep_measures(place, 0, [(evaluation, measures[evaluation.name]) for evaluation in series])
-    experience = _known(played[TRAIN], played[TRAIN + GREEDY], instances=len(chosen), has_expert=has_expert)
+    experience = _summary(played[TRAIN], played[TRAIN + GREEDY], instances=len(chosen), has_expert=has_expert)
     prospects = tuple(method.prospect(place.recipe, experience) for method in methods if method.prospect)
     forecasts = {
         OF_FORECASTS + forecast.name: forecast.expected for prospect in prospects for forecast in prospect.forecasts
@@ -188,7 +188,7 @@ def _series(
     return series(name, episodes, sampled.temperature, max_repeats), series(name + GREEDY, 1, 0.0, evaluation.repeats)
 
 
-def _known(sampled: Sequence[Episode], greedy: Sequence[Episode], *, instances: int, has_expert: bool) -> Headroom:
+def _summary(sampled: Sequence[Episode], greedy: Sequence[Episode], *, instances: int, has_expert: bool) -> Headroom:
     """Return what the episodes of training instances show; instances with fewer than two are left
     out.
     """

@@ -17,7 +17,7 @@ from agentr_core.evaluation import metrics
 from agentr_core.evaluation.failures import failure_steps
 from agentr_core.recipes.environments import REVISION, TEST
 from agentr_core.recipes.models import ModelRole
-from agentr_core.recipes.recipe import Recipe, identifying, shown
+from agentr_core.recipes.recipe import Recipe, for_display, identifying
 from agentr_core.reports import wording
 from agentr_core.reports.document import (
     Bill,
@@ -436,7 +436,7 @@ def build_outline(place: Workplace, iteration: int, board: Scoreboard, *, viewer
         funnel=funnel.stages(place, iteration) if funnel else (),
         time={part: seconds[part] for part in parts if part in seconds},
         tokens=tokens,
-        recipe_yaml=yaml.safe_dump(shown(recipe), sort_keys=False),
+        recipe_yaml=yaml.safe_dump(for_display(recipe), sort_keys=False),
         versions=run_versions(place.store, place.run_id) | tools,
         viewer=viewer,
         rows={name: count for name, count in listed.items() if count},
@@ -614,11 +614,11 @@ def differing_sections(recipe: Recipe, other: Recipe) -> list[str]:
     """Return the names of the sections in which two recipes differ, sorted; names, descriptions and
     sections that change no result are left out.
     """
-    mine, theirs = _asked(recipe), _asked(other)
+    mine, theirs = _result_sections(recipe), _result_sections(other)
     return sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
 
 
-def _asked(recipe: Recipe) -> dict[str, object]:
+def _result_sections(recipe: Recipe) -> dict[str, object]:
     return {name: value for name, value in identifying(recipe).items() if name not in NO_RESULT}
 
 

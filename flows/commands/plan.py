@@ -18,7 +18,7 @@ from agentr_core.environments import registry
 from agentr_core.estimates import GIB
 from agentr_core.methods.comparison import arms_of, makers_of_samples
 from agentr_core.methods.table import method_of, plan_of, plans_of
-from agentr_core.recipes.recipe import OF_ONE_WORLD, OPTIONAL, FieldValue, Recipe, field_values, shown
+from agentr_core.recipes.recipe import OF_ONE_WORLD, OPTIONAL, FieldValue, Recipe, field_values, for_display
 from agentr_core.runtime.equipment import Worlds
 from agentr_core.runtime.instances import episode_count, state_count, training_instances
 from agentr_core.runtime.place import Method, Stage
@@ -82,7 +82,7 @@ def describe(path: Path, overrides: Sequence[str], *, gpu_gib: float | None = No
     names = {field.name for field in fields}
     idle = [field for field in field_values(recipe) if not field.usual and field.name not in names]
     if form == "json":
-        return json.dumps({"recipe": shown(recipe), "stages": plan.stages, "summary": plan.summary}, indent=2)
+        return json.dumps({"recipe": for_display(recipe), "stages": plan.stages, "summary": plan.summary}, indent=2)
     return "\n".join([*plan.summary, "", *_of_fields(fields, idle), *_of_stages(plan.stages)])
 
 

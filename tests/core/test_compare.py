@@ -21,7 +21,7 @@ from door import Door
 from agentr_core.errors import ConfigError, DataFault
 from agentr_core.fingerprint import fingerprint
 from agentr_core.methods.agent_r.collect import collect
-from agentr_core.methods.comparison import Arm, arms_of, chosen, makers_of_samples, pool_stages
+from agentr_core.methods.comparison import Arm, arms_of, makers_of_samples, pool_stages, with_arms
 from agentr_core.methods.comparison.report import build_comparison
 from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_named, method_of, plan_of
@@ -32,7 +32,7 @@ from agentr_core.reports.comparison import ArmReport, ComparisonReport, SeedMean
 from agentr_core.reports.html import render_comparison
 from agentr_core.reports.markdown import render_comparison_markdown
 from agentr_core.reports.model_card import table_text
-from agentr_core.runtime.instances import settled
+from agentr_core.runtime.instances import closed_stages
 from agentr_core.runtime.place import Workplace
 from agentr_core.runtime.start import begin, end, start
 from agentr_core.stages.dataset import dataset
@@ -297,14 +297,14 @@ async def test_what_an_arm_was_trained_on_is_settled_in_the_pool(collected: Call
     """Units that were lost and played later would be in the samples of later arms alone."""
 
     def names() -> list[str]:
-        return [stage.name for stage in settled(one.pool, 1)]
+        return [stage.name for stage in closed_stages(one.pool, 1)]
 
     one = collected()
     assert names() == []
     arms = {arm.name: arm for arm in arms_of(one.pool.recipe, one.pool.run_id)}
     own, _ = await one.built(arms["own"])
     assert names() == ["explore"]
-    assert settled(own, 1) == []
+    assert closed_stages(own, 1) == []
     await one.built(arms["good"])
     assert names() == ["collect", "critique", "splice", "explore"]
 
@@ -335,7 +335,7 @@ async def test_arms_with_other_splices_take_them_from_the_same_trees(collected: 
         (one.pool.run_id, "direct"),
         (one.pool.run_id, "revision"),
     ]
-    assert [stage.name for stage in settled(maker, 1)] == ["collect", "critique", "splice"]
+    assert [stage.name for stage in closed_stages(maker, 1)] == ["collect", "critique", "splice"]
     assert one.ask("select recipe from v_runs order by recipe") == [
         (name,) for name in ("doors", "doors.direct", "doors.revision", "doors.samples")
     ]
@@ -379,9 +379,9 @@ async def test_trees_that_an_arm_spliced_anew_are_settled(collected: Callable[..
     assert [stage.name for stage in one.pool.plan(1).stages] == ["collect"]
     arm, _ = arms_of(one.pool.recipe, one.pool.run_id)
     await one.spliced(arm)
-    assert settled(one.pool, 1) == []
+    assert closed_stages(one.pool, 1) == []
     await one.learned(arm)
-    assert [stage.name for stage in settled(one.pool, 1)] == ["collect"]
+    assert [stage.name for stage in closed_stages(one.pool, 1)] == ["collect"]
     assert one.report().arms[0].trains_on == "good, pairs.alpha=[1.0]"
 
 
@@ -626,11 +626,11 @@ def test_samples_are_made_once_for_all_arms_that_splice_alike(tiny_model_dir: Pa
 
 
 def test_only_arms_that_are_there_can_be_chosen() -> None:
-    assert list(chosen(recipe(), ["eto", "good"]).compare.arms) == ["good", "eto"]
+    assert list(with_arms(recipe(), ["eto", "good"]).compare.arms) == ["good", "eto"]
     with pytest.raises(
         ConfigError, match="recipe doors has no arm 'dagger'; it has good, revision, both, cloning, all, rft, own, eto"
     ):
-        chosen(recipe(), ["good", "dagger"])
+        with_arms(recipe(), ["good", "dagger"])
 
 
 def test_the_table_shows_intervals_where_there_are_some() -> None:

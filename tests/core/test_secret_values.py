@@ -12,7 +12,7 @@ from agentr_core.methods.faults import parse
 from agentr_core.models.openai.chat import OpenAIModel, endpoint
 from agentr_core.models.openai.wire import bodies
 from agentr_core.recipes.models import filled, literal, masked, references
-from agentr_core.recipes.recipe import resolved, shown
+from agentr_core.recipes.recipe import for_display, resolved
 from agentr_core.types import Message, Request, Sampling
 
 SECRET = "tok-7b1e99c2d0f4"
@@ -63,7 +63,7 @@ def test_a_variable_is_sent_and_neither_stored_nor_shown() -> None:
     (body,) = bodies(request, model._server, 9)
     assert body["search"] == {"api_key": SECRET, "hits": 3}
     assert body["tags"] == ["t", "x"]
-    assert SECRET not in json.dumps([resolved(made), shown(made)]) + repr(where)
+    assert SECRET not in json.dumps([resolved(made), for_display(made)]) + repr(where)
     assert where.redacted(f"you sent {SECRET}") == "you sent ***"
     other = OpenAIModel(
         endpoint(made.model.server, {"SEARCH_KEY": "k", "TAG": "t"}), made.model.server, context_length=9
@@ -81,7 +81,7 @@ def test_a_variable_that_is_not_set_is_named() -> None:
 
 def test_a_recipe_that_was_stored_with_a_secret_still_opens_and_is_shown_masked() -> None:
     old = recipe({"api_key": SECRET}, stored=True)
-    assert shown(old)["model"]["server"]["extra_body"] == {"api_key": "***"}
+    assert for_display(old)["model"]["server"]["extra_body"] == {"api_key": "***"}
     assert resolved(old)["model"]["server"]["extra_body"] == {"api_key": SECRET}, "its id stays"
 
 

@@ -28,7 +28,7 @@ from wheel import PATIENCE
 from agentr_core.errors import ConfigError, DataFileError, ModelDirectoryError, UserError
 from agentr_core.fingerprint import file_sha256
 from agentr_core.methods.et_agent.selection import rollout, select_questions
-from agentr_core.runtime.instances import settled
+from agentr_core.runtime.instances import closed_stages
 from agentr_core.runtime.start import begin, end, start
 from agentr_core.stages import outside
 from agentr_core.store.database import Store
@@ -231,7 +231,7 @@ async def go_on(file: Path, workspace: Path, iterations: int, training: Path | N
     for iteration in range(iterations + 1):
         if iteration:
             await begin(place, iteration)
-        over = settled(place, iteration)
+        over = closed_stages(place, iteration)
         for stage in place.plan(iteration).stages:
             if stage not in over:
                 await stage.work(place, iteration)

@@ -173,7 +173,7 @@ def makers_of_samples(recipe: Recipe) -> tuple[Recipe, ...]:
     return tuple(makers)
 
 
-def chosen(recipe: Recipe, names: Sequence[str]) -> Recipe:
+def with_arms(recipe: Recipe, names: Sequence[str]) -> Recipe:
     """Return the recipe with only some of its arms. Raises `ConfigError` for an arm that it does
     not have.
     """

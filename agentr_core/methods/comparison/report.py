@@ -17,7 +17,7 @@ from agentr_core.methods.comparison import OF_SAMPLES, RUNS, Arm, arms_of, stage
 from agentr_core.methods.table import method_of
 from agentr_core.recipes.environments import REVISION, TEST
 from agentr_core.recipes.parsing import restored
-from agentr_core.recipes.recipe import shown
+from agentr_core.recipes.recipe import for_display
 from agentr_core.reports import wording
 from agentr_core.reports.comparison import BASE, ArmReport, ArmRun, ComparisonReport, Difference
 from agentr_core.reports.document import Estimate
@@ -143,7 +143,7 @@ def build_comparison(place: Workplace) -> ComparisonReport:
             for name, runs in by_name.items()
         ),
         differences=differences(models),
-        recipe_yaml=yaml.safe_dump(shown(recipe), sort_keys=False),
+        recipe_yaml=yaml.safe_dump(for_display(recipe), sort_keys=False),
     )
 
 

@@ -117,7 +117,7 @@ def version(name: PromptName) -> str:
     return f"{name}@{fingerprint(PROMPTS[name])[:8]}"
 
 
-def asked(name: PromptName, *, task: str, steps: str, opening: str = "", **blanks: object) -> tuple[Message, ...]:
+def prompt_of(name: PromptName, *, task: str, steps: str, opening: str = "", **blanks: object) -> tuple[Message, ...]:
     """Return the conversation that asks for something about a trajectory.
 
     Args:
@@ -186,7 +186,7 @@ def at_step(manner: Manner, steps: Sequence[Step], number: int) -> tuple[int, in
     return ([0, *ends][number - 1], ends[number - 1])
 
 
-def written(step: Step, reply: str) -> Step:
+def rewrite(step: Step, reply: str) -> Step:
     """Return a recorded step with another reply, which the policy did not sample."""
     return replace(step, reply=reply, token_ids=(), logprobs=None, finish_reason=None, tokenizer=None)
 
@@ -297,7 +297,7 @@ def rethought(manner: TaggedForm, parent: Trajectory, thoughts: Sequence[str]) -
     ends = manner.ends(steps)
     for start, end, thought in zip([0, *ends], ends, thoughts, strict=False):
         _, action = parted("".join(step.reply for step in steps[start:end]))
-        child.append(written(steps[end - 1], f"<think>{thought}</think>\n{action}"))
+        child.append(rewrite(steps[end - 1], f"<think>{thought}</think>\n{action}"))
     before = [action for _, action in thoughts_of(manner, steps)]
     if [action for _, action in thoughts_of(manner, child)] != before:
         return Unmade("actions-changed")
@@ -453,7 +453,7 @@ async def fresh(case: Case) -> Draft | Unmade:
 async def trimmed(case: Case) -> Draft | Unmade:
     """C1: the editor rewrites the first redundant step."""
     steps, manner = case.parent.steps, case.manner
-    messages = asked("redundant-step", task=case.task, steps=numbered(manner, steps), form=manner.form)
+    messages = prompt_of("redundant-step", task=case.task, steps=numbered(manner, steps), form=manner.form)
     answer = await case.consult("C1", "redundant-step", _question("editor", case.config.editor, messages))
     redundant = redundant_step(_reply_text(answer))
     if redundant is None or answer.finish_reason == "length":
@@ -475,7 +475,7 @@ async def rethink(case: Case) -> Draft | Unmade:
     listing = "\n\n".join(
         f"Thought {number}:\n{thought}\nDone:\n{action.strip()}" for number, (thought, action) in enumerate(parts, 1)
     )
-    messages = asked("thoughts", task=case.task, steps=listing, count=len(parts))
+    messages = prompt_of("thoughts", task=case.task, steps=listing, count=len(parts))
     answer = await case.consult("C2", "thoughts", _question("editor", case.config.editor, messages))
     new_thoughts = thoughts(_reply_text(answer), len(parts))
     if new_thoughts is None or answer.finish_reason == "length":
@@ -489,7 +489,7 @@ async def located(case: Case) -> tuple[int, int, int] | Unmade:
     and ends.
     """
     steps = case.parent.steps
-    messages = asked("flawed-step", task=case.task, steps=numbered(case.manner, steps))
+    messages = prompt_of("flawed-step", task=case.task, steps=numbered(case.manner, steps))
     question = _question("editor", case.config.editor, messages)
     # `STEP_FOUND` is a stop of this request alone.
     sampling = replace(question.sampling, stop=(STEP_FOUND, *question.sampling.stop))
@@ -515,12 +515,12 @@ async def corrected(case: Case) -> Draft | Unmade:
     number, start, _ = location
     steps = numbered(case.manner, case.parent.steps, number)
     opening = f"Step: {number}\n{STEP_FOUND}"
-    messages = asked("flaw-analysis", task=case.task, steps=steps, opening=opening)
+    messages = prompt_of("flaw-analysis", task=case.task, steps=steps, opening=opening)
     analysis = await case.consult("I1", "flaw-analysis", _question("reflector", case.config.reflector, messages))
     if is_unreadable(analysis):
         return _unreadable(analysis)
     flaw = f"{steps}\n\nWhat is wrong with step {number}:\n{_paragraph(_reply_text(analysis))}"
-    messages = asked("corrected-step", task=case.task, steps=flaw, form=case.manner.form)
+    messages = prompt_of("corrected-step", task=case.task, steps=flaw, form=case.manner.form)
     answer = await case.consult("I1", "corrected-step", _question("reflector", case.config.reflector, messages))
     if answer.finish_reason == "length":
         return Unmade("cut-reply", answer.text[:200])
@@ -548,7 +548,7 @@ async def whole_hint(case: Case) -> Draft | Unmade:
 async def reviewed(case: Case) -> Draft | Unmade:
     """I4: the reflector's review after all steps."""
     steps = numbered(case.manner, case.parent.steps)
-    messages = asked("review", task=case.task, steps=steps, opening=REVIEW_OPENS)
+    messages = prompt_of("review", task=case.task, steps=steps, opening=REVIEW_OPENS)
     answer = await case.consult("I4", "review", _question("reflector", case.config.reflector, messages))
     review = _paragraph(_reply_text(answer))
     if not review or any(tags(review)):

@@ -556,19 +556,19 @@ def _end_with_parent() -> None:
 def _load(
     rank: int, model_dir: Path, training: TrainingConfig, grpo: GrpoConfig, file: Path, options: dict[str, Any]
 ) -> None:
-    with _described(file.parent):
+    with _own_errors(file.parent):
         group = split(rank, training, model_dir, meeting=file.with_suffix(".meeting"), updates=options["updates"])
         _loaded.append((Learner(model_dir, training, grpo, group=group, **options), file.parent))
 
 
 def _do(work: Callable[..., T], args: Any, kwargs: Any) -> T:
     ((learner, folder),) = _loaded
-    with _described(folder):
+    with _own_errors(folder):
         return work(learner, *args, **kwargs)
 
 
 @contextmanager
-def _described(folder: Path) -> Iterator[None]:
+def _own_errors(folder: Path) -> Iterator[None]:
     """Raise what the block raises as one of our errors: those of libraries may not survive the way
     to another process.
     """
