@@ -70,16 +70,16 @@ async def scored_again(env: Environment, trajectory: Trajectory, ask: Helper, *,
             env.resume(trajectory.instance, known)
         else:
             env.reset(trajectory.instance)
-        found = Grade(reward=0.0, success=False)
+        grade = Grade(reward=0.0, success=False)
         for step in steps[len(known) :]:
             env.hear(step.reply)
             _, reward, terminated, truncated, info = repeat_step(env, step.action, step.answers)
             if info.get("question") is not None:
                 raise diverged(env, f"{step.action!r} asks a model more often than when it was recorded")
-            found = Grade(reward=max(reward, 0.0), success=info["success"] and reward >= 0)
+            grade = Grade(reward=max(reward, 0.0), success=info["success"] and reward >= 0)
             if terminated or truncated or reward < 0:
                 break
-        return found
+        return grade
 
     return Grading(grade=await call(env, EpisodeTimer(), replay), before=before)
 

@@ -136,11 +136,11 @@ def _steps(sample: Sample, logprobs: Logprobs) -> list[dict[str, Any]]:
 
 def _reply(part: Message | Span, logprobs: Sequence[float] | None) -> dict[str, Any]:
     ids = list(part.token_ids or ())
-    told = logprobs is not None and len(logprobs) == len(ids) and all(map(isfinite, logprobs))
+    complete = logprobs is not None and len(logprobs) == len(ids) and all(map(isfinite, logprobs))
     metrics = {
         "completion_tokens": len(ids),
         "completion_token_ids": ids,
-        **({"logprobs": list(logprobs)} if logprobs is not None and told else {}),
+        **({"logprobs": list(logprobs)} if logprobs is not None and complete else {}),
     }
     return {
         "source": "agent",

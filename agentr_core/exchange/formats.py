@@ -204,8 +204,8 @@ def unanswered(training_set: TrainingSet) -> str:
 def beside_alpaca(training_set: TrainingSet) -> str:
     """Return that the lines have more than the three fields of Alpaca; empty if none has."""
     count = sum(len(row.sample.messages) > 2 for row in training_set.samples)
-    told = f"{count} samples have earlier turns in `history`, or a system text in `system`"
-    return f"{told}, which LLaMA-Factory reads and readers of `instruction` and `output` alone do not" if count else ""
+    more = f"{count} samples have earlier turns in `history`, or a system text in `system`"
+    return f"{more}, which LLaMA-Factory reads and readers of `instruction` and `output` alone do not" if count else ""
 
 
 def write_alpaca(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:

@@ -570,8 +570,8 @@ def beside(place: Workplace, single_runs: Sequence[Workplace]) -> tuple[BesideSc
     together = _scores(place)
     apart = {name: _scores(run) for name, run in by_name.items()}
     for name, run in by_name.items():
-        for mine, theirs in ((together[number], apart[name][number]) for number in together.keys() & apart[name]):
-            if name in mine and name in theirs and mine[name].instances != theirs[name].instances:
+        for joint, single in ((together[number], apart[name][number]) for number in together.keys() & apart[name]):
+            if name in joint and name in single and joint[name].instances != single[name].instances:
                 raise ConfigError(
                     f"run {run.run_id} played other held-out instances of {name} than run {place.run_id}; compare "
                     "runs with the same test split and test_limit"
@@ -614,8 +614,8 @@ def differing_sections(recipe: Recipe, other: Recipe) -> list[str]:
     """Return the names of the sections in which two recipes differ, sorted; names, descriptions and
     sections that change no result are left out.
     """
-    mine, theirs = _result_sections(recipe), _result_sections(other)
-    return sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
+    first, second = _result_sections(recipe), _result_sections(other)
+    return sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name))
 
 
 def _result_sections(recipe: Recipe) -> dict[str, object]:

@@ -168,10 +168,10 @@ def _leads_elsewhere(link: str, start: str) -> bool:
 def _self_contained(text: str, names: dict[str, str]) -> str:
     """Return a page without its forms, with links to the files beside it."""
 
-    def link(found: re.Match[str]) -> str:
-        path = unescape(found[3])
+    def link(match: re.Match[str]) -> str:
+        path = unescape(match[3])
         name = path.removeprefix("/static/") if path.startswith("/static/") else names.get(path)
-        return found[1] if name is None else f'{found[1]} {found[2]}="{name}{found[4] or ""}"'
+        return match[1] if name is None else f'{match[1]} {match[2]}="{name}{match[4] or ""}"'
 
     policy = HEADERS["Content-Security-Policy"].partition("; frame-ancestors")[0]
     head = f'<head>\n<meta http-equiv="Content-Security-Policy" content="{policy}">'

@@ -419,12 +419,12 @@ def by_position(calls: Sequence[ToolCall]) -> dict[int, list[ToolCall]]:
 def _ways(nodes: Collection[TreeNode], leaves: Iterable[int]) -> set[int]:
     """Return the numbers of some nodes and of all their ancestors."""
     parents = {node.number: node.parent for node in nodes}
-    found: set[int] = set()
+    numbers: set[int] = set()
     for leaf in leaves:
-        while leaf in parents and leaf not in found:
-            found.add(leaf)
+        while leaf in parents and leaf not in numbers:
+            numbers.add(leaf)
             leaf = parents[leaf]
-    return found
+    return numbers
 
 
 def runs(store: Store | None) -> Page:
@@ -443,9 +443,9 @@ def means(store: Store) -> Page:
             recipes[run_id] = restored(json.loads(config), source=f"recipe of run {run_id}")
         except ConfigError as error:
             unread.append(str(error))
-    found = means_over_seeds(store, recipes)
-    groups = {mean.group: mean.runs for mean in sorted(found, key=lambda mean: len(mean.runs))}
-    return Page("means", {"groups": groups, "table": group_means(found), "note": MEANS_NOTE, "unread": unread})
+    averages = means_over_seeds(store, recipes)
+    groups = {mean.group: mean.runs for mean in sorted(averages, key=lambda mean: len(mean.runs))}
+    return Page("means", {"groups": groups, "table": group_means(averages), "note": MEANS_NOTE, "unread": unread})
 
 
 def scorings(store: Store, run_id: str = "") -> Page:

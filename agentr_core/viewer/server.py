@@ -411,8 +411,8 @@ _STATIC: Final = {
 
 
 def _static(request: Request) -> Response:
-    found = _STATIC.get(request.path_params["name"])
-    if found is None:
+    entry = _STATIC.get(request.path_params["name"])
+    if entry is None:
         return Response(status_code=404)
-    package, path, kind = found
+    package, path, kind = entry
     return Response(files(package).joinpath(path).read_bytes(), media_type=kind)

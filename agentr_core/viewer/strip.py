@@ -69,12 +69,12 @@ def folds(steps: Sequence[PathStep], parting: int | None = None) -> list[Fold]:
     return strip
 
 
-def parting(mine: Sequence[str], other: Sequence[str]) -> int:
+def parting(first: Sequence[str], second: Sequence[str]) -> int:
     """Return the position of the first action in which two episodes differ; where one goes on from
     the other, of the first action after that.
     """
-    pairs = enumerate(zip(mine, other, strict=False))
-    return next((at for at, (here, there) in pairs if here != there), min(len(mine), len(other)))
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((at for at, (here, there) in pairs if here != there), min(len(first), len(second)))
 
 
 def same_before(first: str, steps: Sequence[PathStep]) -> dict[int, int]:

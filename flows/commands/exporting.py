@@ -215,10 +215,10 @@ def _licences(place: Workplace) -> str:
     )
 
 
-def _prompts(store: Store, workspace: Path, found: Sequence[GroupedInstance], chosen: GroupedInstance) -> TrainingSet:
+def _prompts(store: Store, workspace: Path, groups: Sequence[GroupedInstance], chosen: GroupedInstance) -> TrainingSet:
     """Return the prompts that begin the episodes of each instance of an iteration of group RL."""
     place = quiet_workplace(RunRef(workspace=str(workspace), run_id=chosen.run_id))
-    heads = {head.trajectory_id: head for head in found if head.iteration_id == chosen.iteration_id}
+    heads = {head.trajectory_id: head for head in groups if head.iteration_id == chosen.iteration_id}
     rows = []
     with place.worlds() as worlds:
         for key, trajectory in load_trajectories(store, list(heads)).items():
@@ -290,7 +290,7 @@ def _conversations(
         yield SampleRow(id=name, sample=sample, origin={**origin, **extra}, logprobs=logprobs)
 
 
-def _for_verl(place: Workplace, made: TrainingSet, iteration: int, sources: Mapping[str, str]) -> TrainingSet:
+def _for_verl(place: Workplace, training_set: TrainingSet, iteration: int, sources: Mapping[str, str]) -> TrainingSet:
     """Return a training set with the questions of its instances, and what a training of them starts
     from.
     """
@@ -299,9 +299,9 @@ def _for_verl(place: Workplace, made: TrainingSet, iteration: int, sources: Mapp
             replace(row, question=_question(worlds.of(row.sample.instance), row.sample.instance, sources))
             if row.sample.instance is not None
             else row
-            for row in made.samples
+            for row in training_set.samples
         ]
-    return replace(made, samples=samples, launch=_launch(place, iteration))
+    return replace(training_set, samples=samples, launch=_launch(place, iteration))
 
 
 def _launch(place: Workplace, iteration: int) -> Launch | None:
@@ -310,8 +310,8 @@ def _launch(place: Workplace, iteration: int) -> Launch | None:
     """
     training = place.plan(iteration).training
     online = training is not None and isinstance(training.objective, GroupRelative)
-    made = checkpoint_made(place.store, place.iteration_id(iteration))
-    start = place.policy(iteration) if online or made is None else place.trained(iteration)
+    checkpoint = checkpoint_made(place.store, place.iteration_id(iteration))
+    start = place.policy(iteration) if online or checkpoint is None else place.trained(iteration)
     if place.recipe.model.backend == "openai":
         return None
     launch = Launch(model=str(start.path.resolve()), workspace=str(place.root.resolve()), run_id=place.run_id)

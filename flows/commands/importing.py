@@ -62,35 +62,35 @@ def import_file(
     if target.exists():
         raise ConfigError(f"{target} is there already; name a new file")
     if use == "general":
-        found, setting = import_chat(source, None if tools is None else read_tools(tools)), GENERAL
+        records, setting = import_chat(source, None if tools is None else read_tools(tools)), GENERAL
     elif use == "expert":
-        found, setting = import_experts(source, _place(environment, options, split), opening=opening), EXPERT
+        records, setting = import_experts(source, _place(environment, options, split), opening=opening), EXPERT
     else:
-        found, setting = import_pairs(source, _place(environment, options, split)), PAIRS
-    for fault in found.faults[:MOST_FAULTS]:
+        records, setting = import_pairs(source, _place(environment, options, split)), PAIRS
+    for fault in records.faults[:MOST_FAULTS]:
         say(fault if len(fault) <= _SHOWN else f"{fault[:_SHOWN]}…")
-    if more := found.faults[MOST_FAULTS:]:
+    if more := records.faults[MOST_FAULTS:]:
         say(f"and {counted(len(more), 'more record')} {'is' if len(more) == 1 else 'are'} not sound")
     # The turns are written as they were, so the recipe must skip as many.
     also = f", with eto.expert.opening: {opening}" if use == "expert" and opening != ExpertConfig().opening else ""
-    done = _write(found, source, target, skip_bad=skip_bad)
-    if found.left_out:
-        say(named(found.left_out))
+    done = _write(records, source, target, skip_bad=skip_bad)
+    if records.left_out:
+        say(named(records.left_out))
     return f"{done}; a recipe takes them as {setting}{also}"
 
 
-def _write(found: ImportResult, source: Path, target: Path, *, skip_bad: bool) -> str:
-    count = len(found.faults)
+def _write(records: ImportResult, source: Path, target: Path, *, skip_bad: bool) -> str:
+    count = len(records.faults)
     if count and not skip_bad:
         raise DataFileError(
-            f"{count} of {count + len(found.lines)} records of {source} are not sound, so nothing was written; correct "
-            "them, or leave them out with --skip-bad"
+            f"{count} of {count + len(records.lines)} records of {source} are not sound, so nothing was written; "
+            "correct them, or leave them out with --skip-bad"
         )
-    if not found.lines:
+    if not records.lines:
         raise DataFileError(f"{source} has no sound record; there must be an object on each line, or one array of them")
-    write_text(target, "".join(f"{line}\n" for line in found.lines))
+    write_text(target, "".join(f"{line}\n" for line in records.lines))
     left_out = f", {count} left out" if count else ""
-    return f"{counted(len(found.lines), 'record')} in {target}{left_out}"
+    return f"{counted(len(records.lines), 'record')} in {target}{left_out}"
 
 
 def _place(environment: str, options: Mapping[str, Any], split: str) -> Target:

@@ -106,7 +106,7 @@ def _recipe(workspace: Path, run_id: str, overrides: Sequence[str], judge: Path 
         recipe = parsing.restored(json.loads(config), source=source)
     else:
         changes = [*overrides, *this]
-        recipe = parsing.parse(json.loads(config), changes, check=lambda name, found: [], source=source, stored=True)
+        recipe = parsing.parse(json.loads(config), changes, check=lambda name, faults: [], source=source, stored=True)
     return replaced(recipe, workspace=str(workspace))
 
 

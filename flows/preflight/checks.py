@@ -65,7 +65,7 @@ def faults_of(recipe: Recipe, *, trains: bool = True, asks: bool = True) -> Faul
     elif trains:
         training_requirements(recipe, faults)
     file_requirements(recipe, faults)
-    sound = not faults.found
+    sound = not faults.errors
     for world in recipe.worlds().values():
         with faults.noted():
             _check_environment(world, faults, trains=trains, asks=asks, prompts=sound)

@@ -51,7 +51,7 @@ class Faults:
     have. `notes` prevent nothing.
     """
 
-    found: list[UserError] = field(default_factory=list)
+    errors: list[UserError] = field(default_factory=list)
     machine: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -61,13 +61,13 @@ class Faults:
         try:
             yield
         except UserError as error:
-            self.found.append(error)
+            self.errors.append(error)
 
     def tell(self) -> None:
         """Raise everything that was collected as one error; a single fault keeps its class."""
-        messages = dict.fromkeys([*map(str, self.found), *self.machine])
-        if len(messages) == 1 and self.found:
-            raise self.found[0]
+        messages = dict.fromkeys([*map(str, self.errors), *self.machine])
+        if len(messages) == 1 and self.errors:
+            raise self.errors[0]
         if messages:
             raise ConfigError(fault_list(list(messages)))
 
@@ -137,7 +137,7 @@ def training_requirements(recipe: Recipe, faults: Faults) -> None:
     for variant in _trained(recipe):
         with faults.noted():
             faults.machine += crowding(variant)
-    faults.found += map(ConfigError, dict.fromkeys(problems))
+    faults.errors += map(ConfigError, dict.fromkeys(problems))
 
 
 def file_requirements(recipe: Recipe, faults: Faults) -> None:

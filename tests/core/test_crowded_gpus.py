@@ -73,5 +73,5 @@ def test_they_are_told_before_anything_starts(tmp_path: Path) -> None:
     judged = "environment={name: reasoning, options: {judged: all}}"
     both = [f"model={served(path)}", f"models.judge={served(path, 'replicas: 2')}"]
     recipe = load_recipe(RECIPES / "reasoning-et-agent-tiny.yaml", [judged, *both, f"workspace={tmp_path}"])
-    found = faults_of(recipe, asks=False).found
+    found = faults_of(recipe, asks=False).errors
     assert any("those of model are up at once" in str(fault) for fault in found)

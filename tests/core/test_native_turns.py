@@ -552,7 +552,7 @@ def test_a_hint_needs_a_growing_turn() -> None:
 
 def test_a_model_whose_template_takes_no_tools_is_refused_before_anything_starts(tmp_path: Path) -> None:
     recipe = ROOT / "deployments" / "recipes" / "textcraft-tiny.yaml"
-    found = checks.faults_of(load_recipe(recipe, ["environment.transcript=native", f"workspace={tmp_path}"])).found
+    found = checks.faults_of(load_recipe(recipe, ["environment.transcript=native", f"workspace={tmp_path}"])).errors
     assert ["does not tell the model of its tools" in str(fault) for fault in found] == [True]
 
 

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 )
 def test_a_stop_string_with_a_control_token_is_refused(tmp_path: Path, change: str, said: str) -> None:
     recipe = load_recipe(ROOT / "deployments" / "recipes" / "textcraft-tiny.yaml", [change, f"workspace={tmp_path}"])
-    found = [str(fault) for fault in faults_of(recipe, asks=False).found]
+    found = [str(fault) for fault in faults_of(recipe, asks=False).errors]
     assert len(found) == bool(said)
     assert all(fault.startswith(said) for fault in found)
 

@@ -333,7 +333,7 @@ def test_a_server_that_cannot_continue_a_turn_is_refused_before_the_first_reques
         f"workspace={tmp_path}",
     ]
     recipe = load(ROOT / "deployments" / "recipes" / "textcraft-tiny.yaml", served)
-    found = checks.faults_of(recipe, trains=False, asks=False).found
+    found = checks.faults_of(recipe, trains=False, asks=False).errors
     assert any("set model.server.continues" in str(fault) for fault in found)
     able = load(ROOT / "deployments" / "recipes" / "textcraft-tiny.yaml", [*served, "model.server.continues=true"])
-    assert not any("continues" in str(fault) for fault in checks.faults_of(able, trains=False, asks=False).found)
+    assert not any("continues" in str(fault) for fault in checks.faults_of(able, trains=False, asks=False).errors)

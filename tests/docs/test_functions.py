@@ -1,5 +1,5 @@
 """Functions and modules that a reader can take in: a function has at most 60 lines, the docstring
-not counted, and a module 800.
+not counted, and a module 800. Names say what they name: none is a pronoun or "what was found".
 """
 
 import ast
@@ -16,6 +16,7 @@ LONGER = {
     "agentr_core/environments/reasoning/world.py:Reasoning.__init__",
 }
 """Functions that two would say worse."""
+EMPTY_NAMES = {"found", "made", "mine", "one", "ones", "theirs"}
 
 
 def functions(node: ast.AST, name: str = "") -> Iterator[tuple[str, int]]:
@@ -49,6 +50,27 @@ def test_functions_are_short() -> None:
 
 def test_modules_are_short() -> None:
     assert not [file for file in FILES if file.read_text(encoding="utf-8").count("\n") > LINES_OF_MODULE]
+
+
+def named(node: ast.AST) -> str | None:
+    """Return the name that a node gives to something, if it does."""
+    match node:
+        case ast.Name(id=name, ctx=ast.Store()):
+            return name
+        case ast.arg(arg=name) | ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+            return name
+    return None
+
+
+def test_no_name_is_empty() -> None:
+    assert not {
+        f"{file.relative_to(ROOT)}: {name}"
+        for file in FILES
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if (name := named(node)) in EMPTY_NAMES
+    }
+    code = "for one in them:\n  pass\ndef made(mine):\n  found = [theirs for theirs in found]"
+    assert {named(node) for node in ast.walk(ast.parse(code))} == {None, *EMPTY_NAMES - {"ones"}}
 
 
 @pytest.mark.parametrize(("lines", "documented"), [(60, False), (61, False), (60, True)])

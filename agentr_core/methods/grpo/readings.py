@@ -79,11 +79,11 @@ def records_beside(trajectory: Trajectory, position: int, others: Sequence[Traje
     def nearest(at: int, *, won: bool) -> tuple[int, Trajectory, int] | None:
         """Return the fewest steps left from the state of a step, with the episode and its place."""
         best = None
-        for other, theirs in of_others:
-            if other.success == won and states[at] is not None and states[at] in theirs:
-                place = max(n for n, state in enumerate(theirs) if state == states[at])
-                if best is None or len(theirs) - place < best[0]:
-                    best = len(theirs) - place, other, place
+        for other, path in of_others:
+            if other.success == won and states[at] is not None and states[at] in path:
+                place = max(n for n, state in enumerate(path) if state == states[at])
+                if best is None or len(path) - place < best[0]:
+                    best = len(path) - place, other, place
         return best
 
     if (winning := nearest(position, won=True)) is not None or trajectory.success:

@@ -20,20 +20,20 @@ _ROWS = 12
 
 def funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
     """Return how many groups and episodes were sampled, and how many were trained on."""
-    made, grpo = group_counts(place.store, place.iteration_id(iteration)), place.recipe.grpo
+    counts, grpo = group_counts(place.store, place.iteration_id(iteration)), place.recipe.grpo
     teaches_alike = grpo.distil is not None or grpo.credit in ("states", "graph")
     alike = {
-        "all alike, with wins": made.alike_with_wins,
-        "all alike, without a win": made.groups - made.mixed - made.alike_with_wins,
+        "all alike, with wins": counts.alike_with_wins,
+        "all alike, without a win": counts.groups - counts.mixed - counts.alike_with_wins,
     }
     rejected = {name: count for name, count in alike.items() if count}
     return (
-        FunnelStage(name="groups", count=made.groups),
+        FunnelStage(name="groups", count=counts.groups),
         FunnelStage(
-            name="groups that teach" if teaches_alike else "groups with contrast", count=made.mixed, rejected=rejected
+            name="groups that teach" if teaches_alike else "groups with contrast", count=counts.mixed, rejected=rejected
         ),
-        FunnelStage(name="sampled episodes", count=made.episodes),
-        FunnelStage(name="trained episodes", count=made.trained_episodes),
+        FunnelStage(name="sampled episodes", count=counts.episodes),
+        FunnelStage(name="trained episodes", count=counts.trained_episodes),
     )
 
 

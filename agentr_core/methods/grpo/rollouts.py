@@ -329,10 +329,10 @@ def past_rewards(outcomes: Iterable[tuple[str, int, float]], *, memory: float) -
     """Return the tally of each instance after groups, each given in order as instance, episodes and
     mean reward.
     """
-    found: dict[str, PastRewards] = {}
+    tallies: dict[str, PastRewards] = {}
     for key, episodes, reward in outcomes:
-        found[key] = found.get(key, PastRewards()).after(episodes=episodes, reward=reward, memory=memory)
-    return found
+        tallies[key] = tallies.get(key, PastRewards()).after(episodes=episodes, reward=reward, memory=memory)
+    return tallies
 
 
 _LEAST = 2
@@ -519,7 +519,7 @@ class Rollouts:
         """
         seed = derive_seed(self.place.recipe.seed, "led", self.iteration, step, draw)
         iteration_id = self.place.iteration_id(self.iteration)
-        found: dict[str, Beginning] = {}
+        beginnings: dict[str, Beginning] = {}
         for instance in led:
             env = worlds.of(instance)
             played = expert_of(env, instance)
@@ -529,8 +529,8 @@ class Rollouts:
             if played is not None and len(played.steps) > 1:
                 self.place.store.write(expert_rows(iteration_id, played, 0, env=env, samples=False))
                 key = expert_id(iteration_id, instance)
-                found[instance.key] = beginning(key, played, seed=seed, operator="continuation")
-        return found
+                beginnings[instance.key] = beginning(key, played, seed=seed, operator="continuation")
+        return beginnings
 
     async def _wave(
         self, step: int, policy: Checkpoint, wanted: Sequence[tuple[Family, Sequence[EpisodePlan]]]

@@ -261,9 +261,9 @@ async def reinforce(place: Workplace, iteration: int) -> dict[str, Any]:
     """
     instances = await trained_instances(place, iteration)
     job = job_of(place, iteration)
-    found = is_complete(job.output_dir)
+    complete = is_complete(job.output_dir)
     with place.timed(STAGE, iteration) as clock:
-        if not found:
+        if not complete:
             if job.output_dir.exists():
                 raise TrainingFault(f"{job.output_dir} exists and is not a complete checkpoint; remove it")
             await _train(place, iteration, instances, job, clock)
@@ -273,7 +273,7 @@ async def reinforce(place: Workplace, iteration: int) -> dict[str, Any]:
         shutil.rmtree(job.work.root)
     manifest = read_manifest(job.output_dir)
     store_checkpoint(place, iteration, job, job.objective.settings, manifest)
-    if not found:
+    if not complete:
         manifest.check_ending()
     note = untrained(group_counts(place.store, place.iteration_id(iteration)))
     return {
@@ -519,8 +519,8 @@ class _Training:
             await self.rollouts.validate(step, await self._load(step, learner))
             self.clock.add({"generate": time.perf_counter() - started})
             self.clock.tokens = (self.clock.tokens or 0) + self.rollouts.sampler.stats().completion_tokens - before
-        found = validation_of(store, self.job.experience, step)
-        return {} if found is None else {"eval_success": found.success, "eval_reward": found.reward}
+        validation = validation_of(store, self.job.experience, step)
+        return {} if validation is None else {"eval_success": validation.success, "eval_reward": validation.reward}
 
     async def _load(self, done: int, learner: Learner | Ranks) -> Checkpoint:
         """Load the learner's weights after a step into the sampler, and return them as the policy

@@ -258,21 +258,21 @@ class Worker:
     def _start(self) -> None:
         with self._change:
             self._must_be_open()
-            ours, theirs = socket.socketpair()
+            parent_end, worker_end = socket.socketpair()
             # A read or a write that takes longer raises BlockingIOError.
             limit = struct.pack("ll", int(self._patience), int(self._patience % 1 * 1e6))
             for direction in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                ours.setsockopt(socket.SOL_SOCKET, direction, limit)
-            self._connection = Connection(ours.detach())
-            with theirs:
+                parent_end.setsockopt(socket.SOL_SOCKET, direction, limit)
+            self._connection = Connection(parent_end.detach())
+            with worker_end:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", _WORKER, str(theirs.fileno())],
+                    [sys.executable, "-m", _WORKER, str(worker_end.fileno())],
                     # Never written to: the worker sees this pipe end when this process dies,
                     # however that happens.
                     stdin=subprocess.PIPE,
                     stdout=self._log,
                     stderr=self._log,
-                    pass_fds=[theirs.fileno()],
+                    pass_fds=[worker_end.fileno()],
                     env=os.environ
                     | {
                         "PYTHONPATH": python_path(),
