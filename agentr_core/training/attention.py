@@ -1,9 +1,9 @@
-"""Attention for training on a CPU: scores outside a layer's small window are not computed, and the
-others come from plain products.
+"""Attention for training on a CPU: scores outside a layer's small window are not computed, and
+those of short rows come from plain products.
 
 Transformers computes all scores of a row and masks them, which is wasted work for a window of a few
-tokens; and its fused kernel is slower here than plain products, above all in bfloat16
-(deployments/LOG.md).
+tokens; and its fused kernel is slower here than plain products, in bfloat16 for rows of fewer than
+640 tokens (deployments/LOG.md).
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ _MOST_SCORES = 1 << 26
 """The most scores of a row, in all heads and layers, that are kept for the backward pass, about 400
 MB: 2,048 tokens in four heads of four layers. A model with 30 layers of nine heads would keep 1.6
 GB of 1,024 tokens, and is no faster for it."""
+_SHORT_ROW = 640
+"""The most tokens of a row in a 16-bit format for which plain products are faster."""
 
 
 def use_training_attention(model: Any) -> None:
@@ -60,7 +62,10 @@ def attend(
     windowed = 0 < window <= _SMALL_WINDOW
     unknown = [name for name in ("position_bias", "softcap", "s_aux") if options.get(name) is not None]
     is_additive = attention_mask is not None and attention_mask.dtype != torch.bool
-    large = not windowed and query.shape[1] * tokens**2 * module.config.num_hidden_layers > _MOST_SCORES
+    many = query.shape[1] * tokens**2 * module.config.num_hidden_layers > _MOST_SCORES
+    # Autocast leaves queries and keys in float32 where a model normalises them.
+    long = tokens > _SHORT_ROW and value.dtype != torch.float32
+    large = not windowed and (many or long)
     if dropout or unknown or is_additive or large or key.shape[2] != tokens:
         attended: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
@@ -73,6 +78,8 @@ def attend(
         output = _nearest(query, key, value, attention_mask, min(window, tokens))
     else:
         rows, heads, tokens, _ = query.shape
+        # Otherwise autocast would copy the bias of each head to the format of the product.
+        query, key = query.to(value.dtype), key.to(value.dtype)
         if attention_mask is None:
             attention_mask = torch.ones((1, 1, tokens, tokens), dtype=torch.bool, device=query.device).tril()
         hidden = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill_(~attention_mask, _lowest_score(query))
@@ -108,4 +115,5 @@ def _lowest_score(numbers: Tensor) -> float:
 
 
 def _weights(scores: Tensor) -> Tensor:
-    return scores.softmax(dim=-1, dtype=torch.float32).to(scores.dtype)
+    # In 16 bits, too, it is computed in float32 and rounded once.
+    return scores.softmax(dim=-1)

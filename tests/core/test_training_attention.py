@@ -124,3 +124,17 @@ def test_many_scores_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         heads = torch.zeros(1, 4, tokens, 8)
         attend(layer(3), heads, heads, heads, None)
         assert theirs.called is (tokens == 7)
+
+
+@pytest.mark.parametrize(("dtype", "longest"), [(torch.float32, 1000), (torch.bfloat16, attention._SHORT_ROW)])
+def test_long_rows_of_16_bits_are_left_to_transformers(
+    dtype: torch.dtype, longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = Mock(return_value=("theirs", None))
+    monkeypatch.setattr(attention, "sdpa_attention_forward", theirs)
+    for tokens in (longest, longest + 1):
+        # As under autocast: queries and keys come from a norm, values from a layer.
+        heads = torch.zeros(1, 1, tokens, 8)
+        output, _ = attend(layer(), heads, heads, heads.to(dtype), None)
+        assert theirs.called is (dtype != torch.float32 and tokens > longest)
+        assert theirs.called or output.dtype == dtype
