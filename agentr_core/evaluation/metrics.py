@@ -300,13 +300,26 @@ class PassRates:
         self, instances: int, expected: Callable[[InstanceResults, Run], float], *, per_instance: float = math.inf
     ) -> Estimate:
         """Return the expected sum over `instances` instances, of which the tried ones are a sample,
-        with the 95% interval that reflects which instances were tried.
+        with the 95% interval that reflects which instances were tried; if all their episodes ended
+        alike, also that the others may or may not.
 
         `n` is the number of tried instances; `per_instance` is the most that an instance can give.
         """
         values = [expected(result, self.run(result)) for result in self.tried]
         mean = clustered_mean(values, [result.origin for result in self.tried])
-        low, high = (end * instances for end in (mean.low, mean.high))
+        ends = [mean.low, mean.high]
+        wins, episodes = (sum(getattr(result, name) for result in self.tried) for name in ("wins", "episodes"))
+        if wins in (0, episodes):
+            # Equal values have no spread, which says nothing of the rate. It may be 0 or 1, or as
+            # far from that as leaves such an outcome a chance of 2.5% (Clopper and Pearson, 1934).
+            rare = 1 - 0.025 ** (1 / episodes)
+            for rate in (0.0, rare) if not wins else (1.0, 1 - rare):
+
+                def run(won: int, lost: int, rate: float = rate) -> float:
+                    return math.pow(rate, won) * math.pow(1 - rate, lost)
+
+                ends.append(fmean(expected(result, run) for result in self.tried))
+        low, high = min(ends) * instances, max(ends) * instances
         return within(Estimate(mean=mean.mean * instances, low=low, high=high, n=mean.n), 0.0, per_instance * instances)
 
 
@@ -410,14 +423,19 @@ class Prospect:
 
 
 def prospect(method: str, forecasts: Sequence[Forecast], *, needs: str, short: str) -> Prospect:
-    """Return the prospect of a method, judged by the one forecast that it needs most.
+    """Return the prospect of a method, judged by the one forecast that it needs most: it must be
+    worth a batch, and its interval must not contain 0.
 
     Args:
         needs: the name of that forecast.
         short: the reason to give if the number is too small.
     """
-    number = next(forecast.expected.mean for forecast in forecasts if forecast.name == needs)
-    learns = number >= _FEW
-    amount = f"about {number:.0f} {needs.replace('_', ' ')}"
-    reason = f"{amount} to learn from" if learns else f"{amount}, less than a batch: {short}"
-    return Prospect(method=method, learns=learns, reason=reason, forecasts=tuple(forecasts))
+    number = next(forecast.expected for forecast in forecasts if forecast.name == needs)
+    amount = f"about {number.mean:.0f} {needs.replace('_', ' ')}"
+    if number.mean < _FEW:
+        reason = f"{amount}, less than a batch: {short}"
+    elif number.low <= 0:
+        reason = f"{amount}, or none: these episodes do not tell"
+    else:
+        return Prospect(method=method, learns=True, reason=f"{amount} to learn from", forecasts=tuple(forecasts))
+    return Prospect(method=method, learns=False, reason=reason, forecasts=tuple(forecasts))

@@ -77,6 +77,21 @@ def test_what_always_or_never_wins_has_hardly_a_mixed_group(wins: int) -> None:
     assert 0 < found.total(50, lambda _, run: mixed(run, 8)).mean < 1
 
 
+@pytest.mark.parametrize("all_won", [False, True])
+@pytest.mark.parametrize("instances", [6, 600])
+def test_outcomes_that_are_all_alike_leave_a_forecast_open(instances: int, all_won: bool) -> None:
+    results = [tried(2 * all_won, 2, key=str(number)) for number in range(instances)]
+    groups = pass_rates(results).total(1000, lambda _, run: mixed(run, 8), per_instance=1)
+    # The largest rate of the rarer outcome that 2 * instances episodes without it leave open.
+    rate = 1 - 0.025 ** (1 / (2 * instances))
+    assert groups.low == 0 < groups.mean < groups.high
+    assert groups.high == pytest.approx(1000 * (1 - rate**8 - (1 - rate) ** 8))
+    evidence = Headroom(rates=pass_rates(results), instances=1000, has_expert=False)
+    prospect = foresee_groups(parse({"name": "line", "method": "grpo", "model": {"path": "none"}}), evidence)
+    assert not prospect.learns
+    assert "or none: these episodes do not tell" in prospect.reason
+
+
 @pytest.mark.parametrize("known", [[], [tried(1, 1)]])
 def test_one_episode_of_an_instance_tells_nothing(known: list[InstanceResults]) -> None:
     with pytest.raises(ValueError, match="two episodes of each"):
