@@ -204,7 +204,7 @@ def mean_gain(clustered_gains: Sequence[tuple[float, str]]) -> Estimate:
     """
     origins = [origin for _, origin in clustered_gains]
     gained = metrics.clustered_mean([gain for gain, _ in clustered_gains], origins)
-    if gained.low == gained.high:
+    if math.isclose(gained.low, gained.high, abs_tol=1e-9):
         unseen = metrics.success_rate([False] * len(set(origins))).high
         gained = replace(gained, low=gained.mean - unseen, high=gained.mean + unseen)
     return metrics.within(gained, -1.0, 1.0)

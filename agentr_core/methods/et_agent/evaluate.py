@@ -44,6 +44,7 @@ from agentr_core.stages.evaluate import (
     ended_episodes,
     evaluation_id,
     keep_measures,
+    mean_gain,
     measure,
     measure_evaluation,
     measure_rows,
@@ -235,8 +236,9 @@ def _gain(attempts: Collection[Attempt], before: Collection[Attempt], value: Cal
             values[attempt.question].append(value(attempt))
     shared = sorted(current.keys() & baseline.keys())
     clusters = {attempt.question: attempt.cluster for attempt in attempts}
-    differences = [fmean(current[question]) - fmean(baseline[question]) for question in shared]
-    return clustered_mean(differences, [clusters[question] for question in shared])
+    return mean_gain(
+        [(fmean(current[question]) - fmean(baseline[question]), clusters[question]) for question in shared]
+    )
 
 
 def _mean(attempts: Collection[Attempt], value: Callable[[Attempt], float], most: float) -> Estimate:
