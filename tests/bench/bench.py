@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import attending
 import choosing
 import collecting
 import conversing
@@ -84,6 +85,11 @@ def _gateway(options: argparse.Namespace, _: Path, clock: Clock) -> list[Measure
     return gateway.measure(agents=agents, calls=calls, rounds=rounds, streams=streams)
 
 
+def _attending(options: argparse.Namespace, _: Path, clock: Clock) -> list[Measure]:
+    short, long, runs = (20, 40, 1) if options.quick else (500, 1_200, 5)
+    return attending.measure(lengths={"short": short, "long": long}, runs=runs, clock=clock)
+
+
 def _prefill(options: argparse.Namespace, folder: Path, clock: Clock) -> list[Measure]:
     return prefill.measure(folder, n=4 if options.quick else 16, words=60 if options.quick else 800, clock=clock)
 
@@ -126,6 +132,7 @@ BENCHMARKS: dict[str, Callable[[argparse.Namespace, Path, Clock], list[Measure]]
     "collection": _collection,
     "choosing": _choosing,
     "crediting": _crediting,
+    "attending": _attending,
     "prefill": _prefill,
     "sampling": _sampling,
     "conversing": _conversing,

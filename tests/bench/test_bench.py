@@ -29,6 +29,8 @@ GOALS: dict[str, str | None] = {
     "choosing_share_49k": "<= 5",
     "choosing_share_262k": "<= 10",
     "credit_share_of_update": "<= 1",
+    "training_attention_ratio_short": "> 1",
+    "training_attention_ratio_long": "> 1",
     "shared_prefill_ratio": "> 1",
     "shared_prefill_ratio_grouped": "> 1",
     "sampling_decoding_ratio_4": ">= 4",
