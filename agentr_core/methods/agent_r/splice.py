@@ -529,7 +529,7 @@ CONTINUE = "continue"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Continuation:
+class PairContinuation:
     """The continuation of a judged pair: the steps that it goes on from, or why there are none, and
     its tries, by trajectory id.
     """
@@ -540,7 +540,7 @@ class Continuation:
 
 async def continuations(
     place: Workplace, iteration: int, pairs: Sequence[PathPair], critiques: Mapping[str, Critique], *, seed: int
-) -> dict[str, Continuation]:
+) -> dict[str, PairContinuation]:
     """Play the missing tries of judged pairs; return all judged pairs, by id.
 
     Args:
@@ -591,7 +591,7 @@ async def continuations(
     tries: dict[str, dict[str, Trajectory]] = {}
     for key, played in load_trajectories(place.store, list(planned)).items():
         tries.setdefault(planned[key][0], {})[key] = played
-    return {key: Continuation(begun=steps, tries=tries.get(key, {})) for key, steps in prefixes.items()}
+    return {key: PairContinuation(begun=steps, tries=tries.get(key, {})) for key, steps in prefixes.items()}
 
 
 def _prefixes(
@@ -661,7 +661,7 @@ async def _make_samples(
     recipe = place.recipe
     critiques = load_critiques(place.store, [pair_id(pair) for pair in pairs])
     seed = derive_seed(recipe.seed, "splice", iteration)
-    played: dict[str, Continuation] = {}
+    played: dict[str, PairContinuation] = {}
     if recipe.splice.goes_on:
         played = await continuations(place, iteration, pairs, critiques, seed=seed)
     # Whether a prompt leaves the policy room for a reply.
@@ -695,7 +695,7 @@ def _spliced(
     worlds: Worlds,
     pairs: Sequence[PathPair],
     critiques: Mapping[str, Critique],
-    played: Mapping[str, Continuation],
+    played: Mapping[str, PairContinuation],
     iteration: int,
     fits: Fits | None,
     seed: int,
