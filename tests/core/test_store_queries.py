@@ -83,7 +83,7 @@ def test_each_list_is_asked_for_with_each_filter_in_the_newest_schema(name: str,
 
 OF_THE_SCHEMA = ("relations", "references")
 """Queries that every store has an answer to."""
-OF_THE_VIEWER = ("failures_beside", "win_beside", "listed", "listing_sql", "sortable", "with_facts", "write_note")
+OF_THE_VIEWER = ("failures_beside", "read_list", "win_beside", "listing_sql", "sortable", "with_facts", "write_note")
 """Asked of a stored row, or of a list and one of its columns: tests of the viewer ask them."""
 
 
