@@ -307,19 +307,20 @@ class PassRates:
         """
         values = [expected(result, self.run(result)) for result in self.tried]
         mean = clustered_mean(values, [result.origin for result in self.tried])
-        ends = [mean.low, mean.high]
-        wins, episodes = (sum(getattr(result, name) for result in self.tried) for name in ("wins", "episodes"))
-        if wins in (0, episodes):
-            # Equal values have no spread, which says nothing of the rate. It may be 0 or 1, or as
-            # far from that as leaves such an outcome a chance of 2.5% (Clopper and Pearson, 1934).
-            rare = 1 - 0.025 ** (1 / episodes)
-            for rate in (0.0, rare) if not wins else (1.0, 1 - rare):
+        low, high = mean.low, mean.high
+        rate = sum(result.wins for result in self.tried) / sum(result.episodes for result in self.tried)
+        if rate in (0.0, 1.0):
+            # Equal values have no spread, which says nothing of the rate.
+            rates = _wilson(rate, len({result.origin for result in self.tried}))
+            for end in (rates.low, rates.high):
 
-                def run(won: int, lost: int, rate: float = rate) -> float:
-                    return math.pow(rate, won) * math.pow(1 - rate, lost)
+                def run(won: int, lost: int, end: float = end) -> float:
+                    return math.pow(end, won) * math.pow(1 - end, lost)
 
-                ends.append(fmean(expected(result, run) for result in self.tried))
-        low, high = min(ends) * instances, max(ends) * instances
+                value = fmean(expected(result, run) for result in self.tried)
+                # Of a single instance the interval is unknown, and comparisons with NaN are false.
+                low, high = min(value, mean.mean, low), max(value, mean.mean, high)
+        low, high = low * instances, high * instances
         return within(Estimate(mean=mean.mean * instances, low=low, high=high, n=mean.n), 0.0, per_instance * instances)
 
 

@@ -12,7 +12,7 @@ import pytest
 from toy import Line, Policy, instance
 
 from agentr_core.episodes.rollout import episode
-from agentr_core.evaluation.metrics import Headroom, InstanceResults, Prospect, mixed, pass_rates
+from agentr_core.evaluation.metrics import Headroom, InstanceResults, Prospect, mixed, pass_rates, success_rate
 from agentr_core.fingerprint import derive_seed
 from agentr_core.methods.agent_r import TreeSize, foresee
 from agentr_core.methods.agent_r.critique import judge_of
@@ -82,14 +82,23 @@ def test_what_always_or_never_wins_has_hardly_a_mixed_group(wins: int) -> None:
 def test_outcomes_that_are_all_alike_leave_a_forecast_open(instances: int, all_won: bool) -> None:
     results = [tried(2 * all_won, 2, key=str(number)) for number in range(instances)]
     groups = pass_rates(results).total(1000, lambda _, run: mixed(run, 8), per_instance=1)
-    # The largest rate of the rarer outcome that 2 * instances episodes without it leave open.
-    rate = 1 - 0.025 ** (1 / (2 * instances))
+    # The largest rate of the rarer outcome that so many instances without it leave open, as the
+    # table of scores has it.
+    rate = success_rate([False] * instances).high
     assert groups.low == 0 < groups.mean < groups.high
     assert groups.high == pytest.approx(1000 * (1 - rate**8 - (1 - rate) ** 8))
     evidence = Headroom(rates=pass_rates(results), instances=1000, has_expert=False)
     prospect = foresee_groups(parse({"name": "line", "method": "grpo", "model": {"path": "none"}}), evidence)
     assert not prospect.learns
     assert "or none: these episodes do not tell" in prospect.reason
+
+
+def test_one_instance_that_always_loses_promises_nothing() -> None:
+    evidence = Headroom(rates=pass_rates([tried(0, 2)]), instances=1000, has_expert=False)
+    prospect = foresee_groups(parse({"name": "line", "method": "grpo", "model": {"path": "none"}}), evidence)
+    (groups,) = prospect.forecasts
+    assert groups.expected.low == 0 < groups.expected.mean <= groups.expected.high
+    assert not prospect.learns
 
 
 @pytest.mark.parametrize("known", [[], [tried(1, 1)]])

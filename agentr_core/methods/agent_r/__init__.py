@@ -228,8 +228,8 @@ def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Demand]:
         pairs = min([ends**2 // 4, *(cap for cap in caps if cap)])
         goes_on = recipe.splice.continuation
         tries = number * pairs * goes_on.samples
-        asked = Demand.episodes(tries, steps=goes_on.max_steps, most=goes_on.max_new_tokens)
-        requests["continue"] = replace(asked, role=goes_on.by)
+        demand = Demand.episodes(tries, steps=goes_on.max_steps, most=goes_on.max_new_tokens)
+        requests["continue"] = replace(demand, role=goes_on.by)
     return requests
 
 

@@ -364,7 +364,7 @@ class QuestionEpisode:
 
 def measures(place: Workplace, iteration: int, name: str, episodes: Sequence[Episode]) -> dict[str, Estimate]:
     """Return the measures of the episodes of an evaluation, and of those of each source."""
-    asked = (
+    side_answers = (
         SideAnswers.of(place, iteration, [episode.trajectory_id for episode in episodes])
         if name == TEST
         else SideAnswers()
@@ -374,9 +374,9 @@ def measures(place: Workplace, iteration: int, name: str, episodes: Sequence[Epi
             response,
             attempt=replace(
                 response.attempt,
-                concise=asked.concise(episode.trajectory_id),
+                concise=side_answers.concise(episode.trajectory_id),
                 # None if the policy was not told to think on.
-                nudged_right=asked.nudged.get((episode.instance.key, episode.repeat)),
+                nudged_right=side_answers.nudged.get((episode.instance.key, episode.repeat)),
                 origin=episode.origin,
             ),
         )
