@@ -268,7 +268,8 @@ class EpisodeShards:
             def counted(name: str) -> Progress:
                 def progress(number: int, total: int, note: str) -> None:
                     completed[name] = number
-                    equipment.progress(sum(completed.values()), self.total, f"held-out episodes, {speed(batcher)}")
+                    units = f"held-out episodes, {speed(batcher, resumed=self.done > 0)}"
+                    equipment.progress(sum(completed.values()), self.total, units)
 
                 return progress
 

@@ -265,13 +265,17 @@ def in_flight(sampler: Sampler, replies: int, *, wanted: int = 0) -> int:
     return wanted or max(_LEAST_IN_FLIGHT, 2 * sampler.capacity // replies)
 
 
-def speed(batcher: Sampler) -> str:
+def speed(batcher: Sampler, *, resumed: bool = False) -> str:
     """Return what a batcher has done so far, as a phrase for a progress line: replies that have
     ended, and tokens also of those that have not, where the model counts them.
+
+    Args:
+        resumed: whether a part of what the line counts was done before this batcher was made.
     """
     stats, tokens = batcher.stats(), _written(batcher)
     rate = tokens / stats.generate_seconds if stats.generate_seconds else 0.0
-    line = f"{stats.sequences:,} replies, {tokens:,} tokens, {rate:.0f}/s, batches {stats.fill:.0%} full"
+    line = "since it was resumed " if resumed else ""
+    line += f"{stats.sequences:,} replies, {tokens:,} tokens, {rate:.0f}/s, batches {stats.fill:.0%} full"
     if isinstance(batcher.model, Caching):
         line += f", {batcher.model.cached_share():.0%} of prompts cached"
     return line
@@ -316,8 +320,10 @@ async def units_done(
         done: the units that were done before.
     """
 
+    resumed = done > 0
+
     def show() -> None:
-        progress(done, total, f"{units}, {speed(sampler)}")
+        progress(done, total, f"{units}, {speed(sampler, resumed=resumed)}")
 
     def count(*_: object) -> None:
         nonlocal done

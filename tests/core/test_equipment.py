@@ -19,7 +19,7 @@ from agentr_core.models.samplers import sampler_of
 from agentr_core.models.scripted import ScriptedModel
 from agentr_core.recipes.models import ModelConfig
 from agentr_core.runtime import equipment
-from agentr_core.runtime.equipment import following, in_flight, speed, window
+from agentr_core.runtime.equipment import following, in_flight, speed, units_done, window
 from agentr_core.types import Message, Request, Sampling
 
 
@@ -34,6 +34,22 @@ async def test_a_model_without_a_cache() -> None:
     words = speed(batcher).split()
     assert words[:4] == ["1", "replies,", "2", "tokens,"]
     assert words[5:] == ["batches", "25%", "full"]
+
+
+async def test_what_was_done_before_is_not_taken_for_the_work_of_this_start() -> None:
+    batcher = Batcher(ScriptedModel(lambda messages, seed, number: "a b"), max_batch=4)
+    shown: list[str] = []
+
+    def progress(done: int, total: int, units: str) -> None:
+        shown.append(f"{done}/{total} {units}")
+
+    for before in (0, 3):
+        async with units_done(progress, batcher, "trees judged", total=4, done=before) as count:
+            count()
+    assert [line.split(" replies")[0] for line in shown] == [
+        "1/4 trees judged, 0",
+        "4/4 trees judged, since it was resumed 0",
+    ]
 
 
 async def test_a_model_with_a_cache_says_how_often_it_helped(tiny_model_dir: Path) -> None:

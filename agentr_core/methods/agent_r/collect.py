@@ -165,12 +165,13 @@ class _Trees:
             for work in shard.trees
         }
         self._done = shard.done
+        self._resumed = shard.done > 0 or any(work.begun is not None for work in shard.trees)
         self.timers: list[EpisodeTimer] = []
 
     def show(self, finished: int = 0) -> None:
         """Report progress, with `finished` more trees done."""
         self._done += finished
-        self._equipment.progress(self._done, self._shard.total, f"trees, {speed(self._sampler)}")
+        self._equipment.progress(self._done, self._shard.total, f"trees, {speed(self._sampler, resumed=self._resumed)}")
 
     async def grow(self, work: TreeWork) -> None:
         """Grow a tree to its end; restart it if its world does not repeat itself."""
