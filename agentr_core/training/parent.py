@@ -369,7 +369,9 @@ def _with(model: Any, adapter: PeftConfig) -> Any:
         # which `tied_faults` refuses.
         warnings.simplefilter("ignore", FutureWarning)
         warnings.filterwarnings("ignore", ".*tie_word_embeddings=True", UserWarning)
-        return get_peft_model(model, adapter)
+        # The adapters of a model without memory have none either: to draw their weights would take
+        # most of the time of a plan.
+        return get_peft_model(model, adapter, low_cpu_mem_usage=next(model.parameters()).is_meta)
 
 
 def _unmatched(field: str, names: Sequence[str], model: Any) -> list[str]:

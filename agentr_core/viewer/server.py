@@ -7,6 +7,7 @@ import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
@@ -162,8 +163,7 @@ class _Viewer:
         self._index = TextIndex(store, index)
         self._reports = store.path.parent / "reports"
         self._reading = reading
-        self._templates = templates()
-        self._templates.globals.update(shows_tokens=reading is not None, takes_notes=notes)
+        self._templates = templates(shows_tokens=reading is not None, takes_notes=notes)
         # In each form: without it, another program of this machine could post, too.
         self._key = secrets.token_urlsafe(16)
         self._indexing: asyncio.Task[None] | None = None
@@ -335,8 +335,11 @@ class _Viewer:
         return HTMLResponse(self._templates.get_template(f"{template}.html.jinja").render(**values), status)
 
 
-def templates() -> Environment:
-    """Return the templates of the pages."""
+@cache
+def templates(*, shows_tokens: bool, takes_notes: bool) -> Environment:
+    """Return the templates of the pages, which link to what the viewer has: tokens, if it reads a
+    tokenizer, and notes, if it takes any.
+    """
     shown = environment("agentr_core.viewer")
     # As in reports: markup made by `plots` from numbers.
     shown.filters.update(inline_svg=lambda figure: Markup(figure.svg))
@@ -347,6 +350,7 @@ def templates() -> Environment:
     shown.globals.update(stage_page=document.stage_page)
     # Only some pages change while they are shown.
     shown.globals.update(moves=None, most_steps=_MOST_STEPS)
+    shown.globals.update(shows_tokens=shows_tokens, takes_notes=takes_notes)
     for name in shown.list_templates():
         # Compiled now, so that the first visitor does not wait for it.
         shown.get_template(name)

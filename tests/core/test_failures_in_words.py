@@ -89,8 +89,7 @@ def test_the_report_and_the_viewer_name_the_same_step_of_a_stored_episode(kind: 
     assert table.rows[0].cells[2] == sentence
     page = pages.trajectory(store, load_episodes(store, EVALUATION)[0].trajectory_id)
     assert page is not None
-    shown = templates()
-    shown.globals.update(shows_tokens=False, takes_notes=False)
+    shown = templates(shows_tokens=False, takes_notes=False)
     html = shown.get_template("trajectory.html.jinja").render(**page.values)
     first = html.partition('<section class="wrong-steps">')[2].partition("<li>")[2].partition("</li>")[0]
     text = " ".join(re.sub(r"<[^>]*>", "", first).split())

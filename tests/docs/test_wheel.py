@@ -122,13 +122,26 @@ def test_it_turns_and_repeats_itself_to_the_letter(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [["--test", "1"], ["--instances", "0"], ["--seed", "x"], ["--out", "/dev/null/x"]])
-def test_wrong_arguments_end_in_one_sentence(words: list[str]) -> None:
-    process = start(*words)
-    told, wrong = process.communicate()
-    assert process.returncode in (1, 2)
-    assert not told
-    assert re.fullmatch(r"wheel\.py: .+\n", wrong)
+@pytest.mark.parametrize("words", [["--test", "1"], ["--instances", "0"], ["--seed", "x"]])
+def test_wrong_arguments_end_in_one_sentence(
+    wheel: ModuleType, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["wheel.py", *words])
+    with pytest.raises(SystemExit) as ended:
+        wheel.main()
+    assert ended.value.code == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert re.fullmatch(r"wheel\.py: .+\n", err)
+
+
+@pytest.mark.slow
+def test_a_folder_that_cannot_be_made_ends_in_one_sentence() -> None:
+    process = start("--out", "/dev/null/x")
+    out, err = process.communicate()
+    assert process.returncode == 1
+    assert not out
+    assert re.fullmatch(r"wheel\.py: .+\n", err)
 
 
 @pytest.mark.slow

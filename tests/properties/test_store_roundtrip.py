@@ -225,8 +225,10 @@ def trees(draw: st.DrawFn) -> Tree:
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    return Store(tmp_path_factory.mktemp("store") / "agentr.duckdb")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    store = Store(tmp_path_factory.mktemp("store") / "agentr.duckdb")
+    with store.kept_open():
+        yield store
 
 
 @pytest.fixture(scope="module")
