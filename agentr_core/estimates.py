@@ -215,17 +215,20 @@ def training(shape: Shape, config: TrainingConfig, max_length: int) -> Training:
     Args:
         max_length: tokens of the longest row.
     """
-    trained = shape.parameters
+    num_trained = shape.parameters
     if config.lora_r:
         from agentr_core.training.parent import adapted, skeleton
 
         model = adapted(skeleton(shape.where), config)
-        trained = sum(weights.numel() for weights in model.parameters() if weights.requires_grad)
-    frozen = shape.parameters - trained if not config.lora_r else shape.parameters
+        num_trained = sum(weights.numel() for weights in model.parameters() if weights.requires_grad)
+    num_frozen = shape.parameters - num_trained if not config.lora_r else shape.parameters
     as_stored = config.bf16 and not config.lora_modules_to_save
     frozen_bytes = 0.55 if config.load_in_4bit else shape.stored if as_stored else 4
-    trained_bytes = (2 if config.launch and config.launch.deepspeed and config.bf16 else 4) * trained
-    weights, states = int(frozen * frozen_bytes * bool(config.lora_r)) + trained_bytes, 16 * trained - trained_bytes
+    trained_bytes = (2 if config.launch and config.launch.deepspeed and config.bf16 else 4) * num_trained
+    weights, states = (
+        int(num_frozen * frozen_bytes * bool(config.lora_r)) + trained_bytes,
+        16 * num_trained - trained_bytes,
+    )
     host = 0
     zero = config.launch.deepspeed if config.launch else ""
     fsdp = bool(config.launch and config.launch.fsdp)
@@ -249,7 +252,7 @@ def training(shape: Shape, config: TrainingConfig, max_length: int) -> Training:
     checkpointing = True if config.gradient_checkpointing is None else config.gradient_checkpointing
     a_token = shape.layers * shape.hidden_size * stream + layer if checkpointing else shape.layers * layer
     return Training(
-        trained=trained,
+        trained=num_trained,
         weights=weights,
         states=states,
         activations=config.per_device_train_batch_size * max_length * a_token,
@@ -285,20 +288,20 @@ def reinforcing(shape: Shape, recipe: Recipe) -> int:
 
 
 def tokens(
-    recipe: Recipe, sampled: Mapping[str, Demand], test: int, states: int, *, lengths: Lengths | None = None
+    recipe: Recipe, demands: Mapping[str, Demand], test: int, states: int, *, lengths: Lengths | None = None
 ) -> list[Tokens]:
     """Return the most replies and tokens that an iteration samples, with `test` held-out episodes
     and a revision test of `states` more; and, where the lengths of episodes are known, the tokens
     that it is likely to sample.
 
     Args:
-        sampled: the most that its method asks of models, by purpose.
+        demands: the most that its method asks of models, by purpose.
     """
     evaluation = recipe.evaluation
     max_tokens, limits = recipe.longest_reply(evaluation.max_new_tokens), evaluation.limits
     test_episodes = Demand.episodes(test, steps=evaluation.max_steps, most=max_tokens, limits=limits)
     revised_episodes = Demand.episodes(states, steps=evaluation.revision_test.max_steps, most=max_tokens, limits=limits)
-    evaluated = replace(
+    evaluation_demand = replace(
         test_episodes,
         replies=test_episodes.replies + revised_episodes.replies,
         tokens=test_episodes.tokens + revised_episodes.tokens,
@@ -309,24 +312,24 @@ def tokens(
             replies=demand.replies,
             tokens=demand.tokens,
             role=demand.role,
-            likely=_likely(purpose, demand, sampled, recipe, lengths) if lengths and demand.replies else 0,
+            likely=_likely(purpose, demand, demands, recipe, lengths) if lengths and demand.replies else 0,
         )
-        for purpose, demand in {**sampled, "evaluate": evaluated}.items()
+        for purpose, demand in {**demands, "evaluate": evaluation_demand}.items()
     ]
 
 
-def _likely(purpose: str, demand: Demand, sampled: Mapping[str, Demand], recipe: Recipe, lengths: Lengths) -> int:
+def _likely(purpose: str, demand: Demand, demands: Mapping[str, Demand], recipe: Recipe, lengths: Lengths) -> int:
     """Return the tokens that models are likely to write for one purpose, never more than at most.
 
     What is not stored is guessed: an episode lies between the expert's and its limit, and replies
     of helpers are taken to be an eighth as many and as long as they may be.
     """
     if purpose in ("search", "critique"):
-        searched = sampled["search"]
-        trees = searched.replies // (searched.steps * recipe.search.dives * recipe.search.width)
-        measured = lengths.of_trees if purpose == "search" else lengths.of_verdicts
-        if measured and lengths.of_trees:
-            return min(demand.tokens, round(trees * measured.tokens / lengths.of_trees.units))
+        search_demand = demands["search"]
+        trees = search_demand.replies // (search_demand.steps * recipe.search.dives * recipe.search.width)
+        counts = lengths.of_trees if purpose == "search" else lengths.of_verdicts
+        if counts and lengths.of_trees:
+            return min(demand.tokens, round(trees * counts.tokens / lengths.of_trees.units))
     if demand.role != "actor":
         return demand.tokens // 64
     replies = demand.replies / demand.steps * min(lengths.replies, demand.steps)
@@ -341,12 +344,12 @@ def stored_lengths(store: Store, recipe: Recipe, environment: str) -> Lengths | 
     that began with it; None if no episode is stored.
     """
     kinds = written_in(store, recipe.model.path, environment) if store.path.exists() else {}
-    if not (stored := kinds.get("step")):
+    if not (counts := kinds.get("step")):
         return None
     return Lengths(
-        replies=stored.replies / stored.units,
-        tokens=stored.tokens / stored.replies,
-        source=f"{counted(stored.units, 'stored episode')} of this model",
+        replies=counts.replies / counts.units,
+        tokens=counts.tokens / counts.replies,
+        source=f"{counted(counts.units, 'stored episode')} of this model",
         of_trees=kinds.get("node"),
         of_verdicts=kinds.get("judgement"),
     )
@@ -412,11 +415,11 @@ def process_training(shape: Shape, config: TrainingConfig, longest: int) -> Proc
         load_in_4bit=False,
     )
     need = training(shape, local, row)
-    shared = 4 * need.trained if config.num_processes > 1 else 0
+    bucket_bytes = 4 * need.trained if config.num_processes > 1 else 0
     return Process(
         weights=need.weights,
         parts={
-            "gradients and optimizer": need.states + shared,
+            "gradients and optimizer": need.states + bucket_bytes,
             f"1 x {row:,} tokens": need.activations,
             "saving": 12 * need.trained,
         },

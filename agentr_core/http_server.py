@@ -82,25 +82,25 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if refused := self._fault(scope):
-            await self._refuse(*refused, scope, receive, send)
+        if fault := self._fault(scope):
+            await self._refuse(*fault, scope, receive, send)
             return
         length = _header(scope, b"content-length") or "0"
         if not (length.isascii() and length.isdigit()):
             await self._refuse(400, "Content-Length must be a number of bytes", scope, receive, send)
             return
         try:
-            body = await _read(receive, declared=int(length[:20]))
+            body = await _read(receive, declared_length=int(length[:20]))
         except ConnectionError:
             # What came of the request may look whole.
             return
         if body is None:
             await self._refuse(413, f"a body has at most {MOST_BYTES} bytes", scope, receive, send)
             return
-        waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def again() -> Message:
-            return waiting.pop() if waiting else await receive()
+            return messages.pop() if messages else await receive()
 
         await self._app(scope, again, send)
 
@@ -109,12 +109,12 @@ class Guard:
         headers = {name.lower(): value for name, value in scope["headers"]}
         of_page = b"origin" in headers or headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin")
         # A link opens a whole page in a tab of its own.
-        fetched = (headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest"))
+        fetch_metadata = (headers.get(b"sec-fetch-mode"), headers.get(b"sec-fetch-dest"))
         method = scope.get("method")
-        link = method == "GET" and b"origin" not in headers and fetched == (b"navigate", b"document")
+        link = method == "GET" and b"origin" not in headers and fetch_metadata == (b"navigate", b"document")
         site = headers.get(b"sec-fetch-site", b"same-origin")
-        named = headers.get(b"origin", b"").partition(b"://")
-        own = method == "POST" and named[0] in (b"http", b"https") and named[2] == headers.get(b"host")
+        origin = headers.get(b"origin", b"").partition(b"://")
+        own = method == "POST" and origin[0] in (b"http", b"https") and origin[2] == headers.get(b"host")
         if of_page and not (self._linked and link) and not (self._posts and own and site == b"same-origin"):
             return 403, "requests of web pages are not answered here"
         if self._hosts is not None and host_in(headers.get(b"host", b"").decode("latin-1")) not in self._hosts:
@@ -168,9 +168,9 @@ class TokenGuard:
             rest = urlencode([(name, value) for name, value in query if name != "token"])
             # One slash: two would lead to another host.
             path = "/" + scope["path"].lstrip("/\\")
-            entered = RedirectResponse(f"{path}?{rest}" if rest else path, 303)
-            entered.set_cookie(self._cookie, self._token, httponly=True, samesite="lax", path="/")
-            await entered(scope, receive, send)
+            redirect = RedirectResponse(f"{path}?{rest}" if rest else path, 303)
+            redirect.set_cookie(self._cookie, self._token, httponly=True, samesite="lax", path="/")
+            await redirect(scope, receive, send)
         elif (
             in_query
             or self._fits(key)
@@ -207,16 +207,16 @@ def _cookie(scope: Scope, name: str) -> str:
     return jar[name].value if name in jar else ""
 
 
-async def _read(receive: Receive, *, declared: int) -> bytes | None:
+async def _read(receive: Receive, *, declared_length: int) -> bytes | None:
     """Return the body of a request, or None if it is too long, whatever length it declared. Raises
     `ConnectionError` if the client leaves before its end.
     """
     parts: list[bytes] = []
     size = 0
-    more = declared <= _READ_BYTES
+    more = declared_length <= _READ_BYTES
     try:
         # Only a body that will be refused has a limit to its time.
-        async with asyncio.timeout(_READ_SECONDS if declared > MOST_BYTES else None) as reading:
+        async with asyncio.timeout(_READ_SECONDS if declared_length > MOST_BYTES else None) as timeout:
             while more and size <= _READ_BYTES:
                 message = await receive()
                 if message["type"] == "http.disconnect":
@@ -225,11 +225,11 @@ async def _read(receive: Receive, *, declared: int) -> bytes | None:
                 more = message.get("more_body", False)
                 if size <= MOST_BYTES:
                     parts.append(message.get("body", b""))
-                elif reading.when() is None:
-                    reading.reschedule(asyncio.get_running_loop().time() + _READ_SECONDS)
+                elif timeout.when() is None:
+                    timeout.reschedule(asyncio.get_running_loop().time() + _READ_SECONDS)
     except TimeoutError:
         return None
-    return b"".join(parts) if max(size, declared) <= MOST_BYTES else None
+    return b"".join(parts) if max(size, declared_length) <= MOST_BYTES else None
 
 
 # Serving an ASGI application at an address, until interrupted.

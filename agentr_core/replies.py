@@ -110,8 +110,8 @@ def block_after_label(reply: str, labels: Labels = "lenient") -> str:
     text = after_label(reply, labels)
     if labels == "published":
         return text
-    fenced = _FENCE.match(text)
-    return text[fenced.end() :].rpartition("```")[0].strip() if fenced else text.lstrip("*_` \t").rstrip("*_")
+    fence = _FENCE.match(text)
+    return text[fence.end() :].rpartition("```")[0].strip() if fence else text.lstrip("*_` \t").rstrip("*_")
 
 
 def words_after_label(reply: str, labels: Labels = "lenient") -> str:

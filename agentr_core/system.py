@@ -179,22 +179,22 @@ def content_sha256(path: Path, cache: Path) -> str:
     states = {str(file.relative_to(path)): file.stat() for file in files}
     memory = cache / "hashes" / f"{fingerprint(str(path.resolve()))}.json"
     large = sum(state.st_size for state in states.values()) >= _LARGE
-    cached: dict[str, list[Any]] = {}
+    cached_hashes: dict[str, list[Any]] = {}
     if large:
         # What cannot be read is made anew.
         with suppress(OSError, ValueError):
-            stored = json.loads(memory.read_bytes())
-            cached = stored if isinstance(stored, dict) else {}
+            stored_value = json.loads(memory.read_bytes())
+            cached_hashes = stored_value if isinstance(stored_value, dict) else {}
     now = time.time_ns()
     hashes: dict[str, str] = {}
     new: dict[str, list[Any]] = {}
     for file, (name, state) in zip(files, states.items(), strict=True):
         stat_key = [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
-        *before, content = cached.get(name) or [""]
+        *before, content = cached_hashes.get(name) or [""]
         hashes[name] = content if before == stat_key else file_sha256(file)
         if max(state.st_mtime_ns, state.st_ctime_ns) < now - _YOUNG_NS:
             new[name] = [*stat_key, hashes[name]]
-    if large and new != cached:
+    if large and new != cached_hashes:
         write_text(memory, json.dumps(new))
     return fingerprint(list(hashes.items())) if folder else hashes["."]
 
@@ -238,7 +238,7 @@ def publish(draft: Path, folder: Path) -> None:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_unwanted: ContextVar[threading.Event | None] = ContextVar("agentr_unwanted", default=None)
+_stop_event: ContextVar[threading.Event | None] = ContextVar("agentr_unwanted", default=None)
 
 
 def started(function: Callable[[], T], *, name: str, daemon: bool = False) -> Future[T]:
@@ -265,17 +265,17 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
     A cancellation is passed on once the thread has ended: what the caller closes then is no longer
     in use.
     """
-    unwanted = threading.Event()
-    token = _unwanted.set(unwanted)
+    stop_event = threading.Event()
+    token = _stop_event.set(stop_event)
     try:
         # A task copies the context when it is made; the thread gets that copy.
         work = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
     finally:
-        _unwanted.reset(token)
+        _stop_event.reset(token)
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
-        unwanted.set()
+        stop_event.set()
         await asyncio.wait({work})
         raise
 
@@ -284,8 +284,8 @@ def check_wanted() -> None:
     """Raise `CancelledError` in a thread of `in_thread` whose caller was cancelled; do nothing
     anywhere else.
     """
-    unwanted = _unwanted.get()
-    if unwanted is not None and unwanted.is_set():
+    stop_event = _stop_event.get()
+    if stop_event is not None and stop_event.is_set():
         raise asyncio.CancelledError
 
 
@@ -335,8 +335,8 @@ def data_path(*parts: str) -> Path:
         path = root.joinpath(*parts)
         if path.exists():
             return path
-    looked = " and ".join(str(root) for root in ROOTS)
-    raise DataFileError(f"shipped data {'/'.join(parts)} is missing below {looked}; install the package again")
+    roots = " and ".join(str(root) for root in ROOTS)
+    raise DataFileError(f"shipped data {'/'.join(parts)} is missing below {roots}; install the package again")
 
 
 def shipped_recipes() -> dict[str, Path]:

@@ -63,8 +63,8 @@ def goal(opening: str) -> str:
         with suppress(ValueError, TypeError, KeyError, RecursionError):
             turns = [turn.get("content") or "" for turn in json.loads(opening) if turn["role"] == "user"]
             opening = "\n".join(turns) or opening
-    labelled = _GOAL.search(opening)
-    line = labelled["goal"] if labelled else next((line for line in opening.splitlines() if line.strip()), "")
+    match = _GOAL.search(opening)
+    line = match["goal"] if match else next((line for line in opening.splitlines() if line.strip()), "")
     words = " ".join(visible(line.partition(" [SEP]")[0]).split())
     return words if len(words) <= _MOST_OF_A_GOAL else words[: _MOST_OF_A_GOAL - 1] + "…"
 

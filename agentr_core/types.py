@@ -257,11 +257,11 @@ class Instance:
         """`environment/split/index`, unique across all environments."""
         return f"{self.environment}/{self.split}/{self.index}"
 
-    def episode(self, number: int, begun: int = 0) -> str:
-        """Return the key of an episode of this instance: `key#number`, with `@begun` if the episode
-        continues from `begun` recorded steps.
+    def episode(self, number: int, prefix_length: int = 0) -> str:
+        """Return the key of an episode of this instance: `key#number`, with `@prefix_length` if the
+        episode continues from `prefix_length` recorded steps.
         """
-        return f"{self.key}#{number}" + (f"@{begun}" if begun else "")
+        return f"{self.key}#{number}" + (f"@{prefix_length}" if prefix_length else "")
 
 
 class Transition(NamedTuple):
@@ -515,8 +515,8 @@ class Judgement:
         """The text of the first generation that agrees with the majority, or else of the first;
         empty if there are none.
         """
-        agreeing = [g for g, vote in zip(self.generations, self.votes, strict=True) if vote is self.verdict]
-        return next((generation.text for generation in agreeing or self.generations), "")
+        majority = [g for g, vote in zip(self.generations, self.votes, strict=True) if vote is self.verdict]
+        return next((generation.text for generation in majority or self.generations), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

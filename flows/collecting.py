@@ -60,11 +60,13 @@ async def collect_only(
 
     Raises `UserError` as `gather` does, or listing everything that prevents the gathering.
     """
-    changed = changes(settings, overrides)
-    parsed = load_recipe(Path(recipe), changed)
-    for note in check(parsed, trains=False):
+    all_overrides = changes(settings, overrides)
+    run_recipe = load_recipe(Path(recipe), all_overrides)
+    for note in check(run_recipe, trains=False):
         tell(note)
-    return await gather(parsed, limit=limit or None, enough=enough, again={"recipe": recipe, "overrides": changed})
+    return await gather(
+        run_recipe, limit=limit or None, enough=enough, again={"recipe": recipe, "overrides": all_overrides}
+    )
 
 
 @flow(name="improve", flow_run_name=run_name, on_crashed=[name_unknown])
@@ -86,10 +88,10 @@ async def improve(
 
     Raises `UserError`, listing everything that prevents the training.
     """
-    parsed = load_recipe(Path(recipe), changes(settings, overrides))
-    for note in check(parsed):
+    run_recipe = load_recipe(Path(recipe), changes(settings, overrides))
+    for note in check(run_recipe):
         tell(note)
-    return await learn(parsed, enough=enough)
+    return await learn(run_recipe, enough=enough)
 
 
 async def gather(

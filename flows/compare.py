@@ -40,11 +40,11 @@ async def compare(
     Raises `UserError`, listing everything that prevents the comparison, before a model is asked
     anything.
     """
-    parsed = comparison(Path(recipe), overrides or [], arms or [], seeds or [])
-    for run_recipe in (parsed, *makers_of_samples(parsed)):
+    comparison_recipe = comparison(Path(recipe), overrides or [], arms or [], seeds or [])
+    for run_recipe in (comparison_recipe, *makers_of_samples(comparison_recipe)):
         for note in check(run_recipe):
             tell(note)
-    return await run_arms(parsed)
+    return await run_arms(comparison_recipe)
 
 
 def comparison(path: Path, overrides: Sequence[str], arms: Sequence[str] = (), seeds: Sequence[int] = ()) -> Recipe:
@@ -77,14 +77,14 @@ async def run_arms(recipe: Recipe) -> dict[str, Any]:
             if plan_of(recipe, 1).stages:
                 await iterate(pool, recipe, 1)
             arms, complete_runs = arms_of(recipe, pool.run_id), set[str]()
-            failed = [
+            failures = [
                 f"{_title(arm)}: {fault}" for arm in arms if (fault := await _fault_of(arm, complete_runs)) is not None
             ]
             report, table = await reporting.comparison_report(pool)
-            if failed:
+            if failures:
                 tell(table)
                 raise ArmsFailed(
-                    f"{len(failed)} of {len(arms)} runs of the comparison could not be made ({'; '.join(failed)}); "
+                    f"{len(failures)} of {len(arms)} runs of the comparison could not be made ({'; '.join(failures)}); "
                     f"the report {report} has the others, and the same command tries these again"
                 )
     return {"run_id": pool.run_id, "table": table, "report": report}

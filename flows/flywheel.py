@@ -56,15 +56,15 @@ async def flywheel(
     sources += [f"override {change}" for change in overrides or () if change.startswith("iterations=")]
     if len(sources) > 1:
         raise ConfigError(f"{' and '.join(sources)}: each says how far the run goes; give only one")
-    parsed = load_recipe(Path(recipe), changes(settings, overrides))
-    _check_kind(parsed)
+    run_recipe = load_recipe(Path(recipe), changes(settings, overrides))
+    _check_kind(run_recipe)
     if more:
-        parsed = runs.further(parsed, more)
+        run_recipe = runs.further(run_recipe, more)
     elif iterations:
-        parsed = replace(parsed, iterations=iterations)
-    for note in check(parsed):
+        run_recipe = replace(run_recipe, iterations=iterations)
+    for note in check(run_recipe):
         tell(note)
-    return await turn(parsed)
+    return await turn(run_recipe)
 
 
 async def turn(recipe: Recipe) -> dict[str, Any]:

@@ -32,15 +32,15 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
     Raises `KeyboardInterrupt` where a signal ended it.
     """
-    begun: Future[Callable[[], object]] = Future()
+    cancellation: Future[Callable[[], object]] = Future()
 
     async def noted() -> T:
         task = asyncio.current_task()
         assert task is not None
-        begun.set_result(partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel))
+        cancellation.set_result(partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel))
         return await main
 
-    with _minding(begun):
+    with _minding(cancellation):
         try:
             return started(lambda: asyncio.run(noted()), name="run").result()
         except asyncio.CancelledError:
@@ -48,7 +48,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 
 @contextmanager
-def _minding(begun: Future[Callable[[], object]]) -> Iterator[None]:
+def _minding(cancellation: Future[Callable[[], object]]) -> Iterator[None]:
     """Make the first signal cancel a task as soon as the task has begun, and a signal more than
     three seconds later end the process at once.
     """
@@ -58,7 +58,7 @@ def _minding(begun: Future[Callable[[], object]]) -> Iterator[None]:
         nonlocal first
         if first is None:
             first = time.monotonic()
-            begun.add_done_callback(_cancel)
+            cancellation.add_done_callback(_cancel)
         elif time.monotonic() - first > _ONE_WISH_S:
             os.write(2, b"interrupted at once\n")
             os._exit(130)
@@ -75,7 +75,7 @@ def _minding(begun: Future[Callable[[], object]]) -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-def _cancel(begun: Future[Callable[[], object]]) -> None:
+def _cancel(cancellation: Future[Callable[[], object]]) -> None:
     # The loop is closed where the task has just ended by itself.
     with suppress(RuntimeError):
-        begun.result()()
+        cancellation.result()()

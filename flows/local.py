@@ -72,20 +72,20 @@ def _resumed(recipe: Recipe, overrides: Sequence[str], resume: str) -> Recipe:
     Raises `ConfigError` for other overrides, for a run of another recipe, and if the run cannot go
     on.
     """
-    ignored = [change for change in overrides if not change.startswith(RESUMABLE)]
-    if ignored:
+    ignored_changes = [change for change in overrides if not change.startswith(RESUMABLE)]
+    if ignored_changes:
         raise ConfigError(
-            f"--resume goes on with the recipe the run began with, so -o {ignored[0]} has no effect; "
+            f"--resume goes on with the recipe the run began with, so -o {ignored_changes[0]} has no effect; "
             "leave it out, or begin a new run"
         )
     workspace = Path(recipe.workspace)
     run_id = find_run(workspace, resume)
-    stored = stored_recipe(workspace, run_id)
-    if stored.name != recipe.name:
-        raise ConfigError(f"run {run_id} is of recipe {stored.name}, and not of {recipe.name}; give its own recipe")
+    old_recipe = stored_recipe(workspace, run_id)
+    if old_recipe.name != recipe.name:
+        raise ConfigError(f"run {run_id} is of recipe {old_recipe.name}, and not of {recipe.name}; give its own recipe")
     longer = any(change.startswith("iterations=") for change in overrides)
-    iterations = recipe.iterations if longer else stored.iterations
-    return _same(run_id, replace(stored, workspace=recipe.workspace, iterations=iterations, scale=recipe.scale))
+    iterations = recipe.iterations if longer else old_recipe.iterations
+    return _same(run_id, replace(old_recipe, workspace=recipe.workspace, iterations=iterations, scale=recipe.scale))
 
 
 def _same(run_id: str, recipe: Recipe) -> Recipe:
@@ -137,11 +137,11 @@ def collect_recipe(path: Path, overrides: Sequence[str], *, limit: int | None, e
     recipe = load_recipe(path, list(overrides))
     again = {"recipe": str(path), "overrides": list(overrides)}
     result = _run(_collection, recipe, trains=False, limit=limit, enough=enough, again=again)
-    changed = "".join(f" -o {shlex.quote(change)}" for change in overrides)
+    options = "".join(f" -o {shlex.quote(change)}" for change in overrides)
     return (
         f"\n{result['new']} trajectories more, {result['trajectories']} in all for iteration {result['iteration']}\n"
         f"run     {result['run_id']}\n"
-        f"train   agentr improve {shlex.quote(str(path))}{changed}"
+        f"train   agentr improve {shlex.quote(str(path))}{options}"
     )
 
 

@@ -79,13 +79,13 @@ def needed() -> Iterator[None]:
 
 def on_work_pools(names: Sequence[str]) -> list[str]:
     """Return those of the deployments, each named `flow/deployment`, that belong to a work pool."""
-    pooled = []
+    pool_deployments = []
     with get_client(sync_client=True) as client:
         for name in names:
             with suppress(ObjectNotFound):
                 if client.read_deployment_by_name(name).work_pool_name is not None:
-                    pooled.append(name)
-    return pooled
+                    pool_deployments.append(name)
+    return pool_deployments
 
 
 def _use_a_server_of_its_own_session() -> None:

@@ -18,13 +18,13 @@ GRACE = 5.0
 
 def main(owner: int, server: int) -> None:
     """Return when the server has ended, by itself or because the guard ended it."""
-    ended, _, _ = select.select([owner, server], [], [])
+    ended_fds, _, _ = select.select([owner, server], [], [])
     for number in (signal.SIGTERM, signal.SIGKILL):
-        if server in ended:
+        if server in ended_fds:
             return
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(server, number)
-        ended, _, _ = select.select([server], [], [], GRACE)
+        ended_fds, _, _ = select.select([server], [], [], GRACE)
 
 
 if __name__ == "__main__":

@@ -55,10 +55,10 @@ def serve_recipes(recipes: Sequence[Path]) -> None:
     """
     all_deployments = deployments(recipes)
     server.require("a deployment")
-    pooled = server.on_work_pools([f"{deployment.flow_name}/{deployment.name}" for deployment in all_deployments])
-    if pooled:
+    names = server.on_work_pools([f"{deployment.flow_name}/{deployment.name}" for deployment in all_deployments])
+    if names:
         raise ConfigError(
-            f"{', '.join(pooled)} on this server belong to work pools, made by `prefect deploy`, and serving them here "
+            f"{', '.join(names)} on this server belong to work pools, made by `prefect deploy`, and serving them here "
             "would take them off; start a worker for their pool instead, or serve on another server"
         )
     serve(*all_deployments)

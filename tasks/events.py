@@ -103,12 +103,12 @@ def _emit(
     name = f"{recipe}, iteration {iteration}"
     about = {"prefect.resource.id": resource, "prefect.resource.name": name, "agentr.recipe": recipe, **(labels or {})}
     store = str(Path(place.store.path).absolute())
-    related = [
+    resources = [
         {"prefect.resource.id": f"agentr.run.{place.run_id}", "prefect.resource.role": "run"},
         {"prefect.resource.id": f"agentr.store.{store}", "prefect.resource.role": "store"},
     ]
     if resource != _iteration(place, iteration):
-        related.append({"prefect.resource.id": _iteration(place, iteration), "prefect.resource.role": "iteration"})
+        resources.append({"prefect.resource.id": _iteration(place, iteration), "prefect.resource.role": "iteration"})
     payload = {"run_id": place.run_id, "recipe": recipe, "iteration": iteration, "store": store, **more}
     event_id = uuid5(NAMESPACE_URL, f"{event}/{store}/{key or resource}")
-    emit_event(event, about, related=related, payload=payload, id=event_id)
+    emit_event(event, about, related=resources, payload=payload, id=event_id)

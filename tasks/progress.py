@@ -67,19 +67,19 @@ class Warnings(logging.Handler):
 
 @asynccontextmanager
 async def stage_progress(
-    stage: str, iteration: int, expected: Remaining, *, file: Path | None = None
+    stage: str, iteration: int, estimate: Remaining, *, file: Path | None = None
 ) -> AsyncIterator[Progress]:
     """Yield a function that reports the progress of one stage, from any thread; the last report is
     always shown.
 
     Args:
-        expected: what the stage and the rest of the run are expected to take.
+        estimate: what the stage and the rest of the run are expected to take.
         file: from which the viewer reads the progress of the run.
     """
     name = f"iteration {iteration}  {stage}" if iteration else f"base model   {stage}"
     target = console.get()
     artifact = _Artifact(f"{stage}-{iteration}", active=TaskRunContext.get() is not None)
-    pace = _Pace(expected)
+    pace = _Pace(estimate)
     if target is not None and target.is_terminal:
         display = _bar(target, name, pace)
     else:

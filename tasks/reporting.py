@@ -54,12 +54,12 @@ T = TypeVar("T")
 @task(task_run_name="report-{iteration}", cache_policy=NO_CACHE, persist_result=False)
 async def report(run: RunRef, iteration: int) -> str:
     """Write the report of an iteration and the index; return the path of the HTML file."""
-    (path, _), built = _write_pages(run, [iteration], viewer=viewer_address() or VIEWER)
+    (path, _), iteration_report = _write_pages(run, [iteration], viewer=viewer_address() or VIEWER)
     # Prefect allows no dot in the key of an artifact.
-    name = f"{built.recipe_name.replace('.', '-')}-{run.run_id[:8]}"
+    name = f"{iteration_report.recipe_name.replace('.', '-')}-{run.run_id[:8]}"
     await acreate_markdown_artifact(
         key=f"scores-{name}",
-        markdown=f"{_in_viewer(run)}{summary_markdown([built])}",
+        markdown=f"{_in_viewer(run)}{summary_markdown([iteration_report])}",
         description=f"Held-out success up to iteration {iteration}",
     )
     await _leave(run, path, key=f"report-{name}-{iteration}", description=f"Report of iteration {iteration}")
@@ -71,8 +71,8 @@ async def comparison_report(run: RunRef) -> tuple[str, str]:
     """Write the report of a comparison; return the path of the HTML file, and the scores of the
     arms as text for a terminal.
     """
-    path, built = _write_comparison(run)
-    scores, name = arm_scores(built), f"{built.recipe_name.replace('.', '-')}-{run.run_id[:8]}"
+    path, comparison = _write_comparison(run)
+    scores, name = arm_scores(comparison), f"{comparison.recipe_name.replace('.', '-')}-{run.run_id[:8]}"
     await acreate_markdown_artifact(
         key=f"arms-{name}", markdown=table_markdown(scores), description="Held-out scores of each arm"
     )
@@ -104,11 +104,11 @@ def _in_viewer(run: RunRef) -> str:
 
 
 def _write_comparison(run: RunRef) -> tuple[Path, ComparisonReport]:
-    built = _at_once(run, build_comparison)
+    comparison = _at_once(run, build_comparison)
     html = report_folder(run) / "comparison.html"
-    write_text(html, render_comparison(built))
-    write_text(html.with_suffix(".md"), render_comparison_markdown(built))
-    return html, built
+    write_text(html, render_comparison(comparison))
+    write_text(html.with_suffix(".md"), render_comparison_markdown(comparison))
+    return html, comparison
 
 
 def _write_pages(run: RunRef, iterations: Sequence[int], *, viewer: str) -> tuple[list[Path], IterationReport]:
@@ -122,15 +122,15 @@ def _write_pages(run: RunRef, iterations: Sequence[int], *, viewer: str) -> tupl
 
     def read(place: Workplace) -> tuple[list[IterationReport], list[IterationReport]]:
         board = Scoreboard(place)
-        built = [build_report(place, iteration, board, viewer=viewer) for iteration in iterations]
+        reports = [build_report(place, iteration, board, viewer=viewer) for iteration in iterations]
         earlier = (i for i in _finished(place) if (folder / f"{report_name(i)}.html").exists())
-        reported = sorted({*earlier, *iterations})
-        outlines = [build_outline(place, iteration, board, viewer=viewer) for iteration in reported]
-        return built, [*outlines[:-1], with_run(place, outlines[-1])]
+        page_iterations = sorted({*earlier, *iterations})
+        outlines = [build_outline(place, iteration, board, viewer=viewer) for iteration in page_iterations]
+        return reports, [*outlines[:-1], with_run(place, outlines[-1])]
 
-    built, pages = _at_once(run, read)
+    reports, pages = _at_once(run, read)
     paths = []
-    for iteration_report in built:
+    for iteration_report in reports:
         html = folder / f"{report_name(iteration_report.iteration)}.html"
         write_text(html, render_html(iteration_report))
         write_text(html.with_suffix(".md"), render_markdown(iteration_report))
@@ -138,7 +138,7 @@ def _write_pages(run: RunRef, iterations: Sequence[int], *, viewer: str) -> tupl
     index = folder / "index.html"
     write_text(index, render_index(pages))
     write_text(index.with_suffix(".md"), render_run_markdown(pages))
-    return [*paths, index], built[-1]
+    return [*paths, index], reports[-1]
 
 
 def _at_once(run: RunRef, read: Callable[[Workplace], T]) -> T:
@@ -162,14 +162,14 @@ def write_reports(workspace: Path, prefix: str, *, viewer: str = VIEWER) -> list
     place = quiet_workplace(run)
     if place.recipe.compare.arms:
         return [_write_comparison(run)[0]]
-    finished = _finished(place)
+    finished_iterations = _finished(place)
     # A run that only evaluates a model has the page of that model.
-    if not finished and not finished_evaluations(place.store, run.run_id, after=-1):
+    if not finished_iterations and not finished_evaluations(place.store, run.run_id, after=-1):
         raise ConfigError(
             f"run {run.run_id} has neither trained nor evaluated a model yet, so there is nothing to report; let it "
             "go on"
         )
-    return _write_pages(run, finished or [0], viewer=viewer)[0]
+    return _write_pages(run, finished_iterations or [0], viewer=viewer)[0]
 
 
 def compare_runs(workspace: Path, prefixes: Sequence[str], *, viewer: str = VIEWER) -> tuple[str, Path]:
@@ -181,11 +181,11 @@ def compare_runs(workspace: Path, prefixes: Sequence[str], *, viewer: str = VIEW
     """
     ids = [find_run(workspace, prefix) for prefix in prefixes]
     places = [quiet_workplace(RunRef(workspace=str(workspace), run_id=run_id)) for run_id in ids]
-    built = build_runs(places, viewer=viewer)
+    runs_report = build_runs(places, viewer=viewer)
     html = workspace / "reports" / f"{'-'.join(run_id[:8] for run_id in ids)}.html"
-    write_text(html, render_runs(built))
-    write_text(html.with_suffix(".md"), render_runs_markdown(built))
-    tables = [paired_table(built), *([group_means(built.means)] if built.means else [])]
+    write_text(html, render_runs(runs_report))
+    write_text(html.with_suffix(".md"), render_runs_markdown(runs_report))
+    tables = [paired_table(runs_report), *([group_means(runs_report.means)] if runs_report.means else [])]
     return "\n".join(map(table_text, tables)), html
 
 

@@ -53,13 +53,13 @@ def locked(run: RunRef) -> Iterator[None]:
             raise RunBusy(
                 f"run {run.run_id} is already under way in {run.workspace}, in another process; wait for it or stop it"
             ) from None
-        held = _HELD.set(_HELD.get() | {name})
+        token = _HELD.set(_HELD.get() | {name})
         try:
             # A stage asks the store for one thing after the other.
             with open_store(Path(run.workspace), patient=True).kept_open():
                 yield
         finally:
-            _HELD.reset(held)
+            _HELD.reset(token)
 
 
 @contextmanager

@@ -79,10 +79,10 @@ async def spread(
         Transient: an error that a worker met, after the retries of its task.
     """
     loop = asyncio.get_running_loop()
-    finished: asyncio.Queue[PrefectFuture[Batch]] = asyncio.Queue()
+    queue: asyncio.Queue[PrefectFuture[Batch]] = asyncio.Queue()
 
     def finish(future: PrefectFuture[Batch]) -> None:
-        loop.call_soon_threadsafe(finished.put_nowait, future)
+        loop.call_soon_threadsafe(queue.put_nowait, future)
 
     with runners.started(recipe.scale) as cluster:
         # The cluster forgets work that nobody holds a future of.
@@ -94,7 +94,7 @@ async def spread(
             pending.add(future := cluster.runner.submit(work, {"name": name, "order": order}))
             future.add_done_callback(finish)
         while pending:
-            future = await _next(finished, cluster, recipe.scale.address)
+            future = await _next(queue, cluster, recipe.scale.address)
             try:
                 batch = await asyncio.to_thread(future.result)
             except cluster.lost as error:
@@ -112,7 +112,7 @@ async def spread(
             yield batch
 
 
-async def _next(finished: asyncio.Queue[T], cluster: runners.Cluster, address: str) -> T:
+async def _next(queue: asyncio.Queue[T], cluster: runners.Cluster, address: str) -> T:
     """Return the next item that is finished. Raises `ConfigError` when no worker is there to finish
     one.
     """
@@ -124,7 +124,7 @@ async def _next(finished: asyncio.Queue[T], cluster: runners.Cluster, address: s
         # Not `wait_for`, which may lose an item when it gives up as one arrives.
         with suppress(TimeoutError):
             async with asyncio.timeout(LOOK_EVERY):
-                return await finished.get()
+                return await queue.get()
         if not await asyncio.to_thread(cluster.empty):
             empty_since = None
         elif empty_since is None:

@@ -118,12 +118,12 @@ async def perform(run: RunRef, iteration: int, name: str, *, limit: int | None =
 async def _workplace(run: RunRef, stage: str, iteration: int) -> AsyncIterator[Workplace]:
     """Yield the workplace of a stage, with its progress shown and its new alarms told."""
     quiet = quiet_workplace(run)
-    raised = {alarm.id for alarm in alarms_of(quiet.store, quiet.iteration_id(iteration))}
+    alarm_ids = {alarm.id for alarm in alarms_of(quiet.store, quiet.iteration_id(iteration))}
 
     def alarmed(alarm: Alarm) -> None:
-        if alarm.id in raised:
+        if alarm.id in alarm_ids:
             return
-        raised.add(alarm.id)
+        alarm_ids.add(alarm.id)
         location = f" in step {alarm.step}" if alarm.step else ""
         tell(f"alarm {alarm.name}, {stage} of iteration {iteration}{location}: {alarm.message}")
         events.raised(quiet, iteration, alarm)

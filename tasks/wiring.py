@@ -245,9 +245,9 @@ def named_model(name: str, *, server: str = "", context_length: int = 0) -> tupl
         EndpointError: the server has no such model, or refuses us.
     """
     path = Path(name)
-    shipped = shipped_models()
-    if not server and not path.is_dir() and name in shipped:
-        path = shipped[name]
+    models = shipped_models()
+    if not server and not path.is_dir() and name in models:
+        path = models[name]
     if server or (not path.is_dir() and os.environ.get("OPENAI_BASE_URL")):
         # A server of one's own hardly ever wants a key.
         key = "OPENAI_API_KEY" if os.environ.get("OPENAI_API_KEY") else ""
@@ -256,7 +256,7 @@ def named_model(name: str, *, server: str = "", context_length: int = 0) -> tupl
     else:
         if not path.is_dir():
             raise ModelDirectoryError(
-                f"{name} is no model directory, and none of the shipped models ({', '.join(shipped)}); for one on a "
+                f"{name} is no model directory, and none of the shipped models ({', '.join(models)}); for one on a "
                 "server, give --server URL or set OPENAI_BASE_URL"
             )
         check_model_directory(path)

@@ -95,10 +95,10 @@ def check(
     split are more than `ALL`.
     """
     env, other = make(), make()
-    played: list[Instance] = []
+    instances: list[Instance] = []
 
     def begin(instance: Instance) -> None:
-        played.append(instance)
+        instances.append(instance)
         on_instance(instance)
 
     try:
@@ -106,7 +106,7 @@ def check(
         if violations or not env.has(Environment.state):
             return violations
         states = StatePairs()
-        for instance in played:
+        for instance in instances:
             replies = env.expert(instance) if gold is None else gold[instance]
             actions = [*map(env.parse, (replies or ())[:MAX_STEPS]), NONSENSE]
             states += state_pairs((env, other), instance, actions)
@@ -293,19 +293,19 @@ def state_pairs(
             pool = list(before) if again else actions if isinstance(actions, Sequence) else actions(env)
             action = rng.choice(pool)
             transition = _step(env, action)
-            following = state_key(env)
+            next_state = state_key(env)
             if action in before:
                 earlier, led_to = before[action]
-                same = following == led_to and _same_transition(
+                same = next_state == led_to and _same_transition(
                     transition._replace(truncated=earlier.truncated), earlier, repeatability
                 )
                 example = "" if same else f"{instance.key}, step {position}, {action!r}"
                 total += StatePairs(pairs=1, elsewhere=int(not same), example=example)
             else:
-                before[action] = transition, following
+                before[action] = transition, next_state
             if transition.terminated or transition.truncated or transition.reward < 0:
                 break
-            state = following
+            state = next_state
     return total
 
 
@@ -343,9 +343,9 @@ def _wins(env: Environment, trajectory: Trajectory) -> bool | None:
     return None if grade is None else grade.success
 
 
-def _same_transition(transition: Transition, recorded: Transition, repeatability: Repeatability) -> bool:
+def _same_transition(transition: Transition, original: Transition, repeatability: Repeatability) -> bool:
     """Return whether a step repeats a recorded one as far as the environment promises."""
-    same = repeats(transition.observation, recorded.observation, repeatability) and transition[1:4] == recorded[1:4]
+    same = repeats(transition.observation, original.observation, repeatability) and transition[1:4] == original[1:4]
     return repeatability is Repeatability.NEVER or same
 
 

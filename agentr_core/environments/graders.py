@@ -54,8 +54,8 @@ def last_answer(trajectory: Trajectory) -> str:
     box = boxed(reply)
     if box is not None:
         return box.strip()
-    marked = _TAGGED.findall(reply) or _LABEL.findall(reply) or [step.action]
-    return str(marked[-1]).strip()
+    answers = _TAGGED.findall(reply) or _LABEL.findall(reply) or [step.action]
+    return str(answers[-1]).strip()
 
 
 def answer_within(pattern: str) -> AnswerOf:
@@ -64,12 +64,12 @@ def answer_within(pattern: str) -> AnswerOf:
 
     Raises `ConfigError` for a pattern that is none.
     """
-    compiled = _compiled(pattern)
+    regex = _compiled(pattern)
 
     def answer(trajectory: Trajectory) -> str:
         reply = without_thought(trajectory.steps[-1].reply) if trajectory.steps else ""
-        matches = list(compiled.finditer(reply))
-        return (matches[-1][1 if compiled.groups else 0] or "").strip() if matches else ""
+        matches = list(regex.finditer(reply))
+        return (matches[-1][1 if regex.groups else 0] or "").strip() if matches else ""
 
     return answer
 

@@ -224,8 +224,12 @@ def is_repeated(name: str, options: Mapping[str, Any]) -> bool:
     """Return whether an episode in an environment follows from its instance and its replies: it
     asks no models, lets no agent outside act, and promises to repeat itself to the letter.
     """
-    promised = options.get("repeatability", _world(_kind(name)).repeatability)
-    return not asks_models(name) and not _world(_kind(name)).has(Environment.relay) and promised == Repeatability.EXACT
+    repeatability = options.get("repeatability", _world(_kind(name)).repeatability)
+    return (
+        not asks_models(name)
+        and not _world(_kind(name)).has(Environment.relay)
+        and repeatability == Repeatability.EXACT
+    )
 
 
 def licence_of(name: str) -> str:

@@ -182,10 +182,10 @@ class RemoteWorld(Environment):
                     f"{abbreviate(first)}"
                 )
             for position, (past_action, turn) in enumerate(self._steps):
-                replayed = self._act(past_action)
-                if replayed[1:] != turn[1:] or not repeats(replayed.observation, turn.observation, repeatability):
+                replay = self._act(past_action)
+                if replay[1:] != turn[1:] or not repeats(replay.observation, turn.observation, repeatability):
                     raise kind(
                         f"{instance.key}: step {position}, {past_action!r}, gave {abbreviate(turn)}, and in a fresh "
-                        f"environment {abbreviate(replayed)}"
+                        f"environment {abbreviate(replay)}"
                     )
         return self._act(action)

@@ -65,13 +65,13 @@ async def scored_again(env: Environment, trajectory: Trajectory, ask: Helper, *,
     def replay() -> Grade:
         # Tools that were called again might answer otherwise.
         steps = acts_in(trajectory.steps)
-        known = steps[:-1] if env.has(Environment.resume) else ()
-        if known:
-            env.resume(trajectory.instance, known)
+        prefix = steps[:-1] if env.has(Environment.resume) else ()
+        if prefix:
+            env.resume(trajectory.instance, prefix)
         else:
             env.reset(trajectory.instance)
         grade = Grade(reward=0.0, success=False)
-        for step in steps[len(known) :]:
+        for step in steps[len(prefix) :]:
             env.hear(step.reply)
             _, reward, terminated, truncated, info = repeat_step(env, step.action, step.answers)
             if info.get("question") is not None:
@@ -105,14 +105,14 @@ async def grade(grader: Grader, trajectory: Trajectory, ask: Helper, *, seed: in
                 answer,
             )
         text = readable(answer)
-        read = None if text is None else grader.read(trajectory, text)
-        if read is None:
+        model_grade = None if text is None else grader.read(trajectory, text)
+        if model_grade is None:
             raise UnreadableGrade(
                 f"{trajectory.instance.key}: no grade can be read from {abbreviate(answer.text)}; "
                 f"make the question clearer, or name another model of role {answer.role}",
                 answer,
             )
-        return Grading(grade=_checked(read, trajectory), before=before, answer=answer)
+        return Grading(grade=_checked(model_grade, trajectory), before=before, answer=answer)
 
 
 def _checked(grade: Grade, trajectory: Trajectory) -> Grade:

@@ -259,10 +259,10 @@ def _outcome(
     return Outcome(step=step, stop=stop)
 
 
-def led_elsewhere(reply: Reply, undelivered: Undelivered) -> Reply:
+def led_elsewhere(reply: Reply, error: Undelivered) -> Reply:
     """Return a reply with where it led to after all, since the one after it was not delivered."""
     step = reply.outcome.step
-    transition = checked_transition(undelivered.instead, "what an agent did without a reply")
+    transition = checked_transition(error.instead, "what an agent did without a reply")
     outcome = _outcome(step.reply, step.action, transition, reply.generation, step.answers, state_key=step.state_key)
     return replace(reply, outcome=outcome)
 
@@ -283,18 +283,18 @@ async def step_with(
     i)`.
     """
     answers: list[Answer] = []
-    reply, sampled = (generation, None) if isinstance(generation, str) else (generation.text, generation)
+    reply, sampled_generation = (generation, None) if isinstance(generation, str) else (generation.text, generation)
     with phase("step"):
         action = _action_in(env, reply)
-        if sampled is not None:
-            env.relay(sampled)
+        if sampled_generation is not None:
+            env.relay(sampled_generation)
         # In one call, since each of a blocking environment has a thread of its own.
         key, transition = await call(env, timer, lambda: (state_key(env), env.step(action)))
         while (question := transition.info.get("question")) is not None:
             with phase("ask"), timer.sampling():
                 answers.append(await helper(question, seed=derive_seed(seed, "ask", len(answers)), session=session))
             transition = await call(env, timer, partial(env.answer, readable(answers[-1]) or ""))
-        return _outcome(reply, action, transition, sampled, answers, state_key=key)
+        return _outcome(reply, action, transition, sampled_generation, answers, state_key=key)
 
 
 async def call(env: Environment, timer: EpisodeTimer, function: Callable[[], T]) -> T:
@@ -315,12 +315,12 @@ async def call(env: Environment, timer: EpisodeTimer, function: Callable[[], T])
         return timed()
     limit = env.time_limit
     try:
-        async with asyncio.timeout(limit) as waiting:
+        async with asyncio.timeout(limit) as timeout:
             # Without a limit the end of the process waits for the call: an environment that is
             # closed during one may release what it holds only after it.
             return await asyncio.wrap_future(started(timed, name=env.name, daemon=limit is not None))
     except TimeoutError:
-        if not waiting.expired():
+        if not timeout.expired():
             raise
         raise EnvironmentTimeout(f"{env.name} gave no answer within {limit:g} seconds, its time_limit") from None
 
@@ -346,23 +346,25 @@ async def draw_within(
     Raises `PromptTooLong` when there is no room for a reply even so.
     """
     max_dropped = 0 if fits is None else droppable(request.messages)
-    dropped = 0 if fits is None else fewest_dropped(request.messages, fits, least=least)
+    num_dropped = 0 if fits is None else fewest_dropped(request.messages, fits, least=least)
     while True:
         try:
-            windowed_request = replace(request, messages=windowed(request.messages, dropped)) if dropped else request
-            return await draw(sample, windowed_request, timer), dropped
+            windowed_request = (
+                replace(request, messages=windowed(request.messages, num_dropped)) if num_dropped else request
+            )
+            return await draw(sample, windowed_request, timer), num_dropped
         except PromptTooLong:
             # A server may count more tokens than we do.
-            if dropped >= max_dropped:
+            if num_dropped >= max_dropped:
                 raise
-            dropped += 1
+            num_dropped += 1
 
 
-def read_through(outcome: Outcome, dropped: int) -> Outcome:
-    """Return the outcome of a reply that was drawn from a conversation without its `dropped` oldest
-    exchanges.
+def read_through(outcome: Outcome, num_dropped: int) -> Outcome:
+    """Return the outcome of a reply that was drawn from a conversation without its `num_dropped`
+    oldest exchanges.
     """
-    return replace(outcome, step=replace(outcome.step, dropped=dropped)) if dropped else outcome
+    return replace(outcome, step=replace(outcome.step, dropped=num_dropped)) if num_dropped else outcome
 
 
 async def draw(sample: Ask, request: Request, timer: EpisodeTimer) -> list[Generation]:
@@ -414,9 +416,9 @@ def restore(env: Environment, instance: Instance, steps: Sequence[Step], *, firs
     """
     repeatability, steps = Repeatability(env.repeatability), acts_in(steps)
     resumes = env.has(Environment.resume)
-    restored = env.resume(instance, steps) if resumes else env.reset(instance)
-    if first_observation and not repeats(restored, first_observation, repeatability):
-        raise diverged(env, f"{instance.key}: first observation {_differ(restored, first_observation)}")
+    actual_observation = env.resume(instance, steps) if resumes else env.reset(instance)
+    if first_observation and not repeats(actual_observation, first_observation, repeatability):
+        raise diverged(env, f"{instance.key}: first observation {_differ(actual_observation, first_observation)}")
     for position, step in enumerate(() if resumes else steps):
         # With the recorded answers of models.
         transition = repeat_step(env, step.action, step.answers)
@@ -431,7 +433,7 @@ def restore(env: Environment, instance: Instance, steps: Sequence[Step], *, firs
             )
         if terminated or truncated:
             raise diverged(env, f"{instance.key}: the episode ended at step {position} of a replay")
-    return restored
+    return actual_observation
 
 
 def diverged(env: Environment, message: str) -> ReplayDiverged:
@@ -445,8 +447,8 @@ def diverged(env: Environment, message: str) -> ReplayDiverged:
     return ReplayDrifted(f"{message}; {env.name} does not promise to repeat itself to the letter")
 
 
-def _differ(current: str, recorded: str) -> str:
-    return f"was recorded as {quoted(recorded, _QUOTED)} and is now {quoted(current, _QUOTED)}"
+def _differ(current: str, recorded_text: str) -> str:
+    return f"was recorded as {quoted(recorded_text, _QUOTED)} and is now {quoted(current, _QUOTED)}"
 
 
 _MOST_UNDELIVERED = 100
@@ -638,12 +640,12 @@ class _Bounds:
         kind = transcript_of(self._env)
         if self._opening is None:
             self._opening = self._count(kind.prompt(self._env, first_observation, ()))
-        spent = self._count(request.messages)
+        num_tokens = self._count(request.messages)
         if summaries := summaries_in(steps):
             # What was summed up has had its tokens all the same.
-            spent = self._count(kind.prompt(self._env, first_observation, acts_in(steps)))
-            spent += sum(self._count((Message(role="user", text=steps[at].reply),)) for at in summaries)
-        remaining = self._limits.tokens - (spent - self._opening)
+            num_tokens = self._count(kind.prompt(self._env, first_observation, acts_in(steps)))
+            num_tokens += sum(self._count((Message(role="user", text=steps[at].reply),)) for at in summaries)
+        remaining = self._limits.tokens - (num_tokens - self._opening)
         if remaining < 1:
             raise _CutOff(StopReason.TOKEN_LIMIT, f"the episode has had its {self._limits.tokens:,} tokens")
         sampling = request.sampling
@@ -667,10 +669,10 @@ class _Bounds:
 
     async def _in_time(self, work: Awaitable[T]) -> T:
         try:
-            async with asyncio.timeout_at(self._ends) as waiting:
+            async with asyncio.timeout_at(self._ends) as timeout:
                 return await work
         except TimeoutError:
-            if waiting.expired():
+            if timeout.expired():
                 self._check_time()
             raise
 
@@ -705,7 +707,7 @@ async def _reply(
         if summary is not None:
             return summary
     try:
-        replies, dropped = await draw_within(bounds.sampling(sample), request, timer, bounds.fits, least=least)
+        replies, num_dropped = await draw_within(bounds.sampling(sample), request, timer, bounds.fits, least=least)
     except (PromptTooLong, DataFault) as error:
         # The conversation is the agent's own: it is told, and may go on with another.
         if env.has(Environment.relay):
@@ -718,7 +720,7 @@ async def _reply(
             raise _CutOff(StopReason.CONTEXT_LIMIT, str(error)) from None
         raise
     led_to = await step_with(env, timer, replies[0], bounds.helping(helper), seed=request.seed, session=request.session)
-    return Reply(seed=request.seed, generation=replies[0], outcome=read_through(led_to, dropped))
+    return Reply(seed=request.seed, generation=replies[0], outcome=read_through(led_to, num_dropped))
 
 
 async def _summary(
@@ -743,13 +745,13 @@ async def _summary(
         prompt = turns_of(env).summary_prompt(env, first, steps, at + 1)
         if steps[at].summary_of is not None or not summaries.room(prompt):
             continue
-        asked = bounds.within(replace(request, messages=prompt, sampling=sampling), first, steps)
+        summary_request = bounds.within(replace(request, messages=prompt, sampling=sampling), first, steps)
         try:
-            (generation,) = await draw(bounds.sampling(sample), asked, timer)
+            (generation,) = await draw(bounds.sampling(sample), summary_request, timer)
         except PromptTooLong:
             continue
-        unchanged = Transition("", steps[-1].reward, False, False, {"success": steps[-1].success})
-        outcome = _outcome(generation.text, "", unchanged, generation)
+        transition = Transition("", steps[-1].reward, False, False, {"success": steps[-1].success})
+        outcome = _outcome(generation.text, "", transition, generation)
         is_empty = not (readable(generation) or "").strip()
         return Reply(
             seed=request.seed,

@@ -323,8 +323,8 @@ def conversations(env: Environment, trajectory: Trajectory) -> tuple[Part, ...]:
         return kind.parts(first, steps)
     parts = []
     for positions in _divided(steps):
-        read = steps[: positions[-1] + 1] if positions else ()
-        messages = kind.sample(env, first, read, [at in positions for at in range(len(read))])
+        prefix = steps[: positions[-1] + 1] if positions else ()
+        messages = kind.sample(env, first, prefix, [at in positions for at in range(len(prefix))])
         parts.append(Part(positions, messages))
     return tuple(parts)
 
@@ -333,14 +333,14 @@ def _divided(steps: Sequence[Step]) -> list[tuple[int, ...]]:
     """Return the steps of each conversation of an episode in turns: a summary ends the one that it
     was drawn from, and is one of its own if that had gone on by then.
     """
-    divided: list[tuple[int, ...]] = []
+    parts: list[tuple[int, ...]] = []
     start = 0
     for at in summaries_in(steps):
         acts = tuple(range(start, at))
-        divided += [(*acts, at)] if steps[at].summary_of == at else [acts, (at,)]
+        parts += [(*acts, at)] if steps[at].summary_of == at else [acts, (at,)]
         start = at + 1
-    divided.append(tuple(range(start, len(steps))))
-    return [positions for positions in divided if positions] or [()]
+    parts.append(tuple(range(start, len(steps))))
+    return [positions for positions in parts if positions] or [()]
 
 
 # A continuation may be sampled with a diagnosis of an earlier try, and is trained without it: the
@@ -500,14 +500,14 @@ TokensOf = Callable[[tuple[Message, ...]], int]
 """Returns the number of tokens of a prompt."""
 
 
-def windowed(messages: tuple[Message, ...], dropped: int) -> tuple[Message, ...]:
-    """Return a conversation without its `dropped` oldest exchanges, of which a prompt has at most
-    `droppable`.
+def windowed(messages: tuple[Message, ...], num_dropped: int) -> tuple[Message, ...]:
+    """Return a conversation without its `num_dropped` oldest exchanges, of which a prompt has at
+    most `droppable`.
     """
-    if not dropped:
+    if not num_dropped:
         return messages
     first, *later = reply_positions(messages)
-    return messages[: first + 1] + messages[later[dropped - 1] + 1 :]
+    return messages[: first + 1] + messages[later[num_dropped - 1] + 1 :]
 
 
 def droppable(messages: tuple[Message, ...]) -> int:
@@ -531,10 +531,10 @@ def fewest_dropped(messages: tuple[Message, ...], fits: Fits, *, least: int = 0)
     The number is `droppable` if not even that is enough.
     """
     maximum = droppable(messages)
-    dropped = min(least, maximum)
-    while dropped < maximum and not fits(windowed(messages, dropped)):
-        dropped += 1
-    return dropped
+    num_dropped = min(least, maximum)
+    while num_dropped < maximum and not fits(windowed(messages, num_dropped)):
+        num_dropped += 1
+    return num_dropped
 
 
 def of_another_run(steps: Iterable[Step]) -> tuple[Step, ...]:
@@ -781,10 +781,10 @@ def readable_turns(observation: str) -> tuple[str, ...]:
     with suppress(ValueError, RecursionError, TypeError, KeyError):
         for turn in json.loads(observation):
             if turn["role"] == ANEW:
-                shared = (
+                overlap = (
                     f" with the first {turn['turns']} turns of that of reply {turn['after']}" if "turns" in turn else ""
                 )
-                texts.append(f"Another conversation{shared}.")
+                texts.append(f"Another conversation{overlap}.")
             elif "step" in turn:
                 texts.append(f"assistant: reply {turn['step']}, as it was sampled")
             else:

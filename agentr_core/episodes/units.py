@@ -95,13 +95,13 @@ async def run_all(
         raise ValueError(f"two units have the same key {next(k for k in keys if keys.count(k) > 1)!r}")
     if concurrency < 1:
         raise ValueError(f"concurrency must be at least 1, not {concurrency}")
-    allowed = allowed_losses(errors, total or len(units))
+    max_lost = allowed_losses(errors, total or len(units))
     results: dict[str, R] = {}
-    failed: list[str] = []
+    failures: list[str] = []
 
     def report(error: UnitError) -> None:
-        num_lost = len(failed) + error.final
-        on_error(replace(error, spent=num_lost / allowed) if error.final and num_lost <= allowed else error)
+        num_lost = len(failures) + error.final
+        on_error(replace(error, spent=num_lost / max_lost) if error.final and num_lost <= max_lost else error)
 
     async def finish(name: str, unit: U) -> None:
         try:
@@ -109,11 +109,11 @@ async def run_all(
         except UserError:
             raise
         except Exception as error:
-            failed.append(name)
-            if len(failed) > allowed:
+            failures.append(name)
+            if len(failures) > max_lost:
                 raise ErrorBudgetSpent(
-                    f"{len(failed)} failed, and of {total or len(units)} only {allowed} may; the last one is {name}: "
-                    f"{type(error).__name__}: {error}; fix the cause, or raise errors.budget ({errors.budget})"
+                    f"{len(failures)} failed, and of {total or len(units)} only {max_lost} may; the last one is "
+                    f"{name}: {type(error).__name__}: {error}; fix the cause, or raise errors.budget ({errors.budget})"
                 ) from error
             return
         results[name] = result

@@ -106,8 +106,8 @@ class Player:
     async def result(self, plan: EpisodePlan) -> EpisodeResult:
         """Return a plan's episode with its grade."""
         async with self.environments.lend(plan.instance) as env:
-            played = self.ungraded.get(plan.key)
-            if played is None:
+            result = self.ungraded.get(plan.key)
+            if result is None:
                 replies: list[Reply] = []
                 timer = EpisodeTimer()
                 trajectory = await episode(
@@ -128,7 +128,7 @@ class Player:
                     limits=self.limits,
                     tokens_of=self.tokens_of,
                 )
-                played = self.ungraded[plan.key] = EpisodeResult(
+                result = self.ungraded[plan.key] = EpisodeResult(
                     plan=plan,
                     trajectory=trajectory,
                     replies=tuple(replies),
@@ -137,9 +137,9 @@ class Player:
                     environment_seconds=timer.environment_seconds,
                     sampling_seconds=timer.sampling_seconds,
                 )
-            trajectory, grading = await graded(env, played.trajectory, self.helper, seed=plan.seed)
+            trajectory, grading = await graded(env, result.trajectory, self.helper, seed=plan.seed)
         del self.ungraded[plan.key]
-        return replace(played, trajectory=trajectory, grading=grading)
+        return replace(result, trajectory=trajectory, grading=grading)
 
 
 async def play_all(
@@ -181,9 +181,9 @@ async def play_all(
         )
     finally:
         # Played episodes are kept even if the grader failed for good or the stage was stopped.
-        for played in player.ungraded.values():
+        for result in player.ungraded.values():
             if on_ungraded is not None:
-                on_ungraded(played)
+                on_ungraded(result)
 
 
 def count_invalid(replies: Sequence[Reply]) -> int | None:

@@ -70,24 +70,24 @@ def failure_steps(steps: Sequence[StepLike], stop: str) -> list[FailureStep]:
         step = steps[position]
         return FailureStep(kind, position, words, [step.action or step.reply], step.observation)
 
-    refused = next((position for position, step in enumerate(steps) if step.valid is False), None)
+    first_refusal = next((position for position, step in enumerate(steps) if step.valid is False), None)
     loops = list(all_loops([step.action for step in steps]))
     last = len(steps) - 1
-    wrong = [] if refused is None else [at("refused", refused, "is the first that was refused")]
-    shown = loops[:1]
+    wrong = [] if first_refusal is None else [at("refused", first_refusal, "is the first that was refused")]
+    shown_loops = loops[:1]
     # A first loop may be of use, such as one that gathers what the goal needs.
     if loops and (longest := max(loops, key=lambda loop: loop.stop - loop.start)) != loops[0]:
-        shown.append(longest)
-    for loop in shown:
+        shown_loops.append(longest)
+    for loop in shown_loops:
         name = "a loop" if loop is loops[0] else "the longest loop"
         words = f"begins {name}, {loop.times} times in a row up to step {loop.stop - 1}"
-        repeated = [step.action or step.reply for step in steps[loop.start : loop.start + loop.length]]
-        wrong.append(FailureStep("loop", loop.start, words, repeated, ""))
+        actions = [step.action or step.reply for step in steps[loop.start : loop.start + loop.length]]
+        wrong.append(FailureStep("loop", loop.start, words, actions, ""))
     if stop in _LOSSES:
         wrong.append(at("lost", last, "lost the episode"))
     # Sorted stably: a step that was refused and begins a loop was refused first.
-    ended = at("ended", last, f"is the last, ended by {stop.replace('_', ' ')}")
-    return sorted(wrong, key=lambda failure: failure.step) or [ended]
+    last_step = at("ended", last, f"is the last, ended by {stop.replace('_', ' ')}")
+    return sorted(wrong, key=lambda failure: failure.step) or [last_step]
 
 
 def _excerpt(text: str) -> str:

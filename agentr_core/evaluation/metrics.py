@@ -297,7 +297,7 @@ class PassRates:
         return lambda wins, losses: math.exp(_log_beta(alpha + wins, beta + losses) - log_norm)
 
     def total(
-        self, instances: int, expected: Callable[[InstanceResults, Run], float], *, per_instance: float = math.inf
+        self, instances: int, expectation: Callable[[InstanceResults, Run], float], *, per_instance: float = math.inf
     ) -> Estimate:
         """Return the expected sum over `instances` instances, of which the tried ones are a sample,
         with the 95% interval that reflects which instances were tried; if all their episodes ended
@@ -305,7 +305,7 @@ class PassRates:
 
         `n` is the number of tried instances; `per_instance` is the most that an instance can give.
         """
-        values = [expected(result, self.run(result)) for result in self.tried]
+        values = [expectation(result, self.run(result)) for result in self.tried]
         mean = clustered_mean(values, [result.origin for result in self.tried])
         low, high = mean.low, mean.high
         rate = sum(result.wins for result in self.tried) / sum(result.episodes for result in self.tried)
@@ -314,36 +314,36 @@ class PassRates:
             rates = _wilson(rate, len({result.origin for result in self.tried}))
             for end in (rates.low, rates.high):
 
-                def run(won: int, lost: int, end: float = end) -> float:
-                    return math.pow(end, won) * math.pow(1 - end, lost)
+                def run(wins: int, losses: int, end: float = end) -> float:
+                    return math.pow(end, wins) * math.pow(1 - end, losses)
 
-                value = fmean(expected(result, run) for result in self.tried)
+                value = fmean(expectation(result, run) for result in self.tried)
                 # Of a single instance the interval is unknown, and comparisons with NaN are false.
                 low, high = min(value, mean.mean, low), max(value, mean.mean, high)
         low, high = low * instances, high * instances
         return within(Estimate(mean=mean.mean * instances, low=low, high=high, n=mean.n), 0.0, per_instance * instances)
 
 
-def pass_rates(tried: Sequence[InstanceResults]) -> PassRates:
+def pass_rates(results: Sequence[InstanceResults]) -> PassRates:
     """Return the pass rates of instances of which some were tried, each at least twice.
 
     The Beta distribution has the observed mean rate, and the observed correlation between two
     episodes of one instance: (E[p^2] - E[p]^2) / (E[p] - E[p]^2), with unbiased estimates of both
     expectations. Raises `ValueError` if no instance was tried, or one only once.
     """
-    if not tried or min(result.episodes for result in tried) < 2:
+    if not results or min(result.episodes for result in results) < 2:
         raise ValueError("pass rates need at least one instance, and two episodes of each")
-    once = sum(result.wins / result.episodes for result in tried) / len(tried)
-    twice = sum(result.wins * (result.wins - 1) / (result.episodes * (result.episodes - 1)) for result in tried) / len(
-        tried
-    )
+    once = sum(result.wins / result.episodes for result in results) / len(results)
+    twice = sum(
+        result.wins * (result.wins - 1) / (result.episodes * (result.episodes - 1)) for result in results
+    ) / len(results)
     # Even if all episodes were won, or none, one more might have ended differently.
-    unseen = 1 / (2 * sum(result.episodes for result in tried))
-    mean = min(max(once, unseen), 1 - unseen)
+    margin = 1 / (2 * sum(result.episodes for result in results))
+    mean = min(max(once, margin), 1 - margin)
     spread = (twice - once**2) / (mean - mean**2)
     similarity = min(max(spread, _SIMILARITY[0]), _SIMILARITY[1])
     weight = 1 / similarity - 1
-    return PassRates(tried=tuple(tried), alpha=mean * weight, beta=(1 - mean) * weight)
+    return PassRates(tried=tuple(results), alpha=mean * weight, beta=(1 - mean) * weight)
 
 
 def mixed(run: Run, episodes: int) -> float:

@@ -25,12 +25,12 @@ Logprobs = Sequence[Sequence[float] | None]
 def write_atif(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
     """Write a file for each sample, and for each side of a pair, named after its id."""
     (folder / _FOLDER).mkdir()
-    written = {row.id: trajectory(row.id, row.sample, row.origin, row.logprobs) for row in training_set.samples}
+    trajectories = {row.id: trajectory(row.id, row.sample, row.origin, row.logprobs) for row in training_set.samples}
     for pair in training_set.pairs:
         for side, sample in (("chosen", pair.preference.chosen), ("rejected", pair.preference.rejected)):
             key = f"{pair.id}-{side}"
-            written[key] = trajectory(key, sample, {**pair.origin, "side": side})
-    for key, record in written.items():
+            trajectories[key] = trajectory(key, sample, {**pair.origin, "side": side})
+    for key, record in trajectories.items():
         text = json.dumps(record, ensure_ascii=False, indent=1)
         (folder / _FOLDER / f"{key}.json").write_text(f"{text}\n", encoding="utf-8")
     return {"default": f"{_FOLDER}/*.json"}

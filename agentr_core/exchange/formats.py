@@ -216,7 +216,7 @@ def write_alpaca(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
             "input": "",
             "output": exchanges[place][1].text,
             "system": system,
-            "history": [[asked.text, said.text] for asked, said in exchanges[:place]],
+            "history": [[prompt.text, reply.text] for prompt, reply in exchanges[:place]],
             "id": row.id,
             "kind": str(row.sample.kind),
             **row.origin,
@@ -236,11 +236,11 @@ def write_xtuner(training_set: TrainingSet, folder: Path) -> Mapping[str, str]:
             "conversation": [
                 {
                     "system": "" if place else system,
-                    "input": asked.text,
-                    "output": said.text,
-                    "output_with_loss": said.train,
+                    "input": prompt.text,
+                    "output": reply.text,
+                    "output_with_loss": reply.train,
                 }
-                for place, (asked, said) in enumerate(exchanges)
+                for place, (prompt, reply) in enumerate(exchanges)
             ],
             "id": row.id,
             "kind": str(row.sample.kind),
@@ -506,20 +506,20 @@ def card(
     files: Mapping[str, str],
     *,
     types: Sequence[Mapping[str, Any]],
-    told: str,
+    contents: str,
     read_with: str,
-    unmasked: str,
+    mask_gap: str,
     notes: Sequence[str],
 ) -> str:
     """Return the card of an export.
 
     Args:
-        told: how many rows there are, and of what.
+        contents: how many rows there are, and of what.
         files: the paths in its folder by the name of the set that a reader asks for; the first is
             the default.
         types: `dataset_info` of those of these sets that have no types of their own.
         read_with: how the files are read.
-        unmasked: what the files leave out about the loss mask; empty if nothing.
+        mask_gap: what the files leave out about the loss mask; empty if nothing.
         notes: what else a reader has to know.
     """
     configs = [
@@ -537,8 +537,8 @@ def card(
     lines = [
         f"---\n{yaml.safe_dump(head, sort_keys=False, width=_WIDTH)}---",
         f"# {training_set.name}",
-        f"{told}, exported by agentr. {read_with}",
-        *([f"**Without the loss mask**: {unmasked}."] if unmasked else []),
+        f"{contents}, exported by agentr. {read_with}",
+        *([f"**Without the loss mask**: {mask_gap}."] if mask_gap else []),
         *(f"**Note**: {note}." for note in notes),
         *([_TYPED] if types else []),
         *(f"## {heading}\n\n{text}" for heading, text in training_set.about.items() if text),
@@ -584,27 +584,27 @@ def export(training_set: TrainingSet, folder: Path, name: str, *, without_mask: 
             the set or its loss mask.
         DiskError: the folder cannot be written; nothing is left of it.
     """
-    chosen = FORMATS.get(name)
-    if chosen is None:
+    export_format = FORMATS.get(name)
+    if export_format is None:
         raise ConfigError(f"there is no export format {name!r}; choose one of {', '.join(FORMATS)}")
-    if reason := chosen.impossible(training_set):
+    if reason := export_format.impossible(training_set):
         raise ConfigError(f"{training_set.name} cannot be written as {name}: {reason}")
-    unmasked = chosen.unmasked(training_set)
-    if unmasked and not without_mask:
+    mask_gap = export_format.unmasked(training_set)
+    if mask_gap and not without_mask:
         raise ConfigError(
-            f"{name} cannot say which turns of {training_set.name} carry loss: {unmasked}; choose another format, or "
+            f"{name} cannot say which turns of {training_set.name} carry loss: {mask_gap}; choose another format, or "
             "give --without-mask to write it all the same"
         )
     with new_folder(folder) as draft:
-        files = chosen.write(training_set, draft)
+        files = export_format.write(training_set, draft)
         text = card(
             training_set,
             files,
             types=column_types(draft, files),
-            told=chosen.told(training_set),
-            read_with=chosen.read_with,
-            unmasked=unmasked,
-            notes=chosen.notes_on(training_set),
+            contents=export_format.told(training_set),
+            read_with=export_format.read_with,
+            mask_gap=mask_gap,
+            notes=export_format.notes_on(training_set),
         )
         (draft / "README.md").write_text(text, encoding="utf-8")
     return tuple(sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()))

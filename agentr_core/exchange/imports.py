@@ -80,10 +80,10 @@ def read_demonstrations(
     """
     by_instance: dict[str, tuple[Demonstration, ...]] = {}
     for number, record in records(path, setting=setting):
-        parsed = demonstration(record, f"{path}:{number}", world=world, split=split, opening=opening)
-        previous = by_instance.get(parsed.instance.key, ())
-        check_other(parsed, previous)
-        by_instance[parsed.instance.key] = (*previous, parsed)
+        demo = demonstration(record, f"{path}:{number}", world=world, split=split, opening=opening)
+        previous = by_instance.get(demo.instance.key, ())
+        check_other(demo, previous)
+        by_instance[demo.instance.key] = (*previous, demo)
     return by_instance
 
 
@@ -281,14 +281,14 @@ def import_experts(path: Path, target: Target, *, opening: int) -> ImportResult:
     by_instance: dict[str, list[Demonstration]] = {}
 
     def read(record: dict[str, Any], where: str, line: int) -> dict[str, Any]:
-        parsed = demonstration(record, where, world=target.world, split=target.split, opening=opening)
-        _check_known(parsed.instance, target, where)
-        previous = by_instance.setdefault(parsed.instance.key, [])
-        check_other(parsed, previous)
-        previous.append(parsed)
+        demo = demonstration(record, where, world=target.world, split=target.split, opening=opening)
+        _check_known(demo.instance, target, where)
+        previous = by_instance.setdefault(demo.instance.key, [])
+        check_other(demo, previous)
+        previous.append(demo)
         return {
-            "id": parsed.instance.key,
-            "reward": parsed.reward,
+            "id": demo.instance.key,
+            "reward": demo.reward,
             **_record_of(conversation(record, where), "messages"),
         }
 
@@ -353,17 +353,17 @@ def read_tools(path: Path) -> list[Any]:
 def _imported(path: Path, read: Callable[[dict[str, Any], str, int], dict[str, Any]], use: Use) -> ImportResult:
     lines: list[str] = []
     faults: list[str] = []
-    unread: Counter[str] = Counter()
+    unread_fields: Counter[str] = Counter()
     for file in _files(path):
         for number, record in entries(file, setting="SOURCE"):
             try:
                 if isinstance(record, DataFileError):
                     raise record
                 lines.append(json.dumps(read(record, f"{file}:{number}", number), ensure_ascii=False))
-                unread.update(left_out(record, use))
+                unread_fields.update(left_out(record, use))
             except DataFileError as error:
                 faults.append(str(error))
-    return ImportResult(lines=tuple(lines), faults=tuple(faults), left_out=unread)
+    return ImportResult(lines=tuple(lines), faults=tuple(faults), left_out=unread_fields)
 
 
 def _files(path: Path) -> list[Path]:

@@ -203,11 +203,11 @@ def _output(episode: LoggedEpisode, model: str) -> dict[str, Any]:
 
 
 def _usage(episodes: Iterable[LoggedEpisode]) -> dict[str, int]:
-    read, wrote = 0, 0
+    input_tokens, output_tokens = 0, 0
     for episode in episodes:
-        read += episode.prompt_tokens or 0
-        wrote += episode.completion_tokens or 0
-    return {"input_tokens": read, "output_tokens": wrote, "total_tokens": read + wrote}
+        input_tokens += episode.prompt_tokens or 0
+        output_tokens += episode.completion_tokens or 0
+    return {"input_tokens": input_tokens, "output_tokens": output_tokens, "total_tokens": input_tokens + output_tokens}
 
 
 def _has_tools(episode: LoggedEpisode) -> bool:

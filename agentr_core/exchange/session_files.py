@@ -80,9 +80,9 @@ def _turns(sample: Sample) -> Iterator[Turn]:
     calls: list[Call] = []
     for position, message in enumerate(_without_context(sample)):
         if message.role == "assistant":
-            read = _calls(sample, message)
-            calls = [Call(f"call_{position}_{place}", *call) for place, (_, call) in enumerate(read)]
-            yield Turn("assistant", read[0][0] if read else message.text, tuple(calls))
+            reply_calls = _calls(sample, message)
+            calls = [Call(f"call_{position}_{place}", *call) for place, (_, call) in enumerate(reply_calls)]
+            yield Turn("assistant", reply_calls[0][0] if reply_calls else message.text, tuple(calls))
         elif message.role == "tool":
             yield Turn("tool", message.text, answers=calls.pop(0))
         else:
@@ -140,10 +140,10 @@ def without_flags(training_set: TrainingSet) -> str:
 def respelt_calls(training_set: TrainingSet) -> str:
     """Return of how many replies the spelling of their calls is left out; empty if of none."""
     count = sum(
-        written_calls(read[0][0], [call for _, call in read]) != message.text
+        written_calls(reply_calls[0][0], [call for _, call in reply_calls]) != message.text
         for row in training_set.samples
         for message in row.sample.messages
-        if message.role == "assistant" and (read := _calls(row.sample, message))
+        if message.role == "assistant" and (reply_calls := _calls(row.sample, message))
     )
     return f"left out is how {count} replies spell their calls, of which names and arguments are there" if count else ""
 
@@ -241,7 +241,7 @@ def _claude_rows(session: Session) -> Iterator[Line]:
                 content = [{"type": "tool_result", "tool_use_id": turn.answers.id, "content": turn.text}]
             yield {"type": "user", "message": {"role": "user", "content": content}}
             continue
-        uses = [{"type": "tool_use", "id": id, "name": name, "input": given} for id, name, given in turn.calls]
+        uses = [{"type": "tool_use", "id": id, "name": name, "input": arguments} for id, name, arguments in turn.calls]
         for block in [*(_texts(turn.text) if turn.text or not uses else ()), *uses]:
             message = {
                 "id": f"msg_{uuid5(session.id, f'reply {number}').hex}",
@@ -312,11 +312,11 @@ def pi_lines(session: Session) -> Iterator[Line]:
 
 def _pi_message(turn: Turn) -> Line:
     if turn.answers is not None:
-        answered = {"toolCallId": turn.answers.id, "toolName": turn.answers.name, "isError": False}
-        return {"role": "toolResult", **answered, "content": _texts(turn.text)}
+        call_fields = {"toolCallId": turn.answers.id, "toolName": turn.answers.name, "isError": False}
+        return {"role": "toolResult", **call_fields, "content": _texts(turn.text)}
     if turn.role == "user":
         return {"role": "user", "content": _texts(turn.text)}
-    calls = [{"type": "toolCall", "id": id, "name": name, "arguments": given} for id, name, given in turn.calls]
+    calls = [{"type": "toolCall", "id": id, "name": name, "arguments": arguments} for id, name, arguments in turn.calls]
     counts = ("input", "output", "cacheRead", "cacheWrite")
     return {
         "role": "assistant",

@@ -129,11 +129,11 @@ def _llamafactory(sample: Sample) -> Iterator[dict[str, Any]]:
     system = sample.messages[0].text if has_system else ""
     messages = sample.messages[1:] if has_system else sample.messages
     for position, message in enumerate(messages):
-        expected = ("user", "assistant")[position % 2]
-        if message.role != expected:
+        expected_role = ("user", "assistant")[position % 2]
+        if message.role != expected_role:
             raise DataFault(
                 f"sample {sample_id(sample)}: turn {position} is the {message.role}'s where LLaMA-Factory wants the "
-                f"{expected}'s; export it as trl or sharegpt"
+                f"{expected_role}'s; export it as trl or sharegpt"
             )
     for position, message in enumerate(messages):
         if message.spans:

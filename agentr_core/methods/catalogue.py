@@ -78,16 +78,16 @@ def sampled_groups(recipe: Recipe, test: int) -> dict[str, Demand]:
     number = grpo.steps * grpo.groups * (1 + grpo.resample) * grpo.num_generations
     most = recipe.longest_reply(grpo.max_new_tokens)
     groups = Demand.episodes(number, steps=grpo.max_steps, most=most, limits=grpo.limits)
-    asked = {"groups": groups}
+    demands = {"groups": groups}
     if grpo.revision_cut == "verdict":
-        revisited = grpo.steps * (1 + grpo.resample) * round(grpo.revision_share * grpo.groups)
-        judged = revisited * grpo.max_steps * recipe.critique.votes
-        asked["cut"] = Demand.questions("judge", judged, recipe.critique.max_new_tokens)
+        revisions = grpo.steps * (1 + grpo.resample) * round(grpo.revision_share * grpo.groups)
+        verdicts = revisions * grpo.max_steps * recipe.critique.votes
+        demands["cut"] = Demand.questions("judge", verdicts, recipe.critique.max_new_tokens)
     if not grpo.eval_steps:
-        return asked
+        return demands
     plays = test * (grpo.steps // grpo.eval_steps)
     most, limits = recipe.longest_reply(evaluation.max_new_tokens), evaluation.limits
-    return asked | {"validate": Demand.episodes(plays, steps=evaluation.max_steps, most=most, limits=limits)}
+    return demands | {"validate": Demand.episodes(plays, steps=evaluation.max_steps, most=most, limits=limits)}
 
 
 def acting_in_groups(recipe: Recipe) -> Acting:
@@ -244,8 +244,8 @@ def of_unread(recipe: Recipe) -> list[str]:
     """Return a line about the settings of the recipe's supervised training that its iterations `rl`
     do without, if there are any.
     """
-    unread = unread_online(recipe.training)
-    return [f"an iteration rl does not read {', '.join(unread)}"] if unread else []
+    settings = unread_online(recipe.training)
+    return [f"an iteration rl does not read {', '.join(settings)}"] if settings else []
 
 
 COLLECT = Stage(

@@ -188,9 +188,9 @@ class Batcher:
                     "for each"
                 )
             answers = [self._checked(waiting, generations) for waiting, generations in zip(batch, replies, strict=True)]
-            answered = [answer for answer in answers if isinstance(answer, list)]
-            fill = sum(map(len, answered)) / self._max_batch
-            self._stats = self._stats.with_batch(answered, fill=fill, seconds=time.perf_counter() - start)
+            successes = [answer for answer in answers if isinstance(answer, list)]
+            fill = sum(map(len, successes)) / self._max_batch
+            self._stats = self._stats.with_batch(successes, fill=fill, seconds=time.perf_counter() - start)
         except Exception as error:
             self._stats = replace(self._stats, failures=self._stats.failures + 1)
             # A transient error is the backend's fault, not one request's.

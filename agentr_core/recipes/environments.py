@@ -192,12 +192,12 @@ class InstancesConfig:
 
     def of(self, iteration: int) -> InstancesConfig:
         """Return the section as it is in an iteration, counted from 1."""
-        changed = dataclasses.replace(self, from_iteration={})
+        config = dataclasses.replace(self, from_iteration={})
         for first, change in sorted(self.from_iteration.items()):
             if first <= iteration:
                 changes = {name: value for name, value in vars(change).items() if value is not None}
-                changed = dataclasses.replace(changed, **changes)
-        return changed
+                config = dataclasses.replace(config, **changes)
+        return config
 
     def stretches(self, iterations: int) -> list[int]:
         """Return the iterations in which the section differs from the one before, and the first."""

@@ -43,8 +43,8 @@ T = TypeVar("T")
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def record(section: type[T]) -> type[T]:
     """Return a class as a section: a frozen dataclass that refuses unknown fields."""
-    decorated = dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))(section)
-    return cast("type[T]", decorated)
+    record_class = dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))(section)
+    return cast("type[T]", record_class)
 
 
 def in_iteration(values: Sequence[T], iteration: int) -> T:

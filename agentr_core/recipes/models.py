@@ -336,8 +336,8 @@ class ModelConfig:
             faults.append(f"{section}.from_run: checkpoints of runs are not served by others; leave it out")
         if self.path:
             faults.append(f"{section}.path: a served model has none; {section}.server.tokenizer is for counting tokens")
-        reserved = _SET_BY_US | {self.server.max_tokens_field} | {*self.server.sampling_fields}
-        if conflicts := sorted(reserved & self.server.extra_body.keys()):
+        reserved_fields = _SET_BY_US | {self.server.max_tokens_field} | {*self.server.sampling_fields}
+        if conflicts := sorted(reserved_fields & self.server.extra_body.keys()):
             faults.append(f"{section}.server.extra_body: {', '.join(conflicts)} is set by other fields of the recipe")
         if self.server.base_url and (wrong := url_fault(self.server.base_url)):
             faults.append(f"{section}.server.base_url: {wrong}")

@@ -179,23 +179,23 @@ def _unfit(value: Any) -> str | None:
     return f"a {type(value).__name__} is no value of a recipe; put it in quotes to give a text"
 
 
-def faults_of_kind(raw: Any, parsed: Any, path: str = "") -> list[str]:
-    """Return one phrase for each value of `raw` that was parsed as another kind, in `parsed`.
+def faults_of_kind(raw: Any, result: Any, path: str = "") -> list[str]:
+    """Return one phrase for each value of `raw` that was parsed as another kind, in `result`.
 
     Booleans are not numbers, numbers are not booleans, and whole numbers fit into 64 bits.
     """
-    if isinstance(raw, Mapping) and isinstance(parsed, Mapping):
-        parsed_by_name = {str(key): value for key, value in parsed.items()}
+    if isinstance(raw, Mapping) and isinstance(result, Mapping):
+        parsed_by_name = {str(key): value for key, value in result.items()}
         pairs = [
             (str(key), value, parsed_by_name[str(key)]) for key, value in raw.items() if str(key) in parsed_by_name
         ]
-    elif _is_list(raw) and _is_list(parsed) and len(raw) == len(parsed):
-        pairs = [(str(number), *values) for number, values in enumerate(zip(raw, parsed, strict=True))]
+    elif _is_list(raw) and _is_list(result) and len(raw) == len(result):
+        pairs = [(str(number), *values) for number, values in enumerate(zip(raw, result, strict=True))]
     else:
         fault = ""
-        if isinstance(raw, bool) and _is_number(parsed):
+        if isinstance(raw, bool) and _is_number(result):
             fault = f"give a number, not {str(raw).lower()}"
-        elif _is_number(raw) and isinstance(parsed, bool):
+        elif _is_number(raw) and isinstance(result, bool):
             fault = f"give true or false, not {raw}"
         elif isinstance(raw, int) and abs(raw) > LARGEST:
             fault = f"give a number of at most {LARGEST}, which fits into 64 bits"
@@ -288,11 +288,11 @@ def load(path: Path, overrides: Sequence[str] = (), *, check: Check, workspace: 
         ConfigError: the file is missing or not YAML, or fields are unknown, ill-typed or out of
             range; the message lists every fault.
     """
-    shipped = {} if path.exists() else shipped_recipes()
+    recipes = {} if path.exists() else shipped_recipes()
     try:
-        data = read_yaml(shipped.get(str(path), path).read_text(encoding="utf-8"))
+        data = read_yaml(recipes.get(str(path), path).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        names = [sibling.name for sibling in path.parent.glob("*.y*ml")] if path.suffix else list(shipped)
+        names = [sibling.name for sibling in path.parent.glob("*.y*ml")] if path.suffix else list(recipes)
         suggestion = closest(path.name, names)
         raise ConfigError(
             f"recipe {placed(path)} does not exist{suggestion}; `agentr recipes` lists the shipped ones"
@@ -306,7 +306,7 @@ def load(path: Path, overrides: Sequence[str] = (), *, check: Check, workspace: 
     if not isinstance(data, dict):
         problem = "is empty" if data is None else "is a list" if isinstance(data, list) else "is a single value"
         raise ConfigError(f"recipe {path} {problem}; give fields, a line each, such as `name: my-recipe`")
-    if str(path) in shipped:
+    if str(path) in recipes:
 
         def located(_: tuple[str, ...], text: str) -> str:
             folder, *parts = Path(text).parts or ("",)
@@ -330,7 +330,7 @@ def parse(
     With `stored`, secrets that are written out are accepted, because earlier versions stored them
     that way.
     """
-    merged = _plain_copy(data)
+    config = _plain_copy(data)
     for override in overrides:
         key, separator, text = override.partition("=")
         if not separator or not all(key.split(".")):
@@ -341,28 +341,28 @@ def parse(
         except ConfigError as error:
             raise ConfigError(f"override {key!r}: the value is not YAML: {error}") from None
         *parents, last = key.split(".")
-        target = merged
+        target = config
         for parent in parents:
             target = target.setdefault(_known_as(parent, target), {})
             if not isinstance(target, dict):
                 raise ConfigError(f"override {override!r}: {parent} is a value, not a section")
         target[_known_as(last, target)] = value
-    if unfit := unfit_values(merged):
+    if unfit := unfit_values(config):
         raise ConfigError(visible(fault_list(unfit, source)))
-    if "environment" in merged:
-        merged["environment"] = with_examples(merged["environment"])
-    if isinstance(worlds := merged.get("environments"), dict):
-        merged["environments"] = {name: with_examples(section) for name, section in worlds.items()}
+    if "environment" in config:
+        config["environment"] = with_examples(config["environment"])
+    if isinstance(worlds := config.get("environments"), dict):
+        config["environments"] = {name: with_examples(section) for name, section in worlds.items()}
     try:
-        recipe = ADAPTER.validate_python(merged)
+        recipe = ADAPTER.validate_python(config)
     except ValidationError as error:
-        faults = [*check(merged.get("method"), None), *_sentences(error.errors())]
+        faults = [*check(config.get("method"), None), *_sentences(error.errors())]
         raise ConfigError(fault_list(faults, source)) from None
-    conflicting = [section for section in OF_ONE_WORLD if section in merged and recipe.environments]
+    conflicts = [section for section in OF_ONE_WORLD if section in config and recipe.environments]
     either = "does not go with environments, each of which has its own; leave one of them out"
     faults = [
-        *(f"{section}: {either}" for section in conflicting),
-        *faults_of_kind(merged, resolved(recipe)),
+        *(f"{section}: {either}" for section in conflicts),
+        *faults_of_kind(config, resolved(recipe)),
         *check(recipe.method, recipe),
         *([] if stored else secrets_in(recipe)),
     ]
@@ -389,15 +389,15 @@ def restored(data: dict[str, Any], *, source: str) -> Recipe:
     Raises `ConfigError` for a field that this version does not know, or whose value it refuses.
     """
     # Until 2026-11-28 a recipe had a section `base`, which no run with a store read.
-    stored = _plain_copy({name: value for name, value in data.items() if name != "base"})
-    for moved in MOVED:
-        *parents, last = moved.split(".")
-        section: Any = stored
+    config = _plain_copy({name: value for name, value in data.items() if name != "base"})
+    for old_field in MOVED:
+        *parents, last = old_field.split(".")
+        section: Any = config
         for parent in parents:
             section = section.get(parent, {})
         section.pop(last, None)
     try:
-        return ADAPTER.validate_python(stored)
+        return ADAPTER.validate_python(config)
     except ValidationError as error:
         raise ConfigError(fault_list(_sentences(error.errors()), source)) from None
 
@@ -419,8 +419,8 @@ def _sentence(errors: Sequence[Any]) -> str:
     first = errors[0]
     if first["type"] == "unexpected_keyword_argument":
         path = first["loc"]
-        if moved := MOVED.get(".".join(map(str, path))):
-            return moved
+        if advice := MOVED.get(".".join(map(str, path))):
+            return advice
         schema = _schema()
         sections = [schema]
         for part in path[:-1]:
@@ -432,13 +432,13 @@ def _sentence(errors: Sequence[Any]) -> str:
                     section.get("additionalProperties") or {},
                 ]
                 inner.append(section.get("properties", {}).get(str(part)) or of_any_name[0])
-            sections = [unfolded for node in inner for unfolded in _unfolded(node, schema["$defs"])]
+            sections = [alternative for node in inner for alternative in _unfolded(node, schema["$defs"])]
         names = [name for section in sections for name in section.get("properties", ())]
         return f"unknown field{closest(str(path[-1]), names)}"
     # What stands there may be a secret, or hold one.
     secret = "extra_body" in first["loc"] or "api_key_env" in first["loc"]
-    received = "" if secret or first["type"] == "missing" else f" (got {quoted_value(first['input'])})"
-    return f"{sentence(errors)}{received}"
+    suffix = "" if secret or first["type"] == "missing" else f" (got {quoted_value(first['input'])})"
+    return f"{sentence(errors)}{suffix}"
 
 
 @cache
@@ -447,12 +447,12 @@ def _schema() -> dict[str, Any]:
     return ADAPTER.json_schema()
 
 
-def _unfolded(node: dict[str, Any], shared: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _unfolded(node: dict[str, Any], definitions: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the schemas that a node of a JSON schema stands for: itself, or what it refers to."""
     if "$ref" in node:
-        node = shared[node["$ref"].rpartition("/")[2]]
+        node = definitions[node["$ref"].rpartition("/")[2]]
     for alternative in node.get("anyOf", ()):
-        yield from _unfolded(alternative, shared)
+        yield from _unfolded(alternative, definitions)
     if "anyOf" not in node:
         yield node
 

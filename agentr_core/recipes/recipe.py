@@ -458,11 +458,13 @@ def faults_of_sections(recipe: Recipe) -> list[str]:
     for world in recipe.worlds().values():
         instances = world.instances
         # In any iteration, also in those by which a run may be continued.
-        trained = {split for first in (1, *instances.from_iteration) for split in instances.of(first).training_splits}
+        training_splits = {
+            split for first in (1, *instances.from_iteration) for split in instances.of(first).training_splits
+        }
         faults += [
             f"evaluation.sets.{name}.split: {evaluation_set.split!r} is the split that is trained on"
             for name, evaluation_set in world.evaluation.sets.items()
-            if evaluation_set.split in trained
+            if evaluation_set.split in training_splits
         ]
     if recipe.scale.runner == "local" and (recipe.scale.address or recipe.scale.workers):
         faults.append("scale.runner: address and workers belong to a cluster; name dask or ray")
@@ -497,8 +499,8 @@ def faults_of_teacher(recipe: Recipe, *, collects: bool, online: bool) -> list[s
     """
     goes_on = recipe.splice.continuation.by == "teacher"
     if recipe.models.teacher is None:
-        unnamed = {"teacher_iterations": recipe.teacher_iterations > 0, "splice.continuation.by": goes_on}
-        return [f"{field}: name models.teacher, or leave it out" for field, is_set in unnamed.items() if is_set]
+        settings = {"teacher_iterations": recipe.teacher_iterations > 0, "splice.continuation.by": goes_on}
+        return [f"{field}: name models.teacher, or leave it out" for field, is_set in settings.items() if is_set]
     if goes_on and recipe.teacher_iterations:
         return [
             "teacher_iterations: says for how long the teacher collects, and with splice.continuation.by: teacher it "
@@ -577,11 +579,11 @@ def unread_sections(recipe: Recipe, method: str, sections: Collection[str]) -> l
         for section in OPTIONAL
         if section not in sections and getattr(recipe, section) != getattr(plain, section)
     ]
-    untouched = WorldConfig()
+    defaults = WorldConfig()
     unread += [
         f"environments.{name}.{field}"
         for name, world in recipe.environments.items()
         for field, section in (("search", "search"), ("explore", "eto"))
-        if section not in sections and getattr(world, field) != getattr(untouched, field)
+        if section not in sections and getattr(world, field) != getattr(defaults, field)
     ]
     return [f"{section}: belongs to another method than {method}; leave it out" for section in unread]

@@ -156,8 +156,8 @@ class TrainingConfig:
         """
         if self.launch is None:
             return self
-        unplaced = dataclasses.replace(self.launch, main_process_ip="", main_process_port=0)
-        return dataclasses.replace(self, launch=unplaced)
+        launch = dataclasses.replace(self.launch, main_process_ip="", main_process_port=0)
+        return dataclasses.replace(self, launch=launch)
 
     def faults(self) -> list[str]:
         """Return what is wrong with the section `training` of a recipe, one sentence each."""

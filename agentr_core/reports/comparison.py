@@ -173,13 +173,15 @@ def sections(report: ComparisonReport) -> tuple[Section, ...]:
     budget, the runs, the recipe.
     """
     seeds = WHOLE_SEEDS_NOTE if report.of_runs else SEEDS_NOTE
-    paired = Section("differences", "Differences", (paired_differences(report.differences),), DIFFERENCES_NOTE)
+    difference_section = Section(
+        "differences", "Differences", (paired_differences(report.differences),), DIFFERENCES_NOTE
+    )
     if report.of_runs:
-        spent, note = "What each arm sampled and trained", WHOLE_NOTE
+        budget_title, note = "What each arm sampled and trained", WHOLE_NOTE
     elif report.max_seconds:
-        spent, note = f"Budget: {wording.duration(report.max_seconds)} of training", TIME_NOTE
+        budget_title, note = f"Budget: {wording.duration(report.max_seconds)} of training", TIME_NOTE
     else:
-        spent, note = f"Budget: {wording.count(report.max_tokens)} trained tokens", TOKENS_NOTE
+        budget_title, note = f"Budget: {wording.count(report.max_tokens)} trained tokens", TOKENS_NOTE
     lacking = [
         f"{arm.name} with seed {seed}"
         for arm in report.arms
@@ -192,8 +194,8 @@ def sections(report: ComparisonReport) -> tuple[Section, ...]:
     )
     return (
         Section("scores", "Scores by arm", (scores(report),), SCORE_NOTE.format(seeds=seeds)),
-        *([paired] if report.differences else []),
-        Section("budget", spent, (budget(report),), note),
+        *([difference_section] if report.differences else []),
+        Section("budget", budget_title, (budget(report),), note),
         Section(
             "runs",
             "Runs",
@@ -221,7 +223,7 @@ def scores(report: ComparisonReport) -> Table:
         Column("Seeds"),
     )
     base_metrics = report.base_metrics
-    measured = [
+    base_cells = [
         wording.measure_value(name, base_metrics[name]) if name in base_metrics else "" for name in report.metrics
     ]
     rows = []
@@ -237,9 +239,9 @@ def scores(report: ComparisonReport) -> Table:
             wording.decimal(score.steps_to_success, 1),
             wording.percent(score.revision.value if score.revision else None),
         )
-        rows.append(Row((*cells, *measured, "")))
+        rows.append(Row((*cells, *base_cells, "")))
     for arm in report.arms:
-        count, planned = len(arm.runs), len(report.seeds)
+        count, num_seeds = len(arm.runs), len(report.seeds)
         rows.append(
             Row(
                 (
@@ -251,7 +253,7 @@ def scores(report: ComparisonReport) -> Table:
                     _cell(arm.steps, partial(wording.decimal, digits=1)),
                     _cell(arm.revision, wording.percent),
                     *(_cell(arm.metrics.get(name), partial(wording.measure_value, name)) for name in report.metrics),
-                    str(count) if count == planned else f"{count} of {planned}",
+                    str(count) if count == num_seeds else f"{count} of {num_seeds}",
                 )
             )
         )

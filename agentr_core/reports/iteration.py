@@ -108,8 +108,8 @@ def scores(all_scores: Sequence[IterationScore], current: int, pending: Sequence
         )
         for score in all_scores
     )
-    evaluated = {score.iteration for score in all_scores}
-    first = {item.iteration: item for item in reversed(pending) if item.iteration not in evaluated}
+    iterations = {score.iteration for score in all_scores}
+    first = {item.iteration: item for item in reversed(pending) if item.iteration not in iterations}
     return Table(columns, (*rows, *unfinished_rows(columns, sorted(first.values(), key=lambda item: item.iteration))))
 
 
@@ -259,17 +259,17 @@ def set_by_depth(all_scores: Sequence[IterationScore], name: str, current: int) 
     """Return success on one set for each difficulty class (rows) and model (columns), and the
     current one's gain.
     """
-    played = [(score, set_score) for score in all_scores if (set_score := score.of_set(name))]
-    cells = {(score.iteration, part.depth): part for score, set_score in played for part in set_score.by_depth}
+    score_pairs = [(score, set_score) for score in all_scores if (set_score := score.of_set(name))]
+    cells = {(score.iteration, part.depth): part for score, set_score in score_pairs for part in set_score.by_depth}
     columns = (
         Column("Depth", "text"),
         Column("Episodes"),
-        *(Column(wording.model(score), "meter") for score, _ in played),
+        *(Column(wording.model(score), "meter") for score, _ in score_pairs),
         *([Column(f"{wording.iteration(current).capitalize()} against base")] if current != BASE else []),
     )
     rows = []
     for depth in sorted({depth for _, depth in cells}):
-        parts = [cells.get((score.iteration, depth)) for score, _ in played]
+        parts = [cells.get((score.iteration, depth)) for score, _ in score_pairs]
         current_part = cells.get((current, depth))
         rows.append(
             Row(
@@ -288,8 +288,8 @@ def pass_at(all_scores: Sequence[IterationScore]) -> Table:
     """Return the chance that one of k sampled episodes succeeds, for each k: of all instances and
     by difficulty.
     """
-    sampled = [(score, set_score) for score in all_scores for set_score in score.sets if set_score.pass_at]
-    depths = sorted({part.depth for _, set_score in sampled for at in set_score.pass_at for part in at.by_depth})
+    score_pairs = [(score, set_score) for score in all_scores for set_score in score.sets if set_score.pass_at]
+    depths = sorted({part.depth for _, set_score in score_pairs for at in set_score.pass_at for part in at.by_depth})
     columns = (
         Column("Model", "text"),
         Column("Set", "text"),
@@ -300,7 +300,7 @@ def pass_at(all_scores: Sequence[IterationScore]) -> Table:
         Column("Instances"),
     )
     rows = []
-    for score, set_score in sampled:
+    for score, set_score in score_pairs:
         for at in set_score.pass_at:
             by_depth = {part.depth: part.success for part in at.by_depth}
             rows.append(
@@ -326,8 +326,8 @@ def set_names(all_scores: Sequence[IterationScore]) -> tuple[str, ...]:
 
 def played_once(all_scores: Sequence[IterationScore]) -> tuple[str, ...]:
     """Return the names of the sets without pass@k: those of one episode an instance."""
-    sampled = {set_score.name for score in all_scores for set_score in score.sets if set_score.pass_at}
-    return tuple(name for name in set_names(all_scores) if name not in sampled)
+    sampled_names = {set_score.name for score in all_scores for set_score in score.sets if set_score.pass_at}
+    return tuple(name for name in set_names(all_scores) if name not in sampled_names)
 
 
 def gain(estimate: Estimate | None) -> Cell:
@@ -425,12 +425,12 @@ def funnel(stages: Sequence[FunnelStage]) -> Table:
     return Table((Column("Stage", "text"), Column("Count"), Column("Of stage before"), Column("", "bar")), tuple(rows))
 
 
-def time(spent: Mapping[str, float]) -> Table:
+def time(times: Mapping[str, float]) -> Table:
     """Return time and share of each activity, and their total."""
-    total = sum(spent.values())
+    total = sum(times.values())
     rows = [
         Row((wording.label(name), wording.duration(seconds), wording.percent(wording.share(seconds, total))))
-        for name, seconds in spent.items()
+        for name, seconds in times.items()
     ]
     rows.append(Row(("total", wording.duration(total), wording.percent(1.0)), "strong"))
     return Table((Column("Activity", "text"), Column("Time"), Column("Share %")), tuple(rows))
@@ -440,22 +440,22 @@ def tokens(counts: TokenCounts) -> Table:
     """Return tokens read, written, and trained by class; where training took another number than
     one pass over the dataset has, that of the pass by class, and that of training.
     """
-    trained = sum(counts.trained.values())
-    single_pass = counts.all_trained == trained
+    total = sum(counts.trained.values())
+    single_pass = counts.all_trained == total
     rows = [
         Row(("prompt", wording.count(counts.prompt), ""), "strong"),
         Row(("completion", wording.count(counts.completion), ""), "strong"),
         Row(
             (
                 "trained (with loss)" if single_pass else "with loss, in one pass",
-                wording.count(trained),
-                wording.percent(1.0) if trained else wording.NOTHING,
+                wording.count(total),
+                wording.percent(1.0) if total else wording.NOTHING,
             ),
             "strong",
         ),
     ]
     rows += [
-        Row((wording.label(name), wording.count(count), wording.percent(wording.share(count, trained))), "minor")
+        Row((wording.label(name), wording.count(count), wording.percent(wording.share(count, total))), "minor")
         for name, count in counts.trained.items()
     ]
     if not single_pass:
@@ -470,11 +470,11 @@ def cut_replies(numbers: Mapping[str, tuple[int, int]], whole: str, part: str) -
             (
                 wording.label(name),
                 wording.count(replies),
-                wording.count(cut),
-                wording.percent(wording.share(cut, replies)),
+                wording.count(cuts),
+                wording.percent(wording.share(cuts, replies)),
             )
         )
-        for name, (replies, cut) in numbers.items()
+        for name, (replies, cuts) in numbers.items()
     )
     return Table((Column(whole, "text"), Column("Count"), Column(part), Column("%")), tuple(rows))
 
@@ -500,16 +500,16 @@ def bills(items: Sequence[Bill]) -> Table:
 
 def stops(record: ErrorRecord) -> Table:
     """Return why tree paths and held-out episodes ended."""
-    collected = sum(stop.collected for stop in record.stops)
-    evaluated = sum(stop.evaluated for stop in record.stops)
+    num_paths = sum(stop.collected for stop in record.stops)
+    num_episodes = sum(stop.evaluated for stop in record.stops)
     rows = (
         Row(
             (
                 wording.label(stop.reason),
                 wording.count(stop.collected),
-                wording.percent(wording.share(stop.collected, collected)),
+                wording.percent(wording.share(stop.collected, num_paths)),
                 wording.count(stop.evaluated),
-                wording.percent(wording.share(stop.evaluated, evaluated)),
+                wording.percent(wording.share(stop.evaluated, num_episodes)),
             )
         )
         for stop in record.stops
@@ -691,8 +691,8 @@ def _held_out(report: IterationReport) -> Iterator[Section]:
 
 def _by_depth(report: IterationReport, names: tuple[str, ...], title: str) -> Iterator[Block]:
     for name in names:
-        played = [of_set for score in report.scores if (of_set := score.of_set(name))]
-        if any(score.by_depth for score in played):
+        set_scores = [of_set for score in report.scores if (of_set := score.of_set(name))]
+        if any(score.by_depth for score in set_scores):
             yield Paragraph(f"{title} {name}")
             yield set_by_depth(report.scores, name, report.iteration)
 

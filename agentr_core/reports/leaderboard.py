@@ -151,10 +151,10 @@ def table(entries: Sequence[Entry]) -> Table:
         Column("Core hours"),
         Column("Commit, date", "text"),
     )
-    ordered = sorted(
+    sorted_entries = sorted(
         entries, key=lambda entry: (entry.world, entry.measure, -entry.score, entry.recipe, entry.seed or 0)
     )
-    return Table(columns, tuple(map(_row, ordered)))
+    return Table(columns, tuple(map(_row, sorted_entries)))
 
 
 def _row(entry: Entry) -> Row:

@@ -177,10 +177,10 @@ def table_text(table: Table) -> str:
 
 
 def _table(reports: Sequence[IterationReport]) -> Table:
-    ordered = of_one_run(reports)
+    run_reports = of_one_run(reports)
     # A later report saw every evaluation that an earlier one saw, and perhaps a repeated one.
-    scores = {score.iteration: score for report in ordered for score in report.scores}
-    base, pending = scores.get(BASE), ordered[-1].unfinished
+    scores = {score.iteration: score for report in run_reports for score in report.scores}
+    base, pending = scores.get(BASE), run_reports[-1].unfinished
     if any(score.worlds for score in scores.values()):
         return world_tables([scores[key] for key in sorted(scores)], max(scores))
     if any(score.sets for score in scores.values()):

@@ -53,15 +53,15 @@ def success(scores: Sequence[IterationScore], current: int) -> str:
     def y(share: float) -> float:
         return height - _BOTTOM - (height - _TOP - _BOTTOM) * share / top
 
-    spoken = "; ".join(_point(score.iteration, score.success) for score in scores)
-    svg = _canvas(height, f"Held-out success by iteration: {spoken}")
+    summary = "; ".join(_point(score.iteration, score.success) for score in scores)
+    svg = _canvas(height, f"Held-out success by iteration: {summary}")
     for tick in range(5):
         _ruler(svg, y(top * tick / 4), f"{100 * top * tick / 4:g}", first=tick == 0)
     base = next((score for score in scores if score.iteration == BASE), None)
     if base:
         _line(svg, "base", _LEFT, y(base.success.value), _WIDTH - _RIGHT, y(base.success.value))
-    joined = " ".join(f"{_at(x)},{_at(y(score.success.value))}" for x, score in zip(centres, scores, strict=True))
-    ET.SubElement(svg, "polyline", {"class": "line", "points": joined})
+    coordinates = " ".join(f"{_at(x)},{_at(y(score.success.value))}" for x, score in zip(centres, scores, strict=True))
+    ET.SubElement(svg, "polyline", {"class": "line", "points": coordinates})
     for x, score in zip(centres, scores, strict=True):
         mark = ET.SubElement(svg, "g", {"class": "now" if score.iteration == current else "then"})
         _error_bar(mark, x, score.success, y)
@@ -72,7 +72,7 @@ def success(scores: Sequence[IterationScore], current: int) -> str:
     return _markup(svg)
 
 
-def set_curves(series: Mapping[str, Sequence[tuple[int, Estimate]]], spoken: str) -> str:
+def set_curves(series: Mapping[str, Sequence[tuple[int, Estimate]]], caption: str) -> str:
     """Return shares in percent over iterations with 95% error bars, a line for each name; lines
     differ in dashes and marks as well as in colour, and are set side by side so that they do not
     overlap.
@@ -89,7 +89,7 @@ def set_curves(series: Mapping[str, Sequence[tuple[int, Estimate]]], spoken: str
         f"{name}: {', '.join(_point(number, estimate) for number, estimate in points)}"
         for name, points in series.items()
     )
-    svg = _canvas(height, f"{spoken}: {'; '.join(descriptions)}")
+    svg = _canvas(height, f"{caption}: {'; '.join(descriptions)}")
     for tick in range(5):
         _ruler(svg, y(top * tick / 4), f"{100 * top * tick / 4:g}", first=tick == 0)
     for number in range(last + 1):
@@ -100,8 +100,8 @@ def set_curves(series: Mapping[str, Sequence[tuple[int, Estimate]]], spoken: str
         aside = (place - (len(series) - 1) / 2) * min(9.0, slot / (len(series) + 1))
         group = ET.SubElement(svg, "g", {"class": f"s{place % _KINDS}"})
         centres = [(_LEFT + slot * (number + 0.5) + aside, estimate) for number, estimate in points]
-        joined = " ".join(f"{_at(x)},{_at(y(estimate.value))}" for x, estimate in centres)
-        ET.SubElement(group, "polyline", {"class": "line", "points": joined})
+        coordinates = " ".join(f"{_at(x)},{_at(y(estimate.value))}" for x, estimate in centres)
+        ET.SubElement(group, "polyline", {"class": "line", "points": coordinates})
         for x, estimate in centres:
             _error_bar(group, x, estimate, y)
             _mark(group, place % _KINDS, x, y(estimate.value))
@@ -117,24 +117,24 @@ def mark(place: int) -> str:
     return _markup(svg)
 
 
-def histogram(counts: Mapping[int, int], spoken: str) -> str:
+def histogram(counts: Mapping[int, int], caption: str) -> str:
     """Return a histogram of whole numbers from their counts; the tail shares the last bar."""
-    capped = Counter[int]()
+    bins = Counter[int]()
     for value, count in counts.items():
-        capped[min(value, _LONGEST)] += count
+        bins[min(value, _LONGEST)] += count
     last = f"{_LONGEST}+" if max(counts) > _LONGEST else str(_LONGEST)
-    values = range(min(capped), max(capped) + 1)
-    return bars({last if value == _LONGEST else str(value): capped[value] for value in values}, spoken)
+    values = range(min(bins), max(bins) + 1)
+    return bars({last if value == _LONGEST else str(value): bins[value] for value in values}, caption)
 
 
-def bars(numbers: Counts, spoken: str) -> str:
+def bars(numbers: Counts, caption: str) -> str:
     """Return counts as named bars side by side."""
     height = 150.0
     most = max([1, *numbers.values()])
     # A bar is never wider than a tenth of the drawing: three lengths should not look like three
     # walls.
     slot = min((_WIDTH - 2 * _RIGHT) / len(numbers), _WIDTH / 10)
-    svg = _canvas(height, f"{spoken}: " + "; ".join(f"{name}: {count}" for name, count in numbers.items()))
+    svg = _canvas(height, f"{caption}: " + "; ".join(f"{name}: {count}" for name, count in numbers.items()))
     floor, room = height - _BOTTOM, height - _TOP - _BOTTOM
     for place, (name, count) in enumerate(numbers.items()):
         x, tall = _RIGHT + slot * place, room * count / most
@@ -147,7 +147,7 @@ def bars(numbers: Counts, spoken: str) -> str:
     return _markup(svg)
 
 
-def curves(series: Mapping[str, Sequence[Point]], spoken: str) -> str:
+def curves(series: Mapping[str, Sequence[Point]], caption: str) -> str:
     """Return curves over steps on one scale, each with its name at the right: the first solid,
     others dashed and in other colours. A curve of one point is a dot.
 
@@ -166,7 +166,7 @@ def curves(series: Mapping[str, Sequence[Point]], spoken: str) -> str:
     def y(value: float) -> float:
         return height - _BOTTOM - (height - _TOP - _BOTTOM) * (value - ticks[0]) / (ticks[-1] - ticks[0])
 
-    svg = _canvas(height, spoken)
+    svg = _canvas(height, caption)
     for value in ticks:
         _line(svg, "axis" if value == ticks[0] else "grid", left, y(value), _WIDTH - right, y(value))
         _text(svg, left - 7, y(value) + 4, _tick(value, ticks[1] - ticks[0]), "end", "tick")
@@ -181,7 +181,7 @@ def curves(series: Mapping[str, Sequence[Point]], spoken: str) -> str:
         below = heights[number] = min(heights[number], below - _LEADING)
     for number, (name, curve) in enumerate(series.items()):
         part = max(1, math.ceil(len(curve) / _DRAWN))
-        thinned = [
+        extremes = [
             point
             for at in range(0, len(curve), part)
             for point in sorted({min(curve[at : at + part], key=_value), max(curve[at : at + part], key=_value)})
@@ -191,9 +191,9 @@ def curves(series: Mapping[str, Sequence[Point]], spoken: str) -> str:
             ((step, value),) = curve
             ET.SubElement(group, "circle", {"class": "dot", "cx": _at(x(step)), "cy": _at(y(value)), "r": "3"})
         else:
-            joined = " ".join(f"{_at(x(step))},{_at(y(value))}" for step, value in thinned)
+            coordinates = " ".join(f"{_at(x(step))},{_at(y(value))}" for step, value in extremes)
             dashes = {"stroke-dasharray": "4 3"} if number else {}
-            ET.SubElement(group, "polyline", {"class": "line", "points": joined, **dashes})
+            ET.SubElement(group, "polyline", {"class": "line", "points": coordinates, **dashes})
         _text(group, _WIDTH - right + 5, heights[number], name, "start", "name")
     _text(svg, x(first), height - 8, f"{first:g}", "middle", "tick")
     if last > first:
@@ -205,12 +205,14 @@ def _value(point: Point) -> float:
     return point[1]
 
 
-def scatter(unmarked: Sequence[Point], marked: Sequence[Point], spoken: str) -> str:
+def scatter(plain_points: Sequence[Point], marked_points: Sequence[Point], caption: str) -> str:
     """Return a scatter plot of points, each axis from 0 to its largest number; the marked points
     are coloured, and a dot is larger where several points coincide.
     """
     height = 240.0
-    x_ticks, y_ticks = (_ticks(0.0, max((p[axis] for p in (*unmarked, *marked)), default=0.0)) for axis in (0, 1))
+    x_ticks, y_ticks = (
+        _ticks(0.0, max((p[axis] for p in (*plain_points, *marked_points)), default=0.0)) for axis in (0, 1)
+    )
 
     def x(value: float) -> float:
         return _LEFT + _LARGEST + (_WIDTH - _LEFT - _LARGEST - _RIGHT) * value / x_ticks[-1]
@@ -218,12 +220,12 @@ def scatter(unmarked: Sequence[Point], marked: Sequence[Point], spoken: str) -> 
     def y(value: float) -> float:
         return height - _BOTTOM - (height - _TOP - _BOTTOM) * value / y_ticks[-1]
 
-    svg = _canvas(height, spoken)
+    svg = _canvas(height, caption)
     for value in y_ticks:
         _ruler(svg, y(value), _tick(value, y_ticks[1]), first=not value)
     for value in x_ticks:
         _text(svg, x(value), height - 8, _tick(value, x_ticks[1]), "middle", "tick")
-    for kind, points in (("then", unmarked), ("now", marked)):
+    for kind, points in (("then", plain_points), ("now", marked_points)):
         group = ET.SubElement(svg, "g", {"class": kind})
         for (across, up), number in sorted(Counter(points).items()):
             size = min(_LARGEST, 2.5 + number**0.5)
@@ -232,7 +234,7 @@ def scatter(unmarked: Sequence[Point], marked: Sequence[Point], spoken: str) -> 
     return _markup(svg)
 
 
-def radar(axes: Sequence[str], series: Mapping[str, Sequence[float]], current: str, spoken: str) -> str:
+def radar(axes: Sequence[str], series: Mapping[str, Sequence[float]], current: str, caption: str) -> str:
     """Return shares in [0, 1] on axes around a centre, a closed line for each name: that of
     `current` is coloured, the first of the others dashed. There are at least three axes.
     """
@@ -247,7 +249,7 @@ def radar(axes: Sequence[str], series: Mapping[str, Sequence[float]], current: s
         corners = (place(number, share) for number, share in enumerate(shares))
         return {"points": " ".join(f"{_at(x)},{_at(y)}" for x, y in corners), "fill": "none"}
 
-    svg = _canvas(height, spoken)
+    svg = _canvas(height, caption)
     for ring in (0.25, 0.5, 0.75, 1.0):
         ET.SubElement(svg, "polygon", {"class": "grid", **outline([ring] * len(axes))})
     for number, axis in enumerate(axes):
@@ -312,8 +314,8 @@ def _ruler(svg: ET.Element, y: float, label: str, *, first: bool) -> None:
     _text(svg, _LEFT - 7, y + 4, label, "end", "tick")
 
 
-def _canvas(height: float, spoken: str) -> ET.Element:
-    return ET.Element("svg", {"viewBox": f"0 0 {_at(_WIDTH)} {_at(height)}", "role": "img", "aria-label": spoken})
+def _canvas(height: float, caption: str) -> ET.Element:
+    return ET.Element("svg", {"viewBox": f"0 0 {_at(_WIDTH)} {_at(height)}", "role": "img", "aria-label": caption})
 
 
 def _line(parent: ET.Element, kind: str, x1: float, y1: float, x2: float, y2: float) -> None:

@@ -74,18 +74,18 @@ def sections(reports: Sequence[IterationReport]) -> tuple[Section, ...]:
     Raises:
         ValueError: there is no report, or the reports are not all of one run.
     """
-    ordered = of_one_run(reports)
-    last = ordered[-1]
+    run_reports = of_one_run(reports)
+    last = run_reports[-1]
     by_key = {section.key: section for section in sections_of(last)}
     series = of_sets(last.scores)
     return (
         *(by_key[key] for key in _FROM_LAST),
         # One curve stands in the headline already.
         *([] if len(series) == 1 else [curves("Success by iteration", series)]),
-        _funnels(ordered),
-        _costs(ordered),
+        _funnels(run_reports),
+        _costs(run_reports),
         *last.run,
-        _pages(ordered),
+        _pages(run_reports),
         by_key["recipe"],
         by_key["versions"],
     )
@@ -98,14 +98,14 @@ def of_sets(scores: Sequence[IterationScore]) -> dict[str, list[tuple[int, Estim
     series: dict[str, list[tuple[int, Estimate]]] = {}
     for score in scores:
         names = iteration.played_once([score])
-        played = [
+        set_scores = [
             set_score
             for set_score in (*score.sets, *score.worlds)
             if set_score in score.worlds or set_score.name in names
         ]
-        for set_score in played:
+        for set_score in set_scores:
             series.setdefault(set_score.name, []).append((score.iteration, set_score.success))
-        if not played:
+        if not set_scores:
             series.setdefault(_TEST, []).append((score.iteration, score.success))
         if score.revision:
             series.setdefault(_REVISION, []).append((score.iteration, score.revision))
@@ -145,8 +145,8 @@ def _funnels(reports: Sequence[IterationReport]) -> Section:
             counts = (wording.count(stage.count) for stage in stages)
             rows.append(Row((wording.label(stages[0].name), *counts), "strong"))
             for name in dict.fromkeys(name for stage in stages for name in stage.rejected):
-                rejected = (stage.rejected.get(name) for stage in stages)
-                cells = (None if count is None else f"{wording.MINUS}{wording.count(count)}" for count in rejected)
+                rejections = (stage.rejected.get(name) for stage in stages)
+                cells = (None if count is None else f"{wording.MINUS}{wording.count(count)}" for count in rejections)
                 rows.append(Row((wording.label(name), *cells), "minor"))
         tables.append(Table(columns, tuple(rows)))
     return Section("funnels", title, tuple(tables), "Below each count: what was turned away before it came to that.")
@@ -168,7 +168,8 @@ def _costs(reports: Sequence[IterationReport]) -> Section:
 
     titles = ["Prompt tokens", "Completion tokens", "Trained tokens"]
     counts: list[list[float]] = [
-        [used.prompt, used.completion, used.all_trained] if (used := report.tokens) else [0, 0, 0] for report in reports
+        [tokens.prompt, tokens.completion, tokens.all_trained] if (tokens := report.tokens) else [0, 0, 0]
+        for report in reports
     ]
     formatters = [lambda number: wording.count(round(number))] * 3
     if any(bill.cost is not None for report in reports for bill in _bills(report)):
@@ -183,7 +184,7 @@ def _costs(reports: Sequence[IterationReport]) -> Section:
 def _by_iteration(
     reports: Sequence[IterationReport],
     titles: Sequence[str],
-    spent: Sequence[Sequence[float]],
+    amounts: Sequence[Sequence[float]],
     formatters: Sequence[Callable[[float], str]],
 ) -> Table:
     """Return a row for each iteration and, where there are several, their total."""
@@ -191,9 +192,9 @@ def _by_iteration(
     def row(name: str, numbers: Sequence[float], tone: RowTone = "") -> Row:
         return Row((name, *(formatter(number) for formatter, number in zip(formatters, numbers, strict=True))), tone)
 
-    rows = [row(wording.iteration(report.iteration), numbers) for report, numbers in zip(reports, spent, strict=True)]
+    rows = [row(wording.iteration(report.iteration), numbers) for report, numbers in zip(reports, amounts, strict=True)]
     if len(rows) > 1:
-        rows.append(row("total", [sum(numbers) for numbers in zip(*spent, strict=True)], "strong"))
+        rows.append(row("total", [sum(numbers) for numbers in zip(*amounts, strict=True)], "strong"))
     return Table((Column("Iteration", "text"), *map(Column, titles)), tuple(rows))
 
 
@@ -293,7 +294,7 @@ class RunsReport:
 
 def runs_sections(report: RunsReport) -> tuple[Section, ...]:
     """Return the sections of the page: the runs, success side by side, by depth, curves, cost."""
-    unshared = [
+    remarks = [
         f"{label(report, place)}: {wording.count(score.success.n - score.shared)} of its "
         f"{wording.count(score.success.n)} episodes of set {score.name} were not played by the first run, and are in "
         "no difference."
@@ -303,11 +304,13 @@ def runs_sections(report: RunsReport) -> tuple[Section, ...]:
     ]
     # The curves are of the first set that all runs played.
     series = [of_sets(run.scores) for run in report.runs]
-    shared = next((name for name in (series[0] if series else {}) if all(name in sets for sets in series)), None)
-    lines = {} if shared is None else {f"{label(report, i)}, {shared}": sets[shared] for i, sets in enumerate(series)}
+    set_name = next((name for name in (series[0] if series else {}) if all(name in sets for sets in series)), None)
+    lines = (
+        {} if set_name is None else {f"{label(report, i)}, {set_name}": sets[set_name] for i, sets in enumerate(series)}
+    )
     return (
         _heads(report),
-        Section("paired", _PAIRED, (paired_table(report), *map(Paragraph, unshared)), _NOTE),
+        Section("paired", _PAIRED, (paired_table(report), *map(Paragraph, remarks)), _NOTE),
         *([Section("means", "Means over seeds", (group_means(report.means),), MEANS_NOTE)] if report.means else []),
         *_depths(report),
         curves("Success by iteration", lines),

@@ -43,8 +43,8 @@ def measure_name(name: str) -> str:
     """Return the name of a measure as a heading, with the set of instances before it, if it has
     one: `renamed: success clustered %`.
     """
-    spaced = name.replace(":", ": ").replace("_", " ")
-    return f"{spaced} %" if _SHARE.search(name) else spaced
+    heading = name.replace(":", ": ").replace("_", " ")
+    return f"{heading} %" if _SHARE.search(name) else heading
 
 
 def measure_value(name: str, value: float) -> str:

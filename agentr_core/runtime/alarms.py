@@ -17,36 +17,36 @@ from agentr_core.store.queries.trees import Validation, validations
 
 
 def watch_step(
-    place: Workplace, iteration: int, stage: str, step: int, measured: Mapping[str, float | None]
+    place: Workplace, iteration: int, stage: str, step: int, measures: Mapping[str, float | None]
 ) -> Crossing | None:
     """Raise the alarms of a step of group RL, whose row is stored; return the first if the recipe
     ends a training at an alarm.
 
     Args:
-        measured: the columns of its row, the share of empty replies, and the success of a
+        measures: the columns of its row, the share of empty replies, and the success of a
             validation after it, if there was one.
     """
     store, alarms, key = place.store, place.recipe.alarms, place.iteration_id(iteration)
-    validated: list[Validation] = []
+    earlier_validations: list[Validation] = []
     with snapshot(store) as state:
         history = queries.step_measures(state, key, step)
-        if "eval_success" in measured and queries.improved(state, key):
-            validated = validations(state, key)
+        if "eval_success" in measures and queries.improved(state, key):
+            earlier_validations = validations(state, key)
     history.append(
-        {rule: measured.get(column) for rule, column in {**queries.WATCHED, "empty_replies": "empty_share"}.items()}
+        {rule: measures.get(column) for rule, column in {**queries.WATCHED, "empty_replies": "empty_share"}.items()}
     )
-    if validated:
+    if earlier_validations:
         bounds = {
             line.step: success_rate([n < round(line.success * line.episodes) for n in range(line.episodes)])
-            for line in validated
+            for line in earlier_validations
         }
         before = max((bound.low for number, bound in bounds.items() if number < step), default=0.0)
         # Success has surely fallen if its interval lies below that of the best step before.
         history[-1]["held_out_drop"] = before - bounds[step].high
-    crossed = alarms.crossed(history, step=step)
-    if crossed:
-        store.write(place.alarms(stage, iteration, crossed))
-    return crossed[0] if crossed and alarms.reaction != "tell" else None
+    crossings = alarms.crossed(history, step=step)
+    if crossings:
+        store.write(place.alarms(stage, iteration, crossings))
+    return crossings[0] if crossings and alarms.reaction != "tell" else None
 
 
 def check_stage(place: Workplace, iteration: int, stage: Stage) -> None:
@@ -57,18 +57,18 @@ def check_stage(place: Workplace, iteration: int, stage: Stage) -> None:
     """
     config = place.recipe.alarms
     with snapshot(place.store) as state:
-        crossed = config.crossed([_measures(place, state, iteration, stage)])
-        standing = [
+        crossings = config.crossed([_measures(place, state, iteration, stage)])
+        earlier_alarms = [
             alarm
             for alarm in alarms_of(state, place.iteration_id(iteration))
             if alarm.stage == stage.name and alarm.name == "error_budget" and alarm.threshold == config.error_budget
         ]
-    if crossed:
-        place.store.write(place.alarms(stage.name, iteration, crossed))
-    for alarm in standing:
+    if crossings:
+        place.store.write(place.alarms(stage.name, iteration, crossings))
+    for alarm in earlier_alarms:
         # Those of a worker of a cluster were told by nobody.
         place.alarmed(alarm)
-    for reason in (*crossed, *standing) if config.reaction != "tell" else ():
+    for reason in (*crossings, *earlier_alarms) if config.reaction != "tell" else ():
         raise reason.ends("goes on after this stage")
 
 
@@ -88,22 +88,22 @@ def _measures(place: Workplace, store: Store, iteration: int, stage: Stage) -> d
     helper_roles = {*stage.roles} - {"actor", "teacher", "scorer"}
     if not (purpose or helper_roles):
         return {}
-    intervals, measured = bounds(queries.shares(store, key)), dict[str, float | None]()
+    intervals, measures = bounds(queries.shares(store, key)), dict[str, float | None]()
     for rule, part in (("cut_replies", "cut"), ("empty_replies", "empty")):
-        measured[rule] = intervals.get(f"{part} {purpose}", (None, None))[0]
+        measures[rule] = intervals.get(f"{part} {purpose}", (None, None))[0]
     # While experience is gathered, a world may ask any helper.
     helpers = {role: n for role, n in unreadable_replies(store, key).items() if stage.gathers or role in helper_roles}
     unreadable = [
         *bounds(helpers).values(),
         *([intervals["unread verdicts"]] if judges and "unread verdicts" in intervals else []),
     ]
-    measured["unreadable_replies"] = max((low for low, _ in unreadable), default=None)
+    measures["unreadable_replies"] = max((low for low, _ in unreadable), default=None)
     if judges and (agreement := {name: interval for name, interval in intervals.items() if name.startswith("agrees ")}):
-        measured["judge_agreement"] = min(high for _, high in agreement.values())
+        measures["judge_agreement"] = min(high for _, high in agreement.values())
         earlier = (bounds(queries.shares(store, place.iteration_id(number))) for number in range(1, iteration))
         first = next((past for past in earlier if "agrees tree" in past), {})
         drops = [first[name][0] - high for name, (_, high) in agreement.items() if name in first]
-        measured["judge_drift"] = max(drops, default=None)
+        measures["judge_drift"] = max(drops, default=None)
     if evaluates and (gain := queries.held_out_gain(store, key)) and queries.improved(store, key):
-        measured["held_out_drop"] = -gain[1]
-    return measured
+        measures["held_out_drop"] = -gain[1]
+    return measures

@@ -263,13 +263,13 @@ class EpisodeShards:
         """Play the episodes; `sink` is given the rows of each. Raises as `equipment.Shard.work`."""
         path = self.checkpoint.path
         async with equipment.sampling(path) as batcher, helpers(equipment, path, batcher, sink) as aside:
-            completed = {part.name: part.done for part in self.parts}
+            done_counts = {part.name: part.done for part in self.parts}
 
             def counted(name: str) -> Progress:
                 def progress(number: int, total: int, note: str) -> None:
-                    completed[name] = number
+                    done_counts[name] = number
                     units = f"held-out episodes, {speed(batcher, resumed=self.done > 0)}"
-                    equipment.progress(sum(completed.values()), self.total, units)
+                    equipment.progress(sum(done_counts.values()), self.total, units)
 
                 return progress
 
@@ -318,11 +318,11 @@ def plan_rollouts(place: Workplace, iteration: int, plans: Mapping[str, EpisodeP
     same inputs of a stage have played are copied.
     """
     iteration_id, collector = place.iteration_id(iteration), place.collector(iteration)
-    planned = [
+    rollouts = [
         PlannedRollout(trajectory_id=key, instance=plan.instance, number=plan.number, forced=len(plan.prefix))
         for key, plan in plans.items()
     ]
-    place.store.write(planned_rows(iteration_id, planned))
+    place.store.write(planned_rows(iteration_id, rollouts))
     for run in runs_alike(place.store, place.run_id, stage):
         missing = place.store.missing("trajectory", list(plans))
         if not missing:
@@ -357,8 +357,8 @@ async def play_rollouts(
 
     Raises as `equipment.carry_out`.
     """
-    unplayed = place.store.missing("trajectory", list(plans))
-    missing, left = unplayed[: place.limit], len(unplayed)
+    unplayed_ids = place.store.missing("trajectory", list(plans))
+    missing, remaining_count = unplayed_ids[: place.limit], len(unplayed_ids)
     if missing:
         shard = EpisodeShard(
             stage=stage,
@@ -370,8 +370,8 @@ async def play_rollouts(
             sampling=sampling,
             max_steps=max_steps,
             limits=limits,
-            done=len(plans) - left,
-            total=len(plans) - left + len(missing),
+            done=len(plans) - remaining_count,
+            total=len(plans) - remaining_count + len(missing),
         )
         shard = with_ungraded(place.store, shard, place.iteration_id(iteration))
         await place.work_through(shard, stage, iteration, f"episodes of {name}")

@@ -181,15 +181,15 @@ class Equipment:
         """Raise the alarm about the error budget of a stage if so much of it is spent."""
         sink.add(self.alarms(stage, iteration, self.recipe.alarms.crossed([{"error_budget": share}])))
 
-    def alarms(self, stage: str, iteration: int, crossed: Sequence[Crossing]) -> Rows:
+    def alarms(self, stage: str, iteration: int, crossings: Sequence[Crossing]) -> Rows:
         """Raise an alarm for each threshold that was crossed in a stage: tell people, and return
         the rows.
         """
         key, reaction = self.iteration_id(iteration), self.recipe.alarms.reaction
-        raised = [Alarm(iteration_id=key, stage=stage, reaction=reaction, **asdict(crossing)) for crossing in crossed]
-        for alarm in raised:
+        alarms = [Alarm(iteration_id=key, stage=stage, reaction=reaction, **asdict(crossing)) for crossing in crossings]
+        for alarm in alarms:
             self.alarmed(alarm)
-        return {"alarm": [row_of("alarm", alarm, alarm_id=alarm.id) for alarm in raised]}
+        return {"alarm": [row_of("alarm", alarm, alarm_id=alarm.id) for alarm in alarms]}
 
 
 def held_back(sampler: Sampler, sink: Sink) -> Ask:
@@ -294,11 +294,11 @@ async def following(batcher: Sampler, show: Callable[[], None]) -> AsyncIterator
     """
 
     async def follow() -> None:
-        seen = _written(batcher)
+        last = _written(batcher)
         while True:
             await asyncio.sleep(_FOLLOW_S)
-            if (now := _written(batcher)) > seen:
-                seen = now
+            if (now := _written(batcher)) > last:
+                last = now
                 show()
 
     watch = asyncio.create_task(follow())
@@ -562,9 +562,9 @@ async def carry_out(shard: Shard, equipment: Equipment, spread: Spread | None, w
         return await _work(shard, equipment, writer)
     recipe = equipment.recipe
     parts = shard.split(recipe.scale.shard_size)
-    allowed = allowed_losses(recipe.errors, shard.total)
-    effort, returned, completed = Effort(), 0, shard.done
-    equipment.progress(completed, shard.total, f"{units}, {len(parts)} shards")
+    max_losses = allowed_losses(recipe.errors, shard.total)
+    effort, finished_parts, done_units = Effort(), 0, shard.done
+    equipment.progress(done_units, shard.total, f"{units}, {len(parts)} shards")
     async with aclosing(spread(parts)) as batches:
         async for batch in batches:
             writer.add(batch.rows)
@@ -572,22 +572,24 @@ async def carry_out(shard: Shard, equipment: Equipment, spread: Spread | None, w
             if batch.fault is not None:
                 raise type(batch.fault)(f"worker {batch.worker}: {batch.fault}")
             effort += batch.effort
-            if effort.lost > allowed:
+            if effort.lost > max_losses:
                 raise ErrorBudgetSpent(
-                    f"{effort.lost} of {shard.total} {units} failed on the workers and {allowed} may; table event has "
-                    f"the errors; fix the cause, or raise errors.budget ({recipe.errors.budget})"
+                    f"{effort.lost} of {shard.total} {units} failed on the workers and {max_losses} may; table event "
+                    f"has the errors; fix the cause, or raise errors.budget ({recipe.errors.budget})"
                 )
-            returned += 1
-            completed += batch.units - batch.effort.lost
+            finished_parts += 1
+            done_units += batch.units - batch.effort.lost
             equipment.progress(
-                completed, shard.total, f"{units}, {returned} of {len(parts)} shards, {effort.tokens} tokens generated"
+                done_units,
+                shard.total,
+                f"{units}, {finished_parts} of {len(parts)} shards, {effort.tokens} tokens generated",
             )
     return effort
 
 
 async def _work(shard: Shard, equipment: Equipment, sink: Sink) -> Effort:
     """Do the work of a shard in this process; return what it took of the process's time."""
-    started = time.perf_counter()
+    start = time.perf_counter()
     effort = await shard.work(equipment, sink)
-    idle = max(0.0, time.perf_counter() - started - effort.generate_seconds)
+    idle = max(0.0, time.perf_counter() - start - effort.generate_seconds)
     return replace(effort, environment_seconds=min(effort.environment_seconds, idle))

@@ -51,13 +51,13 @@ def training_instances(recipe: Recipe, env: Environment, iteration: int) -> tupl
     chosen: list[Instance] = []
     for split, limit in config.training_splits.items():
         part = replace(config, train=split, train_limit=limit)
-        listed = _named(env.instances(split), part)
+        instances = _named(env.instances(split), part)
         if part.depths or part.expert_steps:
-            chosen += _suitable(listed, part, env, rng)
-        elif not limit or limit >= len(listed):
-            chosen += _whole(listed, split, "instances.train_limit")
+            chosen += _suitable(instances, part, env, rng)
+        elif not limit or limit >= len(instances):
+            chosen += _whole(instances, split, "instances.train_limit")
         else:
-            chosen += [listed[position] for position in sorted(rng.sample(range(len(listed)), limit))]
+            chosen += [instances[position] for position in sorted(rng.sample(range(len(instances)), limit))]
     return _distinct(chosen)
 
 
@@ -73,7 +73,7 @@ def _distinct(instances: Iterable[Instance]) -> tuple[Instance, ...]:
 
 
 def _suitable(
-    listed: Sequence[Instance], config: InstancesConfig, env: Environment, rng: random.Random
+    instances: Sequence[Instance], config: InstancesConfig, env: Environment, rng: random.Random
 ) -> tuple[Instance, ...]:
     """Return `train_limit` instances, each depth with its share, that take the expert as many steps
     as they may.
@@ -86,16 +86,16 @@ def _suitable(
         lacking = {
             depth: high - low for depth, (low, high) in zip(config.depths, itertools.pairwise(bounds), strict=True)
         }
-    looked_at = min(len(listed), _LOOKS * config.train_limit)
+    looked_at = min(len(instances), _LOOKS * config.train_limit)
     positions: list[int] = []
-    for position in rng.sample(range(len(listed)), looked_at):
+    for position in rng.sample(range(len(instances)), looked_at):
         if not any(lacking.values()):
             break
-        depth = env.depth(listed[position]) if config.depths else None
+        depth = env.depth(instances[position]) if config.depths else None
         if not lacking.get(depth):
             continue
         if config.expert_steps is not None:
-            replies, (fewest, most) = env.expert(listed[position]), config.expert_steps
+            replies, (fewest, most) = env.expert(instances[position]), config.expert_steps
             if replies is None or not fewest <= len(replies) <= most:
                 continue
         lacking[depth] -= 1
@@ -110,29 +110,29 @@ def _suitable(
             f"are as wanted ({missing} are missing); change {'these' if len(fields) > 1 else 'this'}, or lower "
             "instances.train_limit"
         )
-    return tuple(listed[position] for position in sorted(positions))
+    return tuple(instances[position] for position in sorted(positions))
 
 
-def _named(listed: Sequence[Instance], config: InstancesConfig) -> Sequence[Instance]:
+def _named(instances: Sequence[Instance], config: InstancesConfig) -> Sequence[Instance]:
     """Return the instances of a split that `instances.only` allows."""
     numbers = config.numbers()
     if not config.only:
-        return listed
+        return instances
     highest = numbers[-1] if isinstance(numbers, range) else max(numbers)
-    if highest < len(listed) and all(listed[number].index == number for number in numbers):
+    if highest < len(instances) and all(instances[number].index == number for number in numbers):
         # A split that counts from 0 may hold billions of instances, and need not be searched.
-        return [listed[number] for number in sorted(numbers)]
+        return [instances[number] for number in sorted(numbers)]
     indices = numbers if isinstance(numbers, range) else frozenset(numbers)
-    selected = [instance for instance in listed if instance.index in indices]
-    missing = sorted(set(numbers) - {instance.index for instance in selected}) if isinstance(indices, frozenset) else []
-    if missing or not selected:
+    matches = [instance for instance in instances if instance.index in indices]
+    missing = sorted(set(numbers) - {instance.index for instance in matches}) if isinstance(indices, frozenset) else []
+    if missing or not matches:
         which = f"no instance {', '.join(map(str, missing[:5]))}" if missing else f"none of {config.only}"
-        least, most = min(i.index for i in listed), max(i.index for i in listed)
+        least, most = min(i.index for i in instances), max(i.index for i in instances)
         raise ConfigError(
-            f"instances.only: split {config.train} of the environment has {which}; it has {len(listed)} instances, "
+            f"instances.only: split {config.train} of the environment has {which}; it has {len(instances)} instances, "
             f"numbered from {least} to {most}"
         )
-    return selected
+    return matches
 
 
 def test_instances(recipe: Recipe, env: Environment) -> tuple[Instance, ...]:
@@ -140,14 +140,14 @@ def test_instances(recipe: Recipe, env: Environment) -> tuple[Instance, ...]:
     over it. Raises `ConfigError` for a whole split that is too large.
     """
     config = recipe.instances
-    listed = env.instances(config.test)
-    return _distinct(_some(listed, config.test, config.test_limit, "instances.test_limit", env, spread=True))
+    instances = env.instances(config.test)
+    return _distinct(_some(instances, config.test, config.test_limit, "instances.test_limit", env, spread=True))
 
 
 def set_instances(chosen: EvaluationSetConfig, env: Environment) -> tuple[Instance, ...]:
     """Return the instances of a further evaluation set. Raises as `test_instances`."""
-    listed = env.instances(chosen.split)
-    return _distinct(_some(listed, chosen.split, chosen.limit, "limit of the set", env, spread=chosen.spread))
+    instances = env.instances(chosen.split)
+    return _distinct(_some(instances, chosen.split, chosen.limit, "limit of the set", env, spread=chosen.spread))
 
 
 def held_out_instances(recipe: Recipe, env: Environment) -> tuple[Instance, ...]:
@@ -168,8 +168,8 @@ def held_out(place: Workplace) -> dict[str, tuple[Instance, ...]]:
     comparison's run.
     """
     base = place.source_id(0)
-    if stored := load_chosen(place.store, base):
-        return stored
+    if choice := load_chosen(place.store, base):
+        return choice
     chosen: dict[str, tuple[Instance, ...]] = {TEST: ()}
     rows: list[Rows] = []
     with place.worlds() as worlds:
@@ -210,30 +210,30 @@ def stored_rows(env: Environment, instances: Collection[Instance]) -> Rows:
     }
 
 
-def _whole(listed: Sequence[Instance], split: str, field: str) -> tuple[Instance, ...]:
-    if len(listed) > MOST_INSTANCES:
-        raise ConfigError(f"split {split} has {len(listed):,} instances, too many to take them all; set {field}")
-    return tuple(listed)
+def _whole(instances: Sequence[Instance], split: str, field: str) -> tuple[Instance, ...]:
+    if len(instances) > MOST_INSTANCES:
+        raise ConfigError(f"split {split} has {len(instances):,} instances, too many to take them all; set {field}")
+    return tuple(instances)
 
 
 def _some(
-    listed: Sequence[Instance], split: str, limit: int, field: str, env: Environment, *, spread: bool
+    instances: Sequence[Instance], split: str, limit: int, field: str, env: Environment, *, spread: bool
 ) -> tuple[Instance, ...]:
     """Return the first instances of a split, or with `spread` some at even distances. Where it has
     variants of the same instance in turns, these could all be of a few: of each stretch comes the
     first whose origin came least so far.
     """
-    if not limit or limit >= len(listed):
-        return _whole(listed, split, field)
+    if not limit or limit >= len(instances):
+        return _whole(instances, split, field)
     if not spread:
-        return tuple(listed[position] for position in range(limit))
-    taken: Counter[Instance] = Counter()
+        return tuple(instances[position] for position in range(limit))
+    origin_counts: Counter[Instance] = Counter()
     chosen: list[Instance] = []
     for number in range(limit):
-        start, end = (at * len(listed) // limit for at in (number, number + 1))
-        stretch = [listed[position] for position in range(start, min(end, start + _MOST_VARIANTS))]
-        instance = min(stretch, key=lambda candidate: taken[env.origin(candidate)])
-        taken[env.origin(instance)] += 1
+        start, end = (at * len(instances) // limit for at in (number, number + 1))
+        stretch = [instances[position] for position in range(start, min(end, start + _MOST_VARIANTS))]
+        instance = min(stretch, key=lambda candidate: origin_counts[env.origin(candidate)])
+        origin_counts[env.origin(instance)] += 1
         chosen.append(instance)
     return tuple(chosen)
 
@@ -247,8 +247,8 @@ async def separate_instances(place: Workplace, iteration: int) -> tuple[Instance
     `check_separate`.
     """
     iteration_id = place.iteration_id(iteration)
-    if stored := load_chosen(place.store, iteration_id):
-        return stored[TRAIN]
+    if choice := load_chosen(place.store, iteration_id):
+        return choice[TRAIN]
     instances, rows = await _separated(place, iteration)
     place.store.write({**rows, **chosen_rows(iteration_id, {TRAIN: instances})})
     return instances
@@ -260,8 +260,8 @@ async def foreseen_instances(place: Workplace, iteration: int) -> tuple[Instance
     They are stored as instances and not as its choice: an iteration that has not begun has no row
     that the choice could refer to.
     """
-    if stored := load_chosen(place.store, place.iteration_id(iteration)):
-        return stored[TRAIN]
+    if choice := load_chosen(place.store, place.iteration_id(iteration)):
+        return choice[TRAIN]
     instances, rows = await _separated(place, iteration)
     place.store.write(rows)
     return instances

@@ -51,9 +51,9 @@ def memory() -> Memory:
         return Memory(total=total, free=free, gpu=torch.cuda.get_device_name(0))
     now = psutil.virtual_memory()
     total, free = now.total, now.available
-    limit, used = (_number(_CGROUP / name) for name in ("memory.max", "memory.current"))
-    if limit is not None and used is not None and limit < total:
-        total, free = limit, min(free, limit - used)
+    limit, usage = (_number(_CGROUP / name) for name in ("memory.max", "memory.current"))
+    if limit is not None and usage is not None and limit < total:
+        total, free = limit, min(free, limit - usage)
     return Memory(total=total, free=free)
 
 
@@ -66,8 +66,8 @@ def facts() -> dict[str, str]:
     import torch
 
     cpuinfo = _PROCESSOR.read_text(encoding="utf-8") if _PROCESSOR.exists() else ""
-    named = re.search(r"^model name\s*: *(.+)$", cpuinfo, re.MULTILINE)
-    name = named[1] if named else platform.processor() or platform.machine()
+    match = re.search(r"^model name\s*: *(.+)$", cpuinfo, re.MULTILINE)
+    name = match[1] if match else platform.processor() or platform.machine()
     code = commit()
     facts = {
         **({"commit": code} if code else {}),
@@ -162,9 +162,9 @@ def formats(recipe: Recipe, *, trains: bool = True) -> str:
     """Return one line with the number format in which each local model of a settled recipe is
     sampled and, if the run `trains`, that of training; empty if there is nothing to name.
     """
-    sampled = [f"{role} {model.dtype}" for role, model in recipe.own_models().items() if model.backend != "openai"]
-    trained = [f"training {'bfloat16' if recipe.training.bf16 else 'float32'}"] if trains else []
-    if not (text := ", ".join([*sampled, *trained])):
+    sampling = [f"{role} {model.dtype}" for role, model in recipe.own_models().items() if model.backend != "openai"]
+    training = [f"training {'bfloat16' if recipe.training.bf16 else 'float32'}"] if trains else []
+    if not (text := ", ".join([*sampling, *training])):
         return ""
     return f"number formats: {text}; {bfloat16_speed()}"
 
@@ -175,9 +175,9 @@ def accelerators() -> list[str]:
     import torch
 
     gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
-    built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
+    build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
     return [
-        f"torch: {torch.__version__}, {built}",
+        f"torch: {torch.__version__}, {build}",
         f"gpu: {', '.join(gpus) or 'PyTorch sees none; models run on the processor'}",
     ]
 

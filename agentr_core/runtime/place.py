@@ -331,12 +331,12 @@ class Workplace(Equipment):
         before = iteration - 1
         if self.recipe.promote == "last":
             return self.trained(before)
-        promoted = checkpoint_promoted(self.store, self.iteration_id(before))
-        if promoted is None:
+        checkpoint = checkpoint_promoted(self.store, self.iteration_id(before))
+        if checkpoint is None:
             raise DataFault(
                 f"run {self.run_id} has promoted no checkpoint in iteration {before} yet; evaluate it first"
             )
-        return self._known(promoted)
+        return self._known(checkpoint)
 
     def collector(self, iteration: int) -> Checkpoint:
         """Return the checkpoint that plays the training instances of an iteration: the teacher
@@ -356,11 +356,11 @@ class Workplace(Equipment):
             raise DataFault(f"run {self.run_id} has no checkpoint of iteration {iteration} yet; run its training first")
         return self._known(checkpoint)
 
-    def _known(self, stored: StoredCheckpoint) -> Checkpoint:
+    def _known(self, checkpoint: StoredCheckpoint) -> Checkpoint:
         # Another run may begin with the same weights in another directory, with another chat
         # template: what this run reads is what its own recipe names.
-        path = stored.path if stored.trained else Path(self.recipe.model.label)
-        return Checkpoint(id=stored.checkpoint_id, path=path, weights_sha256=stored.weights_sha256)
+        path = checkpoint.path if checkpoint.trained else Path(self.recipe.model.label)
+        return Checkpoint(id=checkpoint.checkpoint_id, path=path, weights_sha256=checkpoint.weights_sha256)
 
     @contextmanager
     def timed(self, stage: str, iteration: int) -> Iterator[Clock]:
@@ -368,12 +368,12 @@ class Workplace(Equipment):
         wall time as `other`, are stored.
         """
         clock = Clock()
-        started = time.perf_counter()
+        start = time.perf_counter()
         try:
             yield clock
         finally:
-            spent = time.perf_counter() - started
-            parts = {**clock.seconds, "other": max(0.0, spent - sum(clock.seconds.values()))}
+            seconds = time.perf_counter() - start
+            parts = {**clock.seconds, "other": max(0.0, seconds - sum(clock.seconds.values()))}
             self.store.write(timing_rows(self.iteration_id(iteration), stage, parts, tokens=clock.tokens))
 
     @asynccontextmanager
@@ -461,13 +461,13 @@ class Helpers:
     """
 
     def __init__(
-        self, equipment: Equipment, path: Path, actor: Sampler | None, sink: Sink, opened: AsyncExitStack
+        self, equipment: Equipment, path: Path, actor: Sampler | None, sink: Sink, stack: AsyncExitStack
     ) -> None:
         self._equipment = equipment
         self._path = path
         self._actor = actor
         self._sink = sink
-        self._opened = opened
+        self._opened = stack
         self._samplers: dict[ModelRole, Sampler] = {}
         self._readings: dict[str, Readings] = {}
         self._loading = asyncio.Lock()
@@ -516,5 +516,5 @@ async def helpers(equipment: Equipment, path: Path, actor: Sampler | None, sink:
 
     `path` is that of the acting policy, whose sampler is `actor`; None where nothing acts.
     """
-    async with AsyncExitStack() as opened:
-        yield Helpers(equipment, path, actor, sink, opened)
+    async with AsyncExitStack() as stack:
+        yield Helpers(equipment, path, actor, sink, stack)

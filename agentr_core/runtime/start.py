@@ -74,7 +74,7 @@ which files they are. Never change an entry: other contents make other runs by t
 
 def input_ids(
     recipe: Recipe,
-    asked: Mapping[str, Any],
+    settings: Mapping[str, Any],
     *,
     weights: Mapping[ModelRole, str],
     files: Mapping[str, str],
@@ -84,7 +84,7 @@ def input_ids(
     """Return, for each stage, the hash of what determines its replies.
 
     Args:
-        asked: what the recipe asks for, as plain data (`start.asked_for`).
+        settings: what the recipe asks for, as plain data (`start.asked_for`).
         weights: the identities of the models, by role.
         files: the SHA-256 of files that the recipe names.
         prompts: the SHA-256 of files of prompts (`prompts.prompt_files`).
@@ -93,7 +93,7 @@ def input_ids(
 
     def model(role: ModelRole) -> tuple[Any, ...]:
         config = recipe.model_of(role)
-        plain = asked["model"] if config is recipe.model else asked["models"][role]
+        plain = settings["model"] if config is recipe.model else settings["models"][role]
         if config.backend == "openai":
             return plain, weights.get(role, "")
         path = Path(config.path)
@@ -101,7 +101,7 @@ def input_ids(
         digest = "" if config is recipe.model else weights[role]
         return plain, digest, behaviour_files_sha256(path), at.date().isoformat() if prints_date(path) else ""
 
-    world, train = _worlds(recipe, asked)
+    world, train = _worlds(recipe, settings)
     # What else decides how a recipe acts, apart from the actor and its world.
     besides: list[Any] = []
     if any(registry.asks_models(config.environment.name) for config in recipe.worlds().values()):
@@ -113,31 +113,31 @@ def input_ids(
         besides.append(recipe.teacher_iterations)
     if prompts:
         besides.append(prompts)
-    if played := {name: files[name] for name in played_from(recipe) if name in files}:
-        besides.append(played)
-    context = (recipe.context, asked.get("summary")) if recipe.context == "summary" else recipe.context
+    if world_files := {name: files[name] for name in played_from(recipe) if name in files}:
+        besides.append(world_files)
+    context = (recipe.context, settings.get("summary")) if recipe.context == "summary" else recipe.context
     acting = VERSION, recipe.seed, world, model("actor"), context, train, *besides
-    collect = fingerprint("collect", *acting, asked["search"])
-    eto = asked["eto"]
+    collect = fingerprint("collect", *acting, settings["search"])
+    eto = settings["eto"]
     grpo = recipe.grpo
     # Without them, ids stay what they were before these became part of them.
     more = [value for value in (grpo.stop, grpo.limits) if value not in ((), NO_LIMITS)]
     limits = grpo.max_steps, grpo.max_new_tokens, grpo.repeats, *more
     forks = eto["preferences"]["level"], eto["preferences"]["forced_steps"]
     # Episodes that go on from the expert's steps read what the editor wrote there.
-    edited = [model("editor")] if recipe.eto.expert.thoughts.enabled else []
+    editors = [model("editor")] if recipe.eto.expert.thoughts.enabled else []
     return {
         "collect": collect,
-        "critique": fingerprint("critique", collect, model("judge"), asked["critique"]),
+        "critique": fingerprint("critique", collect, model("judge"), settings["critique"]),
         "rollout": fingerprint("rollout", *acting, recipe.et_agent.curriculum.rollouts, limits),
         "explore": fingerprint(
-            "explore", *acting, eto["explore"], eto["expert"], files, eto["phases"], *forks, *edited
+            "explore", *acting, eto["explore"], eto["expert"], files, eto["phases"], *forks, *editors
         ),
-        **_evaluations(recipe, asked, (world, model("actor"), context, *besides)),
+        **_evaluations(recipe, settings, (world, model("actor"), context, *besides)),
     }
 
 
-def _evaluations(recipe: Recipe, asked: Mapping[str, Any], acting: Sequence[Any]) -> dict[str, str]:
+def _evaluations(recipe: Recipe, settings: Mapping[str, Any], acting: Sequence[Any]) -> dict[str, str]:
     """Return the inputs of the evaluation, as `evaluate`, and of each of its further sets, as
     `evaluate/NAME`: one more set, or another choice of the set for development, changes no episode
     of the others. Nor does the seed, of greedy episodes in worlds that repeat themselves.
@@ -148,12 +148,12 @@ def _evaluations(recipe: Recipe, asked: Mapping[str, Any], acting: Sequence[Any]
     def seed(temperature: float) -> tuple[int, ...]:
         return () if are_repeated and not temperature else (recipe.seed,)
 
-    config = {field: value for field, value in asked["evaluation"].items() if field not in ("sets", "development")}
-    instances = asked["environments"] if recipe.environments else asked["instances"]
+    config = {field: value for field, value in settings["evaluation"].items() if field not in ("sets", "development")}
+    instances = settings["environments"] if recipe.environments else settings["instances"]
     held_out = {field: value for field, value in instances.items() if recipe.environments or field.startswith("test")}
     about = (VERSION, *acting, held_out, config)
     inputs = {"evaluate": fingerprint("evaluate", *about, *seed(recipe.evaluation.temperature))}
-    for name, chosen in asked["evaluation"].get("sets", {}).items():
+    for name, chosen in settings["evaluation"].get("sets", {}).items():
         temperature = recipe.evaluation.sets[name].temperature
         inputs[f"evaluate/{name}"] = fingerprint("evaluate", *about, *seed(temperature), chosen)
     return inputs
@@ -174,8 +174,8 @@ def input_files(recipe: Recipe) -> dict[str, str]:
     launch = recipe.training.launch
     # The name of a shipped file of settings is no path.
     settings = launch.deepspeed if launch and Path(launch.deepspeed).is_file() else ""
-    named = (recipe.eto.expert.file, recipe.eto.preferences.file, settings)
-    files = {**{name: name for name in named if name}, **played_from(recipe)}
+    names = (recipe.eto.expert.file, recipe.eto.preferences.file, settings)
+    files = {**{name: name for name in names if name}, **played_from(recipe)}
     hashes = {name: contents(Path(path), recipe) for name, path in files.items()}
     return {name: sha256 for name, sha256 in hashes.items() if SHIPPED.get(name) != sha256}
 
@@ -190,7 +190,7 @@ def contents(path: Path, recipe: Recipe) -> str:
         raise DataFileError(f"the recipe's file {placed(path)} cannot be read: {error.strerror or error}") from error
 
 
-def _worlds(recipe: Recipe, asked: Mapping[str, Any]) -> tuple[Any, Any]:
+def _worlds(recipe: Recipe, settings: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return what a recipe asks of its world, or of all its worlds, and the splits from which it
     collects.
     """
@@ -199,13 +199,13 @@ def _worlds(recipe: Recipe, asked: Mapping[str, Any]) -> tuple[Any, Any]:
         for name, world in recipe.worlds().items()
     }
     if not recipe.environments:
-        return (asked["environment"], versions[recipe.environment.name]), asked["instances"]["train"]
+        return (settings["environment"], versions[recipe.environment.name]), settings["instances"]["train"]
     acting = ("name", "options", "transcript", "prompt", "action", "search", "explore")
     worlds = {
         name: {field: world[field] for field in acting if field in world}
-        for name, world in asked["environments"].items()
+        for name, world in settings["environments"].items()
     }
-    return (worlds, versions), {name: world["instances"]["train"] for name, world in asked["environments"].items()}
+    return (worlds, versions), {name: world["instances"]["train"] for name, world in settings["environments"].items()}
 
 
 # The prompts of a recipe's worlds: the contents of their files.
@@ -260,15 +260,17 @@ def _read(prompt: PromptConfig, environment: str) -> Opening:
     if prompt.examples:
         file = _examples_file(prompt, environment)
         for number, record in records(file, setting="environment.prompt.examples_file"):
-            spoken = [turn for turn in conversation(record, f"{file}:{number}") if turn.role not in ("system", "tools")]
-            if [turn.role for turn in spoken[:2]] != ["user", "assistant"]:
+            messages = [
+                turn for turn in conversation(record, f"{file}:{number}") if turn.role not in ("system", "tools")
+            ]
+            if [turn.role for turn in messages[:2]] != ["user", "assistant"]:
                 raise DataFileError(f"{file}:{number} must begin with the turn of the problem and then a reply")
-            if as_turns and any(turn.role == after.role for turn, after in pairwise(spoken)):
+            if as_turns and any(turn.role == after.role for turn, after in pairwise(messages)):
                 raise DataFileError(
                     f"{file}:{number} has two turns of one role in a row, and a conversation alternates; join them, or "
                     "set environment.prompt.examples_as to text"
                 )
-            examples.append(spoken)
+            examples.append(messages)
         if len(examples) < prompt.examples:
             raise ConfigError(
                 f"environment.prompt.examples is {prompt.examples}, and {file} has {len(examples)}; lower it, or name "
@@ -283,16 +285,16 @@ def _read(prompt: PromptConfig, environment: str) -> Opening:
             raise DataFileError(
                 f"environment.prompt: file {placed(file)} cannot be read: {unreadable(error)}"
             ) from error
-    selected = examples[: prompt.examples]
+    selection = examples[: prompt.examples]
     turns: list[Message] = []
-    for example in selected if as_turns else ():
+    for example in selection if as_turns else ():
         # Up to its last reply, as the turns of an episode before this one.
         last = max(number for number, turn in enumerate(example) if turn.role == "assistant")
         turns += [Message(role=turn.role, text=turn.text, example=True) for turn in example[: last + 1]]
     return Opening(
         system=prompt.system,
         instruction=instruction,
-        examples=() if as_turns else tuple(map(example_text, selected)),
+        examples=() if as_turns else tuple(map(example_text, selection)),
         turns=tuple(turns),
     )
 
@@ -353,24 +355,24 @@ def check_run(place: Workplace, *iterations: int) -> None:
 
     Weights whose folder is missing are not checked. Raises `StoreError` if a check fails.
     """
-    trained = trained_iterations(place.store, place.run_id)
-    for iteration in trained if not iterations else sorted({*trained} & {*iterations}):
-        stored = checkpoint_made(place.store, place.iteration_id(iteration))
+    numbers = trained_iterations(place.store, place.run_id)
+    for iteration in numbers if not iterations else sorted({*numbers} & {*iterations}):
+        checkpoint = checkpoint_made(place.store, place.iteration_id(iteration))
         try:
-            manifest = read_manifest(stored.path) if stored is not None and stored.trained else None
+            manifest = read_manifest(checkpoint.path) if checkpoint is not None and checkpoint.trained else None
         except ModelDirectoryError:
             manifest = None
-        if stored is None or manifest is None:
+        if checkpoint is None or manifest is None:
             continue
-        if manifest.weights_sha256 != stored.weights_sha256:
+        if manifest.weights_sha256 != checkpoint.weights_sha256:
             raise StoreError(
-                f"the weights in {stored.path} are not those that iteration {iteration} of run {place.run_id} made "
+                f"the weights in {checkpoint.path} are not those that iteration {iteration} of run {place.run_id} made "
                 f"according to {place.store.path}; put back the weights or the store that belong together, or take "
                 "the run out with `agentr store prune`, move that folder away and run it again"
             )
         if not _has_rows(place, iteration, manifest):
             raise StoreError(
-                f"{stored.path} was trained on rows that {place.store.path} lacks or has otherwise (iteration "
+                f"{checkpoint.path} was trained on rows that {place.store.path} lacks or has otherwise (iteration "
                 f"{iteration} of run {place.run_id}); put back a store that has them, or take the run out with "
                 "`agentr store prune`, move that folder away and run it again"
             )
@@ -433,8 +435,8 @@ def run_id_of(recipe: Recipe, method: Method) -> str:
         )
         for name, world in recipe.worlds().items()
     }
-    changed = {name: version for name, version in of_texts.items() if version > 1}
-    further = files, recipe.compare.pool, changed, prompt_files(recipe)
+    text_versions = {name: version for name, version in of_texts.items() if version > 1}
+    further = files, recipe.compare.pool, text_versions, prompt_files(recipe)
     return fingerprint("run", asked_for(recipe, method), models, behaviour, *filter(None, further))
 
 
@@ -479,10 +481,10 @@ async def start(place: Workplace, *, evaluates: bool = False, collects: bool = F
     config = resolved(place.recipe)
     state = run_state(place.store, place.run_id)
     status: Status = "evaluating" if evaluates else "collecting" if collects else "running"
-    ended: datetime | None = None
+    end_time: datetime | None = None
     if state is not None and (evaluates or collects):
         # Neither an evaluation nor a collection changes how far a run goes or how it ended.
-        status, ended, config["iterations"] = state.status, state.finished_at, state.iterations
+        status, end_time, config["iterations"] = state.status, state.finished_at, state.iterations
     now = datetime.now(UTC)
     general = [] if evaluates or collects else _general_data(place)
     # A run that is known keeps what it began with.
@@ -496,7 +498,7 @@ async def start(place: Workplace, *, evaluates: bool = False, collects: bool = F
         workspace=str(place.root),
         status=status,
         started_at=now,
-        finished_at=ended,
+        finished_at=end_time,
     )
     base_model = checkpoint_rows(
         checkpoint_id,
@@ -533,11 +535,11 @@ def check_files(place: Workplace, stage: Stage) -> None:
     A start looks for the run of the files that are there. What goes on with a run by its id, such
     as its next stage, must not go on with other files.
     """
-    stored = known_input(place.store, place.run_id, OF_FILES)
-    if stored not in (None, _files(place.recipe)):
-        named = ", ".join([*input_files(place.recipe), *prompt_files(place.recipe)]) or "its files"
+    stored_hash = known_input(place.store, place.run_id, OF_FILES)
+    if stored_hash not in (None, _files(place.recipe)):
+        names = ", ".join([*input_files(place.recipe), *prompt_files(place.recipe)]) or "its files"
         raise ConfigError(
-            f"run {place.run_id} cannot go on: {named} are not what they were when it was started; bring them back, "
+            f"run {place.run_id} cannot go on: {names} are not what they were when it was started; bring them back, "
             "or run the recipe anew"
         )
     if "data" in stage.reads:
@@ -554,9 +556,9 @@ def goal_with(store: Store, run_id: str, more: int) -> int:
     A run that has not ended keeps the goal that it began with: after an interruption, nothing is
     added to what remains to be done.
     """
-    finished, state = count_finished_iterations(store, run_id), run_state(store, run_id)
+    finished_count, state = count_finished_iterations(store, run_id), run_state(store, run_id)
     under_way = state is not None and state.status in ("running", "failed")
-    return state.iterations if state is not None and under_way else finished + more
+    return state.iterations if state is not None and under_way else finished_count + more
 
 
 async def begin(place: Workplace, iteration: int) -> None:
@@ -616,8 +618,8 @@ def _inputs(place: Workplace, now: datetime) -> list[Rows]:
     configs = recipe.own_models()
     weights: dict[ModelRole, str] = {role: identity(model) for role, model in configs.items() if role != "actor"}
     started_at = place.started_at() or now
-    asked, files, prompts = asked_for(recipe, place.method), input_files(recipe), prompt_files(recipe)
-    hashes = input_ids(recipe, asked, weights=weights, files=files, prompts=prompts, at=started_at)
+    settings, files, prompts = asked_for(recipe, place.method), input_files(recipe), prompt_files(recipe)
+    hashes = input_ids(recipe, settings, weights=weights, files=files, prompts=prompts, at=started_at)
     inputs = {stage: key for stage, key in hashes.items() if stage.partition("/")[0] in place.method.taken_over}
     return [stage_input_rows(place.run_id, inputs)]
 
@@ -634,8 +636,8 @@ def _general_data(place: Workplace) -> list[Rows]:
     if not general.share:
         return []
     content = contents(Path(general.file), place.recipe)
-    stored = known_input(place.store, place.run_id, OF_DATASETS)
-    if stored not in (None, content):
+    stored_hash = known_input(place.store, place.run_id, OF_DATASETS)
+    if stored_hash not in (None, content):
         raise ConfigError(
             f"data.general.file: {general.file} is not what it was when run {place.run_id} began to train; bring its "
             "contents back, or give other conversations a file of another name"

@@ -45,8 +45,8 @@ def flag(value: Any, name: str) -> bool | None:
         return bool(value)
     if isinstance(value, int | float) and 0 < value < 1:
         raise DataFileError(f"{name} is {value}; a reply is trained or not, without a weight, so give 0 or 1")
-    quoted = repr(value) if len(repr(value)) <= _QUOTED_CHARS else f"{repr(value)[:_QUOTED_CHARS]}..."
-    raise DataFileError(f"{name} is {quoted}; it must be true or false, 1 or 0, or null")
+    excerpt = repr(value) if len(repr(value)) <= _QUOTED_CHARS else f"{repr(value)[:_QUOTED_CHARS]}..."
+    raise DataFileError(f"{name} is {excerpt}; it must be true or false, 1 or 0, or null")
 
 
 def flag_of(fields: Mapping[str, Any], where: str) -> bool | None:
@@ -102,8 +102,8 @@ def written_calls(beside: str, calls: Iterable[tuple[str, Mapping[str, Any] | st
     """
     text = beside.strip()
     for name, arguments in calls:
-        written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        text = call_text(name, written, beside=text)
+        arguments_text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        text = call_text(name, arguments_text, beside=text)
     return text
 
 
@@ -114,31 +114,31 @@ def with_calls(values: Sequence[Any], where: str) -> list[Any]:
     Raises `DataFileError` for a call without a name, an id or arguments that are an object, and for
     a result of no call.
     """
-    read: list[Any] = []
+    plain_turns: list[Any] = []
     # Not known after a reply that has its calls in its text.
     open_ids: list[str] | None = None
     first = 0
     for position, turn in enumerate(values):
         at = f"{where}, turn {position}"
         if not isinstance(turn, dict):
-            read.append(turn)
+            plain_turns.append(turn)
         elif holds(turn.get("tool_calls")):
             open_ids, text = calls_of(turn, at)
-            read.append({**{name: turn[name] for name in turn if name != "tool_calls"}, "content": text})
-            first = len(read)
+            plain_turns.append({**{name: turn[name] for name in turn if name != "tool_calls"}, "content": text})
+            first = len(plain_turns)
         elif open_ids is not None and turn.get("role") == "tool" and holds(key := turn.get("tool_call_id")):
             if key not in open_ids:
                 raise DataFileError(f"{at} has the result of {key!r}, and no call of the reply before it has that id")
-            read.append(turn)
+            plain_turns.append(turn)
             # Results of later calls may have come first.
-            results = read[first:]
-            read[first:] = [
+            results = plain_turns[first:]
+            plain_turns[first:] = [
                 result for name in dict.fromkeys(open_ids) for result in results if result["tool_call_id"] == name
             ]
         else:
-            read.append(turn)
+            plain_turns.append(turn)
             open_ids = [] if "tool_calls" in turn else None
-    return read
+    return plain_turns
 
 
 def calls_of(turn: Mapping[str, Any], where: str) -> tuple[list[str], str]:
@@ -280,14 +280,14 @@ def atif_results(step: Mapping[str, Any], where: str) -> list[tuple[str | None, 
     if not isinstance(results, list):
         raise DataFileError(f"{where}: observation must have a list of results")
     ids = {call["tool_call_id"] for call in step.get("tool_calls") or ()}
-    read = []
+    pairs = []
     for result in results:
         fields = result if isinstance(result, dict) else {"content": result}
         key = fields.get("source_call_id")
         if key is not None and key not in ids:
             raise DataFileError(f"{where}: source_call_id is {key!r}, and no call of the step has that id")
-        read.append((key, text_of(fields.get("content"), f"{where}, observation")))
-    return read
+        pairs.append((key, text_of(fields.get("content"), f"{where}, observation")))
+    return pairs
 
 
 def _observed(results: Sequence[tuple[str | None, str]], role: str | None) -> list[dict[str, Any]]:
@@ -445,12 +445,12 @@ def left_out(record: Mapping[str, Any], use: Use) -> frozenset[str]:
     if is_atif(record):
         return frozenset(_of_atif(record, use))
     turns = next((name for name in _LISTS if holds(record.get(name))), "prompt")
-    read = {*_OF_USE[use], *SYSTEM, *FLAGS, "tools", turns, *(("completion",) if turns == "prompt" else ())}
+    known_fields = {*_OF_USE[use], *SYSTEM, *FLAGS, "tools", turns, *(("completion",) if turns == "prompt" else ())}
     lists = (turns, "completion", "chosen", "rejected")
     return frozenset(
         [
-            *_unread(record, read),
-            *(name for key in lists if key in read for name in _of_turns(record.get(key), key)),
+            *_unread(record, known_fields),
+            *(name for key in lists if key in known_fields for name in _of_turns(record.get(key), key)),
         ]
     )
 
@@ -498,14 +498,14 @@ def _objects(values: Any) -> list[dict[str, Any]]:
     return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
 
 
-def _unread(fields: Mapping[str, Any], read: Collection[str]) -> Iterator[str]:
+def _unread(fields: Mapping[str, Any], known_fields: Collection[str]) -> Iterator[str]:
     """Yield the names of fields that are not read; one of which a part is read by the names of its
     other parts.
     """
     for name, value in fields.items():
-        if not holds(value) or name in read:
+        if not holds(value) or name in known_fields:
             continue
-        parts = {field_name.partition(".")[2] for field_name in read if field_name.startswith(f"{name}.")}
+        parts = {field_name.partition(".")[2] for field_name in known_fields if field_name.startswith(f"{name}.")}
         if parts and isinstance(value, dict):
             yield from (f"{name}.{part}" for part, content in value.items() if holds(content) and part not in parts)
         else:

@@ -67,19 +67,19 @@ def token_row(sample: Sample, renderer: Renderer) -> TokenRow:
     check_flags(sample)
     name = sample_id(sample)
     try:
-        rendered = renderer.render_sample(sample.messages)
-        check_sample(rendered)
+        rendered_sample = renderer.render_sample(sample.messages)
+        check_sample(rendered_sample)
     except DataFault as error:
         raise DataFault(f"{sample.kind} sample {name}: {error}") from error
-    lengths = _trained_lengths(sample, rendered, renderer)
+    lengths = _trained_lengths(sample, rendered_sample, renderer)
     counts: Counter[TurnClass] = Counter()
     for turn_class, length in zip(turn_classes(sample), lengths, strict=True):
         counts[turn_class] += length
     return TokenRow(
         sample_id=name,
         kind=sample.kind,
-        input_ids=tuple(rendered.input_ids),
-        labels=tuple(rendered.labels),
+        input_ids=tuple(rendered_sample.input_ids),
+        labels=tuple(rendered_sample.labels),
         trained_tokens=dict(counts),
     )
 
@@ -164,7 +164,7 @@ class _TrainedSpan(NamedTuple):
     ends: bool
 
 
-def _trained_lengths(sample: Sample, rendered: RenderedSample, renderer: Renderer) -> list[int]:
+def _trained_lengths(sample: Sample, rendered_sample: RenderedSample, renderer: Renderer) -> list[int]:
     """Return how many tokens of each trained span carry loss.
 
     Labels are checked against the flags independently of the renderer: template text separates any
@@ -182,9 +182,11 @@ def _trained_lengths(sample: Sample, rendered: RenderedSample, renderer: Rendere
                 group = []
         if group:
             groups.append(group)
-    stretches = list(trained_stretches(rendered.labels))
+    stretches = list(trained_stretches(rendered_sample.labels))
     starts = [
-        before for before, (previous, current) in enumerate(pairwise(rendered.labels)) if previous == IGNORED != current
+        before
+        for before, (previous, current) in enumerate(pairwise(rendered_sample.labels))
+        if previous == IGNORED != current
     ]
     if len(groups) != len(stretches):
         raise DataFault(
@@ -193,14 +195,18 @@ def _trained_lengths(sample: Sample, rendered: RenderedSample, renderer: Rendere
         )
     lengths: list[int] = []
     for group, stretch, begin in zip(groups, stretches, starts, strict=True):
-        before: int | None = rendered.input_ids[begin]
-        for position, trained in enumerate(group):
-            ids = renderer.own_ids(trained.span) if trained.ends else renderer.inner_ids(trained.span, before)
+        before: int | None = rendered_sample.input_ids[begin]
+        for position, trained_span in enumerate(group):
+            ids = (
+                renderer.own_ids(trained_span.span)
+                if trained_span.ends
+                else renderer.inner_ids(trained_span.span, before)
+            )
             length = len(stretch) if position == len(group) - 1 else len(ids)
             labels = stretch[:length]
-            span, sampled = trained.span, ids or labels
-            closing = 1 if trained.ends and span.finish_reason != "length" else 0
-            if labels[: len(sampled)] != sampled or len(labels) > len(sampled) + closing:
+            span, sampled_ids = trained_span.span, ids or labels
+            closing = 1 if trained_span.ends and span.finish_reason != "length" else 0
+            if labels[: len(sampled_ids)] != sampled_ids or len(labels) > len(sampled_ids) + closing:
                 raise DataFault(
                     f"{sample.kind} sample {sample_id(sample)}: the labels of turn {span.text[:60]!r} are not the "
                     "tokens that were sampled; render the sample again"
@@ -227,41 +233,43 @@ def drops(messages: tuple[Message, ...], fits: Fits) -> tuple[int, ...]:
     """
     if is_grown(messages):
         return ()
-    dropped: list[int] = []
+    drop_counts: list[int] = []
     for reply in reply_positions(messages):
-        dropped.append(fewest_dropped(messages[:reply], fits, least=dropped[-1] if dropped else 0))
-    return tuple(dropped)
+        drop_counts.append(fewest_dropped(messages[:reply], fits, least=drop_counts[-1] if drop_counts else 0))
+    return tuple(drop_counts)
 
 
 def split(
-    sample: Sample, dropped: Sequence[int], way: Way, *, stage: str, subject: str
+    sample: Sample, drop_counts: Sequence[int], way: Way, *, stage: str, subject: str
 ) -> tuple[Sample, ...] | Rejection:
     """Return the sample of a whole path as samples of its stretches, or why it gives none.
 
     A path that was read whole is returned as it is. Stretches without a trained reply are left out.
 
     Args:
-        dropped: for each reply, how many exchanges were left out of its prompt; never fewer than
-        for the one before.
+        drop_counts: for each reply, how many exchanges were left out of its prompt; never fewer
+            than for the one before.
         stage, subject: those of the rejection.
     """
-    if not any(dropped):
+    if not any(drop_counts):
         return (sample,)
     if way == "reject":
-        first = next(position for position, number in enumerate(dropped) if number)
+        first = next(position for position, number in enumerate(drop_counts) if number)
         detail = f"from step {first} on it was read without its oldest turns; data.windowed is reject"
         return Rejection(stage=stage, subject=subject, reason="windowed", detail=detail)
-    borders = [position for position, number in enumerate(dropped) if position == 0 or dropped[position - 1] != number]
+    borders = [
+        position for position, number in enumerate(drop_counts) if position == 0 or drop_counts[position - 1] != number
+    ]
     replies = reply_positions(sample.messages)
     stretches: list[Sample] = []
-    for start, end in zip(borders, [*borders[1:], len(dropped)], strict=True):
+    for start, end in zip(borders, [*borders[1:], len(drop_counts)], strict=True):
         # What was read and said from reply `start` up to, not including, reply `end`; it ends with
         # a reply.
         first = replies[start]
         before = tuple(replace(message, train=False) for message in sample.messages[:first])
-        messages = windowed(before + sample.messages[first : replies[end - 1] + 1], dropped[start])
+        messages = windowed(before + sample.messages[first : replies[end - 1] + 1], drop_counts[start])
         if any(message.train for message in messages):
-            extra = {**sample.provenance.extra, "stretch": len(stretches), "dropped": dropped[start]}
+            extra = {**sample.provenance.extra, "stretch": len(stretches), "dropped": drop_counts[start]}
             provenance = replace(sample.provenance, extra=extra)
             stretches.append(replace(sample, messages=messages, provenance=provenance))
     return tuple(stretches)
@@ -283,14 +291,14 @@ class FilterResult(NamedTuple, Generic[T]):
 def unused_kinds(samples: Iterable[Sample], use: Use) -> FilterResult[Sample]:
     """Return the samples of the kinds that the recipe trains on: revision, good, or both."""
     revision, good = SampleKind.REVISION, SampleKind.GOOD
-    unused = {"revision": {good}, "good": {revision}, "expert": {revision, good}}.get(use, set())
-    kept, rejected = [], []
+    excluded_kinds = {"revision": {good}, "good": {revision}, "expert": {revision, good}}.get(use, set())
+    kept_samples, rejections = [], []
     for sample in samples:
-        if sample.kind in unused:
-            rejected.append(_reject(sample_id(sample), "kind-not-used", f"data.use is {use}"))
+        if sample.kind in excluded_kinds:
+            rejections.append(_reject(sample_id(sample), "kind-not-used", f"data.use is {use}"))
         else:
-            kept.append(sample)
-    return FilterResult(tuple(kept), tuple(rejected))
+            kept_samples.append(sample)
+    return FilterResult(tuple(kept_samples), tuple(rejections))
 
 
 def duplicates(samples: Iterable[Sample]) -> FilterResult[Sample]:
@@ -298,28 +306,28 @@ def duplicates(samples: Iterable[Sample]) -> FilterResult[Sample]:
     train flags are.
     """
     first: dict[str, Sample] = {}
-    rejected = []
+    rejections = []
     for sample in samples:
         original = first.setdefault(conversation_key(sample), sample)
         if original is not sample:
-            rejected.append(
+            rejections.append(
                 _reject(sample_id(sample), "duplicate", f"same conversation as sample {sample_id(original)}")
             )
-    return FilterResult(tuple(first.values()), tuple(rejected))
+    return FilterResult(tuple(first.values()), tuple(rejections))
 
 
 def cut_replies(samples: Iterable[Sample], rule: CutReplies, renderer: Renderer) -> FilterResult[Sample]:
     """Return the samples in which no trained reply was cut by its token limit; with rule `keep`,
     all of them.
     """
-    kept, rejected = [], []
+    kept_samples, rejections = [], []
     for sample in samples:
         num_cut = count_cut(sample, renderer) if rule == "reject" else 0
         if num_cut:
-            rejected.append(_reject(sample_id(sample), CUT_REPLY, cut_detail(num_cut)))
+            rejections.append(_reject(sample_id(sample), CUT_REPLY, cut_detail(num_cut)))
         else:
-            kept.append(sample)
-    return FilterResult(tuple(kept), tuple(rejected))
+            kept_samples.append(sample)
+    return FilterResult(tuple(kept_samples), tuple(rejections))
 
 
 def count_cut(sample: Sample, renderer: Renderer) -> int:
@@ -355,8 +363,8 @@ def good_per_tree(samples: Iterable[Sample], cap: int) -> FilterResult[Sample]:
             by_tree.setdefault(_origin(sample), {}).setdefault(path, []).append(position)
     over: set[int] = set()
     for paths in by_tree.values():
-        ranked = sorted(paths.values(), key=lambda path: _preference([samples[position] for position in path]))
-        over.update(position for path in ranked[cap or len(ranked) :] for position in path)
+        ranking = sorted(paths.values(), key=lambda path: _preference([samples[position] for position in path]))
+        over.update(position for path in ranking[cap or len(ranking) :] for position in path)
     return FilterResult(
         tuple(sample for position, sample in enumerate(samples) if position not in over),
         tuple(
@@ -370,14 +378,14 @@ def too_long(rows: Iterable[TokenRow], max_length: int) -> FilterResult[TokenRow
     """Return the rows of at most `max_length` tokens; 0 means no limit. Nothing is ever shortened
     to fit.
     """
-    kept, rejected = [], []
+    kept_rows, rejections = [], []
     for row in rows:
         if max_length and len(row.input_ids) > max_length:
             detail = f"{len(row.input_ids)} tokens; a row may have {max_length}"
-            rejected.append(_reject(row.sample_id, "too-long", detail))
+            rejections.append(_reject(row.sample_id, "too-long", detail))
         else:
-            kept.append(row)
-    return FilterResult(tuple(kept), tuple(rejected))
+            kept_rows.append(row)
+    return FilterResult(tuple(kept_rows), tuple(rejections))
 
 
 def in_shares(
@@ -404,16 +412,16 @@ def in_shares(
     for position, unit in enumerate(units):
         positions.setdefault(world(unit), []).append(position)
     unit_count = min((len(members) / shares[name] for name, members in positions.items()), default=0.0)
-    chosen: set[int] = set()
+    chosen_positions: set[int] = set()
     for name, members in positions.items():
         limit = min(len(members), round(unit_count * shares[name]))
-        chosen.update(random.Random(derive_seed(seed, "share", name)).sample(members, limit))
+        chosen_positions.update(random.Random(derive_seed(seed, "share", name)).sample(members, limit))
     return FilterResult(
-        tuple(unit for position, unit in enumerate(units) if position in chosen),
+        tuple(unit for position, unit in enumerate(units) if position in chosen_positions),
         tuple(
             _reject(subject(unit), "world-share", f"{world(unit)} has {shares[world(unit)]:g} of the samples")
             for position, unit in enumerate(units)
-            if position not in chosen
+            if position not in chosen_positions
         ),
     )
 
@@ -423,10 +431,10 @@ def check_no_leakage(samples: Sequence[Sample], test: Collection[Instance]) -> N
     instances.
     """
     forbidden = {instance.key for instance in test}
-    leaked = sorted({s.instance.key for s in samples if s.instance is not None and s.instance.key in forbidden})
-    if leaked:
+    leaks = sorted({s.instance.key for s in samples if s.instance is not None and s.instance.key in forbidden})
+    if leaks:
         raise DataFault(
-            f"samples were made from {len(leaked)} held-out instances, or variants of these: {', '.join(leaked)}; "
+            f"samples were made from {len(leaks)} held-out instances, or variants of these: {', '.join(leaks)}; "
             "collect from another split and build the samples again"
         )
 
@@ -463,33 +471,33 @@ def exchanged(samples: Iterable[Sample]) -> FilterResult[Sample]:
 
     Raises `DataFault` when one instance has more than half of the revisions.
     """
-    result, swappable, rejected = [], [], []
+    result, swappable, rejections = [], [], []
     for sample in samples:
         if sample.kind != SampleKind.REVISION:
             result.append(sample)
         elif any(turn.spans for turn in sample.messages) or sample.provenance.extra.get("stretch", 0):
             detail = "it cannot be cut after its turn of revision"
-            rejected.append(
+            rejections.append(
                 Rejection(stage="dataset", subject=sample_id(sample), reason="no-suffix-of-its-own", detail=detail)
             )
         else:
             swappable.append(sample)
     # In the order of their instances, each takes the suffix of the one N places on, N being the
     # most samples of one instance: that one is always of another instance.
-    ordered = sorted(swappable, key=lambda sample: (_instance(sample), content_order(sample)))
-    largest_group = max(Counter(map(_instance, ordered)).values(), default=0)
-    if largest_group > len(ordered) / 2:
+    revisions = sorted(swappable, key=lambda sample: (_instance(sample), content_order(sample)))
+    largest_group = max(Counter(map(_instance, revisions)).values(), default=0)
+    if largest_group > len(revisions) / 2:
         raise DataFault(
-            f"{largest_group} of {len(ordered)} revision samples are of one instance, so some cannot get another's "
+            f"{largest_group} of {len(revisions)} revision samples are of one instance, so some cannot get another's "
             "suffix; set data.suffixes=own, or collect from more instances"
         )
-    for sample, other in zip(ordered, [*ordered[largest_group:], *ordered[:largest_group]], strict=True):
+    for sample, other in zip(revisions, [*revisions[largest_group:], *revisions[:largest_group]], strict=True):
         messages = (*sample.messages[: _suffix_of(sample.messages)], *other.messages[_suffix_of(other.messages) :])
         made_of = {"prefix_of": sample_id(sample), "suffix_of": sample_id(other)}
         extra = {name: value for name, value in sample.provenance.extra.items() if not name.startswith("live_")}
         provenance = replace(sample.provenance, split=None, good_leaf=None, good_reward=None, extra=extra | made_of)
         result.append(replace(sample, messages=messages, provenance=provenance))
-    return FilterResult(tuple(result), tuple(rejected))
+    return FilterResult(tuple(result), tuple(rejections))
 
 
 def _suffix_of(messages: Sequence[Message]) -> int:
@@ -559,44 +567,55 @@ def build_dataset(
             or general data is wanted and none of it can be used.
     """
     current = _in_order(sample for sample in samples if sample.kind != SampleKind.GENERAL)
-    replayed = _in_order(sample for sample in earlier if config.replay and sample.kind != SampleKind.GENERAL)
-    check_no_leakage((*current, *replayed), test)
-    usable, unused = unused_kinds((*current, *replayed), config.use)
-    complete, cut = cut_replies(usable, config.cut_replies, renderer)
-    different, repeated = (complete, ()) if config.duplicates == "keep" else duplicates(complete)
-    capped, over_cap = good_per_tree(different, config.good_per_tree)
-    fitting, long = too_long((token_row(sample, renderer) for sample in capped), config.max_length)
-    world = {sample_id(sample): sample.instance.environment for sample in capped if sample.instance}
+    replayed_samples = _in_order(sample for sample in earlier if config.replay and sample.kind != SampleKind.GENERAL)
+    check_no_leakage((*current, *replayed_samples), test)
+    usable, kind_rejections = unused_kinds((*current, *replayed_samples), config.use)
+    complete, cut_rejections = cut_replies(usable, config.cut_replies, renderer)
+    different, duplicate_rejections = (complete, ()) if config.duplicates == "keep" else duplicates(complete)
+    capped_samples, over_cap = good_per_tree(different, config.good_per_tree)
+    fitting_rows, long = too_long((token_row(sample, renderer) for sample in capped_samples), config.max_length)
+    world = {sample_id(sample): sample.instance.environment for sample in capped_samples if sample.instance}
     rows, over_share = in_shares(
-        fitting, shares or {}, world=lambda row: world[row.sample_id], subject=lambda row: row.sample_id, seed=seed
+        fitting_rows, shares or {}, world=lambda row: world[row.sample_id], subject=lambda row: row.sample_id, seed=seed
     )
     num_general = round(len(rows) * config.general.share / (1 - config.general.share))
     (chat, long_chat), passes = draw_general(general, num_general, renderer, max_length=config.max_length, seed=seed)
-    ordered = [*rows, *chat]
-    random.Random(derive_seed(seed, "dataset-order")).shuffle(ordered)
-    earlier_ids = {sample_id(sample) for sample in replayed} - {sample_id(sample) for sample in current}
+    ordered_rows = [*rows, *chat]
+    random.Random(derive_seed(seed, "dataset-order")).shuffle(ordered_rows)
+    earlier_ids = {sample_id(sample) for sample in replayed_samples} - {sample_id(sample) for sample in current}
     return Dataset(
-        rows=tuple(ordered),
+        rows=tuple(ordered_rows),
         manifest=manifest_of(
-            ordered, seed=seed, replayed=sum(row.sample_id in earlier_ids for row in rows), general_passes=passes
+            ordered_rows,
+            seed=seed,
+            num_replayed=sum(row.sample_id in earlier_ids for row in rows),
+            general_passes=passes,
         ),
-        rejections=(*unused, *cut, *repeated, *over_cap, *long, *over_share, *long_chat),
+        rejections=(
+            *kind_rejections,
+            *cut_rejections,
+            *duplicate_rejections,
+            *over_cap,
+            *long,
+            *over_share,
+            *long_chat,
+        ),
     )
 
 
-def manifest_of(rows: Sequence[TokenRow], *, seed: int, replayed: int = 0, general_passes: int = 0) -> Manifest:
+def manifest_of(rows: Sequence[TokenRow], *, seed: int, num_replayed: int = 0, general_passes: int = 0) -> Manifest:
     """Return the manifest of rows in training order."""
-    trained: Counter[TurnClass] = Counter()
+    trained_tokens: Counter[TurnClass] = Counter()
     for row in rows:
-        trained.update(row.trained_tokens)
+        trained_tokens.update(row.trained_tokens)
     return Manifest(
         dataset_hash=dataset_hash(rows),
         seed=seed,
         rows=len(rows),
         tokens=sum(len(row.input_ids) for row in rows),
         samples=Counter(row.kind for row in rows),
-        trained_tokens=dict(trained),
-        replayed=replayed,
+        trained_tokens=dict(trained_tokens),
+        replayed=num_replayed,
         general_passes=general_passes,
     )
 
@@ -617,33 +636,33 @@ def draw_general(
     while len(rows) < count:
         order = random.Random(derive_seed(seed, "general", passes)).sample(usable, len(usable))
         passes += 1
-        refused: set[str] = set()
+        refused_ids: set[str] = set()
         for sample in order:
-            fitting: tuple[TokenRow, ...] = ()
+            fitting_rows: tuple[TokenRow, ...] = ()
             try:
-                fitting, rejected = too_long([token_row(sample, renderer)], max_length)
+                fitting_rows, new_rejections = too_long([token_row(sample, renderer)], max_length)
             except DataFault as fault:
                 # It may have a system turn that the chat template refuses, or a text that the
                 # tokenizer cannot write.
                 detail, name = str(fault), sample_id(sample)
-                rejected = (Rejection(stage=STAGE, subject=name, reason="not-rendered", detail=detail),)
-            rows += fitting
-            rejections += rejected
-            refused.update(rejection.subject for rejection in rejected)
+                new_rejections = (Rejection(stage=STAGE, subject=name, reason="not-rendered", detail=detail),)
+            rows += fitting_rows
+            rejections += new_rejections
+            refused_ids.update(rejection.subject for rejection in new_rejections)
             if len(rows) == count:
                 break
         if not rows:
-            unread = [rejection.detail for rejection in rejections if rejection.reason == "not-rendered"]
+            details = [rejection.detail for rejection in rejections if rejection.reason == "not-rendered"]
             raise DataFault(
                 f"{count} conversations of general data are wanted and none of {len(general)} "
                 + (
-                    f"can be used, since {unread[0]}; give data.general.file another file"
-                    if unread
+                    f"can be used, since {details[0]}; give data.general.file another file"
+                    if details
                     else f"has at most {max_length} tokens; give data.general.file another file, raise data.max_length"
                 )
                 + ", or set data.general.share to 0"
             )
-        usable = tuple(sample for sample in usable if sample_id(sample) not in refused)
+        usable = tuple(sample for sample in usable if sample_id(sample) not in refused_ids)
     return FilterResult(tuple(rows), tuple(rejections)), passes
 
 
@@ -693,7 +712,7 @@ def build_pairs(
             train a turn that must not be trained.
     """
     check_no_leakage([side for p in preferences.values() for side in (p.chosen, p.rejected)], test)
-    fitting: list[_Pair] = []
+    fitting_pairs: list[_Pair] = []
     rejections: list[Rejection] = []
     # By what is in them: their ids contain the run.
     for key, preference in sorted(
@@ -703,12 +722,12 @@ def build_pairs(
         if isinstance(result, Rejection):
             rejections.append(result)
         else:
-            fitting.append(result)
+            fitting_pairs.append(result)
     world = {key: p.chosen.instance.environment for key, p in preferences.items() if p.chosen.instance}
-    selected, over_share = in_shares(
-        fitting, shares or {}, world=lambda pair: world[pair[0]], subject=lambda pair: pair[0], seed=seed
+    selected_pairs, over_share = in_shares(
+        fitting_pairs, shares or {}, world=lambda pair: world[pair[0]], subject=lambda pair: pair[0], seed=seed
     )
-    pairs = list(selected)
+    pairs = list(selected_pairs)
     random.Random(derive_seed(seed, "dataset-order")).shuffle(pairs)
     rows = tuple(row for _, *pair in pairs for row in pair)
     return Dataset(rows=rows, manifest=manifest_of(rows, seed=seed), rejections=(*rejections, *over_share))
@@ -735,6 +754,6 @@ def prompt_of(sample: Sample) -> tuple[Message, ...]:
     """Return what comes before the first trained turn or span of a side."""
     for position, message in enumerate(sample.messages):
         if message.train:
-            untrained = tuple(takewhile(lambda span: not span.train, message.spans))
-            return (*sample.messages[:position], *([grown_turn(untrained)] if untrained else []))
+            untrained_spans = tuple(takewhile(lambda span: not span.train, message.spans))
+            return (*sample.messages[:position], *([grown_turn(untrained_spans)] if untrained_spans else []))
     return sample.messages

@@ -99,8 +99,10 @@ def fields_unread(record: Node, *, pairs: bool) -> frozenset[str] | None:
     if is_tree(record):
         return frozenset(f"nodes.{name}" for node, _ in _nodes(record, "") for name in node if _unread(node, name))
     if "revise_log" in record:
-        read = ("task_num", *(("high_log", "low_log") if pairs else ("revise_log",)))
-        return frozenset(name for name, value in record.items() if name not in read and value not in (None, "", []))
+        known_fields = ("task_num", *(("high_log", "low_log") if pairs else ("revise_log",)))
+        return frozenset(
+            name for name, value in record.items() if name not in known_fields and value not in (None, "", [])
+        )
     if _is_log(record):
         return frozenset(f"meta.{name}" for name, value in record["meta"].items() if name != "reward" and value)
     return None
@@ -129,16 +131,16 @@ Valued = tuple[tuple[Node, ...], float]
 
 def _best_and_worst(root: Node, where: str) -> tuple[Valued, Valued]:
     """Return the first path of the highest mean value and of the lowest, of those that ended."""
-    ended = [
+    ended_paths = [
         (path, _value(node, where))
         for node, path in _nodes(root, where)
         if path and node.get("is_terminal") and not node["children"]
     ]
-    if not ended:
+    if not ended_paths:
         raise DataFileError(f"{where}: no path of the tree ended; leave the file out")
     # ScienceWorld's server counts to 100, the others to 1.
-    most = 100 if max(value for _, value in ended) > 1 else 1
-    best, worst = max(ended, key=lambda valued: valued[1]), min(ended, key=lambda valued: valued[1])
+    most = 100 if max(value for _, value in ended_paths) > 1 else 1
+    best, worst = max(ended_paths, key=lambda item: item[1]), min(ended_paths, key=lambda item: item[1])
     return (best[0], best[1] / most), (worst[0], worst[1] / most)
 
 
@@ -173,13 +175,13 @@ def _parted(chosen: list[Any], rejected: list[Any]) -> Record:
     """Return the turns that both sides begin with as their prompt, and the rest of each, up to its
     last reply.
     """
-    shared = 0
-    while shared < min(len(chosen), len(rejected)) and chosen[shared] == rejected[shared]:
-        shared += 1
+    prompt_length = 0
+    while prompt_length < min(len(chosen), len(rejected)) and chosen[prompt_length] == rejected[prompt_length]:
+        prompt_length += 1
     return {
-        "prompt": chosen[:shared],
-        "chosen": _until_reply(chosen[shared:]),
-        "rejected": _until_reply(rejected[shared:]),
+        "prompt": chosen[:prompt_length],
+        "chosen": _until_reply(chosen[prompt_length:]),
+        "rejected": _until_reply(rejected[prompt_length:]),
     }
 
 

@@ -571,7 +571,7 @@ class Renderer:
         replies = [at for at, message in enumerate(messages) if message.role == "assistant"]
         ends = (*replies, len(messages))
         add(self._encoder.piece(pieces[0], marks), messages[: ends[0]], piece=pieces[0])
-        for at, following, piece in zip(replies, ends[1:], pieces[1:], strict=True):
+        for at, end, piece in zip(replies, ends[1:], pieces[1:], strict=True):
             turn = messages[at]
             *inner, last = turn.parts
             for span in inner:
@@ -581,7 +581,7 @@ class Renderer:
             if ids[-1:] != (self.end_of_turn,):
                 add((self.end_of_turn,), [], train=last.train and self._trains_closing(last, grown=bool(turn.spans)))
             rest = piece[len(self._end_text) :]
-            add(self._encoder.piece(rest, marks, before), messages[at + 1 : following], piece=rest)
+            add(self._encoder.piece(rest, marks, before), messages[at + 1 : end], piece=rest)
         return segments
 
     def _writers(self, segment: _Segment, token_texts: Sequence[str], marks: Marks) -> list[str]:
@@ -595,10 +595,10 @@ class Renderer:
         # it changed are left out.
         spans, end = [], 0
         for turn in segment.turns:
-            covered = marks.cover(turn.text).strip()
-            start = segment.piece.find(covered, end)
+            covered_text = marks.cover(turn.text).strip()
+            start = segment.piece.find(covered_text, end)
             if start >= 0:
-                end = start + len(covered)
+                end = start + len(covered_text)
                 first, last = (len(marks.uncover(segment.piece[:position])) for position in (start, end))
                 spans.append((_turn_name(turn), first, last))
         writers = []
@@ -636,8 +636,8 @@ class Renderer:
             # Its text would not tell: a stop string may be white space.
             return False
         # Elsewhere the ids go on beyond the text, with the stop string.
-        sampled, text = self._tokenizer.decode(ids).strip() if ids else "", reply.text.strip()
-        return not (len(sampled) > len(text) and sampled.startswith(text))
+        sampled_text, text = self._tokenizer.decode(ids).strip() if ids else "", reply.text.strip()
+        return not (len(sampled_text) > len(text) and sampled_text.startswith(text))
 
     def _has_end(self, ids: Sequence[int]) -> bool:
         return bool(ids and ids[-1] in self._encoder.special)

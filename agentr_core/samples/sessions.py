@@ -47,8 +47,8 @@ def writer_of(text: str) -> str:
 
 def session(agent: str, lines: Sequence[Line], name: str) -> dict[str, Any]:
     """Return the lines of a session as one record, which is named as its file is."""
-    noted = {"instance_id": key} if isinstance(key := _note(lines).get("instance_id"), str) else {}
-    return {SESSION: agent, "id": name, **noted, _LINES: list(lines)}
+    note_fields = {"instance_id": key} if isinstance(key := _note(lines).get("instance_id"), str) else {}
+    return {SESSION: agent, "id": name, **note_fields, _LINES: list(lines)}
 
 
 def _note(lines: Sequence[Line]) -> Line:
@@ -152,8 +152,8 @@ def read_claude_code(lines: Sequence[Line], where: str) -> tuple[str, list[Turn]
             for block in results
         ]
         if len(results) < len(blocks):
-            said = [block for block in blocks if block not in results]
-            turns.append({"role": "user", "content": _texts(said, at)})
+            other_blocks = [block for block in blocks if block not in results]
+            turns.append({"role": "user", "content": _texts(other_blocks, at)})
     system, tools = "", []
     for line in lines:
         attachment = line.get("attachment")
@@ -208,9 +208,9 @@ def tool_definition(tool: Any) -> dict[str, Any]:
     if isinstance(tool, dict) and isinstance(tool.get(NOTE), dict):
         return dict(tool[NOTE])
     schema = tool.get("schema", tool) if isinstance(tool, dict) else {}
-    described = {"description": schema["description"]} if isinstance(schema.get("description"), str) else {}
+    description = {"description": schema["description"]} if isinstance(schema.get("description"), str) else {}
     parameters = schema.get("input_schema") or {"type": "object"}
-    return {"type": "function", "function": {"name": schema.get("name"), **described, "parameters": parameters}}
+    return {"type": "function", "function": {"name": schema.get("name"), **description, "parameters": parameters}}
 
 
 # Codex: the items of its requests, one a line, after a line about the session.
@@ -253,8 +253,8 @@ def codex_turns(item: Line, kind: Any, turns: Sequence[Turn], where: str) -> Ite
             reply["content"] += _texts(item.get("content"), where)
         else:
             # A custom call has a text in place of arguments.
-            given = item.get("arguments") if kind == "function_call" else {"input": item.get("input")}
-            reply["tool_calls"].append({"id": item.get("call_id"), "name": item.get("name"), "arguments": given})
+            arguments = item.get("arguments") if kind == "function_call" else {"input": item.get("input")}
+            reply["tool_calls"].append({"id": item.get("call_id"), "name": item.get("name"), "arguments": arguments})
     elif kind == "local_shell_call":
         raise DataFileError(f"{where} is a {kind}, which has no arguments; leave the session out")
 
@@ -342,13 +342,13 @@ _READ: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
 
 def _unread(agent: str, lines: Sequence[Line]) -> Iterator[str]:
     claude = [id(line) for line in _claude_path(lines, "")] if agent == "Claude Code" else None
-    kept = claude if claude is not None else _pi_path(lines) if agent == "pi" else None
+    kept_ids = claude if claude is not None else _pi_path(lines) if agent == "pi" else None
     yield from (f"{NOTE}.{name}" for name in fields_beside(_note(lines), ("instance_id", "system", "tools")))
     for line in lines:
         kind = str(line.get("type"))
         item = line.get("payload")
         part = item.get("type") if kind == "response_item" and isinstance(item, dict) else None
-        if kept is not None and kind in _READ[agent] and id(line) not in kept:
+        if kept_ids is not None and kind in _READ[agent] and id(line) not in kept_ids:
             yield "lines of subagents, branches and errors"
         elif kind not in _READ[agent]:
             yield "attachment" if kind == "attachment" else kind
@@ -363,13 +363,13 @@ def _unread(agent: str, lines: Sequence[Line]) -> Iterator[str]:
                 yield f"{kind}.thinking"
 
 
-def fields_beside(line: Line, read: Sequence[str]) -> Iterator[str]:
+def fields_beside(line: Line, known_fields: Sequence[str]) -> Iterator[str]:
     """Yield the names of the fields of a line that hold something beside those that are read."""
     for name, value in line.items():
-        parts = {field.partition(".")[2] for field in read if field.startswith(f"{name}.")}
+        parts = {field.partition(".")[2] for field in known_fields if field.startswith(f"{name}.")}
         if parts and isinstance(value, dict):
             yield from (f"{name}.{part}" for part, inner in value.items() if part not in parts and _holds(inner))
-        elif name not in read and _holds(value):
+        elif name not in known_fields and _holds(value):
             yield name
 
 

@@ -158,7 +158,9 @@ async def expand(
         session=arena.session,
     )
     try:
-        generations, dropped = await draw_within(sample, request, timer, fits, least=steps[-1].dropped if steps else 0)
+        generations, num_dropped = await draw_within(
+            sample, request, timer, fits, least=steps[-1].dropped if steps else 0
+        )
     except PromptTooLong:
         return end_at_context_limit(arena, node)
     # For each reply, the position of the first one that is equal to it.
@@ -189,7 +191,7 @@ async def expand(
     else:
         with phase("step"):
             outcomes = await call(env, timer, lambda: states.branch(arena, node, chosen, horizon=horizon))
-    outcomes = [read_through(outcome, dropped) for outcome in outcomes]
+    outcomes = [read_through(outcome, num_dropped) for outcome in outcomes]
     outcomes, gradings = await grade_ends(env, arena, steps, outcomes, helper, request)
     growth = _add_children(arena, node, request.seed, generations, firsts, outcomes)
     graded_nodes = ((growth.first_created + number, grading) for number, grading in gradings.items())
@@ -217,14 +219,14 @@ def _add_children(
         position: arena.add(node, outcome.step, outcome.stop, duplicates=firsts.count(position))
         for position, outcome in zip(sorted(set(firsts)), outcomes, strict=True)
     }
-    changed: set[int] = set()
+    changed_nodes: set[int] = set()
     for child in child_of.values():
         if arena.nodes[child].terminal:
-            changed |= arena.back_up(child)
-    changed |= arena.close(node)
+            changed_nodes |= arena.back_up(child)
+    changed_nodes |= arena.close(node)
     return Growth(
         first_created=first_created,
-        touched=frozenset(changed),
+        touched=frozenset(changed_nodes),
         draws=tuple(
             Draw(parent=node, node=child_of[first], seed=seed, number=number, generation=generation)
             for number, (first, generation) in enumerate(zip(firsts, generations, strict=True))
@@ -267,8 +269,8 @@ async def grade_ends(
 def end_at_context_limit(arena: Arena, node: int) -> Growth:
     """End the path at an unexpanded node, with the reward it has, and return what changed."""
     arena.put(replace(arena.nodes[node], terminal=True, stop=StopReason.CONTEXT_LIMIT))
-    changed = arena.back_up(node) | arena.close(arena.nodes[node].parent)
-    return Growth(first_created=len(arena.nodes), touched=frozenset(changed))
+    changed_nodes = arena.back_up(node) | arena.close(arena.nodes[node].parent)
+    return Growth(first_created=len(arena.nodes), touched=frozenset(changed_nodes))
 
 
 def same_reply(env: Environment, config: SearchConfig) -> Callable[[str], str]:
@@ -309,7 +311,7 @@ class ExpertStart:
         The steps that the tree lacks are added as if the last dive had made them. Where one cannot
         be added, because the path has no room or the episode ends, the way ends before it.
         """
-        arena, node, reopened = self.arena, ROOT, frozenset[int]()
+        arena, node, reopened_nodes = self.arena, ROOT, frozenset[int]()
         if self._replies is None:
             env, instance = self.states.env, self.arena.instance
             self._replies = await call(env, self.timer, lambda: tuple(env.expert(instance) or ()))
@@ -332,9 +334,9 @@ class ExpertStart:
                 ]
                 for index in to_reopen:
                     self.arena.put(replace(self.arena.nodes[index], terminal=False))
-                reopened |= frozenset(to_reopen)
+                reopened_nodes |= frozenset(to_reopen)
             node = child
-        return node, reopened
+        return node, reopened_nodes
 
     async def _add(self, node: int, reply: str) -> int | None:
         arena = self.arena
@@ -517,11 +519,11 @@ class _Diving:
             return await self._dive()
         return await self.advance(last.parent)
 
-    async def advance(self, expanded: int) -> int | None:
-        """Return the node to expand after `expanded`, counting the dive as done if its branch ended
+    async def advance(self, node: int) -> int | None:
+        """Return the node to expand after `node`, counting the dive as done if its branch ended
         there.
         """
-        position = self._descend(expanded)
+        position = self._descend(node)
         if position is not None:
             return position
         self.arena.dives_done += 1
@@ -550,8 +552,8 @@ class _Diving:
             return ROOT
         if not (without_reward and config.expert_start):
             return None
-        start, reopened = await self.lead.start()
-        self.opened |= reopened
+        start, reopened_nodes = await self.lead.start()
+        self.opened |= reopened_nodes
         return start or None
 
     def _descend(self, start: int) -> int | None:

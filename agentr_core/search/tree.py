@@ -30,26 +30,26 @@ def back_up(nodes: Sequence[Node], leaf: int) -> dict[int, Node]:
     """
     step = nodes[leaf].step
     reward = step.reward if step else 0.0
-    changed = {}
+    changed_nodes = {}
     index = leaf
     while index >= 0:
-        changed[index] = visited(nodes[index], reward)
+        changed_nodes[index] = visited(nodes[index], reward)
         index = nodes[index].parent
-    return changed
+    return changed_nodes
 
 
 def close(nodes: Sequence[Node], children: Sequence[Sequence[int]], start: int) -> dict[int, Node]:
     """Return the nodes from `start` upwards that become terminal because all their children are
     terminal.
     """
-    changed: dict[int, Node] = {}
+    changed_nodes: dict[int, Node] = {}
     index = start
     while index >= 0 and not nodes[index].terminal and children[index]:
-        if not all(child in changed or nodes[child].terminal for child in children[index]):
+        if not all(child in changed_nodes or nodes[child].terminal for child in children[index]):
             break
-        changed[index] = replace(nodes[index], terminal=True)
+        changed_nodes[index] = replace(nodes[index], terminal=True)
         index = nodes[index].parent
-    return changed
+    return changed_nodes
 
 
 # The selection of a child: UCT over children that are not terminal, as pure functions over nodes.
@@ -71,7 +71,7 @@ def best_children(parent: Node, children: Sequence[Node], exploration: float) ->
     """Return the children with the highest UCT among those that are not terminal: several on a tie,
     none if all are terminal.
     """
-    scored = [
+    scored_children = [
         (
             uct(
                 value_sum=child.value_sum,
@@ -84,8 +84,8 @@ def best_children(parent: Node, children: Sequence[Node], exploration: float) ->
         for child in children
         if not child.terminal
     ]
-    highest = max((score for score, _ in scored), default=-math.inf)
-    return tuple(child for score, child in scored if score == highest)
+    highest = max((score for score, _ in scored_children), default=-math.inf)
+    return tuple(child for score, child in scored_children if score == highest)
 
 
 def select_child(parent: Node, children: Sequence[Node], *, exploration: float, seed: int, dive: int) -> Node | None:
@@ -280,10 +280,10 @@ class Arena:
             gradings=growth.gradings,
         )
 
-    def _put(self, changed: Mapping[int, Node]) -> set[int]:
-        for node in changed.values():
+    def _put(self, changed_nodes: Mapping[int, Node]) -> set[int]:
+        for node in changed_nodes.values():
             self.put(node)
-        return set(changed)
+        return set(changed_nodes)
 
 
 def apply_expansion(tree: Tree, expansion: Expansion) -> Tree:

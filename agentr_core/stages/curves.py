@@ -20,14 +20,14 @@ def figure(caption: str, **series: Values) -> list[Figure]:
 
     A space in the name of a curve is written `_`.
     """
-    drawn = {
+    curves = {
         name.replace("_", " "): [(step, value) for step, value in values if value is not None and isfinite(value)]
         for name, values in series.items()
     }
-    drawn = {name: points for name, points in drawn.items() if points}
-    if max(map(len, drawn.values()), default=0) < 2:
+    curves = {name: points for name, points in curves.items() if points}
+    if max(map(len, curves.values()), default=0) < 2:
         return []
-    return [Figure(plots.curves(drawn, caption), caption)]
+    return [Figure(plots.curves(curves, caption), caption)]
 
 
 def fine_tuning(steps: Steps) -> list[Figure]:
@@ -39,25 +39,25 @@ def fine_tuning(steps: Steps) -> list[Figure]:
     ]
 
 
-def group_learning(steps: Sequence[GroupStep], validated: Sequence[Validation], size: int) -> list[Figure]:
+def group_learning(steps: Sequence[GroupStep], validations: Sequence[Validation], size: int) -> list[Figure]:
     """Return the curves of reinforcement learning by step, with the development set beside.
 
     Args:
         size: the episodes of a group.
     """
-    suffix = " and of the development set" if validated else ""
+    suffix = " and of the development set" if validations else ""
     success = {
         "pass@1": [(row.step, row.pass_at_1) for row in steps],
         f"pass@{size}": [(row.step, row.pass_at_n) for row in steps],
         "mixed": [(row.step, row.mixed_share) for row in steps],
-        "validation": [(validation.step, validation.success) for validation in validated],
+        "validation": [(validation.step, validation.success) for validation in validations],
     }
     caption = f"Shares of successful episodes{suffix}, of groups with a success and of mixed groups."
     return [
         *figure(
             f"Mean reward of the episodes of a step{suffix}.",
             reward=((row.step, row.reward) for row in steps),
-            validation=((validation.step, validation.reward) for validation in validated),
+            validation=((validation.step, validation.reward) for validation in validations),
         ),
         *figure(caption, **success),
         *figure(

@@ -121,16 +121,16 @@ def _hash_of(file: Path) -> str:
 
 def _build(place: Workplace, iteration: int) -> dict[str, Any]:
     key, file = dataset_id(place, iteration), dataset_file(place, iteration)
-    stored = stored_dataset(place.store, key)
-    if stored is not None and file.exists() and _hash_of(file) == stored.hash:
-        return {"dataset_hash": stored.hash, **stored.counts}
+    record = stored_dataset(place.store, key)
+    if record is not None and file.exists() and _hash_of(file) == record.hash:
+        return {"dataset_hash": record.hash, **record.counts}
     renderer = load_renderer(place.policy(iteration).path, at=place.started_at())
     build = (
         _make_pairs(place, iteration, renderer) if place.plan(iteration).pairs else _make(place, iteration, renderer)
     )
-    _check(place, iteration, build.dataset, stored.hash if stored is not None else None)
+    _check(place, iteration, build.dataset, record.hash if record is not None else None)
     _write_file(build.sides, file, build.dataset.manifest.dataset_hash)
-    used = {row.sample_id for row in build.dataset.rows}
+    sample_ids = {row.sample_id for row in build.dataset.rows}
     manifest = build.dataset.manifest
     counts: dict[str, Any] = {
         "rows": manifest.rows,
@@ -142,12 +142,12 @@ def _build(place: Workplace, iteration: int) -> dict[str, Any]:
         "seed": manifest.seed,
     }
     # Trained turns that were sampled with another tokenizer.
-    replies = {sample_id(sample): trained_spans(sample) for sample in build.samples if sample_id(sample) in used}
+    replies = {sample_id(sample): trained_spans(sample) for sample in build.samples if sample_id(sample) in sample_ids}
     anew = sum(bool(span.token_ids) and not renderer.own_ids(span) for spans in replies.values() for span in spans)
     if anew:
         counts["tokenised_anew"] = anew
     iteration_id = place.iteration_id(iteration)
-    new = [*build.exchanged, *(sample for sample in build.general if sample_id(sample) in used)]
+    new = [*build.exchanged, *(sample for sample in build.general if sample_id(sample) in sample_ids)]
     rows = [
         *(sample_rows(sample_id(sample), sample, iteration_id=iteration_id) for sample in new),
         rejection_rows([*build.useless, *build.dataset.rejections], iteration_id=iteration_id),
@@ -184,14 +184,14 @@ def _make(place: Workplace, iteration: int, renderer: Renderer) -> _Made:
     general, useless = read_chat(Path(recipe.data.general.file)) if recipe.data.general.share else ((), ())
     samples = tuple(load_samples(place.store, iteration_id=place.source_id(iteration)).values())
     takes = place.plan(iteration).takes
-    taken: list[Sample] = []
-    left: list[Rejection] = []
+    taken_samples: list[Sample] = []
+    rejections: list[Rejection] = []
     for sample in samples:
         if takes is None or takes(sample):
-            taken.append(sample)
+            taken_samples.append(sample)
         else:
             detail = f"{place.method.title} does not train on this {sample.kind} sample"
-            left.append(Rejection(stage=STAGE, subject=sample_id(sample), reason="not-taken", detail=detail))
+            rejections.append(Rejection(stage=STAGE, subject=sample_id(sample), reason="not-taken", detail=detail))
     # Sides of pairs are not samples by themselves.
     earlier = [
         sample
@@ -199,13 +199,13 @@ def _make(place: Workplace, iteration: int, renderer: Renderer) -> _Made:
         if not place.plan(before).pairs
         for sample in load_samples(place.store, iteration_id=place.iteration_id(before)).values()
     ]
-    forbidden = _held_out(place, (*taken, *earlier))
+    forbidden = _held_out(place, (*taken_samples, *earlier))
     control: FilterResult[Sample] = FilterResult((), ())
     if recipe.data.suffixes == "exchanged":
-        control = exchanged(taken)
-        taken = list(control.kept)
+        control = exchanged(taken_samples)
+        taken_samples = list(control.kept)
     dataset = build_dataset(
-        taken,
+        taken_samples,
         _fitting(place, iteration),
         renderer,
         test=forbidden,
@@ -220,7 +220,7 @@ def _make(place: Workplace, iteration: int, renderer: Renderer) -> _Made:
         sides={"": dataset.rows},
         general=general,
         exchanged=control.kept,
-        useless=(*useless, *left, *control.rejected),
+        useless=(*useless, *rejections, *control.rejected),
     )
 
 
@@ -323,7 +323,7 @@ def whole_rows(place: Workplace, iteration: int, trajectories: Mapping[str, Traj
 
 
 def whole_samples(
-    env: Environment, key: str, trajectory: Trajectory, windowed: Way, *, stage: str
+    env: Environment, key: str, trajectory: Trajectory, way: Way, *, stage: str
 ) -> Iterator[Sample | Rejection]:
     """Yield the samples of a trajectory, each with all its replies trained: one for each
     conversation of it and stretch of that, or a rejection of a conversation.
@@ -338,6 +338,6 @@ def whole_samples(
             instance=trajectory.instance,
             provenance=Provenance(good_reward=trajectory.reward, extra=extra),
         )
-        dropped = [trajectory.steps[position].dropped for position in part.positions]
-        result = split(sample, dropped, windowed, stage=stage, subject=key)
+        drop_counts = [trajectory.steps[position].dropped for position in part.positions]
+        result = split(sample, drop_counts, way, stage=stage, subject=key)
         yield from [result] if isinstance(result, Rejection) else result

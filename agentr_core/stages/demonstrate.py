@@ -160,8 +160,8 @@ def writing(bare: Bare) -> Generator[StepQuestion, Answer, Written]:
     prompt_hashes: list[str] = []
     first: int | None = None
     for position, step in enumerate(bare.trajectory.steps):
-        spoken = labelled(bare.env, step.reply)
-        if not is_bare(spoken):
+        labelled_reply = labelled(bare.env, step.reply)
+        if not is_bare(labelled_reply):
             steps.append(step)
             continue
         first = position if first is None else first
@@ -169,7 +169,7 @@ def writing(bare: Bare) -> Generator[StepQuestion, Answer, Written]:
             answer = yield _thought_question(bare, steps, step, attempt)
             prompt_hashes.append(answer.prompt_hash)
             thought = thought_in(answer)
-            reply = with_thought(spoken, thought)
+            reply = with_thought(labelled_reply, thought)
             if thought and bare.env.parse(reply) == step.action:
                 break
         else:
@@ -250,9 +250,9 @@ def best_experts(place: Workplace, iteration: int) -> dict[str, tuple[str, Traje
     def rank(trajectory: Trajectory) -> tuple[float, int, list[str]]:
         return -trajectory.reward, len(trajectory.steps), [step.reply for step in trajectory.steps]
 
-    played = load_trajectories(place.store, iteration_id=place.iteration_id(iteration), source="expert")
+    episodes = load_trajectories(place.store, iteration_id=place.iteration_id(iteration), source="expert")
     best: dict[str, tuple[str, Trajectory]] = {}
-    for key, episode in sorted(played.items(), key=lambda item: rank(item[1])):
+    for key, episode in sorted(episodes.items(), key=lambda item: rank(item[1])):
         best.setdefault(episode.instance.key, (key, episode))
     return best
 
@@ -294,11 +294,11 @@ def _make(
     iteration_id = place.iteration_id(iteration)
     bare = place.recipe.eto.expert.thoughts.enabled
     id_of, source = (bare_id, BARE) if bare else (expert_id, "expert")
-    played = load_trajectories(place.store, iteration_id=iteration_id, source=source)
+    episodes = load_trajectories(place.store, iteration_id=iteration_id, source=source)
     units: list[Rows] = []
     rejections: list[Rejection] = []
     faults: list[Rejection] = []
-    allowed = allowed_losses(place.recipe.errors, len(instances))
+    max_losses = allowed_losses(place.recipe.errors, len(instances))
     with place.worlds() as worlds:
         experts = {env.name: expert_of(recipe, env) for recipe, env in worlds}
         for position, instance in enumerate(instances, start=1):
@@ -306,8 +306,8 @@ def _make(
             place.progress(position, len(instances), "expert episodes")
             env = worlds.of(instance)
             ids = (id_of(iteration_id, instance, number) for number in count())
-            stored = [played[key] for key in takewhile(played.__contains__, ids)]
-            outcomes = stored or _tolerant(experts[env.name], env, instance, faults, allowed)
+            stored_episodes = [episodes[key] for key in takewhile(episodes.__contains__, ids)]
+            outcomes = stored_episodes or _tolerant(experts[env.name], env, instance, faults, max_losses)
             sound = [outcome for outcome in outcomes if isinstance(outcome, Trajectory)]
             rejections += [outcome for outcome in outcomes if isinstance(outcome, Rejection)]
             rows = bare_rows if bare else partial(expert_rows, env=env, samples=samples)
@@ -325,17 +325,17 @@ def _make(
 
 
 def _tolerant(
-    expert: Expert, env: Environment, instance: Instance, faults: list[Rejection], allowed: int
+    expert: Expert, env: Environment, instance: Instance, faults: list[Rejection], max_losses: int
 ) -> Sequence[Trajectory | Rejection]:
     """Return the expert's episodes of an instance, or why its world gives none. Faults of the world
-    are added to `faults`; the one after as many as are `allowed` is raised.
+    are added to `faults`; the one after `max_losses` of them is raised.
     """
     try:
         return expert(env, instance)
     except IllTypedAnswer as error:
         return [Rejection(stage=STAGE, subject=instance.key, reason="ill-typed-answer", detail=str(error))]
     except EnvironmentFault as fault:
-        if isinstance(fault, Transient) or len(faults) == allowed:
+        if isinstance(fault, Transient) or len(faults) == max_losses:
             raise
         faults.append(Rejection(stage=STAGE, subject=instance.key, reason="environment-fault", detail=str(fault)))
         return faults[-1:]
@@ -524,7 +524,7 @@ async def _think(place: Workplace, iteration: int, *, samples: bool) -> dict[str
         missing = {key: episode for key, episode in bare.items() if key not in outcomes}
         if missing:
             outcomes |= await _write_thoughts(place, iteration, missing, answers, total=len(bare))
-        accepted = {key: outcome for key, outcome in outcomes.items() if isinstance(outcome, Thoughtful)}
+        accepted_episodes = {key: outcome for key, outcome in outcomes.items() if isinstance(outcome, Thoughtful)}
         rejections = [
             Rejection(stage=STAGE, subject=bare[key].name, reason=outcome.reason, detail=outcome.detail)
             for key, outcome in outcomes.items()
@@ -532,10 +532,10 @@ async def _think(place: Workplace, iteration: int, *, samples: bool) -> dict[str
         ]
         iteration_id = place.iteration_id(iteration)
         units: list[Rows] = []
-        for key, thoughtful in accepted.items():
+        for key, thoughtful in accepted_episodes.items():
             episode, instance = bare[key], thoughtful.trajectory.instance
             number = int(episode.name.rpartition("#")[2])
-            derived = Derivation(
+            derivation = Derivation(
                 child=key,
                 parent=bare_id(iteration_id, instance, number),
                 operator="thoughts",
@@ -545,28 +545,28 @@ async def _think(place: Workplace, iteration: int, *, samples: bool) -> dict[str
             )
             units += [
                 expert_rows(iteration_id, thoughtful.trajectory, number, env=episode.env, samples=samples),
-                derivation_rows([derived], iteration_id=iteration_id),
+                derivation_rows([derivation], iteration_id=iteration_id),
             ]
         place.store.write(merge([*units, rejection_rows(rejections, iteration_id=iteration_id)]))
-    if bare and not accepted:
+    if bare and not accepted_episodes:
         raise ConfigError(
             f"no thought could be read from what the editor wrote for any of {len(bare)} demonstrations; name another "
             "model in models.editor, or raise eto.expert.thoughts.max_new_tokens or .tries"
         )
-    return {"expert": len(accepted), "rejected": len(rejections), "asked": len(missing)}
+    return {"expert": len(accepted_episodes), "rejected": len(rejections), "asked": len(missing)}
 
 
 def _bare(place: Workplace, iteration: int, worlds: Worlds) -> dict[str, Bare]:
     """Return the expert's episodes as they were played, by the id of the episode with thoughts."""
     iteration_id = place.iteration_id(iteration)
-    played = load_trajectories(place.store, iteration_id=iteration_id, source=BARE)
+    trajectories = load_trajectories(place.store, iteration_id=iteration_id, source=BARE)
     episodes: dict[str, Bare] = {}
-    for instance in {trajectory.instance.key: trajectory.instance for trajectory in played.values()}.values():
+    for instance in {trajectory.instance.key: trajectory.instance for trajectory in trajectories.values()}.values():
         ids = (bare_id(iteration_id, instance, number) for number in count())
-        for number, key in enumerate(takewhile(played.__contains__, ids)):
+        for number, key in enumerate(takewhile(trajectories.__contains__, ids)):
             episodes[expert_id(iteration_id, instance, number)] = Bare(
                 env=worlds.of(instance),
-                trajectory=played[key],
+                trajectory=trajectories[key],
                 name=instance.episode(number),
                 run_id=place.run_id,
                 config=place.recipe.eto.expert.thoughts,
@@ -583,8 +583,8 @@ async def _write_thoughts(
     """
     # All iterations have the thoughts of one model: without an editor, the run's first model.
     async with place.asking("editor", place.trained(0).path, THINK, iteration) as (sampler, writer, readings):
-        stored = total - len(missing)
-        async with units_done(place.progress, sampler, "episodes with thoughts", total=total, done=stored) as count:
+        num_stored = total - len(missing)
+        async with units_done(place.progress, sampler, "episodes with thoughts", total=total, done=num_stored) as count:
             outcomes = await run_all(
                 list(missing.items()),
                 lambda item: _write(item[1], answers, Editor(sampler, writer, readings, place.iteration_id(iteration))),

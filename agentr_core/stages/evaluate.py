@@ -96,8 +96,8 @@ def measure(
         return {}
     trajectories, origins = [e.trajectory for e in episodes], [e.origin for e in episodes]
     # Episodes that failed for good have no steps that could repeat.
-    played = [e for e in episodes if e.trajectory_id]
-    repeated = metrics.loops([[step.action for step in acts_in(e.trajectory.steps)] for e in played])
+    played_episodes = [e for e in episodes if e.trajectory_id]
+    loops = metrics.loops([[step.action for step in acts_in(e.trajectory.steps)] for e in played_episodes])
     steps = [trajectory.steps for trajectory in trajectories]
     longest = max(map(len, steps))
     measures = _shares(episodes, base) | {
@@ -108,19 +108,21 @@ def measure(
         ),
         **{
             f"reward_within@{k}": metrics.clustered_share(
-                [taken[min(k, len(taken)) - 1].reward if taken else 0.0 for taken in steps], origins
+                [path[min(k, len(path)) - 1].reward if path else 0.0 for path in steps], origins
             )
             for k in (metrics.powers_of_two(longest) if longest else ())
         },
-        **{f"loops@{length}": _plain(mean, len(played)) for length, mean in repeated.per_episode.items()},
-        "looping": _plain(repeated.stuck_share, len(played)),
+        **{f"loops@{length}": _plain(mean, len(played_episodes)) for length, mean in loops.per_episode.items()},
+        "looping": _plain(loops.stuck_share, len(played_episodes)),
         "gain_over_previous": gain(episodes, previous),
         **_repeated(episodes, disaster_counts),
     }
     if voiced is not None:
         # The share of episodes in which the model says a reflection; replayed steps do not count.
-        flags = [any(voiced(step.reply) for step in e.trajectory.steps[e.cut :]) for e in played]
-        measures["reflecting"] = metrics.clustered_share([float(flag) for flag in flags], [e.origin for e in played])
+        flags = [any(voiced(step.reply) for step in e.trajectory.steps[e.cut :]) for e in played_episodes]
+        measures["reflecting"] = metrics.clustered_share(
+            [float(flag) for flag in flags], [e.origin for e in played_episodes]
+        )
     for depth, group in by_depth(episodes):
         estimates = _shares(group, base) | _pass_at(group) | _contrast(group)
         measures |= {f"depth-{depth}/{name}": estimate for name, estimate in estimates.items()}
@@ -203,11 +205,11 @@ def mean_gain(clustered_gains: Sequence[tuple[float, str]]) -> Estimate:
     the upper Wilson bound of a share of 0 successes among the clusters.
     """
     origins = [origin for _, origin in clustered_gains]
-    gained = metrics.clustered_mean([gain for gain, _ in clustered_gains], origins)
-    if math.isclose(gained.low, gained.high, abs_tol=1e-9):
+    estimate = metrics.clustered_mean([gain for gain, _ in clustered_gains], origins)
+    if math.isclose(estimate.low, estimate.high, abs_tol=1e-9):
         unseen = metrics.success_rate([False] * len(set(origins))).high
-        gained = replace(gained, low=gained.mean - unseen, high=gained.mean + unseen)
-    return metrics.within(gained, -1.0, 1.0)
+        estimate = replace(estimate, low=estimate.mean - unseen, high=estimate.mean + unseen)
+    return metrics.within(estimate, -1.0, 1.0)
 
 
 def by_depth(episodes: Iterable[Episode]) -> list[tuple[int, list[Episode]]]:
@@ -271,10 +273,10 @@ def _pass_at(episodes: Sequence[Episode]) -> Measures:
     most = max(map(len, groups))
     measures = {}
     for k in metrics.powers_of_two(most) if most > 1 else ():
-        counted = [group for group in groups if len(group) >= k]
+        large_groups = [group for group in groups if len(group) >= k]
         measures[f"pass@{k}"] = metrics.clustered_share(
-            [metrics.pass_at(k, len(group), sum(e.trajectory.success for e in group)) for group in counted],
-            [group[0].origin for group in counted],
+            [metrics.pass_at(k, len(group), sum(e.trajectory.success for e in group)) for group in large_groups],
+            [group[0].origin for group in large_groups],
         )
     return measures
 
@@ -359,21 +361,21 @@ def revision_states(place: Workplace, base_evaluation: str) -> tuple[EpisodePlan
         base = load_episodes(place.store, base_evaluation)
         if not base:
             raise DataFault(f"run {place.run_id} has no episodes of its first model yet; evaluate iteration 0 first")
-        cuts, rejected = revision_plans([(e.repeat, e.trajectory) for e in base], cuts=config.cuts, seed=_seed(place))
+        cuts, rejections = revision_plans([(e.repeat, e.trajectory) for e in base], cuts=config.cuts, seed=_seed(place))
         limit = min(config.limit or len(cuts), len(cuts))
         plans = tuple(cuts[position * len(cuts) // limit] for position in range(limit))
-        played = {(episode.instance.key, episode.repeat): episode.trajectory_id for episode in base}
+        trajectory_ids = {(episode.instance.key, episode.repeat): episode.trajectory_id for episode in base}
         rows: list[Row] = [
             {
                 "run_id": owner,
                 "position": position,
-                "trajectory_id": played[plan.instance.key, plan.number],
+                "trajectory_id": trajectory_ids[plan.instance.key, plan.number],
                 "repeat": plan.number,
                 "cut": len(plan.prefix),
             }
             for position, plan in enumerate(plans)
         ]
-        place.store.write({"revision_state": rows, **rejection_rows(rejected, iteration_id=place.iteration_id(0))})
+        place.store.write({"revision_state": rows, **rejection_rows(rejections, iteration_id=place.iteration_id(0))})
         return plans
 
 
@@ -411,8 +413,8 @@ def counted_episodes(place: Workplace, evaluation_id: str) -> list[Episode]:
     With `errors.count_as: zero` those that failed for good are among them, as failures without a
     step.
     """
-    played = load_episodes(place.store, evaluation_id)
-    return played if place.recipe.errors.count_as == "out" else [*played, *lost_episodes(place, evaluation_id)]
+    episodes = load_episodes(place.store, evaluation_id)
+    return episodes if place.recipe.errors.count_as == "out" else [*episodes, *lost_episodes(place, evaluation_id)]
 
 
 def ended_episodes(place: Workplace, evaluation_id: str) -> list[Episode]:
@@ -430,7 +432,7 @@ def lost_episodes(place: Workplace, evaluation_id: str) -> list[Episode]:
     if not subjects:
         return []
     played_keys = {_key(episode) for episode in load_episodes(place.store, evaluation_id)}
-    lost: list[Episode] = []
+    episodes: list[Episode] = []
     for subject in subjects:
         key = subject.removeprefix(f"{evaluation_id}:")
         if key in played_keys:
@@ -442,11 +444,11 @@ def lost_episodes(place: Workplace, evaluation_id: str) -> list[Episode]:
         failure = Trajectory(
             instance=instance, first_observation="", steps=(), reward=0.0, success=False, stop=StopReason.FAILURE
         )
-        lost.append(
+        episodes.append(
             Episode(trajectory_id="", instance=instance, repeat=int(repeat), cut=int(cut or 0), trajectory=failure)
         )
-    traits = instance_traits(place.store, [episode.instance.key for episode in lost])
-    return [replace(episode, **asdict(traits[episode.instance.key])) for episode in lost]
+    traits = instance_traits(place.store, [episode.instance.key for episode in episodes])
+    return [replace(episode, **asdict(traits[episode.instance.key])) for episode in episodes]
 
 
 def _key(episode: Episode) -> str:
@@ -521,8 +523,8 @@ async def evaluate(place: Workplace, iteration: int) -> dict[str, Any]:
     # Of the checkpoints so far, the one that succeeds most often on the development set; of equals
     # the earliest, since a later one has nothing to show for its training.
     name = config.development
-    measured = (load_measures(place.store, evaluation_id(place, number, name)) for number in range(iteration + 1))
-    successes = {number: measures["success"].mean for number, measures in enumerate(measured) if measures}
+    history = (load_measures(place.store, evaluation_id(place, number, name)) for number in range(iteration + 1))
+    successes = {number: measures["success"].mean for number, measures in enumerate(history) if measures}
     if not successes:
         raise DataFault(
             f"no episode of set {name} came to its end, so no checkpoint can be promoted; `select * from event` says "
@@ -542,17 +544,17 @@ def _revision(place: Workplace, iteration: int) -> Series:
 
 def _series(place: Workplace, iteration: int, name: str, split: str, plans: tuple[EpisodePlan, ...]) -> Series:
     config = place.recipe.evaluation
-    drawn = config.sets.get(name, config)
+    set_config = config.sets.get(name, config)
     return Series(
         evaluation_id=evaluation_id(place, iteration, name),
         name=name,
         split=split,
         plans=limited(place.recipe, name, plans),
-        sampling=drawn.sampling(temperature=drawn.temperature, max_new_tokens=config.max_new_tokens),
+        sampling=set_config.sampling(temperature=set_config.temperature, max_new_tokens=config.max_new_tokens),
         max_steps=config.revision_test.max_steps if name == REVISION else config.max_steps,
         repeats=config.repeats,
         limits=config.limits,
-        config=drawn,
+        config=set_config,
     )
 
 
@@ -581,10 +583,10 @@ async def _play(place: Workplace, iteration: int, series: Sequence[Series]) -> d
     has_new_episodes = await play_evaluations(place, iteration, series)
     with snapshot(place.store) as state:
         now = dataclasses.replace(place, store=state)
-        measured = [(evaluation, measure_evaluation(now, iteration, evaluation.name)) for evaluation in series]
-    keep_measures(place, iteration, measured)
+        results = [(evaluation, measure_evaluation(now, iteration, evaluation.name)) for evaluation in series]
+    keep_measures(place, iteration, results)
     scores = {
-        evaluation.name: asdict(measures["success"]) if measures else {"n": 0} for evaluation, measures in measured
+        evaluation.name: asdict(measures["success"]) if measures else {"n": 0} for evaluation, measures in results
     }
     if has_new_episodes:
         # The gains of later iterations are relative to this one.
@@ -617,9 +619,9 @@ async def play_evaluations(place: Workplace, iteration: int, series: Sequence[Se
     shards: list[EpisodeShard] = []
     with snapshot(place.store) as state:
         for evaluation in series:
-            stored = {(e.instance.key, e.repeat, e.cut) for e in load_episodes(state, evaluation.evaluation_id)}
-            left = tuple(p for p in evaluation.plans if (p.instance.key, p.number, len(p.prefix)) not in stored)
-            if not left:
+            stored_keys = {(e.instance.key, e.repeat, e.cut) for e in load_episodes(state, evaluation.evaluation_id)}
+            plans = tuple(p for p in evaluation.plans if (p.instance.key, p.number, len(p.prefix)) not in stored_keys)
+            if not plans:
                 continue
             shard = EpisodeShard(
                 stage=STAGE,
@@ -627,12 +629,12 @@ async def play_evaluations(place: Workplace, iteration: int, series: Sequence[Se
                 name=evaluation.name,
                 iteration=iteration,
                 checkpoint=checkpoint,
-                plans=left,
+                plans=plans,
                 sampling=evaluation.sampling,
                 max_steps=evaluation.max_steps,
                 repeats=evaluation.repeats,
                 limits=evaluation.limits,
-                done=len(evaluation.plans) - len(left),
+                done=len(evaluation.plans) - len(plans),
                 total=len(evaluation.plans),
             )
             shards.append(with_ungraded(state, shard, iteration_id))
@@ -640,7 +642,7 @@ async def play_evaluations(place: Workplace, iteration: int, series: Sequence[Se
         return False
     names = ", ".join(shard.name for shard in shards)
     await place.work_through(EpisodeShards(parts=tuple(shards)), f"{STAGE} {names}", iteration, f"episodes of {names}")
-    lost: list[Rejection] = []
+    losses: list[Rejection] = []
     detail = "the episode has no reward; table event has the error that ended it"
     with snapshot(place.store) as state:
         for evaluation in series:
@@ -648,9 +650,9 @@ async def play_evaluations(place: Workplace, iteration: int, series: Sequence[Se
             subjects = [
                 f"{evaluation.evaluation_id}:{plan.key}" for plan in evaluation.plans if plan.key not in played_keys
             ]
-            lost += [Rejection(stage=STAGE, subject=subject, reason=REASON, detail=detail) for subject in subjects]
-    if lost:
-        place.store.write(rejection_rows(lost, iteration_id=iteration_id))
+            losses += [Rejection(stage=STAGE, subject=subject, reason=REASON, detail=detail) for subject in subjects]
+    if losses:
+        place.store.write(rejection_rows(losses, iteration_id=iteration_id))
     return True
 
 
@@ -689,12 +691,12 @@ def _take_over(place: Workplace, iteration: int, series: Sequence[Series], check
 
 
 # Rows, so that SQL, reports and the viewer show the same numbers, and none computes them anew.
-def keep_measures(place: Workplace, iteration: int, measured: Sequence[tuple[Series, Measures]]) -> None:
+def keep_measures(place: Workplace, iteration: int, results: Sequence[tuple[Series, Measures]]) -> None:
     """Store the measures of evaluations, and mark the evaluations as finished."""
     checkpoint = place.trained(iteration)
-    heads = (_head(place, iteration, evaluation, checkpoint, finished=True) for evaluation, _ in measured)
+    heads = (_head(place, iteration, evaluation, checkpoint, finished=True) for evaluation, _ in results)
     place.store.write(
-        merge([*heads, *(measure_rows(evaluation.evaluation_id, measures) for evaluation, measures in measured)])
+        merge([*heads, *(measure_rows(evaluation.evaluation_id, measures) for evaluation, measures in results)])
     )
 
 

@@ -91,49 +91,49 @@ async def headroom(
     train, test, has_expert = _choose(place, chosen, instances)
     series = [*_series(place, TRAIN, train, episodes, acting), *_series(place, TEST, test, episodes, acting)]
     await play_evaluations(place, 0, series)
-    played: dict[str, list[Episode]] = {}
+    by_set: dict[str, list[Episode]] = {}
     for evaluation in series:
         # Episodes that an interrupted call for more left behind are excluded: wins finish first, so
         # they would be overrepresented.
         plan_keys = {(plan.instance.key, plan.number) for plan in evaluation.plans}
-        stored = counted_episodes(place, evaluation.evaluation_id)
-        played[evaluation.name] = [e for e in stored if (e.instance.key, e.repeat) in plan_keys]
+        set_episodes = counted_episodes(place, evaluation.evaluation_id)
+        by_set[evaluation.name] = [e for e in set_episodes if (e.instance.key, e.repeat) in plan_keys]
     measures = {
         evaluation.name: measure(
-            played[evaluation.name],
+            by_set[evaluation.name],
             disaster_counts=place.recipe.evaluation.disaster_counts,
             voiced=place.method.voiced,
         )
         for evaluation in series
     }
     keep_measures(place, 0, [(evaluation, measures[evaluation.name]) for evaluation in series])
-    experience = _summary(played[TRAIN], played[TRAIN + GREEDY], instances=len(chosen), has_expert=has_expert)
+    experience = _summary(by_set[TRAIN], by_set[TRAIN + GREEDY], instances=len(chosen), has_expert=has_expert)
     prospects = tuple(method.prospect(place.recipe, experience) for method in methods if method.prospect)
     forecasts = {
         OF_FORECASTS + forecast.name: forecast.expected for prospect in prospects for forecast in prospect.forecasts
     }
     place.store.write(measure_rows(series[0].evaluation_id, forecasts))
-    lost = _lost(played[TRAIN], judged, place.recipe.seed)
-    tried = await place.method.trial(place, lost, judges) if place.method.trial else ()
+    losses = _lost(by_set[TRAIN], judged, place.recipe.seed)
+    trials = await place.method.trial(place, losses, judges) if place.method.trial else ()
     of_judges = {
         f"{OF_JUDGES}{judge.name}/{judge.votes}/{name}": getattr(judge, name)
-        for judge in tried
+        for judge in trials
         for name in ("read", "right", "bad_is_right", "bad_is_seen", "first_error")
         if getattr(judge, name).n
     }
     place.store.write(measure_rows(series[0].evaluation_id, of_judges))
     return HeadroomReport(
-        measures=measures, prospects=prospects, judges=tried, instances=len(chosen), episodes=episodes
+        measures=measures, prospects=prospects, judges=trials, instances=len(chosen), episodes=episodes
     )
 
 
-def _lost(played: Sequence[Episode], number: int, seed: int) -> list[Episode]:
+def _lost(episodes: Sequence[Episode], number: int, seed: int) -> list[Episode]:
     """Return at most `number` episodes without success, of as many instances as possible; fewer are
     the beginning of more.
     """
     ways: dict[str, list[Episode]] = {}
     for episode in sorted(
-        played, key=lambda episode: derive_seed(seed, STAGE, "lost", episode.instance.key, episode.repeat)
+        episodes, key=lambda episode: derive_seed(seed, STAGE, "lost", episode.instance.key, episode.repeat)
     ):
         if not episode.trajectory.success:
             ways.setdefault(episode.instance.key, []).append(episode)
@@ -162,13 +162,13 @@ def _series(
     evaluation = place.recipe.evaluation
     held_out = name == TEST
     tokens = evaluation.max_new_tokens if held_out else acting.sampling.max_new_tokens
-    sampled = replace(acting.sampling, max_new_tokens=tokens)
+    defaults = replace(acting.sampling, max_new_tokens=tokens)
     steps = evaluation.max_steps if held_out else acting.max_steps
     limits = evaluation.limits if held_out else acting.limits
     seed = derive_seed(place.recipe.seed, STAGE, name)
 
     def series(name: str, number: int, temperature: float, repeats: int) -> Series:
-        sampling = replace(sampled, temperature=temperature)
+        sampling = replace(defaults, temperature=temperature)
         config = {"sampling": sampling, "max_steps": steps, "repeats": repeats}
         if limits != NO_LIMITS:
             config |= {"limits": limits}
@@ -185,26 +185,26 @@ def _series(
         )
 
     max_repeats = evaluation.repeats if held_out else acting.repeats
-    return series(name, episodes, sampled.temperature, max_repeats), series(name + GREEDY, 1, 0.0, evaluation.repeats)
+    return series(name, episodes, defaults.temperature, max_repeats), series(name + GREEDY, 1, 0.0, evaluation.repeats)
 
 
-def _summary(sampled: Sequence[Episode], greedy: Sequence[Episode], *, instances: int, has_expert: bool) -> Headroom:
+def _summary(rollouts: Sequence[Episode], greedy: Sequence[Episode], *, instances: int, has_expert: bool) -> Headroom:
     """Return what the episodes of training instances show; instances with fewer than two are left
     out.
     """
-    won = {e.instance.key for e in greedy if e.trajectory.success}
-    groups = [group for group in by_instance(sorted(sampled, key=lambda e: e.instance.key)) if len(group) > 1]
-    tried = [
+    won_keys = {e.instance.key for e in greedy if e.trajectory.success}
+    groups = [group for group in by_instance(sorted(rollouts, key=lambda e: e.instance.key)) if len(group) > 1]
+    results = [
         InstanceResults(
             key=group[0].instance.key,
             origin=group[0].origin,
             depth=group[0].depth,
             episodes=len(group),
             wins=sum(e.trajectory.success for e in group),
-            greedy=group[0].instance.key in won,
+            greedy=group[0].instance.key in won_keys,
         )
         for group in groups
     ]
-    if not tried:
+    if not results:
         raise DataFault("no training instance was played twice, so nothing can be said; table event has the errors")
-    return Headroom(rates=pass_rates(tried), instances=instances, has_expert=has_expert)
+    return Headroom(rates=pass_rates(results), instances=instances, has_expert=has_expert)

@@ -47,15 +47,15 @@ def seed_groups(recipes: Mapping[str, Recipe]) -> list[SeedGroup]:
         settings.setdefault(key, dict(_fields(masked(config))))
     names = dict.fromkeys(name for fields in settings.values() for name in fields)
     deciding = [name for name in names if len({fields.get(name, "") for fields in settings.values()}) > 1]
-    named = []
+    named_groups = []
     for key, runs in groups.items():
         first = next(iter(runs.values()))
         parts = [f"{name}={settings[key][name]}" for name in deciding if name in settings[key]]
         if len(parts) > _MOST_SETTINGS:
             # The settings that are left out may be those that tell it from another group.
             parts = [*parts[:_MOST_SETTINGS], f"and {len(parts) - _MOST_SETTINGS} more, as run {first[:8]}"]
-        named.append(SeedGroup(", ".join(parts) or recipes[first].name, runs))
-    return named
+        named_groups.append(SeedGroup(", ".join(parts) or recipes[first].name, runs))
+    return named_groups
 
 
 def means_over_seeds(store: Store, recipes: Mapping[str, Recipe]) -> list[GroupMean]:
@@ -79,7 +79,7 @@ def means_over_seeds(store: Store, recipes: Mapping[str, Recipe]) -> list[GroupM
                 first = success
             if not runs:
                 continue
-            paired = [share - first[seed] for seed, share in success.items() if seed in first]
+            differences = [share - first[seed] for seed, share in success.items() if seed in first]
             means.append(
                 GroupMean(
                     group=group.name,
@@ -87,7 +87,7 @@ def means_over_seeds(store: Store, recipes: Mapping[str, Recipe]) -> list[GroupM
                     iteration=iteration,
                     success=seed_mean(success.values(), 0, 1),
                     reward=seed_mean((by_run[run].reward for run in runs.values()), -math.inf, 1),
-                    against=seed_mean(paired, -1, 1) if number else None,
+                    against=seed_mean(differences, -1, 1) if number else None,
                     runs=runs,
                 )
             )

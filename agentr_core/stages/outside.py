@@ -164,19 +164,21 @@ def take_back(place: Workplace, iteration: int, training: Training) -> str:
     iteration_id = place.iteration_id(iteration)
     key = fingerprint("checkpoint", "outside", iteration_id, training.files)
     tokenizer = load_tokenizer(policy.path)
-    played = _stored_rollouts(place, iteration, training, Renderer(tokenizer, at=place.started_at()), tokenizer)
-    steps = _steps(place, iteration, key, [episode for episode in played if not episode.rollout.validates], tokenizer)
+    rollouts = _stored_rollouts(place, iteration, training, Renderer(tokenizer, at=place.started_at()), tokenizer)
+    steps = _steps(place, iteration, key, [episode for episode in rollouts if not episode.rollout.validates], tokenizer)
     rows = [*steps.values()]
     validations: dict[int, list[str]] = {}
-    for episode in played:
+    for episode in rollouts:
         if episode.rollout.validates:
             validations.setdefault(episode.rollout.step, []).append(episode.key)
     rows += [validation_rows(iteration_id, step, keys) for step, keys in validations.items()]
-    for episode in played:
+    for episode in rollouts:
         source = VALIDATION if episode.rollout.validates else "rollout"
         rows.append(trajectory_rows(episode.key, episode.trajectory, source=source, iteration_id=iteration_id))
     _store(place, iteration, training, policy, key, merge(rows), sorted(steps))
-    counts = f"{counted(len(training.rollouts), 'rollout')} of {counted(len({p.instance for p in played}), 'question')}"
+    counts = (
+        f"{counted(len(training.rollouts), 'rollout')} of {counted(len({p.instance for p in rollouts}), 'question')}"
+    )
     note = "" if _has_tokenizer(training.checkpoint) else "; it has no tokenizer, so the run's goes on"
     return "; ".join(
         [f"iteration {iteration} of run {place.run_id}: checkpoint {key}, {counts}{note}", *training.left_out]
@@ -373,11 +375,11 @@ def _plain(text: str) -> str:
 
 
 def _steps(
-    place: Workplace, iteration: int, checkpoint_id: str, played: Sequence[_StoredRollout], tokenizer: Any
+    place: Workplace, iteration: int, checkpoint_id: str, rollouts: Sequence[_StoredRollout], tokenizer: Any
 ) -> dict[int, Rows]:
     """Return the rows of each step: its groups, one for each question, and its measures."""
     by_step: dict[int, dict[str, list[_StoredRollout]]] = {}
-    for attempt in played:
+    for attempt in rollouts:
         by_step.setdefault(attempt.rollout.step, {}).setdefault(attempt.instance.key, []).append(attempt)
     rows_of_steps: dict[int, Rows] = {}
     for step, members in sorted(by_step.items()):
@@ -409,22 +411,22 @@ def _steps(
             for group in groups
         ]
         episodes = [episode for group in groups for episode in group.episodes.values()]
-        shaped = [worth for group in groups for worth in group.shaped or ()]
-        mixed = [has_contrast(group.compared) for group in groups]
+        shaped_rewards = [worth for group in groups for worth in group.shaped or ()]
+        contrasts = [has_contrast(group.compared) for group in groups]
         counts = [count for lengths in tokens for count in lengths]
         # What the rollouts tell; the measures of the updates are not known.
         unknown = ("loss", "entropy", "kl", "sampler_kl", "clip_share", "grad_norm", "recovered", "cut_share")
         measures = {
             "reward": fmean(episode.reward for episode in episodes),
-            "shaped": fmean(shaped) if shaped else None,
+            "shaped": fmean(shaped_rewards) if shaped_rewards else None,
             "pass_at_1": fmean(episode.success for episode in episodes),
             "pass_at_n": fmean(group.wins > 0 for group in groups),
-            "mixed_share": fmean(mixed),
+            "mixed_share": fmean(contrasts),
             "drawn_again": 0,
             "episode_tokens": fmean(counts),
             "episode_steps": fmean(len(episode.steps) for episode in episodes),
             "sampled_tokens": sum(counts),
-            "trained_tokens": sum(sum(lengths) for lengths, trains in zip(tokens, mixed, strict=True) if trains),
+            "trained_tokens": sum(sum(lengths) for lengths, trains in zip(tokens, contrasts, strict=True) if trains),
             **dict.fromkeys((*unknown, "learning_rate", "sampling_seconds", "training_seconds")),
         }
         rows_of_steps[step] = merge([*rows, rl_step_rows(place.iteration_id(iteration), step, measures)])

@@ -85,8 +85,8 @@ def by_world(place: Workplace) -> Scoring:
     `DataFileError` if one of its files cannot be read.
     """
     worlds: dict[str, Any] = {}
-    with place.worlds() as opened:
-        for recipe, env in opened:
+    with place.worlds() as open_worlds:
+        for recipe, env in open_worlds:
             options = recipe.environment.options
             unrepeatable = Repeatability(env.repeatability) is Repeatability.NEVER or env.has(Environment.relay)
             if env.grader is None and unrepeatable:
@@ -135,31 +135,31 @@ async def regrade(
             f"run {place.run_id} has no such episodes and no search trees; `select * from v_episodes` and v_trees list "
             "what it has"
         )
-    stored = load_regrades(place.store, scoring.id, originals)
-    left = [key for key in originals if key not in stored]
+    regrades = load_regrades(place.store, scoring.id, originals)
+    left_ids = [key for key in originals if key not in regrades]
     stored_leaves = load_leaf_regrades(place.store, scoring.id, list(dict(leaves)))
     left_leaves = [(tree_id, leaf) for tree_id, leaf in leaves if leaf not in stored_leaves[tree_id]]
-    count = scored = total - len(left) - len(left_leaves)
+    count = old_count = total - len(left_ids) - len(left_leaves)
     settings = json.dumps(scoring.settings, sort_keys=True)
     place.store.write({"scoring": [{"scoring_id": scoring.id, "grader": scoring.name, "settings": settings}]})
     faults: list[str] = []
-    with closing(SharedEnvironments(lambda name: place.make_environment(place.recipe.world_name(name)))) as lent:
+    with closing(SharedEnvironments(lambda name: place.make_environment(place.recipe.world_name(name)))) as pool:
         async with Writer(place.store) as writer, helpers(place, place.trained(0).path, None, writer) as models:
             store_event = place.on_error(writer, STAGE, 0)
 
-            async def score(played: _Scorable) -> Rows:
+            async def score(entry: _Scorable) -> Rows:
                 await writer.room()
-                trajectory = played.trajectory
+                trajectory = entry.trajectory
                 try:
                     if scoring.grader is not None:
                         grading = await grade(scoring.grader, trajectory, models.ask, seed=place.recipe.seed)
                     else:
-                        async with lent.lend(trajectory.instance) as env:
+                        async with pool.lend(trajectory.instance) as env:
                             grading = await scored_again(env, trajectory, models.ask, seed=place.recipe.seed)
                     result = Regrade(reward=grading.grade.reward, success=grading.grade.success, answer=grading.answer)
                 except UnreadableGrade as unreadable:
                     result = Regrade(reward=None, success=None, answer=unreadable.answer)
-                return {played.table: [row_of(played.table, result, scoring_id=scoring.id, **played.columns)]}
+                return {entry.table: [row_of(entry.table, result, scoring_id=scoring.id, **entry.columns)]}
 
             def on_error(error: UnitError) -> None:
                 store_event(error)
@@ -172,9 +172,9 @@ async def regrade(
                 writer.add(row)
                 place.progress(count, total, f"episodes scored by {scoring.name}")
 
-            for played in _loaded(place.store, left, left_leaves):
+            for batch in _loaded(place.store, left_ids, left_leaves):
                 await run_all(
-                    list(played.items()),
+                    list(batch.items()),
                     lambda item: score(item[1]),
                     key=lambda item: item[0],
                     errors=place.recipe.errors,
@@ -182,7 +182,7 @@ async def regrade(
                     on_result=on_result,
                     concurrency=_AT_ONCE,
                 )
-    return ScoringResult(episodes=len(originals), paths=len(leaves), new=count - scored, faults=faults)
+    return ScoringResult(episodes=len(originals), paths=len(leaves), new=count - old_count, faults=faults)
 
 
 def _loaded(
@@ -193,8 +193,8 @@ def _loaded(
         trajectories = load_trajectories(store, trajectory_ids[start : start + _LOADED])
         yield {key: _Scorable("regrade", {"trajectory_id": key}, episode) for key, episode in trajectories.items()}
     for start in range(0, len(leaves), _LOADED):
-        selected = set(leaves[start : start + _LOADED])
-        trees = load_trees(store, sorted({tree_id for tree_id, _ in selected}))
+        chunk = set(leaves[start : start + _LOADED])
+        trees = load_trees(store, sorted({tree_id for tree_id, _ in chunk}))
         yield {
             f"{path.tree_id}:{path.leaf}": _Scorable(
                 "leaf_regrade",
@@ -208,7 +208,7 @@ def _loaded(
             )
             for tree_id, tree in trees.items()
             for path in leaf_paths(tree, tree_id)
-            if (path.tree_id, path.leaf) in selected
+            if (path.tree_id, path.leaf) in chunk
         }
 
 

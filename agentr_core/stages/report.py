@@ -96,33 +96,33 @@ def bills(place: Workplace, iteration: int) -> tuple[Bill, ...]:
     recipe = place.recipe
     taught = iteration > 0 and place.collector(iteration).role == "teacher"
     teacher_plays = taught or (recipe.splice.goes_on and recipe.splice.continuation.by == "teacher")
-    lent = [role for role in get_args(ModelRole) if role not in recipe.own_models()] if teacher_plays else []
+    lent_roles = [role for role in get_args(ModelRole) if role not in recipe.own_models()] if teacher_plays else []
     asking = [stage.roles for stage in place.plan(iteration).stages if "teacher" in stage.roles]
-    edited = [role for role in lent if any(role in roles for roles in asking)]
+    edit_roles = [role for role in lent_roles if any(role in roles for roles in asking)]
     entries = []
     for role in get_args(ModelRole):
         model = recipe.model_of(role)
         if model.backend != "openai":
             continue
-        used = request_use(
+        usage = request_use(
             place.store,
             place.iteration_id(iteration),
             role=role,
             per_request=model.server.n_per_request,
             taught=taught,
             teacher_plays=teacher_plays,
-            lent=lent,
-            edited=edited,
+            lent_roles=lent_roles,
+            edit_roles=edit_roles,
         )
-        if used.requests:
-            cost = (used.prompt * model.prices.prompt + used.completion * model.prices.completion) / _MILLION
+        if usage.requests:
+            cost = (usage.prompt * model.prices.prompt + usage.completion * model.prices.completion) / _MILLION
             entries.append(
                 Bill(
                     role=role,
                     model=model.label,
-                    requests=used.requests,
-                    prompt=used.prompt,
-                    completion=used.completion,
+                    requests=usage.requests,
+                    prompt=usage.prompt,
+                    completion=usage.completion,
                     cost=cost if model.prices.prompt or model.prices.completion else None,
                 )
             )
@@ -187,9 +187,9 @@ class Scoreboard:
         """
         if iteration not in self._episodes:
             # Two iterations are compared at a time; with their texts, all would fill the memory.
-            cached = {number: earlier for number, earlier in self._episodes.items() if number == iteration - 1}
+            cache = {number: earlier for number, earlier in self._episodes.items() if number == iteration - 1}
             episodes = ended_episodes(self._place, evaluation_id(self._place, iteration, TEST))
-            self._episodes = cached | {iteration: episodes}
+            self._episodes = cache | {iteration: episodes}
         return self._episodes[iteration]
 
     def unfinished(self, iteration: int) -> tuple[UnfinishedEvaluation, ...]:
@@ -201,17 +201,17 @@ class Scoreboard:
             for number in range(iteration + 1)
             for name in self._names
         }
-        ended = unfinished_evaluations(self._place.store, list(evaluations))
+        counts = unfinished_evaluations(self._place.store, list(evaluations))
         open_sets: list[UnfinishedEvaluation] = []
         for key, (number, name) in evaluations.items():
-            if key not in ended:
+            if key not in counts:
                 continue
             # How many episodes the set has, as the first model played them.
-            planned = None
+            size = None
             if first := self.measured(0, name):
-                lost = lost_episodes(self._place, evaluation_id(self._place, 0, name))
-                planned = first["success"].n + (len(lost) if self._place.recipe.errors.count_as == "out" else 0)
-            open_sets.append(UnfinishedEvaluation(iteration=number, name=name, episodes=ended[key], planned=planned))
+                losses = lost_episodes(self._place, evaluation_id(self._place, 0, name))
+                size = first["success"].n + (len(losses) if self._place.recipe.errors.count_as == "out" else 0)
+            open_sets.append(UnfinishedEvaluation(iteration=number, name=name, episodes=counts[key], planned=size))
         return tuple(open_sets)
 
     @property
@@ -259,12 +259,12 @@ class Scoreboard:
         """Yield the score of an iteration's model on the test set of each of several worlds."""
         for name, world in self._place.recipe.environments.items():
             if measures := of_world(self.measured(iteration, TEST), name):
-                revised = of_world(self.measured(iteration, REVISION), name)
+                revision = of_world(self.measured(iteration, REVISION), name)
                 yield replace(
                     _set_score(name, world.instances.test, measures),
                     reward=estimate(measures["reward"]),
-                    revision=estimate(revised["success"]) if revised else None,
-                    revision_reward=estimate(revised["reward"]) if revised else None,
+                    revision=estimate(revision["success"]) if revision else None,
+                    revision_reward=estimate(revision["reward"]) if revision else None,
                 )
 
 
@@ -294,14 +294,14 @@ def _set_score(name: str, split: str, measures: Measures) -> SetScore:
     )
 
 
-def estimate(measured: metrics.Estimate) -> Estimate:
+def estimate(metric: metrics.Estimate) -> Estimate:
     """Return a measured estimate in the type of the reports."""
-    return Estimate(value=measured.mean, low=measured.low, high=measured.high, n=measured.n)
+    return Estimate(value=metric.mean, low=metric.low, high=metric.high, n=metric.n)
 
 
-def finite(measured: metrics.Estimate | None) -> Estimate | None:
+def finite(metric: metrics.Estimate | None) -> Estimate | None:
     """Return an estimate in the type of the reports; None for None and for an infinite interval."""
-    return estimate(measured) if measured is not None and math.isfinite(measured.low) else None
+    return estimate(metric) if metric is not None and math.isfinite(metric.low) else None
 
 
 _LISTS = ("trees", "trajectories", "pairs", "preferences", "groups", "samples", "rejections")
@@ -324,14 +324,16 @@ def build_report(
     board = board or Scoreboard(place)
     iteration_id = place.iteration_id(iteration)
     evaluations = [evaluation_id(place, iteration, name) for name in (TEST, REVISION, *place.recipe.evaluation.sets)]
-    collected = datasets.collected_stops(place.store, iteration_id)
-    evaluated = datasets.evaluated_stops(place.store, evaluations)
-    refused = datasets.refusals(place.store, iteration_id, limit=8)
+    collection_stops = datasets.collected_stops(place.store, iteration_id)
+    evaluation_stops = datasets.evaluated_stops(place.store, evaluations)
+    refusals = datasets.refusals(place.store, iteration_id, limit=8)
     errors = ErrorRecord(
-        refused={opening or "(nothing)": count for opening, count in refused.items()},
+        refused={opening or "(nothing)": count for opening, count in refusals.items()},
         stops=tuple(
-            StopCount(reason=reason, collected=collected.get(reason, 0), evaluated=evaluated.get(reason, 0))
-            for reason in sorted(collected.keys() | evaluated.keys())
+            StopCount(
+                reason=reason, collected=collection_stops.get(reason, 0), evaluated=evaluation_stops.get(reason, 0)
+            )
+            for reason in sorted(collection_stops.keys() | evaluation_stops.keys())
         ),
         faults=tuple(
             FaultCount(error=fault.error, phase=fault.phase, count=fault.count, lost=fault.lost)
@@ -400,15 +402,15 @@ def build_outline(place: Workplace, iteration: int, board: Scoreboard, *, viewer
     parts = ("generate", "environment", "train", "store", "other")
     # Who answered the calls of each tool in the run: for Python, how far code was confined.
     tools = {f"tool {tool}": names for tool, names in providers(place.store, place.run_id).items()}
-    used, built = runs.token_use(place.store, iteration_id), dataset_of(place.store, iteration_id)
+    usage, dataset = runs.token_use(place.store, iteration_id), dataset_of(place.store, iteration_id)
     online = runs.trained_online(place.store, iteration_id)
     # An objective that samples while it trains has no dataset.
-    trained = built.counts["trained_tokens"] if built else {"sampled episodes": online} if online else {}
+    trained_tokens = dataset.counts["trained_tokens"] if dataset else {"sampled episodes": online} if online else {}
     tokens = TokenCounts(
-        prompt=used.prompt,
-        completion=used.completion,
-        trained=dict(sorted(trained.items())),
-        in_training=runs.trained_offline(place.store, iteration_id) if built else 0,
+        prompt=usage.prompt,
+        completion=usage.completion,
+        trained=dict(sorted(trained_tokens.items())),
+        in_training=runs.trained_offline(place.store, iteration_id) if dataset else 0,
         cut=runs.cut_replies(place.store, iteration_id),
         unreadable=runs.unreadable_replies(place.store, iteration_id),
         bills=bills(place, iteration),
@@ -416,7 +418,7 @@ def build_outline(place: Workplace, iteration: int, board: Scoreboard, *, viewer
     lines = iteration_lines(place.store, place.run_id)
     line = next((line for line in lines if line.iteration == iteration), None)
     # How many rows each list of the viewer has.
-    listed = {name: getattr(line, name) for name in _LISTS} if line else {}
+    row_counts = {name: getattr(line, name) for name in _LISTS} if line else {}
     return IterationReport(
         recipe_name=recipe.name,
         run_id=place.run_id,
@@ -439,7 +441,7 @@ def build_outline(place: Workplace, iteration: int, board: Scoreboard, *, viewer
         recipe_yaml=yaml.safe_dump(for_display(recipe), sort_keys=False),
         versions=run_versions(place.store, place.run_id) | tools,
         viewer=viewer,
-        rows={name: count for name, count in listed.items() if count},
+        rows={name: count for name, count in row_counts.items() if count},
     )
 
 
@@ -453,12 +455,12 @@ def failures(iteration: int, board: Scoreboard) -> tuple[Section, ...]:
     """
     before = board.episodes(iteration - 1) if iteration else []
     episodes = board.episodes(iteration)
-    failed = [episode for episode in episodes if not episode.trajectory.success and episode.trajectory_id]
-    if not failed:
+    failed_episodes = [episode for episode in episodes if not episode.trajectory.success and episode.trajectory_id]
+    if not failed_episodes:
         return ()
     won_before = {_key(episode) for episode in before if episode.trajectory.success}
-    lost = sum(_key(episode) in won_before for episode in failed)
-    gained = sum(_key(e) in won_before for e in episodes if e.trajectory.success)
+    lost_count = sum(_key(episode) in won_before for episode in failed_episodes)
+    kept_count = sum(_key(e) in won_before for e in episodes if e.trajectory.success)
     columns = (
         Column("Instance", "text"),
         Column("Problem", "text"),
@@ -467,32 +469,32 @@ def failures(iteration: int, board: Scoreboard) -> tuple[Section, ...]:
         *([Column(wording.iteration(iteration - 1).capitalize(), "text")] if before else []),
     )
     rows = []
-    for episode in sorted(failed, key=lambda episode: _key(episode) not in won_before)[:_FAILURES]:
-        played = episode.trajectory
-        wrong = failure_steps(played.steps, played.stop)
+    for episode in sorted(failed_episodes, key=lambda episode: _key(episode) not in won_before)[:_FAILURES]:
+        trajectory = episode.trajectory
+        wrong = failure_steps(trajectory.steps, trajectory.stop)
         cells = (
             episode.instance.key,
-            textwrap.shorten(goal(played.first_observation), _GOAL_CHARS, placeholder="…"),
-            wrong[0].sentence if wrong else f"no step; it ended by {wording.label(played.stop)}",
-            str(len(played.steps)),
+            textwrap.shorten(goal(trajectory.first_observation), _GOAL_CHARS, placeholder="…"),
+            wrong[0].sentence if wrong else f"no step; it ended by {wording.label(trajectory.stop)}",
+            str(len(trajectory.steps)),
         )
         rows.append(Row((*cells, *(["won" if _key(episode) in won_before else "lost"] if before else []))))
-    note = f"{len(failed)} of {len(episodes)} episodes failed."
+    note = f"{len(failed_episodes)} of {len(episodes)} episodes failed."
     if before:
-        name, won = wording.iteration(iteration - 1), len(episodes) - len(failed)
-        note += f" {name.capitalize()} had won {lost} of them; {won - gained} that it lost are won now."
+        name, win_count = wording.iteration(iteration - 1), len(episodes) - len(failed_episodes)
+        note += f" {name.capitalize()} had won {lost_count} of them; {win_count - kept_count} that it lost are won now."
     return (Section("failures", "Failed episodes", (Table(columns, tuple(rows)),), note),)
 
 
 def alarm_section(place: Workplace, iteration: int) -> tuple[Section, ...]:
     """Return the section on the alarms of an iteration; none where none was raised."""
-    raised = alarms_of(place.store, place.iteration_id(iteration))
+    alarms = alarms_of(place.store, place.iteration_id(iteration))
     lines = (
         Paragraph(f"{alarm.name}, {alarm.stage}{f', step {alarm.step}' if alarm.step else ''}: {alarm.message}.")
-        for alarm in raised
+        for alarm in alarms
     )
     note = "The recipe's section alarms has the thresholds, and the manual's page on alarms says what each means."
-    return (Section("alarms", "Alarms", tuple(lines), note),) if raised else ()
+    return (Section("alarms", "Alarms", tuple(lines), note),) if alarms else ()
 
 
 def with_run(place: Workplace, report: IterationReport) -> IterationReport:
@@ -527,8 +529,8 @@ def roles(recipe: Recipe) -> dict[str, str]:
 def finished_at(place: Workplace, iteration: int) -> str:
     """Return the time when an iteration ended, or the present time while it runs, to the minute."""
     state = iteration_state(place.store, place.iteration_id(iteration))
-    ended = state.finished_at if state else None
-    return wording.moment(ended or datetime.now(UTC))
+    end_time = state.finished_at if state else None
+    return wording.moment(end_time or datetime.now(UTC))
 
 
 # One model in several worlds compared with a model for each world. Source: Agent-R (arXiv
@@ -589,11 +591,11 @@ def beside(place: Workplace, single_runs: Sequence[Workplace]) -> tuple[BesideSc
             BesideScore(
                 iteration=iteration,
                 mode=mode,
-                success={name: score.success for name, score in played.items()},
-                reward={name: score.reward for name, score in played.items()},
+                success={name: score.success for name, score in world_scores.items()},
+                reward={name: score.reward for name, score in world_scores.items()},
             )
-            for mode, played in rows.items()
-            if played
+            for mode, world_scores in rows.items()
+            if world_scores
         ]
     return tuple(result)
 
@@ -627,10 +629,10 @@ def _scores(place: Workplace) -> dict[int, dict[str, _WorldScores]]:
     board = Scoreboard(place)
     scores: dict[int, dict[str, _WorldScores]] = {}
     for number in iterations_of(place.store, place.run_id):
-        measured = board.measured(number, TEST)
+        test_measures = board.measured(number, TEST)
         instances = [e.instance for e in counted_episodes(place, evaluation_id(place, number, TEST))]
         for name in place.recipe.world_names:
-            if measures := of_world(measured, name) if place.recipe.environments else measured:
+            if measures := of_world(test_measures, name) if place.recipe.environments else test_measures:
                 scores.setdefault(number, {})[name] = _WorldScores(
                     success=estimate(measures["success_clustered"]),
                     reward=estimate(measures["reward"]),
@@ -664,8 +666,8 @@ def _last(place: Workplace) -> int:
     """Return the iteration whose model a run ends with so far: the last one that was evaluated, or
     the one that this iteration promotes.
     """
-    ended = {evaluation.evaluation_id for evaluation in finished_evaluations(place.store, place.run_id, after=-1)}
-    numbers = [n for n in iterations_of(place.store, place.run_id) if evaluation_id(place, n, TEST) in ended]
+    ended_ids = {evaluation.evaluation_id for evaluation in finished_evaluations(place.store, place.run_id, after=-1)}
+    numbers = [n for n in iterations_of(place.store, place.run_id) if evaluation_id(place, n, TEST) in ended_ids]
     if not numbers:
         pending = Scoreboard(place).unfinished(max(iterations_of(place.store, place.run_id), default=0))
         if pending:
@@ -684,18 +686,18 @@ def _column(place: Workplace, first: Workplace, last_of_first: int) -> RunColumn
         episodes = ended_episodes(place, evaluation_id(place, iteration, name))
         if not episodes:
             continue
-        measured = board.measured(iteration, name)
+        measures = board.measured(iteration, name)
         first_episodes = [] if place is first else ended_episodes(first, evaluation_id(first, last_of_first, name))
-        solved = {_key(episode): episode.trajectory.success for episode in first_episodes if _is_known(episode)}
-        shared = [episode for episode in episodes if _is_known(episode) and _key(episode) in solved]
-        outcomes = [(episode.trajectory.success, solved[_key(episode)]) for episode in shared]
-        depths = ((depth, finite(gain(group, first_episodes))) for depth, group in by_depth(shared))
+        first_outcomes = {_key(episode): episode.trajectory.success for episode in first_episodes if _is_known(episode)}
+        common_episodes = [episode for episode in episodes if _is_known(episode) and _key(episode) in first_outcomes]
+        outcomes = [(episode.trajectory.success, first_outcomes[_key(episode)]) for episode in common_episodes]
+        depths = ((depth, finite(gain(group, first_episodes))) for depth, group in by_depth(common_episodes))
         sets.append(
             PairedScore(
                 name=wording.label(name),
-                success=estimate(measured.get("success_clustered", measured["success"])),
-                difference=finite(gain(shared, first_episodes)) if shared else None,
-                shared=len(shared),
+                success=estimate(measures.get("success_clustered", measures["success"])),
+                difference=finite(gain(common_episodes, first_episodes)) if common_episodes else None,
+                shared=len(common_episodes),
                 won=outcomes.count((True, False)),
                 lost=outcomes.count((False, True)),
                 depths=tuple((depth, difference) for depth, difference in depths if difference is not None),
@@ -738,8 +740,8 @@ def _key(episode: Episode) -> tuple[str, int, int, tuple[str, ...]]:
 def expert_episodes(place: Workplace, iteration: int) -> FunnelStage:
     """Return how many episodes of the expert there are for an iteration."""
     source = place.source_id(iteration)
-    played = datasets.episode_counts(place.store, source, "expert").played
-    return FunnelStage(name="expert episodes", count=played, rejected=rejected_by(place, source, "expert"))
+    count = datasets.episode_counts(place.store, source, "expert").played
+    return FunnelStage(name="expert episodes", count=count, rejected=rejected_by(place, source, "expert"))
 
 
 def expert_funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:

@@ -16,7 +16,7 @@ _NOTE = (
 )
 
 
-def scored_table(scored: Sequence[ScoreComparison]) -> Table:
+def scored_table(comparisons: Sequence[ScoreComparison]) -> Table:
     """Return a table with a row for each iteration and kind of episode: old and new scores."""
     columns = (
         Column("Iteration"),
@@ -36,7 +36,7 @@ def scored_table(scored: Sequence[ScoreComparison]) -> Table:
                 *map(wording.count, (result.won, result.lost, result.up, result.down, result.unreadable)),
             )
         )
-        for result in scored
+        for result in comparisons
     ]
     return Table(columns, tuple(rows))
 
@@ -46,8 +46,8 @@ def scoring_section(place: Workplace, iteration: int | None = None) -> tuple[Sec
     none where nothing was scored again.
     """
     blocks: list[Paragraph | Table] = []
-    for scoring, scored in scorings_of(place.store, place.run_id).items():
-        selected = [result for result in scored if iteration in (None, result.iteration)]
-        if selected:
-            blocks += [Paragraph(f"Scored by {scoring.grader}, scoring {scoring.scoring_id}."), scored_table(selected)]
+    for scoring, comparisons in scorings_of(place.store, place.run_id).items():
+        selection = [result for result in comparisons if iteration in (None, result.iteration)]
+        if selection:
+            blocks += [Paragraph(f"Scored by {scoring.grader}, scoring {scoring.scoring_id}."), scored_table(selection)]
     return (Section("scorings", "Scored again", tuple(blocks), _NOTE),) if blocks else ()

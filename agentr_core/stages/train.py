@@ -59,11 +59,11 @@ async def train(place: Workplace, iteration: int) -> dict[str, Any]:
     was_complete = is_complete(job.output_dir)
     # A training counts its seconds over all its attempts. Those that were interrupted have told the
     # store of theirs, and one that finds its checkpoint takes none.
-    recorded = stage_seconds(place.store, place.run_id).get((iteration, STAGE), 0.0)
+    stored_seconds = stage_seconds(place.store, place.run_id).get((iteration, STAGE), 0.0)
     with place.timed(STAGE, iteration) as clock:
         result = await fine_tune(job, on_progress=show)
         if not was_complete:
-            clock.add({"train": max(0.0, result.seconds - recorded)})
+            clock.add({"train": max(0.0, result.seconds - stored_seconds)})
             clock.tokens = result.trained_tokens
     key = dataset_id(place, iteration)
     store_checkpoint(place, iteration, job, job.objective.settings, result, dataset_id=key)
@@ -84,8 +84,8 @@ def job_of(place: Workplace, iteration: int) -> TrainingJob:
 
     Raises `DataFault` when the dataset is missing.
     """
-    built = stored_dataset(place.store, dataset_id(place, iteration))
-    if built is None:
+    dataset = stored_dataset(place.store, dataset_id(place, iteration))
+    if dataset is None:
         raise DataFault(f"iteration {iteration} of run {place.run_id} has no dataset yet; build it first")
     training = place.plan(iteration).training
     if training is None or not isinstance(training.objective, Supervised | Preference):
@@ -93,7 +93,7 @@ def job_of(place: Workplace, iteration: int) -> TrainingJob:
     config, epochs, objective = training.config, training.num_train_epochs, training.objective
     parent = place.trained(0) if training.anew else place.policy(iteration)
     seed = derive_seed(place.recipe.seed, "train", iteration) % 2**31
-    inputs = (parent.id, built.hash, config.anywhere(), epochs, seed)
+    inputs = (parent.id, dataset.hash, config.anywhere(), epochs, seed)
     checkpoint_id = fingerprint("checkpoint", *inputs, *objective.settings.values())
     return TrainingJob(
         model_dir=parent.path,
@@ -105,7 +105,7 @@ def job_of(place: Workplace, iteration: int) -> TrainingJob:
         parent=parent.id,
         parent_weights=parent.weights_sha256,
         iteration=place.iteration_id(iteration),
-        dataset_hash=built.hash,
+        dataset_hash=dataset.hash,
         checkpoint_every=config.save_steps,
         objective=objective,
         alarms=place.recipe.alarms,

@@ -194,18 +194,18 @@ def attached(
     options = "read_only" if read_only else f"row_group_size {_ROW_GROUP_ROWS}"
     if not (read_only or path.exists()):
         options += f", storage_version '{_FORMAT}'"
-    shared = idle if not (files or beside) else None
+    pool = idle if not (files or beside) else None
     # An absolute path: DuckDB takes the text before a first colon for a kind of database.
     name = str(path.absolute())
-    instance = _take(shared, name) or _started(path, () if files else (path, *beside))
+    instance = _take(pool, name) or _started(path, () if files else (path, *beside))
     reusable = False
     try:
         _attach(instance, f"attach {literal(name)} as store ({options})", path, deadline)
         yield instance
-        reusable = shared is not None and _emptied(instance)
+        reusable = pool is not None and _emptied(instance)
     finally:
-        if shared is not None and reusable:
-            shared.append((name, instance))
+        if pool is not None and reusable:
+            pool.append((name, instance))
         else:
             instance.close()
 

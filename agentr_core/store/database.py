@@ -378,13 +378,13 @@ def put(con: Any, rows: Rows) -> None:
         for row in values:
             if row.keys() != values[0].keys():
                 raise ValueError(f"rows of {table} differ in their columns: {sorted(row.keys() ^ values[0].keys())}")
-        changed = [column for column in TABLES[table].mutable if column in columns]
-        distinct = settle(table, values, changed) if changed else values
+        mutable_columns = [column for column in TABLES[table].mutable if column in columns]
+        distinct = settle(table, values, mutable_columns) if mutable_columns else values
         data = table_of(distinct, columns, TABLES[table].columns)
         action = "on conflict do nothing"
-        if changed:
+        if mutable_columns:
             key = ", ".join(map(quoted, TABLES[table].key))
-            assignments = ", ".join(f"{quoted(column)} = excluded.{quoted(column)}" for column in changed)
+            assignments = ", ".join(f"{quoted(column)} = excluded.{quoted(column)}" for column in mutable_columns)
             action = f"on conflict ({key}) do update set {assignments}"
         con.register("incoming", data)
         try:
@@ -394,14 +394,14 @@ def put(con: Any, rows: Rows) -> None:
             con.unregister("incoming")
 
 
-def _check_writer(con: Any, table: str, fixed: Sequence[str]) -> None:
+def _check_writer(con: Any, table: str, fixed_columns: Sequence[str]) -> None:
     """Raise `RunBusy` if stored rows with the keys of `incoming` were made by another writer."""
-    if not fixed:
+    if not fixed_columns:
         return
     key = ", ".join(map(quoted, TABLES[table].key))
     row = con.execute(
         f"select {key} from incoming join {quoted(table)} stored using ({key}) where "
-        + " or ".join(f"incoming.{quoted(column)} is distinct from stored.{quoted(column)}" for column in fixed)
+        + " or ".join(f"incoming.{quoted(column)} is distinct from stored.{quoted(column)}" for column in fixed_columns)
         + " limit 1"
     ).fetchone()
     if row is not None:
@@ -518,7 +518,7 @@ class Writer:
             if not units:
                 return
             self._rows_under_way, self._rows = self._rows, 0
-            started = time.perf_counter()
+            start = time.perf_counter()
             try:
                 await asyncio.get_running_loop().run_in_executor(self._thread, lambda: self._store.write(merge(units)))
             except BaseException:
@@ -528,7 +528,7 @@ class Writer:
             finally:
                 self._rows_under_way = 0
                 self._tried.set()
-                self._last_s = time.perf_counter() - started
+                self._last_s = time.perf_counter() - start
                 self.seconds += self._last_s
 
     async def _flush_now_and_then(self) -> None:

@@ -131,15 +131,15 @@ def check(con: Any, path: Path, newest: int, *, unchanged: bool = False) -> bool
         return current == newest
     # Tables are to be as the scripts make them up to this version: only columns without a default,
     # and indexes, may have been added.
-    ours, expected = _own(current)
-    missing = expected.keys() - catalogue.tables.keys()
+    reference, expected_tables = _own(current)
+    missing = expected_tables.keys() - catalogue.tables.keys()
     if missing:
         raise StoreError(f"{path} has no table {min(missing)}, so it is no whole store of agentr; name another one")
-    early = catalogue.tables.keys() - expected.keys()
+    early = catalogue.tables.keys() - expected_tables.keys()
     if early:
         raise _in_the_way(path, min(early))
-    parts = _parts(con, frozenset(expected))
-    for table, (columns, rules) in expected.items():
+    parts = _parts(con, frozenset(expected_tables))
+    for table, (columns, rules) in expected_tables.items():
         present, constraints = parts[table]
         odd = [name for name, facts in columns.items() if present.get(name) != facts]
         odd += [name for name, (_, default) in present.items() if name not in columns and default is not None]
@@ -149,7 +149,7 @@ def check(con: Any, path: Path, newest: int, *, unchanged: bool = False) -> bool
                 f"{path} has a table {table} that agentr did not make ({difference} differs), and is not opened; put "
                 "it right with the duckdb shell, or name another workspace or store"
             )
-    return current == newest and catalogue.views == ours.views
+    return current == newest and catalogue.views == reference.views
 
 
 def migrate(con: Any, path: Path, migrations: tuple[Migration, ...], *, unchanged: bool = False) -> None:
@@ -240,8 +240,8 @@ def _catalogue(con: Any, path: Path) -> _Catalogue:
     )
 
 
-def _in_order(excluded: re.Match[str]) -> str:
-    return f"EXCLUDE ({', '.join(sorted(excluded[1].split(', ')))})"
+def _in_order(match: re.Match[str]) -> str:
+    return f"EXCLUDE ({', '.join(sorted(match[1].split(', ')))})"
 
 
 def _version(con: Any, path: Path, catalogue: _Catalogue) -> int:
@@ -369,13 +369,13 @@ def stored_columns(con: Any, database: str, twin: str) -> list[tuple[str, str, s
     columns: dict[tuple[str, str], list[str]] = {}
     for schema, table, column in con.execute(_COLUMNS, [database]).fetchall():
         columns.setdefault((schema, table), []).append(column)
-    stored = []
+    tables = []
     for schema, table, computes in con.execute(_TABLES_OF_A_DATABASE, [database]).fetchall():
         names = columns[schema, table]
         if computes:
             names = [name for name in names if _takes(con, twin, schema, table, name)]
-        stored.append((schema, table, ", ".join(map(quoted, names))))
-    return stored
+        tables.append((schema, table, ", ".join(map(quoted, names))))
+    return tables
 
 
 def _takes(con: Any, database: str, schema: str, table: str, column: str) -> bool:

@@ -70,16 +70,16 @@ def ask(
         return None
     _check(statements, store, files=files)
     con.execute("set lock_configuration = true")
-    if (named := _DESCRIBES.fullmatch(sql)) and (columns := con.sql(_COLUMNS, params=[named[1].lower()])):
+    if (match := _DESCRIBES.fullmatch(sql)) and (columns := con.sql(_COLUMNS, params=[match[1].lower()])):
         return columns.to_arrow_table()
     if statements[-1].type.name not in _ASKS:
         return con.execute(sql, params).to_arrow_table()
     relation = con.sql(sql, params=params or None)
     # A repeated name gets the first number that makes it unique.
-    taken, names = set(relation.columns), list[str]()
+    originals, names = set(relation.columns), list[str]()
     for name in relation.columns:
         new, number = name, 0
-        while new in names or (number and new in taken):
+        while new in names or (number and new in originals):
             number += 1
             new = f"{name}_{number}"
         names.append(new)
@@ -127,23 +127,23 @@ def _check(statements: Sequence[Any], store: Path, *, files: bool) -> None:
     for statement in statements:
         kind = statement.type.name
         # Without the texts in its quotes.
-        masked = re.sub(r"""'(?:[^']|'')*'|"(?:[^"]|"")*\"""", lambda match: match[0][0] * 2, statement.query)
-        if kind not in _USES_FILES and not (kind == "EXPLAIN" and _EXPLAINS_A_COPY.search(masked)):
+        masked_query = re.sub(r"""'(?:[^']|'')*'|"(?:[^"]|"")*\"""", lambda match: match[0][0] * 2, statement.query)
+        if kind not in _USES_FILES and not (kind == "EXPLAIN" and _EXPLAINS_A_COPY.search(masked_query)):
             if kind not in _ASKS:
                 raise _no_query(kind)
             continue
         if not files:
-            raise ConfigError(f"SQL: {_FILES_ARE_SHUT}") if "''" in masked else _no_query(kind)
+            raise ConfigError(f"SQL: {_FILES_ARE_SHUT}") if "''" in masked_query else _no_query(kind)
         # The statement may write: targets may not be the store's files or their folders, and must
         # be names that can be read here.
-        if _OBSCURE.search(masked) or any(
-            not masked[match.end() :].lstrip().startswith("''") for match in _TO.finditer(masked)
+        if _OBSCURE.search(masked_query) or any(
+            not masked_query[match.end() :].lstrip().startswith("''") for match in _TO.finditer(masked_query)
         ):
             raise ConfigError("SQL: a file is named by one string in single quotes; write it so")
         for literal in re.findall(r"'((?:[^']|'')*)'", statement.query):
-            named = Path(re.sub(r"^file:(//(localhost)?(?=/))?", "", literal.replace("''", "'"))).expanduser().resolve()
-            if named in (store.parent.resolve(), *store.parent.resolve().parents) or (
-                named.parent == store.parent.resolve() and named.name.startswith(store.name)
+            path = Path(re.sub(r"^file:(//(localhost)?(?=/))?", "", literal.replace("''", "'"))).expanduser().resolve()
+            if path in (store.parent.resolve(), *store.parent.resolve().parents) or (
+                path.parent == store.parent.resolve() and path.name.startswith(store.name)
             ):
                 raise ConfigError(f"SQL: {store} is the store itself, which is only read; name another file")
 

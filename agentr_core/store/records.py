@@ -69,29 +69,29 @@ def column(values: Sequence[Any], hint: Any) -> pa.Array:
     return pa.array(values, arrow_type(kind))
 
 
-def values(stored: pa.Array, hint: Any) -> list[Any]:
+def values(array: pa.Array, hint: Any) -> list[Any]:
     """Return the values of a type that a column holds."""
     kind = _kind(hint)
     if _is_json(kind):
-        return [None if text is None else json.loads(text) for text in stored.to_pylist()]
+        return [None if text is None else json.loads(text) for text in array.to_pylist()]
     if _is_record(kind):
-        if stored.null_count:
-            present = iter(values(stored.drop_null(), kind))
-            return [next(present) if valid else None for valid in stored.is_valid().to_pylist()]
+        if array.null_count:
+            present = iter(values(array.drop_null(), kind))
+            return [next(present) if valid else None for valid in array.is_valid().to_pylist()]
         names = tuple(fields_of(kind))
-        parts = [values(part, of) for part, of in zip(stored.flatten(), fields_of(kind).values(), strict=True)]
+        parts = [values(part, of) for part, of in zip(array.flatten(), fields_of(kind).values(), strict=True)]
         return [kind(**dict(zip(names, row, strict=True))) for row in zip(*parts, strict=True)]
     if get_origin(kind) is tuple:
-        flat = values(stored.flatten(), get_args(kind)[0])
-        lengths = stored.value_lengths().to_pylist()
+        flat = values(array.flatten(), get_args(kind)[0])
+        lengths = array.value_lengths().to_pylist()
         cuts = pairwise(accumulate((length or 0 for length in lengths), initial=0))
         return [
             None if length is None else tuple(flat[start:end])
             for length, (start, end) in zip(lengths, cuts, strict=True)
         ]
     if isinstance(kind, type) and issubclass(kind, Enum):
-        return [None if text is None else kind(text) for text in stored.to_pylist()]
-    return list(stored.to_pylist())
+        return [None if text is None else kind(text) for text in array.to_pylist()]
+    return list(array.to_pylist())
 
 
 def table_of(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], hints: Mapping[str, Any]) -> pa.Table:
@@ -104,10 +104,10 @@ def rows_of(table: pa.Table, hints: Mapping[str, Any]) -> Iterator[tuple[Any, ..
     """Yield the rows of an answer of DuckDB; a column in `hints` has values of that type."""
     return zip(
         *(
-            [value for chunk in stored.chunks for value in values(chunk, hints[name])]
+            [value for chunk in chunked_array.chunks for value in values(chunk, hints[name])]
             if name in hints
-            else stored.to_pylist()
-            for name, stored in zip(table.column_names, table.columns, strict=True)
+            else chunked_array.to_pylist()
+            for name, chunked_array in zip(table.column_names, table.columns, strict=True)
         ),
         strict=True,
     )

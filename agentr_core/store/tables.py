@@ -296,11 +296,11 @@ def count_parts(unit: Rows) -> int:
 
 def merge(units: Iterable[Rows]) -> dict[str, list[Row]]:
     """Return the rows of all units as one, in their order."""
-    merged: dict[str, list[Row]] = {}
+    rows_by_table: dict[str, list[Row]] = {}
     for unit in units:
         for table, rows in unit.items():
-            merged.setdefault(table, []).extend(rows)
-    return merged
+            rows_by_table.setdefault(table, []).extend(rows)
+    return rows_by_table
 
 
 def settle(table: str, rows: Sequence[Row], mutable: Collection[str]) -> list[Row]:

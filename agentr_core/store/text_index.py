@@ -114,14 +114,14 @@ class TextIndex:
     def _take(self, index: sqlite3.Connection) -> bool:
         """Take in the texts of some more rows; return whether there were any."""
         index.execute("begin immediate")
-        taken = {kind: (row, key) for kind, row, key in index.execute("select kind, row, key from taken")}
+        last_rows = {kind: (row, key) for kind, row, key in index.execute("select kind, row, key from taken")}
         with snapshot(self._store) as state:
-            if any(state.rows(_KEY_AT[kind], row) != [(key,)] for kind, (row, key) in taken.items()):
+            if any(state.rows(_KEY_AT[kind], row) != [(key,)] for kind, (row, key) in last_rows.items()):
                 for statement in _EMPTY:
                     index.execute(statement)
-                taken = {}
+                last_rows = {}
             for kind in _TEXTS:
-                last = taken[kind][0] if kind in taken else -1
+                last = last_rows[kind][0] if kind in last_rows else -1
                 new = state.rows(_LAST_OF[kind], last, _CHUNK)
                 if new:
                     break
@@ -154,12 +154,12 @@ def texts_of(store: Store, matches: Sequence[Match]) -> dict[str, str]:
             if match.digest not in texts and number < len(match.places):
                 places.setdefault(match.places[number], set()).add(match.digest)
         for kind in sorted({place.kind for place in places}):
-            wanted = [place for place in places if place.kind == kind]
+            batch = [place for place in places if place.kind == kind]
             chosen = f"{_KEYS[kind]}_id in (select unnest(?::varchar[]))"
-            values: list[Any] = [[place.key for place in wanted]]
+            values: list[Any] = [[place.key for place in batch]]
             if kind == "node":
                 chosen = f"rowid in (select rowid from node where {_NODES})"
-                values.append([place.position for place in wanted])
+                values.append([place.position for place in batch])
             for key, position, text in store.rows(_TEXTS[kind].format(chosen=chosen, texts=_STEP), *values):
                 if fingerprint(text) in places.get(Place(kind, key, position), ()):
                     texts[fingerprint(text)] = text

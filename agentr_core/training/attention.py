@@ -55,12 +55,12 @@ def attend(
     unknown = [name for name in ("position_bias", "softcap", "s_aux") if options.get(name) is not None]
     is_additive = attention_mask is not None and attention_mask.dtype != torch.bool
     if not 0 < window <= _SMALL_WINDOW or dropout or unknown or is_additive or key.shape[2] != tokens:
-        attended: tuple[Tensor, None] = sdpa_attention_forward(
+        result: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
         )
-        return attended
-    shared = query.shape[1] // key.shape[1]
-    key, value = repeat_kv(key, shared), repeat_kv(value, shared)
+        return result
+    groups = query.shape[1] // key.shape[1]
+    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     query = query * (query.shape[3] ** -0.5 if scaling is None else scaling)
     return _nearest(query, key, value, attention_mask, min(window, tokens)).transpose(1, 2), None
 
@@ -75,8 +75,8 @@ def _nearest(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, win
     position = torch.arange(tokens, device=query.device)[:, None] - age
     missing = position < 0
     if mask is not None:
-        clamped = position.clamp(min=0).expand(*mask.shape[:2], tokens, window)
-        missing = missing | ~mask.gather(-1, clamped)
+        index = position.clamp(min=0).expand(*mask.shape[:2], tokens, window)
+        missing = missing | ~mask.gather(-1, index)
     # Padding sees nothing, and minus infinity alone would make it NaN, which the products of later
     # layers would carry to all tokens.
     weights = scores.masked_fill(missing, torch.finfo(scores.dtype).min).softmax(dim=-1)

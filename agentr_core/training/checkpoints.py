@@ -118,15 +118,15 @@ def publish(staging: Path, destination: Path, manifest: Manifest) -> Manifest:
     for file in staging.rglob("*"):
         if file.is_file():
             sync(file)
-    finished = dataclasses.replace(manifest, weights_sha256=weights_sha256(staging), files=_sizes(staging))
-    write_whole(staging / MANIFEST, _MANIFEST.dump_json(finished, indent=1))
+    complete_manifest = dataclasses.replace(manifest, weights_sha256=weights_sha256(staging), files=_sizes(staging))
+    write_whole(staging / MANIFEST, _MANIFEST.dump_json(complete_manifest, indent=1))
     if destination.exists():
         raise TrainingFault(
             f"{destination} appeared while this checkpoint was trained; choose another output directory"
         )
     destination.parent.mkdir(parents=True, exist_ok=True)
     staging.rename(destination)
-    return finished
+    return complete_manifest
 
 
 def publish_step(staging: Path, output_dir: Path, manifest: Manifest, *, limit: int | None) -> None:

@@ -83,17 +83,17 @@ def bins(lengths: Sequence[int], *, packing: bool) -> list[list[int]]:
     if not packing:
         return [[index] for index in order]
     capacity = max(ROW, padded_length(max(lengths)))
-    filled: list[list[int]] = []
+    groups: list[list[int]] = []
     free_tokens: list[int] = []
     for index in order:
         bin_index = next((bin_index for bin_index, free in enumerate(free_tokens) if free >= lengths[index]), None)
         if bin_index is None:
-            filled.append([index])
+            groups.append([index])
             free_tokens.append(capacity - lengths[index])
         else:
-            filled[bin_index].append(index)
+            groups[bin_index].append(index)
             free_tokens[bin_index] -= lengths[index]
-    return filled
+    return groups
 
 
 def forward_passes(rows: Sequence[TokenRow], *, packing: bool, rows_per_pass: int) -> list[dict[str, torch.Tensor]]:
@@ -104,17 +104,17 @@ def forward_passes(rows: Sequence[TokenRow], *, packing: bool, rows_per_pass: in
     """
     if not rows:
         return []
-    packed: list[dict[str, list[int]]] = []
+    packed_rows: list[dict[str, list[int]]] = []
     for group in bins([len(row.labels) for row in rows], packing=packing):
         samples = [rows[index] for index in group]
-        joined = {
+        packed_row = {
             "input_ids": [token for sample in samples for token in sample.input_ids],
             "labels": [label for sample in samples for label in (IGNORED, *sample.labels[1:])],
             "position_ids": [position for sample in samples for position in range(len(sample.labels))],
         }
-        packed.append(joined)
-    packed.sort(key=lambda row: -len(row["labels"]))
-    return [_stack(packed[start : start + rows_per_pass]) for start in range(0, len(packed), rows_per_pass)]
+        packed_rows.append(packed_row)
+    packed_rows.sort(key=lambda row: -len(row["labels"]))
+    return [_stack(packed_rows[start : start + rows_per_pass]) for start in range(0, len(packed_rows), rows_per_pass)]
 
 
 def shared_out(lengths: Sequence[int], count: int) -> list[list[int]]:
@@ -150,8 +150,8 @@ def _stack(rows: Sequence[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
             "position_ids": row["position_ids"] + list(range(last + 1, last + 1 + missing)),
         }
 
-    filled = [fill(row) for row in rows]
-    return {name: torch.tensor([row[name] for row in filled]) for name in ("input_ids", "labels", "position_ids")}
+    padded_rows = [fill(row) for row in rows]
+    return {name: torch.tensor([row[name] for row in padded_rows]) for name in ("input_ids", "labels", "position_ids")}
 
 
 # The samples of each optimizer step, fixed before training starts, so that the schedule and the
@@ -204,10 +204,10 @@ def plan(
     orders = (np.random.default_rng(derive_seed("epoch order", seed, epoch)) for epoch in count())
     stream = (int(row) for generator in orders for row in generator.permutation(len(tokens)))
     order = [] if max_tokens else list(islice(stream, max(1, round(epochs * len(tokens)))))
-    trained = 0
-    while trained < max_tokens:
+    num_tokens = 0
+    while num_tokens < max_tokens:
         order.append(next(stream))
-        trained += tokens[order[-1]]
+        num_tokens += tokens[order[-1]]
     # The authors of Agent-R count in tokens: their trainer packs rows of full length.
     if step_tokens:
         steps: list[list[int]] = [[]]

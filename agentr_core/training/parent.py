@@ -55,8 +55,8 @@ class Parent(NamedTuple):
 
 def recomputes(config: TrainingConfig) -> bool:
     """Return whether a training here computes activations again in the backward pass."""
-    chosen = config.gradient_checkpointing
-    return torch.cuda.is_available() if chosen is None else chosen
+    setting = config.gradient_checkpointing
+    return torch.cuda.is_available() if setting is None else setting
 
 
 def text_config(model_dir: Path) -> Any:
@@ -117,18 +117,18 @@ def merged(base: Path, adapter: Path, dtype: torch.dtype) -> Any:
     return merge(PeftModel.from_pretrained(model, adapter)).to(dtype)
 
 
-def merge(adapted: Any) -> Any:
+def merge(peft_model: Any) -> Any:
     """Return a model with its adapter added to its weights.
 
     Raises `TrainingFault` if it then computes something else: not every adapter can be added to
     weights, and PEFT only warns.
     """
-    expected = _scores(adapted)
-    model = adapted.merge_and_unload()
+    expected_scores = _scores(peft_model)
+    model = peft_model.merge_and_unload()
     # The middle of the differences: rounding may send a token to another expert.
-    difference = float((_scores(model) - expected).abs().amax(-1).median())
+    difference = float((_scores(model) - expected_scores).abs().amax(-1).median())
     # Not "greater than", which is false of no number.
-    if not difference <= _ROUNDING * max(1.0, float(expected.abs().max())):
+    if not difference <= _ROUNDING * max(1.0, float(expected_scores.abs().max())):
         raise TrainingFault(
             f"with the adapter merged into its weights, the model gives other scores than with the adapter apart (by "
             f"{difference:.2g}); set training.publish=adapter, or train other modules (training.lora_target_modules, "
@@ -137,21 +137,23 @@ def merge(adapted: Any) -> Any:
     return model
 
 
-def tied_faults(adapted: Any, model_dir: Path) -> list[str]:
+def tied_faults(peft_model: Any, model_dir: Path) -> list[str]:
     """Return why adapters would publish another model than the trained one: a sentence if one
     changes a weight in one of the places that share it.
 
     Merged, it would change the others, too, or the model would no longer share the weight.
     """
     names_of: dict[int, list[str]] = {}
-    for name, parameter in adapted.named_parameters(remove_duplicate=False):
+    for name, parameter in peft_model.named_parameters(remove_duplicate=False):
         names_of.setdefault(id(parameter), []).append(name)
-    shared = [name for names in names_of.values() if len(names) > 1 for name in names]
-    changed = [match[0].rpartition(".")[2] for name in shared if (match := _ADAPTED.split(name, maxsplit=1))[1:]]
-    if not changed:
+    shared_names = [name for names in names_of.values() if len(names) > 1 for name in names]
+    changed_names = [
+        match[0].rpartition(".")[2] for name in shared_names if (match := _ADAPTED.split(name, maxsplit=1))[1:]
+    ]
+    if not changed_names:
         return []
     return [
-        f"training.lora_target_modules and training.lora_modules_to_save: {', '.join(dict.fromkeys(changed))} of "
+        f"training.lora_target_modules and training.lora_modules_to_save: {', '.join(dict.fromkeys(changed_names))} of "
         f"{model_dir} shares its weight with another module (tied embeddings), which an adapter on one of them would "
         "change, too, once it is merged; leave that module out, or train all weights (training.lora_r=0)"
     ]
@@ -272,17 +274,17 @@ def plain_faults(model: Any) -> list[str]:
     """Return why `whole_weights` cannot add the adapters of a model, one sentence each: an adapter
     that training goes on with may have more than the two matrices of plain LoRA.
     """
-    unsupported = [
+    unsupported_names = [
         name
         for name, parameter in model.named_parameters()
         if parameter.requires_grad and not re.search(r"\.lora_(?:[AB]\.\w+\.weight|embedding_[AB]\.\w+)$", name)
     ]
-    unsupported += [name for name, module in model.named_modules() if isinstance(module, ParamWrapper)]
-    if not unsupported:
+    unsupported_names += [name for name, module in model.named_modules() if isinstance(module, ParamWrapper)]
+    if not unsupported_names:
         return []
     return [
-        f"group RL trains plain LoRA adapters on whole modules, and this one also trains {unsupported[0]}; merge it "
-        "into its model, and set training.lora_r for a new one"
+        f"group RL trains plain LoRA adapters on whole modules, and this one also trains {unsupported_names[0]}; merge "
+        "it into its model, and set training.lora_r for a new one"
     ]
 
 
@@ -290,15 +292,15 @@ def whole_weights(
     model: Any,
     dtype: torch.dtype,
     *,
-    gathered: Callable[[Sequence[torch.Tensor]], AbstractContextManager[None]] = lambda parameters: nullcontext(),
+    gather_context: Callable[[Sequence[torch.Tensor]], AbstractContextManager[None]] = lambda parameters: nullcontext(),
     collect: bool = True,
 ) -> dict[str, torch.Tensor]:
     """Return the weights of a model, each once, on the CPU, by their names in the model without
     adapters. Plain LoRA adapters are added to them in 32 bits, as a merge adds them.
 
     Args:
-        gathered: gives a context in which parameters are whole, if this process holds parts of
-            them that are no DTensors.
+        gather_context: gives a context in which parameters are whole, if this process holds parts
+            of them that are no DTensors.
         collect: whether this process wants them; if not, it returns nothing, and only helps others
             that hold parts of them.
     """
@@ -311,7 +313,7 @@ def whole_weights(
             changed = owner in adapters and field == "weight"
             if not owner and any(name.startswith(f"{adapter_name}.lora_") for adapter_name in adapters):
                 continue
-            with gathered(list(adapters[owner].parameters()) if changed else [parameter]):
+            with gather_context(list(adapters[owner].parameters()) if changed else [parameter]):
                 weight = full(parameter)
                 if changed:
                     weight = weight.float() + full(adapters[owner].get_delta_weight("default")).float()
@@ -442,12 +444,12 @@ def write_result(
         model.to(dtype).save_pretrained(staging)
     else:
         # Names that share a tensor still do.
-        cast = {id(tensor): tensor.detach().to("cpu", dtype) for tensor in weights.values()}
-        model.save_pretrained(staging, state_dict={name: cast[id(tensor)] for name, tensor in weights.items()})
+        cast_tensors = {id(tensor): tensor.detach().to("cpu", dtype) for tensor in weights.values()}
+        model.save_pretrained(staging, state_dict={name: cast_tensors[id(tensor)] for name, tensor in weights.items()})
         # It names the number format of the model, which is not that of these weights.
         file = staging / "config.json"
-        stored = {**read_json(file), "dtype": str(dtype).removeprefix("torch.")}
-        file.write_text(json.dumps(stored, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        config_values = {**read_json(file), "dtype": str(dtype).removeprefix("torch.")}
+        file.write_text(json.dumps(config_values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     # The tokenizer and chat template are copied byte for byte: the model's input must not change
     # with its weights.
     for file in sorted(job.model_dir.iterdir()):
@@ -495,7 +497,7 @@ def separates_samples(model: Any) -> bool:
     its tokens.
     """
     ids = torch.zeros((1, 2), dtype=torch.long, device=model.device)
-    replaced = masking_utils.find_packed_sequence_indices
+    original = masking_utils.find_packed_sequence_indices
     masking_utils.find_packed_sequence_indices = _ask
     try:
         with torch.no_grad():
@@ -506,7 +508,7 @@ def separates_samples(model: Any) -> bool:
     except Exception:
         return False
     finally:
-        masking_utils.find_packed_sequence_indices = replaced
+        masking_utils.find_packed_sequence_indices = original
     return False
 
 
@@ -522,10 +524,10 @@ def packing_faults(model_config: Any, config: TrainingConfig) -> list[str]:
     """Return why samples of a model, given by its text configuration, cannot share rows, one
     sentence each.
     """
-    unsupported = sorted(set(getattr(model_config, "layer_types", None) or ()) - _SEPARATED)
-    if not config.packing or not unsupported:
+    unsupported_kinds = sorted(set(getattr(model_config, "layer_types", None) or ()) - _SEPARATED)
+    if not config.packing or not unsupported_kinds:
         return []
     return [
-        f"training.packing: layers of kind {', '.join(unsupported)} would mix the samples of a row; set it to false, "
-        "which gives each sample a row of its own"
+        f"training.packing: layers of kind {', '.join(unsupported_kinds)} would mix the samples of a row; set it to "
+        "false, which gives each sample a row of its own"
     ]

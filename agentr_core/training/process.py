@@ -250,7 +250,7 @@ class TrainerProcess(Generic[Step]):
         themselves, since those of a group may wait for each other for ever, are ended.
         """
         fault: Fault | None = None
-        published: float | None = None
+        publish_time: float | None = None
         with (
             self.work.log_file.open("ab") as log,
             # A new file for each attempt: the events of earlier ones have been reported already.
@@ -272,12 +272,12 @@ class TrainerProcess(Generic[Step]):
                 # down.
                 start_new_session=True,
             )
-            exited = asyncio.ensure_future(process.wait())
+            exit_future = asyncio.ensure_future(process.wait())
             rest = b""
             try:
                 while True:
-                    await asyncio.wait({exited}, timeout=POLL)
-                    has_ended = exited.done()
+                    await asyncio.wait({exit_future}, timeout=POLL)
+                    has_ended = exit_future.done()
                     *lines, rest = (rest + events.read()).split(b"\n")
                     for line in lines:
                         event = self.read(line)
@@ -288,24 +288,24 @@ class TrainerProcess(Generic[Step]):
                         else:
                             on_progress(event)
                     if has_ended:
-                        return exited.result(), fault
-                    if published is None and self.published():
-                        published = time.monotonic()
-                    if published is not None and time.monotonic() - published > LINGER:
+                        return exit_future.result(), fault
+                    if publish_time is None and self.published():
+                        publish_time = time.monotonic()
+                    if publish_time is not None and time.monotonic() - publish_time > LINGER:
                         return 0, fault
             finally:
-                await self._end(process, exited)
+                await self._end(process, exit_future)
 
-    async def _end(self, process: asyncio.subprocess.Process, exited: asyncio.Future[int]) -> None:
-        if exited.done():
+    async def _end(self, process: asyncio.subprocess.Process, exit_future: asyncio.Future[int]) -> None:
+        if exit_future.done():
             return
         try:
             _signal(process, signal.SIGTERM)
-            await asyncio.wait({exited}, timeout=self.grace)
+            await asyncio.wait({exit_future}, timeout=self.grace)
         finally:
-            if not exited.done():
+            if not exit_future.done():
                 _signal(process, signal.SIGKILL)
-                await asyncio.wait({exited})
+                await asyncio.wait({exit_future})
 
 
 def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None:

@@ -252,8 +252,8 @@ def run(job: TrainingJob, tell: Callable[[Report], None]) -> Manifest | None:
     _part(hf_trainer)
     if not hf_trainer.is_world_process_zero():
         return None
-    trained = hf_trainer.accelerator.unwrap_model(hf_trainer.model)
-    write_result(job, trained, history, parent.dtype, weights)
+    model = hf_trainer.accelerator.unwrap_model(hf_trainer.model)
+    write_result(job, model, history, parent.dtype, weights)
     return publish(job.work.staging, job.output_dir, _manifest(job, steps, history, ended_by))
 
 

@@ -102,13 +102,13 @@ class FollowsPlan:
         # Report the thresholds that the step has crossed, and end the training if the recipe says
         # so; its weights are not saved then.
         alarms = self._job.alarms
-        crossed = alarms.crossed(self.state.log_history, self._watched, step=number)
+        crossings = alarms.crossed(self.state.log_history, self._watched, step=number)
         if self.is_world_process_zero():
-            for crossing in crossed:
+            for crossing in crossings:
                 self._tell(crossing)
         if alarms.reaction != "tell":
             # All processes end with the first one, whatever rounding says.
-            self.crossed = broadcast_object_list([crossed])[0]
+            self.crossed = broadcast_object_list([crossings])[0]
             if self.crossed:
                 self.control.should_training_stop, self.control.should_save = True, False
 
@@ -145,12 +145,12 @@ class FollowsPlan:
 
         Raises `AlarmRaised` where nothing was saved, or the recipe does not go back.
         """
-        saved = last_checkpoint(Path(self.args.output_dir), self.args)
-        if saved is None or self._job.alarms.reaction != "back":
+        checkpoint = last_checkpoint(Path(self.args.output_dir), self.args)
+        if checkpoint is None or self._job.alarms.reaction != "back":
             # The last weights that were saved stay, and a later try goes on from them.
-            raise self.crossed[0].ends("trains on" if saved else "trains anew, since nothing was saved before")
-        step = int(saved.name.rpartition("-")[2])
-        self._load_from_checkpoint(str(saved))  # type: ignore[attr-defined]
+            raise self.crossed[0].ends("trains on" if checkpoint else "trains anew, since nothing was saved before")
+        step = int(checkpoint.name.rpartition("-")[2])
+        self._load_from_checkpoint(str(checkpoint))  # type: ignore[attr-defined]
         self.state.log_history = [entry for entry in self.state.log_history if entry["step"] <= step]
 
     def steps_done(self) -> list[TrainingStep]:
@@ -176,10 +176,10 @@ class FollowsPlan:
         )
 
     def _step(self, number: int, entry: dict[str, float]) -> TrainingStep:
-        expected = round(number * self._max_seconds / entry["seconds"]) if self._max_seconds else self.state.max_steps
+        estimate = round(number * self._max_seconds / entry["seconds"]) if self._max_seconds else self.state.max_steps
         return TrainingStep(
             step=number,
-            total_steps=max(number, expected),
+            total_steps=max(number, estimate),
             loss=entry["loss"],
             trained_tokens=int(entry["trained_tokens"]),
             seconds=entry["seconds"],
@@ -324,9 +324,9 @@ class PlannedSFTTrainer(FollowsPlan, SFTTrainer):  # type: ignore[misc]
             # Padded to a few lengths: each new shape of a matrix product is compiled anew.
             logits_to_keep=torch.nn.functional.pad(positions, (0, -len(positions) % LENGTH_STEP)),
         ).logits[0, : len(positions)]
-        summed = torch.nn.functional.cross_entropy(logits.float(), targets[positions], reduction="sum")
+        loss_sum = torch.nn.functional.cross_entropy(logits.float(), targets[positions], reduction="sum")
         # Gradients are averaged over processes, but the tokens are counted over all of them.
-        return summed / num_items_in_batch * self.accelerator.num_processes
+        return loss_sum / num_items_in_batch * self.accelerator.num_processes
 
 
 def supervised_trainer(

@@ -103,15 +103,15 @@ async def _collected(
     """
     pages: dict[str, str] = {}
     # The rank of each page by its address.
-    waiting = {_kind(start): {start: _OTHERS}}
+    frontier = {_kind(start): {start: _OTHERS}}
     elsewhere: set[str] = set()
-    while waiting and len(pages) < most:
-        kind = next(iter(waiting))
-        paths = waiting.pop(kind)
+    while frontier and len(pages) < most:
+        kind = next(iter(frontier))
+        paths = frontier.pop(kind)
         path = min(paths, key=paths.__getitem__)
         rank = paths.pop(path)
         if paths:
-            waiting[kind] = paths
+            frontier[kind] = paths
         answer = await http.get(path)
         if answer.status_code >= 500:
             raise StoreError(f"the page {path} cannot be made; `agentr store check` says whether the store is sound")
@@ -128,9 +128,9 @@ async def _collected(
             if unknown and not _ASKED.search(link) and not _leads_elsewhere(link, start):
                 # What a list of changed or played episodes leads to is of its rank.
                 near = _rank(link) if _kind(path) != "list" else min(rank, _rank(link))
-                some = waiting.setdefault(_kind(link), {})
+                some = frontier.setdefault(_kind(link), {})
                 some[link] = min(near, some.get(link, near))
-    return pages, sum(map(len, waiting.values()))
+    return pages, sum(map(len, frontier.values()))
 
 
 _OTHERS: Final = 2

@@ -251,8 +251,8 @@ def list_page(store: Store, name: str, query: Mapping[str, str]) -> ListPage:
     shape = _shape(store, name)
     source = shape.source
     filters, sort, columns = _wanted(shape, query)
-    asked = query.get("page", "")
-    page = min(int(asked), 10**9) if asked.isascii() and asked.isdigit() else 0
+    page_text = query.get("page", "")
+    page = min(int(page_text), 10**9) if page_text.isascii() and page_text.isdigit() else 0
     matches = read_list(store, source, filters, offset=page * PAGE_ROWS, limit=PAGE_ROWS, sort=sort)
     keeps = {"sort": sort, "columns": query["columns"] if columns != shape.usual else ""}
     keeps = {key: value for key, value in keeps.items() if value}
@@ -339,9 +339,9 @@ class _Shape:
 def _shape(store: Store, name: str) -> _Shape:
     columns = SHOWN[name].columns
     source, facts = with_facts(store, name)
-    taken = {column.title.lower() for column in columns} | set(LISTINGS[name].filters)
+    own_names = {column.title.lower() for column in columns} | set(LISTINGS[name].filters)
     words = {fact.column: fact.name.replace("_", " ") for fact in facts}
-    titles = {column: f"{word} of the world" if word in taken else word for column, word in words.items()}
+    titles = {column: f"{word} of the world" if word in own_names else word for column, word in words.items()}
     from_world = [
         Column(titles[fact.column].capitalize(), fact.column, "number" if fact.numeric else "text") for fact in facts
     ]
@@ -356,8 +356,8 @@ def _wanted(shape: _Shape, query: Mapping[str, str]) -> tuple[dict[str, str], st
     sort = query.get("sort", "")
     if sort.removeprefix("-") not in sortable(shape.source):
         sort = ""
-    chosen = query.get("columns", "").split(",")
-    return filters, sort, tuple(column for column in shape.columns if column.name in chosen) or shape.usual
+    names = query.get("columns", "").split(",")
+    return filters, sort, tuple(column for column in shape.columns if column.name in names) or shape.usual
 
 
 def _head(column: Column, sort: str, can: bool, link: Callable[..., str]) -> Cell:

@@ -166,9 +166,9 @@ def _rows(children: dict[int, list[int]]) -> dict[int, int]:
     """
     rows: dict[int, int] = {}
     free: dict[int, int] = {}
-    waiting = [(0, 0)]
-    while waiting:
-        node, depth = waiting.pop()
+    stack = [(0, 0)]
+    while stack:
+        node, depth = stack.pop()
         line = [node]
         while below := children.get(line[-1]):
             line.append(below[0])
@@ -178,7 +178,7 @@ def _rows(children: dict[int, list[int]]) -> dict[int, int]:
         for place, node in zip(places, line, strict=True):
             rows[node] = row
             # The last one is placed first: the branches of the deepest node.
-            waiting.extend((child, place + 1) for child in reversed(children.get(node, [])[1:]))
+            stack.extend((child, place + 1) for child in reversed(children.get(node, [])[1:]))
     return rows
 
 
@@ -263,21 +263,21 @@ def results(store: Store, words: str, matches: Matches, *, page: int, complete: 
     return Page("search", values)
 
 
-def extract(text: str, wanted: Sequence[str]) -> list[tuple[str, bool]]:
+def extract(text: str, words: Sequence[str]) -> list[tuple[str, bool]]:
     """Return the text around the first search word, in pieces, each with a flag for a search word;
     the beginning of the text if no search word occurs in it literally.
     """
-    pattern = re.compile("|".join(re.escape(word) for word in wanted), re.IGNORECASE)
-    first = pattern.search(text) if wanted else None
+    pattern = re.compile("|".join(re.escape(word) for word in words), re.IGNORECASE)
+    first = pattern.search(text) if words else None
     middle = first.start() if first else 0
     start, end = max(0, middle - _AROUND), min(len(text), middle + 2 * _AROUND)
-    shown = ("… " if start else "") + text[start:end] + (" …" if end < len(text) else "")
+    excerpt = ("… " if start else "") + text[start:end] + (" …" if end < len(text) else "")
     pieces: list[tuple[str, bool]] = []
     at = 0
-    for match in pattern.finditer(shown) if wanted else ():
-        pieces += [(shown[at : match.start()], False), (match[0], True)]
+    for match in pattern.finditer(excerpt) if words else ():
+        pieces += [(excerpt[at : match.start()], False), (match[0], True)]
         at = match.end()
-    return [piece for piece in [*pieces, (shown[at:], False)] if piece[0]]
+    return [piece for piece in [*pieces, (excerpt[at:], False)] if piece[0]]
 
 
 def _place(place: Place) -> tuple[str, str]:
@@ -302,14 +302,14 @@ def tree(store: Store, tree_id: str) -> Page | None:
     bad = _ways(nodes, (leaf for _, _, leaf in pairs))
     first = [_ways(nodes, [leaf]) for _, *leaves in pairs[:1] for leaf in leaves]
     drawable = 0 < len(nodes) <= MOST_NODES
-    drawn = Markup(tree_drawing(nodes, tree_id, good, bad, first)) if drawable else None
+    drawing = Markup(tree_drawing(nodes, tree_id, good, bad, first)) if drawable else None
     values = {
         "head": head,
         "nodes": nodes,
         "pairs": pairs,
         # The only markup of a page that does not come from its template: made by `drawing`, which
         # escapes texts.
-        "drawing": drawn,
+        "drawing": drawing,
         "ancestry": ancestry(store, tree_id, "tree"),
     }
     return Page("tree", values)
@@ -470,8 +470,8 @@ def moving(store: Store, run_id: str, iteration: int | None = None, stage: str =
     work = None
     if progress is not None and (iteration is None or (progress.iteration, progress.stage) == (iteration, stage)):
         since = max(0.0, time.time() - progress.told)
-        left = [s if s is None else max(0.0, s - since) for s in (progress.stage_left, progress.run_left)]
-        work = {"progress": progress, "elapsed": progress.told + since - progress.began, "left": left}
+        remaining = [s if s is None else max(0.0, s - since) for s in (progress.stage_left, progress.run_left)]
+        work = {"progress": progress, "elapsed": progress.told + since - progress.began, "left": remaining}
     stages = stage_lines(store, run_id)
     own = [line for line in stages if (line.iteration, line.stage) == (iteration, stage)]
     current = iteration if iteration is not None else progress.iteration if progress else None
@@ -645,11 +645,11 @@ def relatives(store: Store, trajectory_id: str) -> Page | None:
         children.setdefault(member.parent_id if member.parent_id in ids else None, []).append(member)
     # Each after the one that it was made from; one with several parents stands below each of them.
     lines: list[tuple[int, Derivation]] = []
-    waiting = [(0, member) for member in reversed(children.get(None, []))]
-    while waiting:
-        depth, member = waiting.pop()
+    stack = [(0, member) for member in reversed(children.get(None, []))]
+    while stack:
+        depth, member = stack.pop()
         lines.append((depth, member))
-        waiting.extend((depth + 1, child) for child in reversed(children.get(member.child_id, [])))
+        stack.extend((depth + 1, child) for child in reversed(children.get(member.child_id, [])))
     return Page("family", {"trajectory_id": trajectory_id, "lines": lines})
 
 
@@ -696,23 +696,23 @@ class Reply(NamedTuple):
     sampled: SampledTokens
 
 
-def replies_in(conversations: Sequence[Sequence[ReadToken]], sampled: Sequence[SampledTokens]) -> dict[int, Reply]:
+def replies_in(conversations: Sequence[Sequence[ReadToken]], replies: Sequence[SampledTokens]) -> dict[int, Reply]:
     """Return where the replies of a trajectory stand that are read with the tokens that were
     sampled, by step. A reply of which the sampler told no tokens is left out.
     """
-    waiting = [reply for reply in sampled if reply.token_ids]
+    queue = [reply for reply in replies if reply.token_ids]
     places: dict[int, Reply] = {}
     for number, tokens in enumerate(conversations):
         ids = [token.token for token in tokens]
         at = 0
-        while waiting:
-            wanted = waiting[0].token_ids
-            ends = (start + len(wanted) for start in range(at, len(ids)) if tokens[start].train)
-            at = next((end for end in ends if ids[end - len(wanted) : end] == wanted), 0)
+        while queue:
+            reply_ids = queue[0].token_ids
+            ends = (start + len(reply_ids) for start in range(at, len(ids)) if tokens[start].train)
+            at = next((end for end in ends if ids[end - len(reply_ids) : end] == reply_ids), 0)
             if not at:
                 break
-            step = waiting.pop(0)
-            places[step.position] = Reply(number, at - len(wanted), at, step)
+            step = queue.pop(0)
+            places[step.position] = Reply(number, at - len(reply_ids), at, step)
     return places
 
 
@@ -730,16 +730,16 @@ def preference(store: Store, preference_id: str) -> Page | None:
         return None
     samples = load_samples(store, [head.chosen_sample_id, head.rejected_sample_id])
     chosen, rejected = (samples[key].messages for key in (head.chosen_sample_id, head.rejected_sample_id))
-    shared = next(
+    num_shared = next(
         (i for i, (better, worse) in enumerate(zip(chosen, rejected, strict=False)) if better != worse),
         min(len(chosen), len(rejected)),
     )
     values = {
         "head": head,
         "opening": head.instance_id and opening(store, head.instance_id),
-        "shared": chosen[:shared],
-        "chosen": chosen[shared:],
-        "rejected": rejected[shared:],
+        "shared": chosen[:num_shared],
+        "chosen": chosen[num_shared:],
+        "rejected": rejected[num_shared:],
         "ancestry": ancestry(store, preference_id, "preference"),
     }
     return Page("preference", values)
@@ -762,10 +762,10 @@ def find(store: Store, words: str) -> Page:
     words = words.strip()
     instead = document.with_query("/search", {"q": words})
     if re.fullmatch(r"[0-9a-f]{4,64}(#\d+)?", words):
-        known = [("run", key) for key in runs_beginning(store, words)]
-        known += [(entity.kind, entity.key) for entity in entities_beginning(store, words, limit=3)]
-        if len(known) == 1:
-            instead = document.page_of(*known[0])
+        matches = [("run", key) for key in runs_beginning(store, words)]
+        matches += [(entity.kind, entity.key) for entity in entities_beginning(store, words, limit=3)]
+        if len(matches) == 1:
+            instead = document.page_of(*matches[0])
     if "/" in words and instance_beginning(store, words) is not None:
         instead = document.listing("trajectories", instance=words)
     return Page("", {}, elsewhere=instead)

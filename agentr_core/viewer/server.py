@@ -139,20 +139,20 @@ def app(
         *(Route(f"/{name}.{form}", viewer.file(name, form)) for name in LISTINGS for form in _FORMS),
         *(Route(f"/{kind}/{{key}}", viewer.page(_detail(make))) for kind, make in pages.DETAILS.items()),
     ]
-    shown: ASGIApp = Starlette(
+    site: ASGIApp = Starlette(
         routes=routes,
         lifespan=viewer.running,
         exception_handlers={404: viewer.missing, UserError: viewer.refused},
     )
     if token is not None:
-        shown = TokenGuard(
-            shown,
+        site = TokenGuard(
+            site,
             token,
             why="open the address that `agentr view` printed; it has the token",
             refusal=lambda scope, status, why: PlainTextResponse(f"{why}\n", status),
             cookie="agentr_view",
         )
-    return SealedApp(Guard(shown, hosts, linked=True, posts=notes))
+    return SealedApp(Guard(site, hosts, linked=True, posts=notes))
 
 
 class _Viewer:
@@ -204,15 +204,15 @@ class _Viewer:
         if before is None:
             return self.missing(request, LookupError())
         if request.method == "POST":
-            sent = dict(parse_qsl((await request.body()).decode("utf-8", "replace"), keep_blank_values=True))
-            if not secrets.compare_digest(sent.get("key", "").encode(), self._key.encode()):
+            form = dict(parse_qsl((await request.body()).decode("utf-8", "replace"), keep_blank_values=True))
+            if not secrets.compare_digest(form.get("key", "").encode(), self._key.encode()):
                 why = "The form is of a viewer that has ended; load its page again."
                 return self._render("message", 403, title="Nothing was stored", text=why)
-            tags = tuple(dict.fromkeys(tag for part in sent.get("tags", "").split(",") if (tag := part.strip())))
+            tags = tuple(dict.fromkeys(tag for part in form.get("tags", "").split(",") if (tag := part.strip())))
             if len(tags) > _MOST_TAGS or max(map(len, (*tags, ""))) > _TAG_CHARS:
                 why = f"A trajectory has at most {_MOST_TAGS} tags of {_TAG_CHARS} characters each."
                 return self._render("message", 400, title="Nothing was stored", text=why)
-            after = Note(tags=tags, text=sent.get("text", "").replace("\r\n", "\n")[:_NOTE_CHARS])
+            after = Note(tags=tags, text=form.get("text", "").replace("\r\n", "\n")[:_NOTE_CHARS])
             await run_in_threadpool(write_note, self._store, key, after)
             return RedirectResponse(f"/notes/{key}", 303)
         head = await run_in_threadpool(trajectory_head, self._store, key)
@@ -242,13 +242,13 @@ class _Viewer:
 
         def endpoint(request: Request) -> Response:
             assert self._reading is not None
-            key, why, conversations, sampled = request.path_params["key"], "", [], []
+            key, why, conversations, sampled_replies = request.path_params["key"], "", [], []
             with snapshot(self._store) as state:
                 page = pages.DETAILS[kind](state, key)
                 if page is None:
                     return self.missing(request, LookupError())
                 if kind == "trajectory":
-                    sampled = sampled_tokens(state, key)
+                    sampled_replies = sampled_tokens(state, key)
                 try:
                     read = self._reading(state, kind, key)
                 except UserError as error:
@@ -257,9 +257,9 @@ class _Viewer:
                 conversations = [] if why else read()
             except UserError as error:
                 why = str(error)
-            replies = pages.replies_in(conversations, sampled)
-            asked = request.query_params.get("step", "")
-            reply = replies.get(int(asked)) if asked.isascii() and asked.isdecimal() and len(asked) < 7 else None
+            replies = pages.replies_in(conversations, sampled_replies)
+            text = request.query_params.get("step", "")
+            reply = replies.get(int(text)) if text.isascii() and text.isdecimal() and len(text) < 7 else None
             if reply is not None:
                 # The prompt of a step, and what was replied to it.
                 conversations = [conversations[reply.conversation][: reply.end]]
@@ -273,7 +273,7 @@ class _Viewer:
                 for place in replies.values()
                 for number, logprob in enumerate(place.sampled.logprobs)
             }
-            own = {"kind": kind, "key": key, "asked": asked, "reply": reply, "logprobs": logprobs}
+            own = {"kind": kind, "key": key, "asked": text, "reply": reply, "logprobs": logprobs}
             return self._render("tokens", 200, **page.values, **own, conversations=conversations, why=why)
 
         return endpoint
@@ -317,8 +317,8 @@ class _Viewer:
             pass
 
     def _results(self, request: Request, words: str, complete: bool) -> Response:
-        asked = request.query_params.get("page", "")
-        page = min(int(asked), 10_000) if asked.isascii() and asked.isdigit() else 0
+        page_text = request.query_params.get("page", "")
+        page = min(int(page_text), 10_000) if page_text.isascii() and page_text.isdigit() else 0
         matches = self._index.search(words, offset=page * PAGE_ROWS, limit=PAGE_ROWS)
         with snapshot(self._store) as state:
             answer = results(state, words, matches, page=page, complete=complete)
@@ -340,21 +340,21 @@ def templates(*, shows_tokens: bool, takes_notes: bool) -> Environment:
     """Return the templates of the pages, which link to what the viewer has: tokens, if it reads a
     tokenizer, and notes, if it takes any.
     """
-    shown = environment("agentr_core.viewer")
+    jinja_env = environment("agentr_core.viewer")
     # As in reports: markup made by `plots` from numbers.
-    shown.filters.update(inline_svg=lambda figure: Markup(figure.svg))
-    shown.filters.update(
+    jinja_env.filters.update(inline_svg=lambda figure: Markup(figure.svg))
+    jinja_env.filters.update(
         number=number, fact=_fact, goal=goal, results=readable_turns, turns=pages.token_turns, token=pages.token_text
     )
-    shown.globals.update(page_of=document.page_of, listing=document.listing, group_page=document.group)
-    shown.globals.update(stage_page=document.stage_page)
+    jinja_env.globals.update(page_of=document.page_of, listing=document.listing, group_page=document.group)
+    jinja_env.globals.update(stage_page=document.stage_page)
     # Only some pages change while they are shown.
-    shown.globals.update(moves=None, most_steps=_MOST_STEPS)
-    shown.globals.update(shows_tokens=shows_tokens, takes_notes=takes_notes)
-    for name in shown.list_templates():
+    jinja_env.globals.update(moves=None, most_steps=_MOST_STEPS)
+    jinja_env.globals.update(shows_tokens=shows_tokens, takes_notes=takes_notes)
+    for name in jinja_env.list_templates():
         # Compiled now, so that the first visitor does not wait for it.
-        shown.get_template(name)
-    return shown
+        jinja_env.get_template(name)
+    return jinja_env
 
 
 def _fact(value: Any) -> str:
@@ -385,8 +385,8 @@ def _detail(make: pages.Detail) -> Make:
 
 
 def _moving(store: Store, request: Request) -> Page | None:
-    asked = request.path_params
-    return pages.moving(store, asked["key"], asked.get("iteration"), asked.get("stage", ""))
+    params = request.path_params
+    return pages.moving(store, params["key"], params.get("iteration"), params.get("stage", ""))
 
 
 def _node(store: Store, request: Request) -> Page | None:
@@ -394,8 +394,8 @@ def _node(store: Store, request: Request) -> Page | None:
 
 
 def _group(store: Store, request: Request) -> Page | None:
-    asked = request.path_params
-    return pages.group(store, asked["iteration"], asked["step"], asked["number"])
+    params = request.path_params
+    return pages.group(store, params["iteration"], params["step"], params["number"])
 
 
 _MOST_TAGS: Final = 20

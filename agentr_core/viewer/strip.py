@@ -60,10 +60,10 @@ def folds(steps: Sequence[PathStep], parting: int | None = None) -> list[Fold]:
         lines = []
         for place in range(at, at + length):
             alike = steps[place : at + length * times : length]
-            refused = [step.position for step in alike if step.valid is False]
+            refusals = [step.position for step in alike if step.valid is False]
             here = next((step.position for step in alike if step.position == parting), None)
             summary = steps[place].summary_of is not None
-            lines.append(Line(steps[place].position, steps[place].action, times, refused, here, summary))
+            lines.append(Line(steps[place].position, steps[place].action, times, refusals, here, summary))
         strip.append(Fold(lines, times, times >= IN_A_ROW))
         at += length * times
     return strip
@@ -81,6 +81,6 @@ def same_before(first: str, steps: Sequence[PathStep]) -> dict[int, int]:
     """Return, for each step whose observation the episode has had before, the position of the step
     that had it first, -1 for the start.
     """
-    seen = {first: -1}
-    firsts = [(step.position, seen.setdefault(step.observation, step.position)) for step in steps]
+    positions = {first: -1}
+    firsts = [(step.position, positions.setdefault(step.observation, step.position)) for step in steps]
     return {position: at for position, at in firsts if at != position}

@@ -123,10 +123,10 @@ def run() -> None:
             # An interrupt in a library's callback is raised again as an error of another class.
             click.echo(interrupted(), err=True)
             sys.exit(130)
-        refused = _refused(error)
-        if not refused:
+        message = _refused(error)
+        if not message:
             raise
-        click.echo(f"agentr: {refused}", err=True)
+        click.echo(f"agentr: {message}", err=True)
         sys.exit(2)
 
 

@@ -107,8 +107,8 @@ def _note_workspace(ctx: click.Context, _: click.Parameter, value: str | None) -
 
 
 def _with_workspace(ctx: click.Context, _: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
-    noted = ctx.meta.get(_WORKSPACE_FIELD)
-    return value if noted is None else (*value, noted)
+    override = ctx.meta.get(_WORKSPACE_FIELD)
+    return value if override is None else (*value, override)
 
 
 _WORKSPACE_FIELD = f"{__name__}.workspace"

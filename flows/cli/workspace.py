@@ -114,7 +114,9 @@ def sql(
         return
     if query == "-":
         query = standard_input().read()
-    click.echo(answer(workspace, query, form, named=example, output=output, files=files, seconds=seconds), nl=False)
+    click.echo(
+        answer(workspace, query, form, example_name=example, output=output, files=files, seconds=seconds), nl=False
+    )
 
 
 @click.command()
@@ -163,14 +165,14 @@ def publish(checkpoint: str, folder: Path, base_model: str, licence: str, worksp
 
 
 @click.command()
-@click.argument("named", metavar="ID", type=IdPrefix())
+@click.argument("source", metavar="ID", type=IdPrefix())
 @click.option("--tokens", is_flag=True, help="Show every token that training reads, those of the template too.")
 @click.option("--model", type=NamedPath(path_type=Path, file_okay=False), help="With --tokens: those of this model.")
 @click.option(
     "--scorer", type=click.IntRange(min=1), metavar="REPLY", help="Show what the scorer (grpo.distil) reads of a reply."
 )
 @WORKSPACE
-def preview(named: str, tokens: bool, model: Path | None, scorer: int | None, workspace: Path) -> None:
+def preview(source: str, tokens: bool, model: Path | None, scorer: int | None, workspace: Path) -> None:
     """Show what training reads, turn by turn; trained text is marked.
 
     ID is the beginning of the id of a sample or a trajectory, or FILE:LINE of general data. Of a
@@ -184,8 +186,8 @@ def preview(named: str, tokens: bool, model: Path | None, scorer: int | None, wo
     if scorer is not None and tokens:
         raise click.UsageError("--scorer shows turns; leave --tokens out")
     if scorer is not None:
-        turns = preview_scored(workspace, named, scorer)
+        turns = preview_scored(workspace, source, scorer)
     else:
-        turns = preview_tokens(workspace, named, model) if tokens else preview_sample(workspace, named)
+        turns = preview_tokens(workspace, source, model) if tokens else preview_sample(workspace, source)
     for text, trained in turns:
         click.secho(text, fg="green" if trained else None, bold=trained)

@@ -59,7 +59,8 @@ def score_answers(path: Path, overrides: Sequence[str], answers: Path, *, openin
     evaluations = {answers.name: episodes, **dict(_of_run(recipe, {episode.instance for episode in episodes}))}
     counts = recipe.evaluation.disaster_counts
     rows = (
-        _row(name, played, episodes if played is not episodes else (), counts) for name, played in evaluations.items()
+        _row(name, evaluation, episodes if evaluation is not episodes else (), counts)
+        for name, evaluation in evaluations.items()
     )
     return table_text(Table(columns, tuple(rows)))
 

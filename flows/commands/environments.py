@@ -180,9 +180,9 @@ def examples(name: str, options: Mapping[str, Any], split: str, count: int, file
         raise ConfigError(f"{file} exists already; name a new file")
     env = named_environment(name, options)
     try:
-        played = (expert_trajectory(env, instance) for instance in env.instances(split)[:_LOOKED_AT])
+        trajectories = (expert_trajectory(env, instance) for instance in env.instances(split)[:_LOOKED_AT])
         multi_step = (
-            trajectory for trajectory in played if trajectory and trajectory.success and len(trajectory.steps) > 1
+            trajectory for trajectory in trajectories if trajectory and trajectory.success and len(trajectory.steps) > 1
         )
         shortest = sorted(islice(multi_step, _CHOICE * count), key=lambda trajectory: len(trajectory.steps))
         if len(shortest) < count:
@@ -327,34 +327,34 @@ def run_agents(
 async def _until_signal(launcher: Launcher) -> signal.Signals | None:
     """Run a launcher; an interrupt ends it in order, and a second one at once."""
     loop = asyncio.get_running_loop()
-    running = asyncio.ensure_future(launcher.run())
+    task = asyncio.ensure_future(launcher.run())
     numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
-    received = list[signal.Signals]()
+    signals = list[signal.Signals]()
 
     def end(number: signal.Signals) -> None:
-        received.append(number)
-        for handled in numbers:
-            loop.remove_signal_handler(handled)
-            signal.signal(handled, signal.SIG_DFL)
-        running.cancel()
+        signals.append(number)
+        for signal_number in numbers:
+            loop.remove_signal_handler(signal_number)
+            signal.signal(signal_number, signal.SIG_DFL)
+        task.cancel()
 
     for number in numbers:
         loop.add_signal_handler(number, end, number)
     try:
-        await running
+        await task
     except asyncio.CancelledError:
-        if not received:
+        if not signals:
             raise
-    return received[0] if received else None
+    return signals[0] if signals else None
 
 
 def _gateway_key(host: str) -> tuple[str | None, Callable[[str], str]]:
     """Return the token of a gateway on a host, if it asks for one, and a function that returns what
     users are told of its address.
     """
-    fixed = gateway_token()
-    token = fixed or token_for(host)
-    secret = f" AGENTR_GATEWAY_TOKEN={token}" if token and not fixed else ""
+    configured_token = gateway_token()
+    token = configured_token or token_for(host)
+    secret = f" AGENTR_GATEWAY_TOKEN={token}" if token and not configured_token else ""
     key = ", with the token as API key" if token else ""
     return (
         token,
@@ -371,8 +371,8 @@ def _diagnose(name: str, options: Mapping[str, Any], count: int | None, gold: Pa
         hints.append(env.start_hint())
         return env
 
-    reads, played, states = Reads(), list[Instance](), list[StatePairs]()
-    asked = bool(options or gold or count is not None)
+    reads, instances, states = Reads(), list[Instance](), list[StatePairs]()
+    explicit = bool(options or gold or count is not None)
     diagnosis: dict[str, Any] = {
         "name": name,
         "ok": False,
@@ -389,14 +389,14 @@ def _diagnose(name: str, options: Mapping[str, Any], count: int | None, gold: Pa
                 make,
                 instances_per_split=ALL if count == 0 else count,
                 gold=answers,
-                on_instance=played.append,
+                on_instance=instances.append,
                 on_states=states.append,
                 # The few instances of a plain check are played in a moment.
-                **({"progress": shown_progress()} if asked else {}),
+                **({"progress": shown_progress()} if explicit else {}),
             )
         outside = unseen(name, options, os.environ, reads)
     except (UserError, EnvironmentUnavailable) as error:
-        wrong = (asked and isinstance(error, ConfigError)) or (gold and isinstance(error, DataFileError))
+        wrong = (explicit and isinstance(error, ConfigError)) or (gold and isinstance(error, DataFileError))
         if wrong and not isinstance(error, MissingPart):
             raise
         return diagnosis | {
@@ -407,7 +407,7 @@ def _diagnose(name: str, options: Mapping[str, Any], count: int | None, gold: Pa
     except (Exception, SystemExit) as error:
         # A third party's class may raise anything, even when it is imported.
         return diagnosis | {"status": "broken", "detail": cause(error)}
-    sizes = Counter(instance.split for instance in played)
+    sizes = Counter(instance.split for instance in instances)
     counts = " and ".join(f"{size:,} of {split}" for split, size in sizes.items())
     scope = f" on {counts}" if gold or count is not None else ""
     counted_states = "".join(f"; {pairs}" for pairs in states)

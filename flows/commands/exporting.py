@@ -89,19 +89,19 @@ def export_folder(
     if push_to:
         check_push(push_to)
     store = open_store(workspace, must_exist=True)
-    with_dataset, grouped = datasets_beginning(store, prefix), grouped_beginning(store, prefix)
+    with_dataset, groups = datasets_beginning(store, prefix), grouped_beginning(store, prefix)
     takes_groups = form == "verl" or form in _OF_EPISODES
-    if not takes_groups and not _of(with_dataset, iteration) and (online := _of(grouped, iteration)):
+    if not takes_groups and not _of(with_dataset, iteration) and (online := _of(groups, iteration)):
         raise ConfigError(
             f"iteration {online[-1].iteration} of run {online[-1].run_id} is group RL, which has no dataset; "
             f"only --format verl, {', '.join(_OF_EPISODES[:-1])} and {_OF_EPISODES[-1]} take it"
         )
-    heads: list[DatasetHead | GroupedInstance] = [*with_dataset, *(grouped if takes_groups else [])]
+    heads: list[DatasetHead | GroupedInstance] = [*with_dataset, *(groups if takes_groups else [])]
     head = _choose(heads, workspace, prefix, iteration)
     if isinstance(head, GroupedInstance) and form in _OF_EPISODES:
         training_set = _episodes(store, workspace, head)
     elif isinstance(head, GroupedInstance):
-        training_set = _prompts(store, workspace, grouped, head)
+        training_set = _prompts(store, workspace, groups, head)
     else:
         training_set = _training_set(store, workspace, head)
     if form == "verl":
@@ -180,11 +180,11 @@ def _training_set(store: Store, workspace: Path, head: DatasetHead) -> TrainingS
 
 def _history(store: Store, head: DatasetHead) -> str:
     """Return what the iteration of a dataset played and derived, and what it left out and why."""
-    trees, played = tree_counts(store, head.iteration_id), episodes_by_source(store, head.iteration_id)
+    trees, episode_counts = tree_counts(store, head.iteration_id), episodes_by_source(store, head.iteration_id)
     steps = {
         **({"trees grown": trees.trees, "paths in them that ended": trees.paths} if trees and trees.trees else {}),
         **({"pairs of a bad and a good path": trees.pairs, "first errors judged": trees.critiques} if trees else {}),
-        **{f"episodes of source {source}": count for source, count in played.items()},
+        **{f"episodes of source {source}": count for source, count in episode_counts.items()},
         "preference pairs": count_preferences(store, head.iteration_id),
         "samples": count_samples(store, head.iteration_id),
         **{
@@ -215,53 +215,53 @@ def _licences(place: Workplace) -> str:
     )
 
 
-def _prompts(store: Store, workspace: Path, groups: Sequence[GroupedInstance], chosen: GroupedInstance) -> TrainingSet:
+def _prompts(store: Store, workspace: Path, groups: Sequence[GroupedInstance], choice: GroupedInstance) -> TrainingSet:
     """Return the prompts that begin the episodes of each instance of an iteration of group RL."""
-    place = quiet_workplace(RunRef(workspace=str(workspace), run_id=chosen.run_id))
-    heads = {head.trajectory_id: head for head in groups if head.iteration_id == chosen.iteration_id}
+    place = quiet_workplace(RunRef(workspace=str(workspace), run_id=choice.run_id))
+    heads = {head.trajectory_id: head for head in groups if head.iteration_id == choice.iteration_id}
     rows = []
     with place.worlds() as worlds:
         for key, trajectory in load_trajectories(store, list(heads)).items():
             env = worlds.of(trajectory.instance)
-            read = transcript_of(env).prompt(env, trajectory.first_observation, ())
-            sample = Sample(kind="rollout", messages=read, instance=trajectory.instance)
+            prompt = transcript_of(env).prompt(env, trajectory.first_observation, ())
+            sample = Sample(kind="rollout", messages=prompt, instance=trajectory.instance)
             rows.append(SampleRow(id=key, sample=sample, origin=heads[key]._asdict()))
-    facts = {name: getattr(chosen, name) for name in ("run_id", "recipe", "iteration", "iteration_id")}
-    return TrainingSet(name=f"{chosen.recipe}-{chosen.iteration}", facts=facts, samples=rows)
+    facts = {name: getattr(choice, name) for name in ("run_id", "recipe", "iteration", "iteration_id")}
+    return TrainingSet(name=f"{choice.recipe}-{choice.iteration}", facts=facts, samples=rows)
 
 
-def _episodes(store: Store, workspace: Path, chosen: GroupedInstance) -> TrainingSet:
+def _episodes(store: Store, workspace: Path, choice: GroupedInstance) -> TrainingSet:
     """Return the conversations of the episodes that an iteration of group RL was trained on, with
     the rewards of these. Raises `ConfigError` if none was played yet.
     """
-    place = quiet_workplace(RunRef(workspace=str(workspace), run_id=chosen.run_id))
+    place = quiet_workplace(RunRef(workspace=str(workspace), run_id=choice.run_id))
     rows: list[SampleRow] = []
     groups = [
         (step, group)
-        for step in grouped_steps(store, chosen.iteration_id)
-        for group in load_groups(store, chosen.iteration_id, step)
+        for step in grouped_steps(store, choice.iteration_id)
+        for group in load_groups(store, choice.iteration_id, step)
     ]
     with place.worlds() as worlds:
         for step, group in groups:
             env = worlds.of(group.instance)
             for number, (key, trajectory) in enumerate(group.episodes.items()):
                 origin = {
-                    **{name: getattr(chosen, name) for name in ("run_id", "recipe", "iteration", "iteration_id")},
+                    **{name: getattr(choice, name) for name in ("run_id", "recipe", "iteration", "iteration_id")},
                     **{"instance_id": group.instance.key, "trajectory_id": key, "policy": group.policy},
                     **{"step": step, "group": group.number, "episode": number},
                     **{"reward": trajectory.reward, "success": trajectory.success, "stop": str(trajectory.stop)},
                     **({} if group.shaped is None else {"shaped": group.shaped[number]}),
                 }
-                given = group.given.get(key, group.prefix)
-                rows += _conversations(env, key, trajectory, given, origin)
+                num_given = group.given.get(key, group.prefix)
+                rows += _conversations(env, key, trajectory, num_given, origin)
     if not rows:
-        raise ConfigError(f"iteration {chosen.iteration} of run {chosen.run_id} has no episodes of group RL yet")
-    facts = {name: getattr(chosen, name) for name in ("run_id", "recipe", "iteration", "iteration_id")}
-    return TrainingSet(name=f"{chosen.recipe}-{chosen.iteration}", facts=facts, samples=rows)
+        raise ConfigError(f"iteration {choice.iteration} of run {choice.run_id} has no episodes of group RL yet")
+    facts = {name: getattr(choice, name) for name in ("run_id", "recipe", "iteration", "iteration_id")}
+    return TrainingSet(name=f"{choice.recipe}-{choice.iteration}", facts=facts, samples=rows)
 
 
 def _conversations(
-    env: Environment, key: str, trajectory: Trajectory, given: int, origin: Origin
+    env: Environment, key: str, trajectory: Trajectory, num_given: int, origin: Origin
 ) -> Iterator[SampleRow]:
     """Yield the conversations of an episode; its first steps, those that were given, are not
     trained.
@@ -278,7 +278,7 @@ def _conversations(
                 is_own = own and (spans[number].train or not spans[number].text)
                 position = own.pop(0) if is_own else None
                 logprobs.append(None if position is None else trajectory.steps[position].logprobs)
-                if position is not None and position < given:
+                if position is not None and position < num_given:
                     spans[number] = replace(spans[number], train=False)
             if message.spans:
                 messages.append(grown_turn(spans))
@@ -343,13 +343,13 @@ def _question(env: Environment, instance: Instance, sources: Mapping[str, str]) 
 
 
 def _pairs(store: Store, source_id: str, head: DatasetHead, rows: list[tuple[str, Sample]]) -> list[PairRow]:
-    known = {
+    preferences = {
         (sample_id(preference.chosen), sample_id(preference.rejected)): (key, preference)
         for key, preference in load_preferences(store, source_id).items()
     }
     pairs = []
     for position, ((chosen, _), (rejected, _)) in enumerate(zip(rows[::2], rows[1::2], strict=True)):
-        key, preference = known[chosen, rejected]
+        key, preference = preferences[chosen, rejected]
         instance = preference.chosen.instance
         origin: dict[str, Any] = {
             **_iteration(head, position),

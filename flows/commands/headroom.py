@@ -48,12 +48,14 @@ def _scores(headroom: HeadroomReport) -> str:
     )
     rows = []
     for name, title in _SETS.items():
-        sampled, greedy = headroom.measures[name], headroom.measures[name + GREEDY]
+        sample_measures, greedy = headroom.measures[name], headroom.measures[name + GREEDY]
         of_greedy = dict(of_depths(greedy))
         classes = [
-            (str(depth), of_greedy.get(depth, {}), part) for depth, part in of_depths(sampled) if "pass@1" in part
+            (str(depth), of_greedy.get(depth, {}), part)
+            for depth, part in of_depths(sample_measures)
+            if "pass@1" in part
         ]
-        for label, once, often in [("all", greedy, sampled), *classes]:
+        for label, once, often in [("all", greedy, sample_measures), *classes]:
             cells = [_share(once.get("success")), *(_share(often.get(f"pass@{k}")) for k in ks)]
             number = often.get("pass@1")
             rows.append(Row((title, label, wording.count(number.n if number else 0), *cells)))
@@ -130,10 +132,10 @@ def _verdicts(headroom: HeadroomReport) -> str:
 
 def _gap(headroom: HeadroomReport) -> str:
     """Return a line on what sampling finds beyond what the greedy policy does already."""
-    sampled, greedy = headroom.measures[TRAIN], headroom.measures[TRAIN + GREEDY]
+    sample_measures, greedy = headroom.measures[TRAIN], headroom.measures[TRAIN + GREEDY]
     most = _shown_ks(headroom)[-1]
-    number = wording.count(sampled["pass@1"].n)
-    best, now = sampled[f"pass@{most}"].mean, greedy["success"].mean if greedy else math.nan
+    number = wording.count(sample_measures["pass@1"].n)
+    best, now = sample_measures[f"pass@{most}"].mean, greedy["success"].mean if greedy else math.nan
     comparison = (
         f"pass@{most} is {wording.percent(best)}% and greedy {wording.percent(now)}% on {number} training instances"
     )
@@ -144,8 +146,8 @@ def _gap(headroom: HeadroomReport) -> str:
 
 def _shown_ks(headroom: HeadroomReport) -> list[int]:
     """Return 1, 8, 64 as far as they were measured, and the largest k."""
-    measured = ks_of_pass(headroom.measures[TRAIN])
-    return [k for k in measured if k in (1, 8, 64) or k == measured[-1]]
+    all_ks = ks_of_pass(headroom.measures[TRAIN])
+    return [k for k in all_ks if k in (1, 8, 64) or k == all_ks[-1]]
 
 
 def _of_kind(measures: Measures, kind: str) -> Estimate | None:

@@ -73,10 +73,10 @@ def import_file(
         say(f"and {counted(len(more), 'more record')} {'is' if len(more) == 1 else 'are'} not sound")
     # The turns are written as they were, so the recipe must skip as many.
     also = f", with eto.expert.opening: {opening}" if use == "expert" and opening != ExpertConfig().opening else ""
-    done = _write(records, source, target, skip_bad=skip_bad)
+    summary = _write(records, source, target, skip_bad=skip_bad)
     if records.left_out:
         say(named(records.left_out))
-    return f"{done}; a recipe takes them as {setting}{also}"
+    return f"{summary}; a recipe takes them as {setting}{also}"
 
 
 def _write(records: ImportResult, source: Path, target: Path, *, skip_bad: bool) -> str:
@@ -99,7 +99,7 @@ def _place(environment: str, options: Mapping[str, Any], split: str) -> Target:
     env = named_environment(environment, options)
     try:
         instances = env.instances(split)
-        known = frozenset(instances) if len(instances) <= MAX_SERVED else None
-        return Target(world=World(env.name, environment), split=split, known=known)
+        known_instances = frozenset(instances) if len(instances) <= MAX_SERVED else None
+        return Target(world=World(env.name, environment), split=split, known=known_instances)
     finally:
         env.close()

@@ -66,9 +66,9 @@ def _text_of(store: Store, key: str) -> str:
     return "".join(f"\n[{name}]\n{visible(text)}\n" for name, text in texts)
 
 
-def line_of(ancestor: Ancestor, *, hidden: Collection[str] = ()) -> str:
+def line_of(ancestor: Ancestor, *, hidden_names: Collection[str] = ()) -> str:
     """Return one line of an ancestry, without the facts whose names are hidden."""
-    facts = {name: fact for name, fact in ancestor.facts.items() if name not in hidden}
+    facts = {name: fact for name, fact in ancestor.facts.items() if name not in hidden_names}
     text = "see above" if ancestor.seen else "  ".join(f"{name} {_fact_text(fact)}" for name, fact in facts.items())
     relation = f"{ancestor.relation}: " if ancestor.relation else ""
     return f"{'  ' * ancestor.depth}{relation}{ancestor.entity.kind} {ancestor.entity.key}  {text}".rstrip()

@@ -59,10 +59,10 @@ def export_logs(workspace: Path, prefix: str, folder: Path, *, iteration: int | 
         DiskError: the folder cannot be written; nothing is left of it.
     """
     store = open_store(workspace, must_exist=True)
-    heads, waiting = _choose(store, workspace, prefix, iteration)
+    heads, omissions = _choose(store, workspace, prefix, iteration)
     place = quiet_workplace(RunRef(workspace=str(workspace), run_id=heads[0].run_id))
     evaluations = [_evaluation(place, head) for head in heads]
-    remarks = [*notes(evaluations), *waiting]
+    remarks = [*notes(evaluations), *omissions]
     with new_folder(folder) as draft:
         files = sorted(write_log(evaluation, draft) for evaluation in evaluations)
         lines = [f"# {heads[0].recipe}", _READ_WITH, *(f"**Note**: {note}." for note in remarks)]
@@ -86,21 +86,21 @@ def _choose(
             f"evaluation, or of its iteration or evaluation; `agentr runs -w {workspace}` lists all runs"
         )
     candidates = [head for head in heads if iteration in (None, head.iteration)]
-    finished = [head for head in candidates if head.finished]
-    if not finished:
+    finished_heads = [head for head in candidates if head.finished]
+    if not finished_heads:
         iterations = ", ".join(map(str, sorted({head.iteration for head in heads if head.finished}))) or "none yet"
         which = "" if iteration is None else f" of iteration {iteration}"
         raise ConfigError(
             f"run {heads[0].run_id} has no finished evaluation{which}; finished are iterations: {iterations}"
         )
     left_out = ", ".join(f"{head.name} of iteration {head.iteration}" for head in candidates if not head.finished)
-    return finished, [f"left out, since it is not finished: {left_out}"] if left_out else []
+    return finished_heads, [f"left out, since it is not finished: {left_out}"] if left_out else []
 
 
 def _evaluation(place: Workplace, head: EvaluationHead) -> LoggedEvaluation:
     config = place.recipe.evaluation
-    drawn = config.sets.get(head.name, config)
-    sampling = drawn.sampling(temperature=drawn.temperature, max_new_tokens=config.max_new_tokens)
+    set_config = config.sets.get(head.name, config)
+    sampling = set_config.sampling(temperature=set_config.temperature, max_new_tokens=config.max_new_tokens)
     measures = load_measures(place.store, head.evaluation_id)
     episodes = _episodes(place, head)
     other_scores = sorted({name for episode in episodes for name in episode.scores} - set(_SCORES))
@@ -151,7 +151,7 @@ def _episodes(place: Workplace, head: EvaluationHead) -> list[LoggedEpisode]:
     counts = place.recipe.evaluation.disaster_counts
     episodes = load_episodes(place.store, head.evaluation_id)
     with place.worlds() as worlds:
-        logged = [
+        logged_episodes = [
             _episode(worlds.of(episode.instance), episode, facts[episode.trajectory_id], counts) for episode in episodes
         ]
     for scoring in scorings_of(place.store, place.run_id):
@@ -161,9 +161,11 @@ def _episodes(place: Workplace, head: EvaluationHead) -> list[LoggedEpisode]:
             grade = regrades.get(episode.trajectory_id)
             if grade is not None and grade.reward is not None and grade.success is not None:
                 new_scores = {f"{name}-success": float(grade.success), f"{name}-reward": grade.reward}
-                logged[number] = replace(logged[number], scores={**logged[number].scores, **new_scores})
+                logged_episodes[number] = replace(
+                    logged_episodes[number], scores={**logged_episodes[number].scores, **new_scores}
+                )
     zero = dict.fromkeys(_SCORES, 0.0) if place.recipe.errors.count_as == "zero" else {}
-    lost = [
+    failures = [
         LoggedEpisode(
             key=_key(episode),
             number=episode.repeat + 1,
@@ -174,7 +176,7 @@ def _episodes(place: Workplace, head: EvaluationHead) -> list[LoggedEpisode]:
         )
         for episode in lost_episodes(place, head.evaluation_id)
     ]
-    return [*logged, *lost]
+    return [*logged_episodes, *failures]
 
 
 def _episode(env: Environment, episode: Episode, facts: EpisodeFacts, disaster_counts: float) -> LoggedEpisode:

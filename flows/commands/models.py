@@ -39,13 +39,13 @@ def import_into(source: str, target: Path, *, dtype: str, cache: Path | None, sa
     with importing():
         from agentr_core.models.gguf import import_model
 
-    imported = import_model(source, target, dtype=dtype, cache=cache)
+    model = import_model(source, target, dtype=dtype, cache=cache)
     size = sum(file.stat().st_size for file in target.iterdir())
     say(
-        f"{target}: {imported.model_class}, {imported.parameters:,} parameters in {dtype}, {size / 1e6:,.0f} MB, "
+        f"{target}: {model.model_class}, {model.parameters:,} parameters in {dtype}, {size / 1e6:,.0f} MB, "
         f"after {time.monotonic() - began:.0f} s"
     )
-    for note in (*imported.notes, f"licence: {imported.licence}", imported.sentence):
+    for note in (*model.notes, f"licence: {model.licence}", model.sentence):
         say(note)
 
 

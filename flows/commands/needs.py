@@ -90,9 +90,9 @@ def _of_tokens(recipe: Recipe, counts: Mapping[str, WorldCounts], earlier: Earli
     for name, world in recipe.worlds().items():
         world_counts = counts[name]
         prefix = f"{name}, " if recipe.environments else ""
-        sampled = method_of(world).sampled(world, world_counts.train, world_counts.test)
+        demands = method_of(world).sampled(world, world_counts.train, world_counts.test)
         for estimate in estimates.tokens(
-            world, sampled, world_counts.test, world_counts.states, lengths=world_counts.lengths
+            world, demands, world_counts.test, world_counts.states, lengths=world_counts.lengths
         ):
             helper = "" if estimate.role == "actor" else f" ({estimate.role})"
             rows.append((f"{prefix}{estimate.stage}{helper}", estimate.replies, estimate.tokens, estimate.likely))
@@ -223,10 +223,10 @@ def _of_one(config: TrainingConfig, need: estimates.Training, rows: str, gpu: fl
 
 def _of_both(model: ModelConfig, config: TrainingConfig, need: estimates.Training, gpu: float) -> list[str]:
     """Return a line about the GPUs on which both a trainer of group RL and a vLLM server are."""
-    shared = sorted(set(model.vllm.gpu_numbers) & set(range(config.num_processes))) if model.backend == "vllm" else []
-    if not shared:
+    gpus = sorted(set(model.vllm.gpu_numbers) & set(range(config.num_processes))) if model.backend == "vllm" else []
+    if not gpus:
         return []
-    share, gpu_list = gpu * model.vllm.gpu_memory_utilization, ", ".join(map(str, shared))
+    share, gpu_list = gpu * model.vllm.gpu_memory_utilization, ", ".join(map(str, gpus))
     head = f"  GPU {gpu_list}: trainer and sampler"
     if model.takes_turns:
         waits, turns = need.weights + need.states, f"{head} take turns, {_size(need.total)} and {_size(share)}"
@@ -258,10 +258,10 @@ def training_advice(config: TrainingConfig, need: estimates.Training, gpu: float
         "lower data.max_length": not online,
         "lower grpo.micro_batch_tokens and model.context_length": online,
     }
-    fixed = need.total - need.activations
+    fixed_memory = need.total - need.activations
     problem, remedies = ("that is too much", lighter | shorter)
-    if fixed > gpu:
-        problem, remedies = f"that is too much even without activations, {_size(fixed)}", lighter
+    if fixed_memory > gpu:
+        problem, remedies = f"that is too much even without activations, {_size(fixed_memory)}", lighter
     return (
         f"{problem}; {', or '.join(remedy for remedy, helps in remedies.items() if helps) or 'it needs a larger GPU'}"
     )

@@ -170,10 +170,10 @@ def _longest(recipe: Recipe, counts: Mapping[str, WorldCounts]) -> int:
     expert's episodes where only these are trained on, or as many as rows may have.
     """
     most, store = recipe.data.max_length, open_store(Path(recipe.workspace))
-    stored = longest_sample(store, reference(recipe).run_id) if store.path.exists() else 0
+    stored_length = longest_sample(store, reference(recipe).run_id) if store.path.exists() else 0
     of_expert = [world.lengths.longest if world.lengths else 0 for world in counts.values()]
     cloned = recipe.data.use == "expert" and not recipe.data.general.share and all(of_expert)
-    return min(most or stored, stored or (max(of_expert) if cloned else most)) or _CONTEXT
+    return min(most or stored_length, stored_length or (max(of_expert) if cloned else most)) or _CONTEXT
 
 
 def _world_line(name: str, counts: WorldCounts, *, share: float) -> str:
@@ -185,8 +185,10 @@ def _comparison(recipe: Recipe, train: int, test: int) -> _PlanText:
     run_id, pool_stages = reference(recipe).run_id, plan_of(recipe, 1).stages
     arms = arms_of(recipe, run_id)
     head = f"recipe {recipe.name}: comparison of {len(recipe.compare.arms)} arms, run {run_id} in {recipe.workspace}"
-    finished = count_finished_runs(open_store(Path(recipe.workspace)), [reference(arm.recipe).run_id for arm in arms])
-    progress = f"already done: {finished} of {len(arms)} trainings"
+    num_finished = count_finished_runs(
+        open_store(Path(recipe.workspace)), [reference(arm.recipe).run_id for arm in arms]
+    )
+    progress = f"already done: {num_finished} of {len(arms)} trainings"
     sample_sources = {
         arm.name: f" (samples of its own, in run {arm.recipe.compare.samples})" for arm in arms if arm.samples
     }
@@ -212,8 +214,8 @@ def _budget(recipe: Recipe) -> str:
 
 
 def _reading(recipe: Recipe, stages: Iterable[Stage]) -> dict[str, tuple[str, ...]]:
-    renamed = dict.fromkeys(OF_ONE_WORLD, "environments") if recipe.environments else {}
-    return {stage.name: tuple(dict.fromkeys(renamed.get(name, name) for name in stage.reads)) for stage in stages}
+    section_names = dict.fromkeys(OF_ONE_WORLD, "environments") if recipe.environments else {}
+    return {stage.name: tuple(dict.fromkeys(section_names.get(name, name) for name in stage.reads)) for stage in stages}
 
 
 def _read(recipe: Recipe, method: Method, stages: dict[str, tuple[str, ...]]) -> list[FieldValue]:

@@ -58,8 +58,8 @@ def instance_of(env: Environment, name: str, split: str, index: int | None) -> I
     one. Raises `ConfigError` if there is none.
     """
     instances = env.instances(split)
-    requested = Instance(environment=env.name, split=split, index=index) if index is not None else None
-    candidates = instances[:1] if requested is None else [requested] if requested in instances else []
+    wanted_instance = Instance(environment=env.name, split=split, index=index) if index is not None else None
+    candidates = instances[:1] if wanted_instance is None else [wanted_instance] if wanted_instance in instances else []
     if not candidates:
         first = ", ".join(str(instance.index) for instance in instances[:3])
         raise ConfigError(f"{name} has no instance {index} in split {split}; its first ones are {first}")
@@ -182,10 +182,10 @@ def _step(steps: Sequence[Step], width: int) -> Iterator[str]:
     yield f"step {len(steps)}"
     if thought := _thought(step):
         yield from _field("thought", thought, width, most=_REPLY)
-    refused = " (refused)" if step.valid is False else ""
+    refusal = " (refused)" if step.valid is False else ""
     cut = " (cut at its token limit)" if step.finish_reason == "length" else ""
     *before, last = actions_in(step.action)
-    for action in (*before, f"{last or 'none'}{refused}{cut}"):
+    for action in (*before, f"{last or 'none'}{refusal}{cut}"):
         yield from _field("action", action, width, most=_REPLY)
     for call in step.tool_calls:
         yield from _field("tool", f"{call.tool} {call.key}: {call.status}", width, most=2)
@@ -207,9 +207,9 @@ def _thought(step: Step) -> str:
 def _field(name: str, text: str, width: int, *, most: int = 1) -> Iterator[str]:
     """Yield a text beside its name, folded to at most `most` lines and one that counts the rest."""
     lines = [
-        folded
+        part
         for line in visible(text.strip()).splitlines()
-        for folded in textwrap.wrap(line, max(20, width - _MARGIN), break_on_hyphens=False) or [""]
+        for part in textwrap.wrap(line, max(20, width - _MARGIN), break_on_hyphens=False) or [""]
     ]
     head = f"  {name}"
     if len(lines) > most + 1:

@@ -28,15 +28,15 @@ def shown_progress() -> Callable[[int, int, str], None]:
         if total != total_before:
             # Other work begins, and is no measure of the time that this takes.
             began, begun_with, total_before = now, done, total
-        elapsed, new = now - began, done - begun_with
+        seconds, new = now - began, done - begun_with
         if done < total and now - last < (_REDRAWN_S if terminal else _EVERY_S):
             return
         if not terminal and now - last < _EVERY_S:
             return
         last = now
-        times = wording.duration(elapsed)
+        times = wording.duration(seconds)
         if new > 0 and done < total:
-            times += f", {wording.duration(elapsed * (total - done) / new)} left"
+            times += f", {wording.duration(seconds * (total - done) / new)} left"
         line = f"{done:,} of {total:,} {note}, {times}"
         click.echo(f"\r\033[K{line}" if terminal else line, err=True, nl=not terminal or done == total)
 

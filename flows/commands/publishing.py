@@ -90,7 +90,7 @@ def _card(store: Store, workspace: Path, checkpoint: CheckpointMade, name: str, 
         arm_of=recipe.compare.pool,
         versions=manifest.versions,
         ancestry=tuple(
-            line_of(line, hidden=("model",)) for line in ancestry(store, checkpoint.checkpoint_id, "checkpoint")
+            line_of(line, hidden_names=("model",)) for line in ancestry(store, checkpoint.checkpoint_id, "checkpoint")
         ),
     )
 

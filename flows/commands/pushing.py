@@ -43,13 +43,13 @@ def push(folder: Path, repo: str, *, message: str) -> str:
     api = HfApi(endpoint=access.address or None, token=access.token)
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     # `upload_folder` makes several commits of a large folder, of which the first may be all.
-    added = [
+    operations = [
         CommitOperationAdd(path_in_repo=path.relative_to(folder).as_posix(), path_or_fileobj=path) for path in files
     ]
     state = f"the export is whole in {folder}, but it was not pushed"
     try:
         address = api.create_repo(repo, repo_type="dataset", private=True, exist_ok=True)
-        api.create_commit(repo, added, commit_message=message, repo_type="dataset")
+        api.create_commit(repo, operations, commit_message=message, repo_type="dataset")
     except HfHubHTTPError as error:
         status = error.response.status_code
         reason = {401: "does not know the token", 403: "lets the token not write there"}.get(status, f"says {status}")

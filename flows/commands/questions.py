@@ -21,7 +21,7 @@ def answer(
     query: str,
     form: str | None,
     *,
-    named: str = "",
+    example_name: str = "",
     output: Path | None = None,
     files: bool = False,
     seconds: float = SECONDS,
@@ -30,7 +30,7 @@ def answer(
     file, a line that says so.
 
     Args:
-        query: the question; empty if it is the example `named`.
+        query: the question; empty if it is the example `example_name`.
         form: also `parquet`, which needs a file; None: as the file's ending says, else a table.
         output: the file; None for none.
         files: whether the question may read and write other files.
@@ -38,7 +38,7 @@ def answer(
 
     Raises `ConfigError` for wrong SQL, and `StoreError` if there is no store.
     """
-    if bool(query) == bool(named):
+    if bool(query) == bool(example_name):
         raise ConfigError("give one question: QUERY, or --example NAME")
     store = open_store(workspace, must_exist=True)
     file = None if output is None else output.resolve()
@@ -47,7 +47,7 @@ def answer(
     form = form or _form_of(output)
     if form == PARQUET and output is None:
         raise ConfigError("parquet is no text for a terminal; name a file with --output FILE")
-    table = store.answer(query or example(named).sql, files=files, seconds=seconds)
+    table = store.answer(query or example(example_name).sql, files=files, seconds=seconds)
     if output is None and form == "table" and table.column_names == _PLAN:
         return "\n".join(table["explain_value"].to_pylist()) + "\n"
     if output is None:

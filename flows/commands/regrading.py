@@ -58,7 +58,7 @@ def regraded(
     workspace: Path,
     run: str,
     grader: str,
-    given: Mapping[str, Any],
+    grader_settings: Mapping[str, Any],
     overrides: Sequence[str],
     *,
     evaluations: bool | None,
@@ -71,7 +71,7 @@ def regraded(
 
     Args:
         run: the beginning of the run's id.
-        given: the options of the grader that were given, by name.
+        grader_settings: the options of the grader that were given, by name.
         overrides: changes of the run's recipe.
         evaluations: only the episodes of evaluations, or only what else was played; None: all.
         examples: how many changed episodes are shown.
@@ -79,19 +79,19 @@ def regraded(
 
     Raises `UserError`, and as `stages.regrade.regrade`.
     """
-    if strange := sorted(given.keys() - _OPTIONS[grader]):
+    if strange := sorted(grader_settings.keys() - _OPTIONS[grader]):
         raise ConfigError(f"--{strange[0].replace('_', '-')} does not belong to --by {grader}; leave it out")
-    if (needed := _NEEDED.get(grader)) and needed not in given:
-        raise ConfigError(f"--by {grader} needs --{needed}")
+    if (required_option := _NEEDED.get(grader)) and required_option not in grader_settings:
+        raise ConfigError(f"--by {grader} needs --{required_option}")
     run_id = find_run(workspace, run)
-    recipe = _recipe(workspace, run_id, overrides, given.get("judge"))
+    recipe = _recipe(workspace, run_id, overrides, grader_settings.get("judge"))
     place = replace(quiet_workplace(RunRef(workspace=str(workspace), run_id=run_id), recipe), progress=shown_progress())
-    scoring = _scoring(place, grader, given)
-    done = interruption.run(regrade(place, scoring, evaluations=evaluations, iteration=iteration))
-    scored = side_by_side(place.store, scoring.id, run_id)
+    scoring = _scoring(place, grader, grader_settings)
+    result = interruption.run(regrade(place, scoring, evaluations=evaluations, iteration=iteration))
+    comparisons = side_by_side(place.store, scoring.id, run_id)
     differing = changed(place.store, scoring.id, run_id, examples)
-    shown = _plain if form == "json" else _text
-    return shown(place, scoring, done, scored, differing), done.faults
+    formatter = _plain if form == "json" else _text
+    return formatter(place, scoring, result, comparisons, differing), result.faults
 
 
 def _recipe(workspace: Path, run_id: str, overrides: Sequence[str], judge: Path | None) -> Recipe:
@@ -110,26 +110,30 @@ def _recipe(workspace: Path, run_id: str, overrides: Sequence[str], judge: Path 
     return replaced(recipe, workspace=str(workspace))
 
 
-def _scoring(place: Workplace, grader: str, given: Mapping[str, Any]) -> Scoring:
+def _scoring(place: Workplace, grader: str, grader_settings: Mapping[str, Any]) -> Scoring:
     if grader == "world":
         return by_world(place)
     # The time that a command has decides no reward.
-    settings = {name: value for name, value in given.items() if name not in ("gold", "rubric", "judge", "seconds")}
+    settings = {
+        name: value for name, value in grader_settings.items() if name not in ("gold", "rubric", "judge", "seconds")
+    }
     options = {
-        name: value for name, value in given.items() if name in ("tolerance", "seconds", "success_from", "where")
+        name: value
+        for name, value in grader_settings.items()
+        if name in ("tolerance", "seconds", "success_from", "where")
     }
     if grader == "regex":
-        return Scoring(name=grader, settings=settings, grader=Pattern(given["pattern"], **options))
+        return Scoring(name=grader, settings=settings, grader=Pattern(grader_settings["pattern"], **options))
     if grader == "command":
-        return Scoring(name=grader, settings=settings, grader=Command(given["command"], **options))
+        return Scoring(name=grader, settings=settings, grader=Command(grader_settings["command"], **options))
     if grader == "rubric":
-        text = _read(given["rubric"])
+        text = _read(grader_settings["rubric"])
         rubric = Rubric(text, **options)
         settings |= {"rubric": text, "judge": asked_model(place, "judge")}
         return Scoring(name=grader, settings=settings, grader=rubric)
-    options["answer"] = answer_within(given["pattern"]) if "pattern" in given else last_answer
+    options["answer"] = answer_within(grader_settings["pattern"]) if "pattern" in grader_settings else last_answer
     kind = ExactAnswer if grader == "exact" else NumericAnswer
-    golds, settings["gold"] = _golds(place, grader, given.get("gold"))
+    golds, settings["gold"] = _golds(place, grader, grader_settings.get("gold"))
     return Scoring(name=grader, settings=settings, grader=kind(golds, **options))
 
 
@@ -138,15 +142,15 @@ def _golds(place: Workplace, grader: str, file: Path | None) -> tuple[Callable[[
     hash of all.
     """
     with place.worlds() as worlds:
-        opened = [env for _, env in worlds]
+        envs = [env for _, env in worlds]
         if file is None:
-            own = _own_golds(opened, grader)
+            own = _own_golds(envs, grader)
     if file is None:
         answers_by_key = {instance.key: answers for instance, answers in own.items()}
         return lambda instance: _answers(own, instance, "its world"), fingerprint("golds", answers_by_key)
-    if len(opened) > 1:
+    if len(envs) > 1:
         raise ConfigError("gold answers are of one world, and the recipe has several; choose another grader")
-    golds = {instance: gold.answers for instance, gold in read_gold(file, world=opened[0].name).items()}
+    golds = {instance: gold.answers for instance, gold in read_gold(file, world=envs[0].name).items()}
     return lambda instance: _answers(golds, instance, str(file)), file_sha256(file)
 
 
@@ -175,22 +179,22 @@ def _read(file: Path) -> str:
 def _text(
     place: Workplace,
     scoring: Scoring,
-    done: ScoringResult,
-    scored: Sequence[ScoreComparison],
+    result: ScoringResult,
+    comparisons: Sequence[ScoreComparison],
     differing: Sequence[ScoreChange],
 ) -> str:
-    paths = f" and {counted(done.paths, 'path')} of search trees" if done.paths else ""
+    paths = f" and {counted(result.paths, 'path')} of search trees" if result.paths else ""
     lines = [
-        f"{counted(done.episodes, 'episode')}{paths} of run {place.run_id}, {done.new:,} of them "
+        f"{counted(result.episodes, 'episode')}{paths} of run {place.run_id}, {result.new:,} of them "
         f"scored now by {scoring.name}",
-        table_text(scored_table(scored)),
+        table_text(scored_table(comparisons)),
     ]
     if differing:
         lines += ["Changed", *map(_change_text, differing), ""]
-    if done.faults:
+    if result.faults:
         lines += [
-            f"Without a new score: {len(done.faults):,}; the same command tries them again",
-            *(f"  {fault}" for fault in dict.fromkeys(done.faults[:5])),
+            f"Without a new score: {len(result.faults):,}; the same command tries them again",
+            *(f"  {fault}" for fault in dict.fromkeys(result.faults[:5])),
             "",
         ]
     query = OF_A_SCORING.format(scoring.id)
@@ -208,8 +212,8 @@ def _change_text(row: ScoreChange) -> str:
 def _plain(
     place: Workplace,
     scoring: Scoring,
-    done: ScoringResult,
-    scored: Sequence[ScoreComparison],
+    result: ScoringResult,
+    comparisons: Sequence[ScoreComparison],
     differing: Sequence[ScoreChange],
 ) -> str:
     fields = {
@@ -217,11 +221,11 @@ def _plain(
         "scoring_id": scoring.id,
         "grader": scoring.name,
         "settings": scoring.settings,
-        "episodes": done.episodes,
-        "paths": done.paths,
-        "new": done.new,
-        "faults": list(done.faults),
-        "scores": [row._asdict() for row in scored],
+        "episodes": result.episodes,
+        "paths": result.paths,
+        "new": result.new,
+        "faults": list(result.faults),
+        "scores": [row._asdict() for row in comparisons],
         "changed": [row._asdict() for row in differing],
     }
     return json.dumps(fields, indent=2, default=str) + "\n"

@@ -33,24 +33,24 @@ if TYPE_CHECKING:
 Conversation = tuple[Message, ...]
 
 
-def preview_tokens(workspace: Path, named: str, model: Path | None = None) -> list[tuple[str, bool]]:
+def preview_tokens(workspace: Path, source: str, model: Path | None = None) -> list[tuple[str, bool]]:
     """Return a line for each token that training reads, and whether the token is trained on. A line
     has the token's position, id, text as JSON, writer, and the word `trained` if it is.
 
-    `named` is the beginning of the id of a sample or a trajectory, or FILE:LINE of general data. A
+    `source` is the beginning of the id of a sample or a trajectory, or FILE:LINE of general data. A
     trajectory is read as its world's transcript builds it, with all replies trained. It is rendered
     as for the model that its run begins with, or for another one.
 
     Raises `ConfigError` as `preview_sample`, and if that model is no directory here, and
     `ModelDirectoryError` and `DataFault` as rendering does.
     """
-    line = _line(named)
+    line = _line(source)
     if line is not None:
         if model is None:
-            raise ConfigError(f"no run says for which model {named} is read; name one with --model")
+            raise ConfigError(f"no run says for which model {source} is read; name one with --model")
         return _token_lines([_renderer(model, datetime.now(UTC)).explain(line)])
     store = open_store(workspace, must_exist=True)
-    entity = _entity(store, workspace, named)
+    entity = _entity(store, workspace, source)
     return _token_lines(reading(workspace, store, entity.kind, entity.key, model)())
 
 
@@ -66,7 +66,7 @@ def reading(
     run = run_of(store, kind, key)
     if run is None and (model is None or kind == "trajectory"):
         raise ConfigError(f"the store has no run of {kind} {key}" + ("; name a model with --model" * (model is None)))
-    run_id, begun = run or ("", datetime.now(UTC))
+    run_id, started_at = run or ("", datetime.now(UTC))
     conversations = _conversations(workspace, store, kind, key, run_id)
     path = model or Path(stored_recipe(workspace, run_id).model.path)
 
@@ -76,13 +76,13 @@ def reading(
                 f"the model of run {run_id}, {path}, is no directory here; `agentr preview {key} --tokens --model "
                 "FOLDER` reads it with another model's tokenizer"
             )
-        renderer = _renderer(path, begun)
+        renderer = _renderer(path, started_at)
         return [renderer.explain(conversation) for conversation in conversations]
 
     return read
 
 
-def preview_sample(workspace: Path, named: str) -> list[tuple[str, bool]]:
+def preview_sample(workspace: Path, source: str) -> list[tuple[str, bool]]:
     """Return the turns of what is named, as for `preview_tokens`, each with whether it is trained;
     a turn that was grown by continuation is given as its spans.
 
@@ -92,10 +92,10 @@ def preview_sample(workspace: Path, named: str) -> list[tuple[str, bool]]:
     Raises `ConfigError` if there is no such thing, or several, and `DataFileError` if the file
     cannot be read.
     """
-    line, diagnosis = _line(named), ""
+    line, diagnosis = _line(source), ""
     if line is None:
         store = open_store(workspace, must_exist=True)
-        entity = _entity(store, workspace, named)
+        entity = _entity(store, workspace, source)
         run_id, _ = run_of(store, entity.kind, entity.key) or ("", None)
         conversations = _conversations(workspace, store, entity.kind, entity.key, run_id)
         if entity.kind == "sample":
@@ -115,7 +115,7 @@ def preview_sample(workspace: Path, named: str) -> list[tuple[str, bool]]:
     return turns
 
 
-def preview_scored(workspace: Path, named: str, step: int) -> list[tuple[str, bool]]:
+def preview_scored(workspace: Path, source: str, step: int) -> list[tuple[str, bool]]:
     """Return the turns that the scorer of a run reads to score a reply of a trajectory, counted
     from 1, each with whether it is scored. Without a context, those of the whole conversation are.
 
@@ -123,11 +123,11 @@ def preview_scored(workspace: Path, named: str, step: int) -> list[tuple[str, bo
     the world does that plays its expert.
     """
     store = open_store(workspace, must_exist=True)
-    entity = _entity(store, workspace, named)
+    entity = _entity(store, workspace, source)
     run = run_of(store, entity.kind, entity.key)
     recipe = stored_recipe(workspace, run[0]) if run else None
     if entity.kind != "trajectory" or recipe is None or recipe.grpo.distil is None:
-        raise ConfigError(f"{named} is no trajectory of a run with a scorer (grpo.distil), which would read it")
+        raise ConfigError(f"{source} is no trajectory of a run with a scorer (grpo.distil), which would read it")
     trajectory, distil = load_trajectories(store, [entity.key])[entity.key], recipe.grpo.distil
     with closing(Worlds(recipe, lambda name: make_environment(recipe.in_world(name)))) as worlds:
         env = worlds.of(trajectory.instance)
@@ -135,21 +135,21 @@ def preview_scored(workspace: Path, named: str, step: int) -> list[tuple[str, bo
         if distil.context == "expert":
             expert = expert_of(env, trajectory.instance)
             if isinstance(expert, Rejection):
-                raise ConfigError(f"the scorer reads nothing of {named}: {expert.detail}")
+                raise ConfigError(f"the scorer reads nothing of {source}: {expert.detail}")
             others = [] if expert is None else [expert]
-        elif distil.context == "records" and (sampled := step_of(store, entity.key)) is not None:
+        elif distil.context == "records" and (group_step := step_of(store, entity.key)) is not None:
             group = load_trajectories(store, load_companions(store, [entity.key])[entity.key])
-            beside = {trajectory.instance.key: {key: each for key, each in group.items() if key != entity.key}}
-            others = other_episodes(store, sampled[0], beside, until=sampled[1] - 1)[trajectory.instance.key]
-        scored = [
+            beside = {trajectory.instance.key: {key: episode for key, episode in group.items() if key != entity.key}}
+            others = other_episodes(store, group_step[0], beside, until=group_step[1] - 1)[trajectory.instance.key]
+        scored_readings = [
             reading
             for reading in readings(env, trajectory, distil, others, given=0)
             if step - 1 in reading.positions[reading.num_given :]
         ]
-    if not scored:
+    if not scored_readings:
         why = "its world has no expert for it" if 0 < step <= len(trajectory.steps) else "there is no such reply"
-        raise ConfigError(f"the scorer reads nothing of reply {step} of {named}: {why}")
-    return _scored_turns(scored[0])
+        raise ConfigError(f"the scorer reads nothing of reply {step} of {source}: {why}")
+    return _scored_turns(scored_readings[0])
 
 
 def _scored_turns(reading: Reading) -> list[tuple[str, bool]]:
@@ -182,15 +182,15 @@ def _conversations(workspace: Path, store: Store, kind: str, key: str, run_id: s
     return [sample.messages for sample in results if isinstance(sample, Sample)]
 
 
-def _line(named: str) -> Conversation | None:
+def _line(source: str) -> Conversation | None:
     """Return the conversation in FILE:LINE; None if that is no name of one."""
-    file, _, number = named.rpartition(":")
+    file, _, number = source.rpartition(":")
     if not file or not number.isdecimal():
         return None
     samples, unusable = read_chat(Path(file))
     for rejection in unusable:
         if rejection.subject.endswith(f":{number}"):
-            raise ConfigError(f"{named} is not trained on: {rejection.reason}")
+            raise ConfigError(f"{source} is not trained on: {rejection.reason}")
     for sample in samples:
         if sample.provenance.extra["line"] == int(number):
             return sample.messages

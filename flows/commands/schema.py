@@ -91,15 +91,15 @@ def _line(column: Column, to: str) -> str:
 def picture(schema: Sequence[Relation], links: Sequence[Reference]) -> str:
     """Return the tables as an SVG: each to the right of those it refers to."""
     tables = [relation.name for relation in schema if not relation.view]
-    drawn = [link for link in links if link.to not in _HUBS and link.table != link.to]
-    places = _places(tables, drawn)
+    edges = [link for link in links if link.to not in _HUBS and link.table != link.to]
+    places = _places(tables, edges)
     across, down = (max(place[axis] for place in places.values()) for axis in (0, 1))
     width, height = across + _WIDTH + 20, down + _HEIGHT + 20
-    spoken = f"{len(tables)} tables of the store, each to the right of those whose keys it has"
+    label = f"{len(tables)} tables of the store, each to the right of those whose keys it has"
     box = {"viewBox": f"0 0 {width:g} {height:g}", "width": f"{width:g}", "height": f"{height:g}"}
-    svg = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "role": "img", "aria-label": spoken, **box})
+    svg = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", "role": "img", "aria-label": label, **box})
     ET.SubElement(svg, "style").text = _STYLE
-    for table, to in sorted({(link.table, link.to) for link in drawn}):
+    for table, to in sorted({(link.table, link.to) for link in edges}):
         _curve(svg, places[to], places[table])
     for table in tables:
         _box(svg, table, places[table], sorted({link.to for link in links if link.table == table and link.to in _HUBS}))
@@ -112,16 +112,16 @@ def _places(tables: Sequence[str], links: Sequence[Reference]) -> dict[str, Plac
     them; tables without lines are below, in rows.
     """
     parents = {table: sorted({link.to for link in links if link.table == table}) for table in tables}
-    lined = {name for link in links for name in (link.table, link.to)}
+    linked_tables = {name for link in links for name in (link.table, link.to)}
     ranks = _ranks(parents)
     places: dict[str, Place] = {}
     free: Counter[int] = Counter()
-    for table in sorted(lined, key=lambda name: (ranks[name], _middle(parents[name], places), name)):
+    for table in sorted(linked_tables, key=lambda name: (ranks[name], _middle(parents[name], places), name)):
         rank = ranks[table]
         row = max(free[rank], round(_middle(parents[table], places)))
         places[table], free[rank] = (rank, row), row + 1
     columns, bottom = max(ranks.values()) + 1, max(free.values()) + 1
-    for number, table in enumerate(sorted(set(tables) - lined)):
+    for number, table in enumerate(sorted(set(tables) - linked_tables)):
         places[table] = (number % columns, bottom + number // columns)
     return {table: (10 + _COLUMN * across, 10 + _ROW * down) for table, (across, down) in places.items()}
 

@@ -76,8 +76,8 @@ def merged(workspace: Path, others: Sequence[Path]) -> str:
     store = open_store(workspace, must_exist=True)
     with all_locked(workspace):
         result = merge_stores(store, [_named(other) for other in others])
-    gained = sum(-count for count in result.gone.values())
-    return f"{counted(gained, 'row')} taken{_by_table(result.gone, -1)}\n{_sizes(workspace, result)}"
+    num_rows = sum(-count for count in result.gone.values())
+    return f"{counted(num_rows, 'row')} taken{_by_table(result.gone, -1)}\n{_sizes(workspace, result)}"
 
 
 def pruned(workspace: Path, runs: Sequence[str], *, dry_run: bool) -> str:
@@ -91,9 +91,11 @@ def pruned(workspace: Path, runs: Sequence[str], *, dry_run: bool) -> str:
         result = prune(store, names, keep=not dry_run)
     counts = result.rewritten.gone
     rows = f"{counted(sum(counts.values()), 'row')} {'would go' if dry_run else 'went'}{_by_table(counts, 1)}"
-    needed = [f"iteration {number} of run {run} stays: other runs are made of it" for run, number in result.needed]
+    dependencies = [
+        f"iteration {number} of run {run} stays: other runs are made of it" for run, number in result.needed
+    ]
     folders = [f"no row names {path} {'then' if dry_run else 'any longer'}" for path in result.unnamed]
-    return "".join(f"{line}\n" for line in (rows, *needed, *folders, _sizes(workspace, result.rewritten)))
+    return "".join(f"{line}\n" for line in (rows, *dependencies, *folders, _sizes(workspace, result.rewritten)))
 
 
 def _named(place: Path) -> Store:

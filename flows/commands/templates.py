@@ -77,12 +77,12 @@ def new_skill(folder: Path) -> Path:
     return folder / "agentr"
 
 
-def _package(kind: str, shipped: str, name: str, taken: Collection[str]) -> Path:
+def _package(kind: str, template: str, name: str, used_names: Collection[str]) -> Path:
     """Write the template of a kind under another name than it is shipped by."""
     _check_name(name, kind)
     if Path(name).exists():
         raise ConfigError(f"{name} already exists; choose another name")
-    if name in taken:
+    if name in used_names:
         raise ConfigError(f"there is a {kind} {name} already; choose another name")
     module = name.replace("-", "_")
     if keyword.iskeyword(module) or find_spec(module) is not None:
@@ -90,7 +90,7 @@ def _package(kind: str, shipped: str, name: str, taken: Collection[str]) -> Path
     texts = {
         file.name: file.read_text(encoding="utf-8") for file in data_path("templates", kind).iterdir() if file.is_file()
     }
-    forms = dict(zip(_forms(shipped), _forms(name), strict=True))
+    forms = dict(zip(_forms(template), _forms(name), strict=True))
     class_name = _forms(name)[2]
     if any(re.search(rf"^(from|import) .*\b{class_name}\b", text, re.M) for text in texts.values()):
         raise ConfigError(f"its class would be {class_name}, which a {kind} uses; choose another name")

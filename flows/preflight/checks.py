@@ -93,8 +93,8 @@ def _check_environment(recipe: Recipe, faults: Faults, *, trains: bool, asks: bo
             require_state(env, "evaluation.repeats")
         if trains:
             _check_judge(env, recipe)
-        if crowded := crowded_gpus(recipe, env, trains=trains):
-            raise ConfigError("; ".join(crowded))
+        if problems := crowded_gpus(recipe, env, trains=trains):
+            raise ConfigError("; ".join(problems))
         keeps_stop = transcript_of(env).sampling(Sampling()).include_stop
         for section, model in (("model", recipe.model), ("models.teacher", recipe.models.teacher)):
             if keeps_stop and model and model.backend == "openai" and not model.server.continues:
@@ -170,9 +170,9 @@ def _check_apart(env: Environment, train: tuple[Instance, ...], held_out: tuple[
 
 def _check_examples(recipe: Recipe, held_out: Sequence[Instance]) -> None:
     """Raise `ConfigError` when an example in the prompt solves an instance that is held out."""
-    if shared := example_ids(recipe) & {instance.key for instance in held_out}:
+    if leaks := example_ids(recipe) & {instance.key for instance in held_out}:
         raise ConfigError(
-            f"environment.prompt.examples_file: its example {min(shared)} solves an instance that an evaluation plays; "
+            f"environment.prompt.examples_file: its example {min(leaks)} solves an instance that an evaluation plays; "
             "take examples from a training split"
         )
 

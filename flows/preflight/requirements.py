@@ -153,8 +153,10 @@ def file_requirements(recipe: Recipe, faults: Faults) -> None:
                     f"data.general.file: {file} has no conversation to train on, and {len(rejections)} of no use; give "
                     "another file, or set data.general.share=0"
                 )
-            if offered := next((sample.messages for sample in conversations if sample.messages[0].role == "tools"), ()):
-                check_prompt(recipe.model, tuple(takewhile(lambda turn: turn.role != "assistant", offered)))
+            if messages := next(
+                (sample.messages for sample in conversations if sample.messages[0].role == "tools"), ()
+            ):
+                check_prompt(recipe.model, tuple(takewhile(lambda turn: turn.role != "assistant", messages)))
             _note_fields(faults, file, "general", "data.general.file")
     workspace, preferences = Path(recipe.workspace), recipe.eto.preferences
     if recipe.eto.expert.file:
@@ -198,9 +200,9 @@ def crowding(recipe: Recipe) -> list[str]:
         return []
     asks = any(registry.asks_models(world.environment.name) for world in recipe.worlds().values())
     roles = {"actor", *(_ASKED_BY_WORLDS if asks else ())}
-    served = {role: m for role, m in recipe.own_models().items() if role in roles and m.backend == "vllm"}
+    served_models = {role: m for role, m in recipe.own_models().items() if role in roles and m.backend == "vllm"}
     # The actor's servers may leave the GPU to the trainer.
-    awake = [m for role, m in served.items() if m.device != "cpu" and not (role == "actor" and m.takes_turns)]
+    awake = [m for role, m in served_models.items() if m.device != "cpu" and not (role == "actor" and m.takes_turns)]
     ranks = range(on_one_machine(recipe.training).num_processes)
     shares = {gpu: sum(m.vllm.gpu_memory_utilization for m in awake if gpu in m.vllm.gpu_numbers) for gpu in ranks}
     gpu = max(shares, key=lambda number: shares[number])

@@ -48,22 +48,22 @@ def _beside(recipe: Recipe, env: Environment, *, trains: bool) -> Iterator[Model
 def _crowded(recipe: Recipe, roles: Sequence[ModelRole]) -> list[str]:
     """Return what is wrong with the GPUs of models that are up at once, the player's first."""
     models = recipe.own_models()
-    placed: dict[str, ModelConfig] = {}
+    gpu_models: dict[str, ModelConfig] = {}
     problems = []
     for number, role in enumerate(roles):
         section, model = "model" if role == "actor" else f"models.{role}", models[role]
         # Identical models share a server, except with the player.
         shared = model in [models[other] for other in roles[1:number]]
         if not shared and _on_gpu(model):
-            problems += _clash(section, model, placed)
-            placed[section] = model
+            problems += _clash(section, model, gpu_models)
+            gpu_models[section] = model
     return problems
 
 
-def _clash(section: str, model: ModelConfig, placed: Mapping[str, ModelConfig]) -> list[str]:
+def _clash(section: str, model: ModelConfig, gpu_models: Mapping[str, ModelConfig]) -> list[str]:
     for gpu in model.vllm.gpu_numbers:
-        sections = [name for name, other in placed.items() if gpu in other.vllm.gpu_numbers]
-        shares = [placed[name].vllm.gpu_memory_utilization for name in sections]
+        sections = [name for name, other in gpu_models.items() if gpu in other.vllm.gpu_numbers]
+        shares = [gpu_models[name].vllm.gpu_memory_utilization for name in sections]
         if sections and sum(shares, model.vllm.gpu_memory_utilization) > 1:
             return [
                 f"{section}.vllm.gpus: its servers and those of {' and '.join(sections)} are up at once, and both want "

@@ -214,8 +214,8 @@ class Connection:
                 failures += 1
                 if isinstance(error, httpx.ConnectError):
                     self._count_restart()
-                elapsed = time.monotonic() - start
-                wait = wait_before_retry(self._patience, failures=failures, elapsed=elapsed, uniform=random.random())
+                seconds = time.monotonic() - start
+                wait = wait_before_retry(self._patience, failures=failures, elapsed=seconds, uniform=random.random())
                 if wait is None or not patient:
                     raise EnvironmentUnavailable(
                         f"{self.url} cannot be reached ({error}); start the server, or correct its address"

@@ -72,8 +72,8 @@ def names_file(spec: str) -> bool:
 
 def check_apart(train: Sequence[int], test: Sequence[int], setting: str) -> None:
     """Raise `ConfigError` if an instance is in both splits."""
-    if shared := set(train) & set(test):
-        raise ConfigError(f"{setting}: instance {min(shared)} is in both train and test ({len(shared)} are)")
+    if overlap := set(train) & set(test):
+        raise ConfigError(f"{setting}: instance {min(overlap)} is in both train and test ({len(overlap)} are)")
 
 
 # What the agent is told about each world: its actions and the form of a reply, in our own

@@ -90,11 +90,11 @@ class TextCraft(_LabelledWorld, world="textcraft"):
         """
         _, label, goal = first.rpartition("\nGoal: ")
         goals = _native().book.goals
-        expected = goal_line(goals[instance.index % len(goals)][0]).removeprefix("Goal: ")
-        if label and goal.strip() != expected:
+        table_goal = goal_line(goals[instance.index % len(goals)][0]).removeprefix("Goal: ")
+        if label and goal.strip() != table_goal:
             raise EnvironmentServerError(
                 f"{self.name}: at {self.url}, number {instance.index} has the goal {goal.strip()!r} and should have "
-                f"{expected!r}, so that splits and numbers mean other goals there: its recipe files are listed in "
+                f"{table_goal!r}, so that splits and numbers mean other goals there: its recipe files are listed in "
                 f"another order; have the server sort them by name, or use another: {self.start_hint()}"
             )
 

@@ -109,11 +109,11 @@ class HouseGame(PddlEnv):  # type: ignore[misc]
         fact is false, unless the game's grammar asks for that.
         """
         mark = self.mark()
-        marked = [*(("+", fact) for fact in mark.added), *(("-", fact) for fact in mark.removed)]
+        signed_facts = [*(("+", fact) for fact in mark.added), *(("-", fact) for fact in mark.removed)]
         return "\n".join(
             sorted(
                 f"{sign} {fact}"
-                for sign, fact in marked
+                for sign, fact in signed_facts
                 if fact.name != _LOOKED_AT and (not fact.is_negation or fact.name in self._grammar)
             )
         )

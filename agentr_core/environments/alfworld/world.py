@@ -281,12 +281,12 @@ class AlfWorld(Environment):
         first needed. Raises `ConfigError`.
         """
         try:
-            installed = version("textworld")
+            textworld_version = version("textworld")
             version("fast-downward-textworld")
         except PackageNotFoundError as error:
             raise ConfigError(f"alfworld needs the package {error.name}: {_EXTRA}") from error
-        if not (1, 6) <= tuple(int(part) for part in installed.split(".")[:2] if part.isdecimal()) < (1, 8):
-            raise ConfigError(f"alfworld needs TextWorld 1.6 or 1.7, but {installed} is installed: {_EXTRA}")
+        if not (1, 6) <= tuple(int(part) for part in textworld_version.split(".")[:2] if part.isdecimal()) < (1, 8):
+            raise ConfigError(f"alfworld needs TextWorld 1.6 or 1.7, but {textworld_version} is installed: {_EXTRA}")
         if not data_dir:
             raise ConfigError(
                 "alfworld needs a folder of games: set environment.options.data_dir or the variable ALFWORLD_DATA; "

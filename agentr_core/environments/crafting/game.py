@@ -161,10 +161,10 @@ def _choices(problem: CraftingProblem, inventory: Inventory) -> Iterator[tuple[d
     tags = {i.name for r in problem.commands for i in r.inputs if i.is_tag}
     tag_options = {}
     for tag in sorted(tags):
-        carried = [item for item in sorted(inventory) if problem.item_to_tag.get(item) == tag]
+        carried_items = [item for item in sorted(inventory) if problem.item_to_tag.get(item) == tag]
         members = problem.members.get(tag, ())
         makeable = [m for m in members if any(i.name in inventory for r in problem.recipes[m] for i in r.inputs)]
-        tag_options[tag] = tuple(dict.fromkeys([*carried, *makeable, *members[:1]])) or (tag,)
+        tag_options[tag] = tuple(dict.fromkeys([*carried_items, *makeable, *members[:1]])) or (tag,)
     reachable: set[str] = set()
     frontier = [problem.goal]
     while frontier:
@@ -398,13 +398,13 @@ class CraftingGame:
             return inventory(self._entries), ""
         return f"Could not execute {action}", ""
 
-    def _craft(self, output_text: str, using: str) -> tuple[str, str]:
+    def _craft(self, output_text: str, input_text: str) -> tuple[str, str]:
         world = self._world
         match = _COUNT_AND_NAME.match(output_text)
         count, name = (int(match[1]), match[2]) if match else (1, output_text)
         target = identifier(name)
         inputs: list[tuple[str, int]] = []
-        for part in using.split(","):
+        for part in input_text.split(","):
             input_match = _COUNT_AND_NAME.match(part.strip())
             if input_match is None:
                 return f"Wrong item format: {part.strip()}", ""
@@ -433,12 +433,12 @@ def _matches(recipe: Recipe, inputs: Sequence[tuple[str, int]], item_to_tag: Map
     """Return whether the given inputs are those of the recipe, one to one and with equal counts."""
     if len(inputs) != len(recipe.inputs):
         return False
-    unmatched = list(recipe.inputs)
+    rest = list(recipe.inputs)
     for item, amount in inputs:
-        for ingredient in unmatched:
+        for ingredient in rest:
             name = item_to_tag.get(item) if ingredient.is_tag else item
             if ingredient.name == name and ingredient.count == amount:
-                unmatched.remove(ingredient)
+                rest.remove(ingredient)
                 break
         else:
             return False
@@ -490,12 +490,12 @@ def verdicts(problem: CraftingProblem, world: RecipeBook, actions: Sequence[str]
     present = Progress(inventory={}, plan=plan(problem, {}))
     results = []
     for action in actions:
-        expected = ""
+        expert_action = ""
         if present.plan is not None:
             hops = chain(problem, present.inventory, present.plan)
-            expected = action_of(hops[-1], present.plan.items)
+            expert_action = action_of(hops[-1], present.plan.items)
         _, output = game.act(action)
         after = Progress(inventory=game.inventory, plan=plan(problem, game.inventory))
-        results.append(judge(problem, present, after, action, expected=expected, output=output))
+        results.append(judge(problem, present, after, action, expected=expert_action, output=output))
         present = after
     return tuple(results)

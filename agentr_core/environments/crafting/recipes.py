@@ -82,8 +82,8 @@ class RecipeBook:
         """Every item of depth 1 or more with its depth, the shallow ones first, in load order among
         equals.
         """
-        crafted = ((item, depth) for item in self.by_item if (depth := self.depth(item)))
-        return tuple(sorted(crafted, key=lambda goal: goal[1]))
+        goals = ((item, depth) for item in self.by_item if (depth := self.depth(item)))
+        return tuple(sorted(goals, key=lambda goal: goal[1]))
 
     @cached_property
     def users(self) -> Mapping[str, tuple[Recipe, ...]]:
@@ -96,8 +96,8 @@ class RecipeBook:
         group once more, ordered by group.
         """
         by_group = _index((recipe.output_tag, recipe) for recipe in self.recipes if recipe.output_tag is not None)
-        ordered = itertools.chain.from_iterable((*self.by_item.values(), *by_group.values()))
-        return _index((ingredient.name, recipe) for recipe in ordered for ingredient in recipe.inputs)
+        recipes = itertools.chain.from_iterable((*self.by_item.values(), *by_group.values()))
+        return _index((ingredient.name, recipe) for recipe in recipes for ingredient in recipe.inputs)
 
     @cached_property
     def _depths(self) -> dict[str, int]:
@@ -129,16 +129,16 @@ def build_book(
     if item_to_tag is None:
         item_to_tag = {r.output: r.output_tag for r in originals if r.output_tag and r.output_tag != r.output}
     tags = frozenset(item_to_tag.values())
-    normalized = tuple(
+    book_recipes = tuple(
         replace(r, inputs=tuple(replace(i, is_tag=i.is_tag and i.name in tags) for i in r.inputs)) for r in originals
     )
-    item_names = {i.name for r in normalized for i in r.inputs if not i.is_tag}
+    item_names = {i.name for r in book_recipes for i in r.inputs if not i.is_tag}
     return RecipeBook(
-        recipes=normalized,
-        by_item=_index((r.output, r) for r in normalized),
-        by_tag=_index((r.output_tag, r) for r in normalized if r.output_tag in tags),
+        recipes=book_recipes,
+        by_item=_index((r.output, r) for r in book_recipes),
+        by_tag=_index((r.output_tag, r) for r in book_recipes if r.output_tag in tags),
         item_to_tag=item_to_tag,
-        items=frozenset({*(r.output for r in normalized), *item_names, *items}),
+        items=frozenset({*(r.output for r in book_recipes), *item_names, *items}),
         tags=tags,
     )
 

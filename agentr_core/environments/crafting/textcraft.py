@@ -71,27 +71,27 @@ def listed_commands(
     tree of the goal draws again, with the fixed seed of the public code, so that as many
     distractors are left as in the published world.
     """
-    required = _recipes_for(world, goal, frozenset())
+    needed_recipes = _recipes_for(world, goal, frozenset())
     rng = random.Random(derive_seed("textcraft-commands", instance.split == "procedural", instance.index))
     if distractors == "published":
         occurrences = list(_occurrences(world, goal, frozenset()))
         # The public code seeds its generator anew at each reset.
-        fixed = random.Random(_PUBLISHED_SEED)
+        published_rng = random.Random(_PUBLISHED_SEED)
         drawable: dict[str, Recipe] = {}
         for recipe in occurrences:
             for ingredient in recipe.inputs:
                 users = world.users_twice[ingredient.name]
-                for distractor in fixed.sample(users, min(MAX_DISTRACTORS, len(users))):
+                for distractor in published_rng.sample(users, min(MAX_DISTRACTORS, len(users))):
                     drawable.setdefault(command(distractor), distractor)
         candidates = [drawable[line] for line in sorted(drawable.keys() - {command(recipe) for recipe in occurrences})]
     else:
         once_each: dict[Recipe, None] = {}
-        for recipe in required:
+        for recipe in needed_recipes:
             for ingredient in recipe.inputs:
                 users = world.users[ingredient.name]
                 once_each.update(dict.fromkeys(rng.sample(users, min(MAX_DISTRACTORS, len(users)))))
-        candidates = [recipe for recipe in once_each if recipe not in required]
-    listing = [*required, *rng.sample(candidates, min(MAX_DISTRACTORS, len(candidates)))]
+        candidates = [recipe for recipe in once_each if recipe not in needed_recipes]
+    listing = [*needed_recipes, *rng.sample(candidates, min(MAX_DISTRACTORS, len(candidates)))]
     rng.shuffle(listing)
     return tuple(listing)
 
@@ -428,8 +428,8 @@ def _names(rng: random.Random) -> itertools.chain[str]:
     def draw() -> str:
         return f"minecraft:{rng.choice(_QUALITIES)}_{rng.choice(_MATERIALS)}_{rng.choice(_FORMS)}"
 
-    used: set[str] = set()
-    unique = (name for name in iter(draw, None) if not (name in used or used.add(name)))  # type: ignore[func-returns-value]
+    used_names: set[str] = set()
+    unique = (name for name in iter(draw, None) if not (name in used_names or used_names.add(name)))  # type: ignore[func-returns-value]
     return itertools.chain(unique)
 
 
@@ -460,11 +460,11 @@ def free_names(book: RecipeBook) -> list[str]:
 def rename(problem: CraftingProblem, names: Sequence[str], rng: random.Random) -> CraftingProblem:
     """Return the problem with its items renamed at random and its commands shuffled."""
     items = dict.fromkeys(i for r in problem.commands for i in (r.output, *(x.name for x in r.inputs if not x.is_tag)))
-    tagged = problem.item_to_tag
+    item_to_tag = problem.item_to_tag
     used_tags = {i.name for r in problem.commands for i in r.inputs if i.is_tag}
     mapping: dict[str, str] = {}
     for tag in sorted(used_tags):
-        members = sorted(item for item, of in tagged.items() if of == tag)
+        members = sorted(item for item, of in item_to_tag.items() if of == tag)
         mapping.update(zip(members, rng.sample(members, len(members)), strict=True))
     free = [item for item in items if item not in mapping]
     mapping.update(zip(free, rng.sample(names, len(free)), strict=True))
@@ -481,7 +481,7 @@ def rename(problem: CraftingProblem, names: Sequence[str], rng: random.Random) -
     return CraftingProblem(
         goal=mapping[problem.goal],
         commands=tuple(commands),
-        item_to_tag={item: tag for item, tag in tagged.items() if tag in used_tags},
+        item_to_tag={item: tag for item, tag in item_to_tag.items() if tag in used_tags},
     )
 
 
@@ -631,12 +631,12 @@ class _Draft:
             for _ in range(self._pick(_RAW_INPUTS) if is_goal else 1):
                 inputs.append(_ingredient(next(self.names), self._pick(counts)))
         else:
-            crafted, raw = self._pick(_INPUTS[depth])
-            for number in range(crafted):
+            num_crafted, num_raw = self._pick(_INPUTS[depth])
+            for number in range(num_crafted):
                 count = self._pick(_CRAFTED_COUNT[depth])
                 below = depth - 1 if number == 0 else self.rng.randint(1, depth - 1)
                 inputs.append(_ingredient(self._item(below, need=times * count, is_goal=False, rates=rates), count))
-            inputs += [_ingredient(next(self.names), self._pick(_RAW_COUNT)) for _ in range(raw)]
+            inputs += [_ingredient(next(self.names), self._pick(_RAW_COUNT)) for _ in range(num_raw)]
             self.rng.shuffle(inputs)
         self.recipes.append(Recipe(output=name, count=makes, output_tag=None, inputs=tuple(inputs)))
         if depth == 1 and self.rng.random() < rates.several_recipes:
@@ -681,14 +681,14 @@ class _Draft:
         """Draw useless commands that share an ingredient with needed ones."""
         outputs = {r.output for r in self.recipes} - set(self.planks)
         ingredients = {i.name for r in self.recipes if r.output not in self.planks for i in r.inputs}
-        crafted = sorted((ingredients & outputs) - {goal}) or [goal]
-        raw = sorted(ingredients - outputs - {PLANKS})
+        crafted_items = sorted((ingredients & outputs) - {goal}) or [goal]
+        raw_items = sorted(ingredients - outputs - {PLANKS})
         extra_names = [next(self.names) for _ in range(4)]
         for position in range(number):
             takes_planks = planks and (position == 0 or self.rng.random() < 0.2)
             takes_crafted = self.rng.random() < (0.65 if len(outputs) > 1 else 0.12)
-            shared = self.rng.choice(crafted if takes_crafted or not raw else raw)
-            inputs = [_ingredient(shared, self._pick(_ONLY_RAW_COUNT))]
+            ingredient = self.rng.choice(crafted_items if takes_crafted or not raw_items else raw_items)
+            inputs = [_ingredient(ingredient, self._pick(_ONLY_RAW_COUNT))]
             if takes_planks:
                 inputs.append(Ingredient(name=PLANKS, count=self._pick(_ONLY_RAW_COUNT), is_tag=True))
             more = max(0, self._pick(_DISTRACTOR_INPUTS) - len(inputs))

@@ -45,23 +45,26 @@ _SPACE = re.compile(r"\s+")
 # of it that is a known reply is the number of its step.
 
 
-def format_turns(turns: Sequence[Turn], *, after: int | None = None, shared: int = 0, respelled: int = 0) -> str:
+def format_turns(
+    turns: Sequence[Turn], *, after: int | None = None, num_shared: int = 0, num_respelled: int = 0
+) -> str:
     """Return the turns that a call adds as the text of an observation.
 
     Args:
         after: None if they go on from the last reply. Otherwise a conversation begins with the
-            first `shared` turns of another one: the prompt of step `after` and its reply.
-        respelled: how many replies came back so changed that only the ids of their calls told them.
+            first `num_shared` turns of another one: the prompt of step `after` and its reply.
+        num_respelled: how many replies came back so changed that only the ids of their calls told
+            them.
     """
     if after is None and len(turns) == 1 and isinstance(turns[0], Message) and turns[0].role == "user":
         plain = turns[0].text
         if plain and not plain.startswith(TURNS):
             return plain
     head: dict[str, Any] = {"role": ANEW}
-    if shared:
-        head |= {"after": after, "turns": shared}
-    if respelled:
-        head["respelled"] = respelled
+    if num_shared:
+        head |= {"after": after, "turns": num_shared}
+    if num_respelled:
+        head["respelled"] = num_respelled
     records = [
         {"role": "assistant", "step": turn} if isinstance(turn, int) else {"role": turn.role, "content": turn.text}
         for turn in turns
@@ -79,10 +82,12 @@ def read_turns(text: str, prompts: Sequence[Prompt] = ()) -> Prompt:
     records: list[dict[str, Any]] = json.loads(text)
     if records[0]["role"] == ANEW:
         head = records.pop(0)
-        shared = head.get("turns", 0)
-        before = (*prompts[head["after"]], head["after"])[:shared] if shared else ()
-    added = (turn["step"] if "step" in turn else Message(role=turn["role"], text=turn["content"]) for turn in records)
-    return (*before, *added)
+        num_shared = head.get("turns", 0)
+        before = (*prompts[head["after"]], head["after"])[:num_shared] if num_shared else ()
+    new_turns = (
+        turn["step"] if "step" in turn else Message(role=turn["role"], text=turn["content"]) for turn in records
+    )
+    return (*before, *new_turns)
 
 
 def prompts_of(first_observation: str, steps: Sequence[Step]) -> list[Prompt]:
@@ -151,73 +156,78 @@ class Conversations:
         if last < 0:
             first = tuple(Message(role=turn.role, text=turn.text) for turn in turns)
             return first, format_turns(first)
-        prompt, after, shared = self._follow(turns, [last])
-        if shared <= len(self._prompts[last]):
-            prompt, after, shared = self._follow(turns, range(last, -1, -1))
-        respelled = {
+        prompt, after, num_shared = self._follow(turns, [last])
+        if num_shared <= len(self._prompts[last]):
+            prompt, after, num_shared = self._follow(turns, range(last, -1, -1))
+        respelled_steps = {
             turn
-            for turn, sent in zip(prompt, turns, strict=True)
-            if isinstance(turn, int) and _normal(sent.text) != _normal(self._replies[turn])
+            for turn, call_turn in zip(prompt, turns, strict=True)
+            if isinstance(turn, int) and _normal(call_turn.text) != _normal(self._replies[turn])
         } - self._respelled
-        self._respelled |= respelled
-        goes_on = (after, shared) == (last, len(self._prompts[last]) + 1) and not respelled
-        added = format_turns(prompt[shared:], after=None if goes_on else after, shared=shared, respelled=len(respelled))
-        return prompt, added
+        self._respelled |= respelled_steps
+        goes_on = (after, num_shared) == (last, len(self._prompts[last]) + 1) and not respelled_steps
+        text = format_turns(
+            prompt[num_shared:],
+            after=None if goes_on else after,
+            num_shared=num_shared,
+            num_respelled=len(respelled_steps),
+        )
+        return prompt, text
 
     def _follow(self, call: Sequence[CallTurn], steps: Iterable[int]) -> tuple[Prompt, int, int]:
         """Return a call as a prompt, and the step among some whose conversation it shares most of,
         the first if there are several, with the number of shared turns.
         """
-        rivals, after, shared = list(steps), 0, 0
+        rivals, after, num_shared = list(steps), 0, 0
         prompt: list[Turn] = []
-        for position, sent in enumerate(call):
+        for position, call_turn in enumerate(call):
             matches = [
                 (step, turn)
                 for step in rivals
-                if (turn := self._turn(step, position)) is not None and self._is(turn, sent)
+                if (turn := self._turn(step, position)) is not None and self._is(turn, call_turn)
             ]
             if matches:
                 # A reply may have been given twice; the latest conversation has the say.
-                (after, turn), shared = matches[0], position + 1
+                (after, turn), num_shared = matches[0], position + 1
                 rivals = [step for step, candidate in matches if candidate == turn]
             else:
-                rivals, turn = [], self._elsewhere(sent, prompt)
+                rivals, turn = [], self._elsewhere(call_turn, prompt)
             prompt.append(turn)
-        return tuple(prompt), after, shared
+        return tuple(prompt), after, num_shared
 
     def _turn(self, step: int, position: int) -> Turn | None:
         """Return a turn of the conversation that the reply of a step ends."""
         prompt = self._prompts[step]
         return prompt[position] if position < len(prompt) else step if position == len(prompt) else None
 
-    def _is(self, turn: Turn, sent: CallTurn) -> bool:
+    def _is(self, turn: Turn, call_turn: CallTurn) -> bool:
         """Return whether a turn came back."""
         if isinstance(turn, Message):
-            return (turn.role, turn.text) == (sent.role, sent.text)
-        if sent.role != "assistant":
+            return (turn.role, turn.text) == (call_turn.role, call_turn.text)
+        if call_turn.role != "assistant":
             return False
-        named = self._named(sent)
-        return turn == named if named is not None else _normal(self._replies[turn]) == _normal(sent.text)
+        named_step = self._named(call_turn)
+        return turn == named_step if named_step is not None else _normal(self._replies[turn]) == _normal(call_turn.text)
 
-    def _elsewhere(self, sent: CallTurn, prompt: Sequence[Turn]) -> Turn:
+    def _elsewhere(self, call_turn: CallTurn, prompt: Sequence[Turn]) -> Turn:
         """Return a turn that follows on no known beginning: a known reply all the same, or the turn
         as it was sent.
         """
-        if sent.role == "assistant":
-            if (named := self._named(sent)) is not None:
-                return named
-            key = _normal(sent.text)
+        if call_turn.role == "assistant":
+            if (named_step := self._named(call_turn)) is not None:
+                return named_step
+            key = _normal(call_turn.text)
             before = max((turn for turn in prompt if isinstance(turn, int)), default=-1)
             for step in range(before + 1, len(self._replies)):
                 if key and _normal(self._replies[step]) == key:
                     return step
-        return Message(role=sent.role, text=sent.text)
+        return Message(role=call_turn.role, text=call_turn.text)
 
-    def _named(self, sent: CallTurn) -> int | None:
+    def _named(self, call_turn: CallTurn) -> int | None:
         """Return the step that the ids in an assistant's turn name; some agents write their calls
         into the text.
         """
-        for key in (*sent.ids, *_CALL_ID.findall(sent.text)):
+        for key in (*call_turn.ids, *_CALL_ID.findall(call_turn.text)):
             if key in self._steps:
                 return self._steps[key]
         return None

@@ -239,10 +239,10 @@ class _Copy:
         """Return a command with what its placeholders stand for. Raises `_Failed` for a task that
         is too long for an argument, and `ConfigError` if the task has no such field.
         """
-        filled = [_PLACEHOLDER.sub(self._value, word) for word in words]
-        if not all(map(_fits, filled)):
+        command = [_PLACEHOLDER.sub(self._value, word) for word in words]
+        if not all(map(_fits, command)):
             raise _Failed("its task is too long for an argument, or cannot be one; use {task_file} in its place")
-        return filled
+        return command
 
     def _value(self, match: re.Match[str]) -> str:
         if match["literal"] is not None:
@@ -532,26 +532,26 @@ class Launcher:
         assert process.stderr is not None
         streams = (process.stdout, copy.output), (process.stderr, copy.errors)
         reading = asyncio.gather(*(_read(stream, tail, *logs) for stream, tail in streams))
-        exited = asyncio.ensure_future(process.wait())
+        exit_task = asyncio.ensure_future(process.wait())
         over = asyncio.ensure_future(self._until_over(copy))
         # A copy whose output can no longer be written would wait for ever.
         reading.add_done_callback(lambda task: over.cancel() if not task.cancelled() and task.exception() else None)
         try:
-            await asyncio.wait((exited, over), timeout=self._launch.time_limit, return_when=asyncio.FIRST_COMPLETED)
-            is_over = over.done() and not exited.done()
+            await asyncio.wait((exit_task, over), timeout=self._launch.time_limit, return_when=asyncio.FIRST_COMPLETED)
+            is_over = over.done() and not exit_task.done()
             if is_over:
-                await asyncio.wait((exited,), timeout=_LEAVE_SECONDS)
-            elif not exited.done():
+                await asyncio.wait((exit_task,), timeout=_LEAVE_SECONDS)
+            elif not exit_task.done():
                 raise _Failed(f"it took more than {self._launch.time_limit:g} s")
         finally:
             over.cancel()
-            await _end(process, exited)
+            await _end(process, exit_task)
             # Nobody else holds the other ends of the pipes, unless the guard was killed.
             await asyncio.wait((reading,), timeout=_PAUSE)
             reading.cancel()
         if reading.done() and not reading.cancelled():
             reading.result()
-        return (exited.result() if exited.done() else -signal.SIGKILL), is_over
+        return (exit_task.result() if exit_task.done() else -signal.SIGKILL), is_over
 
     async def _until_over(self, copy: _Copy) -> None:
         while True:
@@ -632,16 +632,16 @@ async def _read(stream: asyncio.StreamReader, *outputs: _Output) -> None:
             output.write(data)
 
 
-async def _end(process: asyncio.subprocess.Process, exited: asyncio.Future[int]) -> None:
+async def _end(process: asyncio.subprocess.Process, exit_task: asyncio.Future[int]) -> None:
     """Have the guard end its program, if it has not ended."""
-    if exited.done():
+    if exit_task.done():
         return
     assert process.stdin is not None
     process.stdin.close()
     try:
-        await asyncio.wait((exited,), timeout=guard.GRACE + 5)
+        await asyncio.wait((exit_task,), timeout=guard.GRACE + 5)
     finally:
-        if not exited.done():
+        if not exit_task.done():
             with suppress(ProcessLookupError):
                 process.kill()
-            await asyncio.wait((exited,), timeout=_PAUSE)
+            await asyncio.wait((exit_task,), timeout=_PAUSE)

@@ -426,12 +426,12 @@ def _stopped() -> Refused:
     return Refused(HTTPStatus.SERVICE_UNAVAILABLE, "the gateway was stopped, and its episodes with it")
 
 
-def _answer_to(scope: Scope, refused: Refused) -> Response:
+def _answer_to(scope: Scope, refusal: Refused) -> Response:
     """Return a refusal in the dialect of its path; in OpenAI's form where that has none."""
     for end, dialect in _DIALECTS.items():
         if scope["path"].removesuffix("/count_tokens").endswith(end):
-            return JSONResponse(dialect.error(refused), dialect.status(refused))
-    return JSONResponse(openai_error(refused), refused.status)
+            return JSONResponse(dialect.error(refusal), dialect.status(refusal))
+    return JSONResponse(openai_error(refusal), refusal.status)
 
 
 def _refusal(scope: Scope, status: int, why: str) -> Response:

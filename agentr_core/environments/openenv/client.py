@@ -272,8 +272,8 @@ class OpenEnv(RemoteWorld):
                     f"{self.name}: option {split} has the number {max(ids)}, and split {name} of the server has {size}"
                 )
             numbers[split] = (name, ids)
-        used = {name for name, _ in numbers.values()}
-        return numbers | {name: (name, range(size)) for name, (_, size) in tasks.items() if name not in used}
+        names = {name for name, _ in numbers.values()}
+        return numbers | {name: (name, range(size)) for name, (_, size) in tasks.items() if name not in names}
 
     @property
     def _arguments(self) -> Mapping[str, Any]:
@@ -313,8 +313,8 @@ class OpenEnv(RemoteWorld):
                 f"{self.name}: an action of the server at {self._server.url} has the fields {', '.join(fields)}, and "
                 f"no {self._action}; correct the option action"
             )
-        required = [name for name in schema.get("required") or () if at_path(fields, f"{name}.type") == "string"]
-        words = required[0] if len(schema.get("required") or ()) == len(required) == 1 else ""
+        required_texts = [name for name in schema.get("required") or () if at_path(fields, f"{name}.type") == "string"]
+        words = required_texts[0] if len(schema.get("required") or ()) == len(required_texts) == 1 else ""
         return self._action or words
 
     def _message(self, action: str) -> Mapping[str, Any] | str:
@@ -375,14 +375,14 @@ class OpenEnv(RemoteWorld):
 
     def _standing(self) -> float:
         """Return the reward of the episode so far, scaled to [0, 1]."""
-        scaled = (self._reward - self._low) / (self._high - self._low)
-        if not -1e-6 <= scaled <= 1 + 1e-6:
+        reward = (self._reward - self._low) / (self._high - self._low)
+        if not -1e-6 <= reward <= 1 + 1e-6:
             raise IllTypedAnswer(
                 f"{self.name}: the reward of an episode is {self._reward:g} by now, which is not between reward_low "
                 f"{self._low:g} and reward_high {self._high:g}; set these, or rewards: "
                 f"{'last, if each step repeats the reward so far' if self._rewards == 'sum' else 'sum'}"
             )
-        return min(max(scaled, 0.0), 1.0)
+        return min(max(reward, 0.0), 1.0)
 
     def _succeeds(self, fields: Mapping[str, Any], done: bool) -> bool:
         if threshold := _THRESHOLD.fullmatch(self._success):
@@ -467,9 +467,9 @@ class OpenEnv(RemoteWorld):
             return [("actions", f"{self.name}: {url} takes calls of tools: set environment.transcript: native")]
         first, second = self._look(train[0]), self._look(train[0])
         # What differs between two beginnings of one instance, such as a time, tells nothing.
-        drawn = {key for key in first.state if first.state[key] != second.state.get(key)}
-        if self.repeatability is Repeatability.EXACT and (first.text != second.text or drawn):
-            difference = f"the state {', '.join(sorted(drawn))}" if first.text == second.text else "another text"
+        random_keys = {key for key in first.state if first.state[key] != second.state.get(key)}
+        if self.repeatability is Repeatability.EXACT and (first.text != second.text or random_keys):
+            difference = f"the state {', '.join(sorted(random_keys))}" if first.text == second.text else "another text"
             return [
                 (
                     "repeats",
@@ -483,11 +483,11 @@ class OpenEnv(RemoteWorld):
         arguments = {key: json.dumps(value) for key, value in self._arguments.items()}
         probes = [("{index}", (*train[1:2], test[0])[0])]
         probes += [("{split}", test[0])] if any("{split}" in value for value in arguments.values()) else []
-        without = [placeholder for placeholder, instance in probes if self._alike(first, instance, drawn)]
+        without = [placeholder for placeholder, instance in probes if self._alike(first, instance, random_keys)]
         if not without:
             return []
-        named = [key for key, value in arguments.items() if any(placeholder in value for placeholder in without)]
-        reason = f"the reset argument {', '.join(named)} has no effect" if named else "a reset is sent no number"
+        names = [key for key, value in arguments.items() if any(placeholder in value for placeholder in without)]
+        reason = f"the reset argument {', '.join(names)} has no effect" if names else "a reset is sent no number"
         return [
             (
                 "arguments",
@@ -504,9 +504,9 @@ class OpenEnv(RemoteWorld):
         state = answer["data"] if answer.get("type") == "state" else {}
         return Beginning(text, {key: value for key, value in state.items() if key not in ("episode_id", "step_count")})
 
-    def _alike(self, first: Beginning, instance: Instance, drawn: set[str]) -> bool:
+    def _alike(self, first: Beginning, instance: Instance, random_keys: set[str]) -> bool:
         beginning = self._look(instance)
-        keys = (first.state.keys() | beginning.state.keys()) - drawn
+        keys = (first.state.keys() | beginning.state.keys()) - random_keys
         return beginning.text == first.text and all(first.state.get(k) == beginning.state.get(k) for k in keys)
 
     @property

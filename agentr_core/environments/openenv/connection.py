@@ -66,10 +66,10 @@ class Session:
             answer = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise MalformedAnswer(f"{self._url} did not answer with JSON: {abbreviate(text)}") from error
-        expected = "observation" if kind in ("reset", "step") else kind
+        answer_kind = "observation" if kind in ("reset", "step") else kind
         if (
             not isinstance(answer, dict)
-            or answer.get("type") not in ("error", expected)
+            or answer.get("type") not in ("error", answer_kind)
             or not isinstance(answer.get("data"), dict)
         ):
             raise MalformedAnswer(f"{self._url}: a {kind} was answered with {abbreviate(answer)}")
@@ -155,11 +155,11 @@ class Server:
                 return attempt()
             except _NotNowError:
                 failures += 1
-                elapsed = time.monotonic() - start
+                seconds = time.monotonic() - start
                 # Half a second at most until the third try, and four from the fifth one on: a place
                 # gets free at any moment.
                 wait = wait_before_retry(
-                    self._patience, failures=min(failures, 4), elapsed=elapsed, uniform=random.random()
+                    self._patience, failures=min(failures, 4), elapsed=seconds, uniform=random.random()
                 )
                 if wait is None:
                     raise

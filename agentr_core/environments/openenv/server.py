@@ -254,9 +254,9 @@ class Places:
             if "session_id" in socket.query_params:
                 raise Refused("SESSION_ERROR", "There is no such session; connect without session_id.")
             place = await self.open()
-        except Refused as refused:
+        except Refused as refusal:
             full = {"active_sessions": self._taken, "max_sessions": self._limit}
-            await _refuse(socket, refused, full if refused.code == "CAPACITY_REACHED" else {})
+            await _refuse(socket, refusal, full if refusal.code == "CAPACITY_REACHED" else {})
             await socket.close()
             return
         try:
@@ -267,9 +267,9 @@ class Places:
                     break
                 try:
                     answer = await self._answer(place, read(message.get("text") or message.get("bytes") or ""))
-                except Refused as refused:
-                    await _refuse(socket, refused, {})
-                    if refused.code == "SESSION_ERROR":
+                except Refused as refusal:
+                    await _refuse(socket, refusal, {})
+                    if refusal.code == "SESSION_ERROR":
                         await socket.close()
                         break
                     continue
@@ -303,8 +303,8 @@ class Places:
             return {"type": kind, "data": place.state()}
         if kind == "mcp":
             return {"type": kind, "data": _rpc(data)}
-        answered = await (place.reset(data) if kind == "reset" else place.step(data))
-        return {"type": "observation", "data": answered}
+        observation = await (place.reset(data) if kind == "reset" else place.step(data))
+        return {"type": "observation", "data": observation}
 
     async def reset(self, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the beginning of an episode that is over with that: HTTP has no places."""
@@ -315,8 +315,8 @@ class Places:
             await self.close(place)
 
 
-async def _refuse(socket: WebSocket, refused: Refused, more: Mapping[str, Any]) -> None:
-    error = {"message": refused.sentence, "code": refused.code, **more}
+async def _refuse(socket: WebSocket, refusal: Refused, more: Mapping[str, Any]) -> None:
+    error = {"message": refusal.sentence, "code": refusal.code, **more}
     await socket.send_text(json.dumps({"type": "error", "data": error}))
 
 
@@ -404,8 +404,8 @@ def _post(name: str, answer: Callable[[Mapping[str, Any]], Awaitable[Any]]) -> C
             return JSONResponse({"detail": f"There is {name} here."}, 404)
         try:
             return JSONResponse(await answer(read(await request.body() or b"{}")))
-        except Refused as refused:
-            status = {"CAPACITY_REACHED": 503, "FACTORY_ERROR": 500, "EXECUTION_ERROR": 500}.get(refused.code, 422)
-            return JSONResponse({"detail": refused.sentence}, status)
+        except Refused as refusal:
+            status = {"CAPACITY_REACHED": 503, "FACTORY_ERROR": 500, "EXECUTION_ERROR": 500}.get(refusal.code, 422)
+            return JSONResponse({"detail": refusal.sentence}, status)
 
     return endpoint

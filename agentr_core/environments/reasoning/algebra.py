@@ -227,13 +227,13 @@ def _readings(text: str) -> Iterator[str]:
     choice or its value, a logarithm one to the base of e or 10.
     """
     yield text
-    grouped = _GROUPED.sub(lambda match: _ungrouped(match, text), text)
-    if grouped != text:
-        yield grouped
+    plain_numbers = _GROUPED.sub(lambda match: _ungrouped(match, text), text)
+    if plain_numbers != text:
+        yield plain_numbers
     if (decimal := _LOGARITHM.sub(r"\\lg ", text)) != text:
         yield decimal
-    if labelled := _LABELLED.fullmatch(text):
-        yield from filter(None, labelled.groups())
+    if choice := _LABELLED.fullmatch(text):
+        yield from filter(None, choice.groups())
 
 
 def _ungrouped(match: re.Match[str], text: str) -> str:
@@ -401,9 +401,9 @@ def _same(a: _Node, b: _Node) -> bool:
         short, leaf = (a, b) if a.kind == "list" else (b, a)
         return len(short.parts) == 1 and _same(short.parts[0], leaf)
     if {a.kind, b.kind} == {"list", "()"}:
-        labelled, pair = (a, b) if a.kind == "list" else (b, a)
-        return all(map(_is_named, labelled.parts)) and _in_order(
-            [_value_of(part) for part in labelled.parts], pair.parts
+        equations, pair = (a, b) if a.kind == "list" else (b, a)
+        return all(map(_is_named, equations.parts)) and _in_order(
+            [_value_of(part) for part in equations.parts], pair.parts
         )
     if a.kind != b.kind:
         return False
@@ -417,13 +417,13 @@ def _in_order(a: Sequence[_Node], b: Sequence[_Node]) -> bool:
 
 
 def _in_any_order(a: Sequence[_Node], b: Sequence[_Node]) -> bool:
-    unmatched = list(b)
+    rest = list(b)
     for part in a:
-        match = next((index for index, candidate in enumerate(unmatched) if _same(part, candidate)), None)
+        match = next((index for index, candidate in enumerate(rest) if _same(part, candidate)), None)
         if match is None:
             return False
-        del unmatched[match]
-    return not unmatched
+        del rest[match]
+    return not rest
 
 
 def _same_leaves(a: _Node, b: _Node) -> bool:
@@ -483,10 +483,10 @@ def _intervals(node: _Node) -> list[_Node]:
     if node.kind in ("()", "[]", "(]", "[)"):
         return [node] if len(node.parts) == 2 else []
     if node.kind in ("union", "list"):
-        nested = [_intervals(part) for part in node.parts]
+        interval_lists = [_intervals(part) for part in node.parts]
         if node.kind == "list" and not all(part.kind == "relation" for part in node.parts):
             return []
-        return [interval for part in nested for interval in part] if all(nested) else []
+        return [interval for part in interval_lists for interval in part] if all(interval_lists) else []
     low, high = _Node("leaf", tokens=("-", r"\infty")), _Node("leaf", tokens=(r"\infty",))
     if node.kind == "relation" and node.signs == (r"\neq",) and _is_name(node.parts[0].tokens):
         return [_Node("()", (low, node.parts[1])), _Node("()", (node.parts[1], high))]
@@ -512,10 +512,10 @@ def _bound_name(relation: _Node) -> str:
 
 def _is_name(parts: Sequence[str]) -> bool:
     """Return whether tokens name a value, such as x, f(x), AB, a_{10} or \\angle ABC."""
-    joined = "".join(map(str.strip, parts))
+    symbol = "".join(map(str.strip, parts))
     return bool(
-        _NAME.fullmatch(joined) or _BOUND_NAMES.fullmatch(joined) or _TOTAL.fullmatch(joined)
-    ) and joined not in ("e", "i", r"\pi", "pi")
+        _NAME.fullmatch(symbol) or _BOUND_NAMES.fullmatch(symbol) or _TOTAL.fullmatch(symbol)
+    ) and symbol not in ("e", "i", r"\pi", "pi")
 
 
 def _is_named(node: _Node) -> bool:

@@ -380,10 +380,10 @@ def equal(a: Sequence[Value | None], b: Sequence[Value | None], *, printed: bool
     at most of the points both must have one.
     """
     pairs = zip(a, b, strict=True)
-    defined = [(first, second) for first, second in pairs if first is not None and second is not None]
-    if 2 * len(defined) <= len(a):
+    value_pairs = [(first, second) for first, second in pairs if first is not None and second is not None]
+    if 2 * len(value_pairs) <= len(a):
         return False
-    return all(close(first, second, printed=printed) for first, second in defined)
+    return all(close(first, second, printed=printed) for first, second in value_pairs)
 
 
 def close(a: Value, b: Value, *, printed: bool = False) -> bool:

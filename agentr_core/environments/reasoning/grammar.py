@@ -157,10 +157,10 @@ def final_answer(text: str, answers: Answers = "plain") -> str:
         return _unwrapped(box, _TEXT)
     while True:
         emphasis = _EMPHASIS.fullmatch(box.strip())
-        unwrapped = _unwrapped(emphasis[2] + emphasis[3] if emphasis else box, _WRAPPED)
-        if unwrapped == box:
+        content = _unwrapped(emphasis[2] + emphasis[3] if emphasis else box, _WRAPPED)
+        if content == box:
             return box
-        box = unwrapped
+        box = content
 
 
 def boxed(text: str) -> str | None:
@@ -216,10 +216,10 @@ def _answer(all_tags: list[Tag], text: str) -> str:
 def _unwrapped(answer: str, command: re.Pattern[str]) -> str:
     """Return an answer without white space and a command around all of it."""
     answer = answer.strip()
-    wrapped = command.match(answer)
-    if wrapped is None or _closing_braces(answer).get(wrapped.end()) != len(answer) - 1:
+    wrapper = command.match(answer)
+    if wrapper is None or _closing_braces(answer).get(wrapper.end()) != len(answer) - 1:
         return answer
-    return answer[wrapped.end() : -1].strip()
+    return answer[wrapper.end() : -1].strip()
 
 
 def _closing_braces(text: str) -> dict[int, int]:

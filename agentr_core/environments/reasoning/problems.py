@@ -471,8 +471,8 @@ def load(sets: tuple[str | QuestionFile, ...], domains: tuple[tuple[str, Domain]
         if not first_uses:
             raise DataFileError(f"{placed(place_of(file.path))} has no question; name another set in {_SETTING}")
     sources = {source_key(problem.source) for problems in splits.values() for problem in problems}
-    if unused := [source for source, _ in domains if source_key(source) not in sources]:
-        raise ConfigError(f"environment.options.domains: no question has the source {unused[0]}; leave it out")
+    if unused_sources := [source for source, _ in domains if source_key(source) not in sources]:
+        raise ConfigError(f"environment.options.domains: no question has the source {unused_sources[0]}; leave it out")
     return {split: tuple(problems) for split, problems in splits.items()}
 
 
@@ -492,10 +492,10 @@ def _rows(file: QuestionFile) -> Iterator[tuple[str, Mapping[str, Any], str]]:
         from datasets import DatasetDict, load_from_disk
 
         try:
-            saved = load_from_disk(path)
+            data = load_from_disk(path)
         except (OSError, ValueError) as error:
             raise DataFileError(f"folder {path} cannot be read by `datasets`: {error}; save it again") from error
-        for split, dataset in saved.items() if isinstance(saved, DatasetDict) else [("", saved)]:
+        for split, dataset in data.items() if isinstance(data, DatasetDict) else [("", data)]:
             for number, row in enumerate(dataset):
                 location = f"{path}, row {number} of {split or 'the set'}"
                 yield file.split or split or _split(row, location), row, location

@@ -95,8 +95,8 @@ def verdict(reply: str) -> bool | None:
     plain = _INSERTED.sub(r"\1", _BOTH_NAMED.sub(" ", _PREFIXED.sub("incorrect", text)))
     if last := _LAST.search(plain.rstrip(_ENDS)):
         return last["verdict"] == "correct"
-    if labelled := [match["verdict"] == "correct" for match in _LABELLED.finditer(plain)]:
-        return labelled[-1]
+    if labelled_verdicts := [match["verdict"] == "correct" for match in _LABELLED.finditer(plain)]:
+        return labelled_verdicts[-1]
     verdicts: list[bool] = []
     for sentence in _SENTENCE.split(_ASKS.sub(" ", plain)):
         for clause in _CLAUSE.split(sentence):
@@ -178,8 +178,8 @@ def published_words(text: str) -> list[str]:
     Source: SQuAD (arXiv 1606.05250), and the published code of ET-Agent.
     """
     plain = unicodedata.normalize("NFKC", text).lower()
-    stripped = "".join(sign for sign in plain if sign not in punctuation and unicodedata.category(sign)[0] != "P")
-    words = stripped.split() or plain.split()
+    stripped_text = "".join(sign for sign in plain if sign not in punctuation and unicodedata.category(sign)[0] != "P")
+    words = stripped_text.split() or plain.split()
     return [word for word in words if word not in _ARTICLES] or words
 
 
@@ -289,9 +289,9 @@ def word_f1(prediction: str, gold: str, answers: Answers = "plain") -> float:
     if forms & _WHOLE_ANSWERS:
         return float(len(forms) == 1)
     best = 0.0
-    for predicted, expected in product(_words(prediction, answers), _words(gold, answers)):
-        shared = (Counter(predicted) & Counter(expected)).total()
-        best = max(best, 2 * shared / (len(predicted) + len(expected)) if shared else 0.0)
+    for prediction_words, gold_words in product(_words(prediction, answers), _words(gold, answers)):
+        overlap = (Counter(prediction_words) & Counter(gold_words)).total()
+        best = max(best, 2 * overlap / (len(prediction_words) + len(gold_words)) if overlap else 0.0)
     return best
 
 

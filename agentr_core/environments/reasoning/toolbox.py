@@ -69,31 +69,31 @@ def python_function(
     """
 
     def called(code: str) -> ToolCall:
-        ran = loop.run(run(code))
+        outcome = loop.run(run(code))
         # What a model is shown: what went wrong, then what was printed, which may be cut.
-        printed = ran.stdout.strip()
-        if ran.status == "ok":
-            output = printed
-        elif ran.status == "empty":
+        stdout = outcome.stdout.strip()
+        if outcome.status == "ok":
+            output = stdout
+        elif outcome.status == "empty":
             output = _NO_OUTPUT
         else:
-            raised = ""
+            exception = ""
             # What code that was ended wrote there before does not say why.
-            if ran.status == "exception":
+            if outcome.status == "exception":
                 # The end of a traceback says what happened: the frames before it are of no use to a
                 # model. Without a traceback, it is the last line.
-                _, frame, rest = f"\n{ran.stderr.rstrip()}".rpartition('\n  File "')
-                lines = rest.splitlines()[1:] if frame else ran.stderr.strip().splitlines()[-1:]
-                raised = "\n".join(dropwhile(lambda line: line.startswith("  "), lines))
-            wrong = raised or _FAILED.get(str(ran.status), "The code failed.")
-            output = "\n".join(filter(None, (wrong, ran.cause, printed and f"Before that, it printed:\n{printed}")))
+                _, frame, rest = f"\n{outcome.stderr.rstrip()}".rpartition('\n  File "')
+                lines = rest.splitlines()[1:] if frame else outcome.stderr.strip().splitlines()[-1:]
+                exception = "\n".join(dropwhile(lambda line: line.startswith("  "), lines))
+            wrong = exception or _FAILED.get(str(outcome.status), "The code failed.")
+            output = "\n".join(filter(None, (wrong, outcome.cause, stdout and f"Before that, it printed:\n{stdout}")))
         return ToolCall(
             tool=PYTHON,
             provider=provider,
             parameters=parameters,
             key=code.strip(),
-            status=str(ran.status),
-            milliseconds=ran.ms,
+            status=str(outcome.status),
+            milliseconds=outcome.ms,
             output=output,
         )
 

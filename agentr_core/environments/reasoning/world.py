@@ -134,8 +134,8 @@ class InCalls:
             if box is None:
                 return ""
             action = f"<answer>\\boxed{{{box}}}</answer>"
-            parsed = call_in(action)
-            return action if parsed and parsed.name == "answer" else misread(Misread("an answer cannot hold a call"))
+            call = call_in(action)
+            return action if call and call.name == "answer" else misread(Misread("an answer cannot hold a call"))
         return join_actions([self._in_tags(call) for call in calls])
 
     def _in_tags(self, call: NativeCall) -> str:
@@ -342,11 +342,11 @@ class ReasoningWorld(Environment):
             results = read_results(step.observation, len(actions)) or (step.observation,)
             # The first call of several is heard with its reply.
             texts += map(operator.add, (step.reply, *actions[1:]), results)
-            executed = [call.tool for call in step.tool_calls]
+            tool_names = [call.tool for call in step.tool_calls]
             for call in map(call_in, actions if step.valid is not None else ()):
-                was_executed = call is not None and executed[:1] == [call.name]
+                was_executed = call is not None and tool_names[:1] == [call.name]
                 self._count(call, executed=was_executed)
-                del executed[:was_executed]
+                del tool_names[:was_executed]
         self._state = replace(self._current, resumed=bool(steps), texts=tuple(texts))
         return question
 

@@ -53,7 +53,7 @@ def hasher(gateway: Any, interface: Any) -> Callable[[], str]:
             _objects(java, degrees=True),
         ),
     )
-    described = java.then(
+    digest = java.then(
         java.method("Lscienceworld/runtime/pythonapi/PythonInterface;", "agentInterface", _OPTION),
         java.value(_EPISODE),
         java.joined(_EPISODE, parts),
@@ -63,7 +63,7 @@ def hasher(gateway: Any, interface: Any) -> Callable[[], str]:
         java.text(_UUID),
     ).bindTo(interface)
     nothing = gateway.jvm.java.util.Collections.emptyList()
-    return lambda: str(described.invokeWithArguments(nothing))
+    return lambda: str(digest.invokeWithArguments(nothing))
 
 
 def _objects(java: _Handles, *, degrees: bool = False) -> Any:
@@ -72,7 +72,7 @@ def _objects(java: _Handles, *, degrees: bool = False) -> Any:
     """
     # It is used within itself before it is there.
     site = java.site(f"({_OBJECT}){_TEXT}")
-    described = site.dynamicInvoker()
+    description = site.dynamicInvoker()
 
     def property_of(kind: str, text: Any, *, owner: str = _OBJECT) -> Any:
         name = f"prop{kind.rpartition('/')[2].removesuffix('Properties;')}"
@@ -82,7 +82,7 @@ def _objects(java: _Handles, *, degrees: bool = False) -> Any:
         return java.then(java.method(kind, name, "Z"), java.text("Z"))
 
     def members(name: str, hidden: bool) -> Any:
-        return java.then(java.given(java.method(_OBJECT, name, _SET, "Z"), hidden), java.each(described))
+        return java.then(java.given(java.method(_OBJECT, name, _SET, "Z"), hidden), java.each(description))
 
     def terminal(name: str) -> Any:
         wires = property_of(_WIRES, java.method(_WIRES, "toJSON", _TEXT), owner=_TERMINAL)
@@ -99,7 +99,7 @@ def _objects(java: _Handles, *, degrees: bool = False) -> Any:
         java.given(java.function("java.lang.Math", "floorDiv", "(JJ)J"), 10),
         java.text("J"),
     )
-    connected = java.method(_OBJECT, "isElectricallyConnected", "Z")
+    is_connected = java.method(_OBJECT, "isElectricallyConnected", "Z")
     # The terminals of most objects are hidden, and so are not among what these contain.
     terminals = java.joined(_OBJECT, (terminal("terminal1"), terminal("terminal2")))
     parts = (
@@ -110,12 +110,12 @@ def _objects(java: _Handles, *, degrees: bool = False) -> Any:
         property_of(_CONTAINER, flag(_CONTAINER, "isOpen")),
         property_of(_PORTAL, flag(_PORTAL, "isOpen")),
         property_of(_WIRES, java.method(_WIRES, "toJSON", _TEXT)),
-        java.either(connected, terminals, java.then(connected, java.text("Z"))),
+        java.either(is_connected, terminals, java.then(is_connected, java.text("Z"))),
         members("getContainedObjects", False),
         members("getPortals", True),
     )
     site.setTarget(java.joined(_OBJECT, parts))
-    return described
+    return description
 
 
 class _Handles:
@@ -147,10 +147,10 @@ class _Handles:
         """Return a place whose handle can be exchanged."""
         return self._site(self._type(descriptor, self._loader))
 
-    def method(self, kind: str, name: str, returned: str, argument: str = "") -> Any:
+    def method(self, kind: str, name: str, result: str, argument: str = "") -> Any:
         """Return a method of the objects of a class."""
         owner = self._class(kind[1:-1].replace("/", "."))
-        return self._of_objects(owner, name, self._type(f"({argument}){returned}", self._loader))
+        return self._of_objects(owner, name, self._type(f"({argument}){result}", self._loader))
 
     def function(self, owner: str, name: str, descriptor: str) -> Any:
         """Return a method of a class itself."""
@@ -187,27 +187,27 @@ class _Handles:
     def joined(self, kind: str, parts: Sequence[Any]) -> Any:
         """Return what joins several texts about one object."""
         concat = self.method(_TEXT, "concat", _TEXT, _TEXT)
-        spaced, about = self.given(concat, " "), self._type(f"({kind}){_TEXT}", self._loader)
+        append_space, about = self.given(concat, " "), self._type(f"({kind}){_TEXT}", self._loader)
 
         def both(first: Any, second: Any) -> Any:
-            one_then_other = self._collect(concat, 0, self.then(first, spaced))
+            one_then_other = self._collect(concat, 0, self.then(first, append_space))
             pair = self._collect(one_then_other, 1, second)
             return self._permute(pair, about, self._zeros)
 
         return reduce(both, parts)
 
-    def each(self, described: Any) -> Any:
+    def each(self, description: Any) -> Any:
         """Return what joins the descriptions of all members of a set, sorted."""
         owner = "scala.collection.JavaConverters"
         collection = self.function(owner, "asJavaCollection", f"(Lscala/collection/Iterable;){_COLLECTION}")
-        mapped = self.method(_STREAM, "map", _STREAM, "Ljava/util/function/Function;")
-        collected = self.method(_STREAM, "collect", _ANY, "Ljava/util/stream/Collector;")
+        map_method = self.method(_STREAM, "map", _STREAM, "Ljava/util/function/Function;")
+        collect_method = self.method(_STREAM, "collect", _ANY, "Ljava/util/stream/Collector;")
         return self.then(
             self._cast(collection, f"({_SET}){_COLLECTION}"),
             self.method(_COLLECTION, "stream", _STREAM),
-            self.given(mapped, self._proxy(self._class("java.util.function.Function"), described)),
+            self.given(map_method, self._proxy(self._class("java.util.function.Function"), description)),
             self.method(_STREAM, "sorted", _STREAM),
-            self._cast(self.given(collected, self._joining(", ", "[", "]")), f"({_STREAM}){_TEXT}"),
+            self._cast(self.given(collect_method, self._joining(", ", "[", "]")), f"({_STREAM}){_TEXT}"),
         )
 
     def _cast(self, handle: Any, descriptor: str) -> Any:

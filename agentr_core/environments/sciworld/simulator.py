@@ -238,8 +238,8 @@ class Simulator:
 
     def _texts(self, call_name: str, method: Callable[[], Any]) -> tuple[str, ...]:
         """Return a Java list with one call; reading it by element would take one call each."""
-        joined = self._ask(call_name, lambda: self._gateway.jvm.java.lang.String.join("\n", method()))
-        return tuple(joined.split("\n")) if joined else ()
+        text = self._ask(call_name, lambda: self._gateway.jvm.java.lang.String.join("\n", method()))
+        return tuple(text.split("\n")) if text else ()
 
     def _ask(self, call_name: str, call: Callable[[], T]) -> T:
         """Return the result of a call to Java; `call_name` names the call in an error."""
@@ -508,9 +508,9 @@ def simulators(settings: JavaSettings, limit: int) -> SharedSimulators:
     """Return the simulators that all environments of this process share; they are closed when the
     process ends.
     """
-    shared = SharedSimulators(lambda: Simulator(settings), limit)
-    atexit.register(shared.close)
-    return shared
+    pool = SharedSimulators(lambda: Simulator(settings), limit)
+    atexit.register(pool.close)
+    return pool
 
 
 def _priority(state: SimulatorState, path: Path | None) -> int:
@@ -522,8 +522,8 @@ def _priority(state: SimulatorState, path: Path | None) -> int:
     return 0 if state.owner is None else -1
 
 
-def _compare(path: Path, event: str, observation: str, recorded: str) -> None:
-    if fingerprint(observation) != recorded:
+def _compare(path: Path, event: str, observation: str, digest: str) -> None:
+    if fingerprint(observation) != digest:
         raise ReplayDiverged(
             f"{path.variation.task}, variation {path.variation.number}: {event} led to another observation when it was "
             f"done again: {observation[:200]!r}"

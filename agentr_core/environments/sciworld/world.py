@@ -70,9 +70,9 @@ def match(action: str, valid: Sequence[str], surroundings: str) -> str:
     if text in candidates:
         return text
     words = set(text.split())
-    shared = {candidate: len(words.intersection(candidate.split())) for candidate in candidates}
-    nearest = min(candidates, key=lambda candidate: (-shared[candidate], len(candidate), candidate))
-    return nearest if shared[nearest] else text
+    overlaps = {candidate: len(words.intersection(candidate.split())) for candidate in candidates}
+    nearest = min(candidates, key=lambda candidate: (-overlaps[candidate], len(candidate), candidate))
+    return nearest if overlaps[nearest] else text
 
 
 Setting = Literal["agentgym", "eto"]
@@ -285,11 +285,11 @@ class SciWorld(Environment):
         if episode.over:
             raise EnvironmentFault("sciworld: the episode is over; call reset first")
         with self._simulators.at(episode.path, self) as state:
-            executed = action
+            sent_action = action
             if self._match:
-                executed = match(action, state.simulator.valid_actions(), state.simulator.surroundings())
-            answer = state.act(executed)
-        path = episode.path.extended(executed, answer.observation)
+                sent_action = match(action, state.simulator.valid_actions(), state.simulator.surroundings())
+            answer = state.act(sent_action)
+        path = episode.path.extended(sent_action, answer.observation)
         share = answer.share if self._setting == "eto" else answer.score / 100
         share = -1.0 if share < 0 else min(share, 1.0)
         best = share if episode.best is None else max(episode.best, share)
@@ -310,7 +310,7 @@ class SciWorld(Environment):
             "wrong_focus": answer.score < 0,
         }
         if self._match:
-            info["matched"] = executed
+            info["matched"] = sent_action
         return Transition(answer.observation, reward, terminated, truncated, info)
 
     def valid_actions(self) -> tuple[str, ...]:

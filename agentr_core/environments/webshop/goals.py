@@ -307,24 +307,24 @@ def open_catalogue(files: CatalogueFiles, limit: int, cache: Path) -> Catalogue:
 
 def _build(files: CatalogueFiles, limit: int, folder: Path) -> None:
     folder.mkdir()
-    starts, instructed, wished = [0], [], []
+    starts, instructed_rows, wished_rows = [0], [], []
 
     def documents() -> Iterator[str]:
         with (folder / _PRODUCTS).open("wb") as lines:
             for row, product in enumerate(read_products(files, limit)):
                 starts.append(starts[-1] + lines.write(_PRODUCT.dump_json(product) + b"\n"))
                 if product.instruction:
-                    instructed.append(row)
+                    instructed_rows.append(row)
                 if product.wishes:
-                    wished.append(row)
+                    wished_rows.append(row)
                 yield document(product)
         if len(starts) == 1:
             raise DataFileError(f"catalogue file {files.products} has no product; download it again")
 
     Bm25.build(documents(), WORDS).save(folder / _INDEX)
     np.save(folder / _STARTS, np.array(starts, dtype=np.int64))
-    np.save(folder / _INSTRUCTED, np.array(instructed, dtype=np.int64))
-    np.save(folder / _WISHED, np.array(wished, dtype=np.int64))
+    np.save(folder / _INSTRUCTED, np.array(instructed_rows, dtype=np.int64))
+    np.save(folder / _WISHED, np.array(wished_rows, dtype=np.int64))
 
 
 GoalKind = Literal["synthetic", "human"]
@@ -540,7 +540,9 @@ compared.
 """
 
 
-def reward(goal: Goal, target: Product, bought: Product, chosen: Mapping[str, str], cost: float, nouns: Nouns) -> float:
+def reward(
+    goal: Goal, target: Product, purchase: Product, chosen: Mapping[str, str], cost: float, nouns: Nouns
+) -> float:
     """Return the reward in [0, 1] for buying a product.
 
     Args:
@@ -548,33 +550,33 @@ def reward(goal: Goal, target: Product, bought: Product, chosen: Mapping[str, st
         chosen: values chosen on the product's page, by option name.
         cost: the price of the bought product, in dollars.
     """
-    num_met = attributes_met(goal.attributes, bought) + options_met(goal.options, tuple(chosen.values()))
+    num_met = attributes_met(goal.attributes, purchase) + options_met(goal.options, tuple(chosen.values()))
     num_met += cost <= goal.price_bound
-    return type_reward(target, bought, nouns) * num_met / (len(goal.attributes) + len(goal.options) + 1)
+    return type_reward(target, purchase, nouns) * num_met / (len(goal.attributes) + len(goal.options) + 1)
 
 
-def type_reward(target: Product, bought: Product, nouns: Nouns) -> float:
+def type_reward(target: Product, purchase: Product, nouns: Nouns) -> float:
     """Return how well a product matches the wanted type: 1, or 0.5, 0.1 or 0 for less and less
     similar ones.
     """
-    parts = [{part.strip() for part in product.product_category.split("\u203a")} for product in (target, bought)]
+    parts = [{part.strip() for part in product.product_category.split("\u203a")} for product in (target, purchase)]
     names = nouns(target.title)
-    overlap = len(set(names) & set(nouns(bought.title))) / len(names) if names else 0.2
+    overlap = len(set(names) & set(nouns(purchase.title))) / len(names) if names else 0.2
     if overlap == 0:
         return 0.0
     if overlap < 0.1:
         return 0.1
-    similar = bought.query == target.query or len(parts[0] & parts[1]) >= 2 or overlap > 0.2
+    similar = purchase.query == target.query or len(parts[0] & parts[1]) >= 2 or overlap > 0.2
     return 1.0 if similar else 0.5
 
 
-def attributes_met(attributes: Sequence[str], bought: Product) -> int:
+def attributes_met(attributes: Sequence[str], product: Product) -> int:
     """Return how many attributes a product has, in its list of attributes or somewhere in its
     texts.
     """
-    texts = (bought.title.lower(), " ".join(bought.bullets).lower(), bought.description.lower())
+    texts = (product.title.lower(), " ".join(product.bullets).lower(), product.description.lower())
     return sum(
-        any(_similar(value, attribute) for value in bought.attributes) or any(attribute in text for text in texts)
+        any(_similar(value, attribute) for value in product.attributes) or any(attribute in text for text in texts)
         for attribute in attributes
     )
 

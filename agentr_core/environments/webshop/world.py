@@ -364,8 +364,8 @@ class WebShop(Environment):
         An action that cannot be done leaves the page as it is; an empty action is answered as in
         AgentGym.
         """
-        following = follow(self.shop.catalogue, self._visit, action)
-        if following is None:
+        next_visit = follow(self.shop.catalogue, self._visit, action)
+        if next_visit is None:
             if not action:
                 observation = f"Invalid Action.\n\n{self._page()}"
             elif not self._explain:
@@ -376,9 +376,9 @@ class WebShop(Environment):
                     f"{action!r} cannot be done here; search[words], or click one of: {can}.\n\n{self._page()}"
                 )
             return Transition(observation, 0.0, False, False, {"success": False, "valid": False})
-        self._visit = following
-        purchased = following.page == "end"
-        self._reward = self._earned(self._present_goal(), following) if purchased else 0.0
+        self._visit = next_visit
+        purchased = next_visit.page == "end"
+        self._reward = self._earned(self._present_goal(), next_visit) if purchased else 0.0
         success = self._reward == 1.0
         return Transition(self._page(), self._reward, purchased, False, {"success": success, "valid": True})
 
@@ -420,8 +420,8 @@ class WebShop(Environment):
         return text(self.shop.catalogue, self._visit, self._present_goal().instruction, self._reward)
 
     def _earned(self, goal: Goal, visit: Visit) -> float:
-        target, bought = (self.shop.catalogue.product(row) for row in (goal.row, visit.row))
-        return reward(goal, target, bought, dict(visit.chosen), price(bought, self._price_seed), self._nouns)
+        target, purchase = (self.shop.catalogue.product(row) for row in (goal.row, visit.row))
+        return reward(goal, target, purchase, dict(visit.chosen), price(purchase, self._price_seed), self._nouns)
 
     def _present_goal(self) -> Goal:
         if self._goal is None:

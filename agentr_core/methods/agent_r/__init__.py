@@ -75,30 +75,30 @@ class TreeSize:
     per_bad_leaf: int
     good_per_tree: int
 
-    def pairs(self, won: int, lost: int) -> int:
-        """Return the number of pairs of a tree with `won` won and `lost` lost dives."""
-        good = won * self.leaves
-        return _capped(lost * self.leaves * _capped(good, self.per_bad_leaf), self.per_tree)
+    def pairs(self, wins: int, losses: int) -> int:
+        """Return the number of pairs of a tree with `wins` won and `losses` lost dives."""
+        good = wins * self.leaves
+        return _capped(losses * self.leaves * _capped(good, self.per_bad_leaf), self.per_tree)
 
-    def good_paths(self, won: int) -> int:
-        """Return the number of good paths that are kept of a tree with `won` won dives."""
-        return _capped(won * self.leaves, self.good_per_tree)
+    def good_paths(self, wins: int) -> int:
+        """Return the number of good paths that are kept of a tree with `wins` won dives."""
+        return _capped(wins * self.leaves, self.good_per_tree)
 
     def outcomes(self, run: Run) -> Iterator[tuple[int, int, float]]:
         """Yield the possible outcomes of a tree: dives won, dives lost, and their probability."""
         first = min(self.give_up or self.dives, self.dives)
         rest = self.dives - first
         yield 0, first, run(0, first)
-        for won in range(1, self.dives + 1):
+        for wins in range(1, self.dives + 1):
             # A tree that was given up has no later dive that might have won.
-            ways = comb(self.dives, won) - comb(rest, won)
-            yield won, self.dives - won, ways * run(won, self.dives - won)
+            ways = comb(self.dives, wins) - comb(rest, wins)
+            yield wins, self.dives - wins, ways * run(wins, self.dives - wins)
 
     def expected(self, run: Run, value: Callable[[int, int], float]) -> float:
         """Return the mean of `value`, a function of won and lost dives, over the outcomes of a
         tree.
         """
-        return sum(chance * value(won, lost) for won, lost, chance in self.outcomes(run))
+        return sum(chance * value(wins, losses) for wins, losses, chance in self.outcomes(run))
 
 
 def acting(recipe: Recipe) -> Acting:
@@ -124,17 +124,19 @@ def foresee(recipe: Recipe, headroom: Headroom) -> Prospect:
     )
 
     def over_all(name: str, value: Callable[[int, int], float]) -> Forecast:
-        most = max(value(won, size.dives - won) for won in range(size.dives + 1))
-        expected = headroom.rates.total(headroom.instances, lambda _, run: size.expected(run, value), per_instance=most)
-        return Forecast(name=name, expected=expected)
+        most = max(value(wins, size.dives - wins) for wins in range(size.dives + 1))
+        expectation = headroom.rates.total(
+            headroom.instances, lambda _, run: size.expected(run, value), per_instance=most
+        )
+        return Forecast(name=name, expected=expectation)
 
     return prospect(
         "agent-r",
         [
-            over_all("won_trees", lambda won, lost: won > 0),
-            over_all("mixed_trees", lambda won, lost: won > 0 < lost),
+            over_all("won_trees", lambda wins, losses: wins > 0),
+            over_all("mixed_trees", lambda wins, losses: wins > 0 < losses),
             over_all("pairs", size.pairs),
-            over_all("good_paths", lambda won, lost: size.good_paths(won)),
+            over_all("good_paths", lambda wins, losses: size.good_paths(wins)),
         ],
         needs="good_paths" if of_good else "pairs",
         short="hardly a tree is won" if of_good else "nearly every tree is won or lost as a whole",
@@ -163,14 +165,14 @@ def plan(recipe: Recipe, iteration: int) -> Plan:
         stages = (reinforce_stage(recipe.grpo), EVALUATE)
         return Plan(stages=stages, training=reinforced(recipe), phase=RL, funnel=FUNNEL_OF_GROUPS)
     use = "expert" if phase == _CLONE else recipe.data.use
-    judged = (COLLECT, CRITIQUE, splice_stage(recipe.splice))
+    revision_stages = (COLLECT, CRITIQUE, splice_stage(recipe.splice))
     sample_stages: dict[str, tuple[Stage, ...]] = {
         "expert": (CLONE,),
-        "both+expert": (*judged, CLONE),
+        "both+expert": (*revision_stages, CLONE),
         "good": (COLLECT, GOOD_PATHS),
     }
     return Plan(
-        stages=(*sample_stages.get(use, judged), DATASET, TRAIN, EVALUATE),
+        stages=(*sample_stages.get(use, revision_stages), DATASET, TRAIN, EVALUATE),
         training=supervised(recipe, iteration),
         phase=_CLONE if phase == _CLONE else "",
         funnel=FUNNEL_OF_EXPERT if use == "expert" else FUNNEL_OF_TREES,
@@ -181,26 +183,26 @@ def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
     clones = recipe.data.use == "expert"
     phases = recipe.over_iterations(recipe.agent_r.phases)
     number = {phase: _instances(recipe, phase, train) for phase in phases}
-    doing = {_CLONE: f"the expert's episodes of {number.get(_CLONE)} instances"}
+    workloads = {_CLONE: f"the expert's episodes of {number.get(_CLONE)} instances"}
     if RL in phases:
-        doing[RL] = of_groups(recipe, number[RL])
+        workloads[RL] = of_groups(recipe, number[RL])
     if "sft" in phases:
-        doing["sft"] = f"the expert's episodes of {number['sft']} instances" if clones else f"{number['sft']} trees"
+        workloads["sft"] = f"the expert's episodes of {number['sft']} instances" if clones else f"{number['sft']} trees"
         if recipe.data.use == "both+expert":
-            doing["sft"] += " and the expert's episodes"
+            workloads["sft"] += " and the expert's episodes"
     if len(number) == 1:
-        lines = [f"each iteration: {doing[phases[0]]}, then {test} held-out episodes"]
+        lines = [f"each iteration: {workloads[phases[0]]}, then {test} held-out episodes"]
     else:
         lines = [
             f"iterations: {by_iteration(recipe, phases)}; each ends with {test} held-out episodes",
-            *(f"an iteration {phase} has {doing[phase]}" for phase in number),
+            *(f"an iteration {phase} has {workloads[phase]}" for phase in number),
             *(of_unread(recipe) if RL in phases else []),
         ]
     if clones or "sft" not in phases:
         return lines
     if recipe.search.expert_start:
-        lost = "its first dive" if recipe.search.give_up == 1 else f"{recipe.search.give_up} dives"
-        lines.append(f"a tree that earns nothing in {lost} goes on after the expert's first steps")
+        dives = "its first dive" if recipe.search.give_up == 1 else f"{recipe.search.give_up} dives"
+        lines.append(f"a tree that earns nothing in {dives} goes on after the expert's first steps")
     alphas = [f"{alpha:g}" for alpha in recipe.over_iterations(recipe.pairs.alpha)]
     return [*lines, f"alpha by iteration: {by_iteration(recipe, alphas)}"]
 
@@ -219,8 +221,8 @@ def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Demand]:
         return requests
     # Each node is judged once, whatever the number of bad paths through it.
     replies = requests["search"].replies
-    judged = min(replies, number * recipe.pairs.per_tree * longest) if recipe.pairs.per_tree else replies
-    requests["critique"] = Demand.questions("judge", judged * critique.votes, critique.max_new_tokens)
+    judgements = min(replies, number * recipe.pairs.per_tree * longest) if recipe.pairs.per_tree else replies
+    requests["critique"] = Demand.questions("judge", judgements * critique.votes, critique.max_new_tokens)
     if recipe.splice.goes_on:
         # Any reply may end a path, and each bad path may be paired with each good one.
         ends = paths * longest

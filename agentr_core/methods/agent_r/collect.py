@@ -37,7 +37,7 @@ from agentr_core.search.grow import grow
 from agentr_core.search.tree import Arena, Expansion, apply_expansion
 from agentr_core.stages.demonstrate import need_expert
 from agentr_core.stages.regrade import check_scoring
-from agentr_core.store.codec import trajectories as stored
+from agentr_core.store.codec import trajectories as codec
 from agentr_core.store.codec.trajectories import (
     claim_trees,
     copy_trees,
@@ -119,7 +119,7 @@ class TreeShard:
                     helper=aside.ask,
                 )
                 async with following(sampler, trees.show):
-                    finished = await run_all(
+                    results = await run_all(
                         self.trees,
                         trees.grow,
                         key=lambda work: work.instance.key,
@@ -132,7 +132,7 @@ class TreeShard:
                 effort = spent(sampler) + aside.effort()
         return effort + Effort(
             environment_seconds=sum(timer.environment_seconds for timer in trees.timers),
-            lost=len(self.trees) - len(finished),
+            lost=len(self.trees) - len(results),
         )
 
 
@@ -168,9 +168,9 @@ class _Trees:
         self._resumed = shard.done > 0 or any(work.begun is not None for work in shard.trees)
         self.timers: list[EpisodeTimer] = []
 
-    def show(self, finished: int = 0) -> None:
-        """Report progress, with `finished` more trees done."""
-        self._done += finished
+    def show(self, increment: int = 0) -> None:
+        """Report progress, with `increment` more trees done."""
+        self._done += increment
         self._equipment.progress(self._done, self._shard.total, f"trees, {speed(self._sampler, resumed=self._resumed)}")
 
     async def grow(self, work: TreeWork) -> None:
@@ -302,7 +302,7 @@ def finished_trees(place: Workplace, iteration: int) -> dict[str, Tree]:
     left out.
     """
     collector = place.collector(iteration)
-    return load_trees(place.store, stored.finished_trees(place.store, place.iteration_id(iteration), collector.id))
+    return load_trees(place.store, codec.finished_trees(place.store, place.iteration_id(iteration), collector.id))
 
 
 async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
@@ -321,7 +321,7 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
     """
     check_scoring(place)
     instances = tree_ids(place, iteration, await separate_instances(place, iteration))
-    collector, copied = place.collector(iteration), 0
+    collector, copies = place.collector(iteration), 0
     # Finished trees that the iteration lacks come from runs with the same search inputs.
     for run in runs_alike(place.store, place.run_id, STAGE):
         stored_now = stored_trees(place.store, list(instances))
@@ -331,23 +331,23 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
         other_run = replace(place, run_id=run)
         first_ids = [tree_id(other_run, iteration, collector.id, instance) for instance in absent.values()]
         originals = dict(zip(absent, latest_restarts(place.store, first_ids), strict=True))
-        copied += len(copy_trees(place.store, originals, iteration_id=place.iteration_id(iteration)))
-    unfinished = unfinished_trees(place.store, list(instances))
+        copies += len(copy_trees(place.store, originals, iteration_id=place.iteration_id(iteration)))
+    unfinished_ids = unfinished_trees(place.store, list(instances))
     if place.recipe.compare.trees:
-        trees = len(instances) - len(unfinished)
+        trees = len(instances) - len(unfinished_ids)
         if not trees:
             raise DataFault(
                 f"comparison {place.recipe.compare.trees} has no tree that was grown with the inputs of run "
                 f"{place.run_id}, which makes samples of its trees; begin a new comparison, with another seed"
             )
-        return {"trees": trees, "new": 0, "copied": copied}
-    missing, left = unfinished[: place.limit], len(unfinished)
-    if missing:
+        return {"trees": trees, "new": 0, "copied": copies}
+    missing_ids, unfinished_count = unfinished_ids[: place.limit], len(unfinished_ids)
+    if missing_ids:
         # The lock of the run keeps other processes out where locks work; the mark also does where
         # they do not.
         mark = f"{platform.node()}/{os.getpid()}/{uuid4().hex[:8]}"
-        claim_trees(place.store, missing, mark)
-        partial_trees = load_trees(place.store, missing)
+        claim_trees(place.store, missing_ids, mark)
+        partial_trees = load_trees(place.store, missing_ids)
         shard = TreeShard(
             iteration=iteration,
             checkpoint=collector,
@@ -358,11 +358,11 @@ async def collect(place: Workplace, iteration: int) -> dict[str, Any]:
                     instance=instances[key],
                     begun=partial_trees.get(key),
                 )
-                for key in missing
+                for key in missing_ids
             ),
-            done=len(instances) - left,
-            total=len(instances) - left + len(missing),
+            done=len(instances) - unfinished_count,
+            total=len(instances) - unfinished_count + len(missing_ids),
             writer=mark,
         )
         await place.work_through(shard, STAGE, iteration, "trees")
-    return {"trees": len(instances), "new": len(missing)} | ({"copied": copied} if copied else {})
+    return {"trees": len(instances), "new": len(missing_ids)} | ({"copied": copies} if copies else {})

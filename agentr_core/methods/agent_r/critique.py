@@ -140,7 +140,7 @@ def judge_messages(
         action: the judged action, as the environment's parser read it.
         observation: the observation that followed it.
     """
-    history = "".join(f"Action: {before}\nObservation: {seen}\n" for before, seen in log) or "Nothing yet.\n"
+    history = "".join(f"Action: {before}\nObservation: {response}\n" for before, response in log) or "Nothing yet.\n"
     text = (
         f"{JUDGE_INSTRUCTION}\n\nTask:\n{first_observation}\n\nSo far:\n{history}\n"
         f"Next:\nAction: {action}\nObservation: {observation}"
@@ -218,11 +218,11 @@ def questions(
         if path.nodes[position] in skip:
             continue
         without = partial(_request, path, position, config=config, seed=seed)
-        dropped, request = 0, without(0)
+        dropped_steps, request = 0, without(0)
         if not fits(request):
-            dropped = bisect_left(range(position), True, key=lambda count: fits(without(count)))
-            request = without(dropped)
-        questions.append(Question(node=path.nodes[position], request=request, dropped_steps=dropped))
+            dropped_steps = bisect_left(range(position), True, key=lambda count: fits(without(count)))
+            request = without(dropped_steps)
+        questions.append(Question(node=path.nodes[position], request=request, dropped_steps=dropped_steps))
     return tuple(questions)
 
 
@@ -276,17 +276,17 @@ def critique_of(pair: PathPair, judgements: Mapping[int, Judgement], config: Cri
 
     Raises `KeyError` if a node of the scan was not judged.
     """
-    scanned = range(scan_start(pair.split, config), len(pair.bad.nodes))
-    judged = [judgements[pair.bad.nodes[position]] for position in scanned]
+    positions = range(scan_start(pair.split, config), len(pair.bad.nodes))
+    scan_judgements = [judgements[pair.bad.nodes[position]] for position in positions]
     verdicts = [
         StepVerdict(position=position, verdict=judgement.verdict, reply=judgement.reply)
-        for position, judgement in zip(scanned, judged, strict=True)
+        for position, judgement in zip(positions, scan_judgements, strict=True)
     ]
     # A step is no error if no reply about it can be read, or if there is none because the step
     # overfills the judge's context.
     readable_verdicts = [
         verdict
-        for verdict, judgement in zip(verdicts, judged, strict=True)
+        for verdict, judgement in zip(verdicts, scan_judgements, strict=True)
         if not all(map(is_unreadable, judgement.generations))
     ]
     return Critique(verdicts=tuple(verdicts), first_error=first_error(readable_verdicts, pair.split, config))
@@ -326,9 +326,9 @@ def first_error(verdicts: Iterable[StepVerdict], split: int, config: CritiqueCon
     return min((v.position for v in verdicts if v.position >= start and v.verdict in errors), default=None)
 
 
-def _request(path: Path, position: int, dropped: int, *, config: CritiqueConfig, seed: int) -> Request:
+def _request(path: Path, position: int, dropped_steps: int, *, config: CritiqueConfig, seed: int) -> Request:
     steps = path.trajectory.steps
-    log = [(step.action, step.observation) for step in steps[dropped:position]]
+    log = [(step.action, step.observation) for step in steps[dropped_steps:position]]
     step = steps[position]
     return Request(
         messages=judge_messages(path.trajectory.first_observation, log, step.action, step.observation),
@@ -353,9 +353,9 @@ async def _judge(path: Path, question: Question, ask: Ask, config: CritiqueConfi
             if question.dropped_steps == position:
                 # Nothing more can be dropped: this observation alone overfills the judge's context.
                 break
-            dropped = question.dropped_steps + -(-(position - question.dropped_steps) // 2)
-            request = _request(path, position, dropped, config=config, seed=seed)
-            question = replace(question, request=request, dropped_steps=dropped)
+            dropped_steps = question.dropped_steps + -(-(position - question.dropped_steps) // 2)
+            request = _request(path, position, dropped_steps, config=config, seed=seed)
+            question = replace(question, request=request, dropped_steps=dropped_steps)
     if generations is not None and len(generations) != question.request.n:
         raise ModelFault(
             f"judging node {question.node} of {question.request.session}: {question.request.n} replies were asked for, "
@@ -381,13 +381,13 @@ def pairs_of(place: Workplace, iteration: int, trees: Mapping[str, Tree]) -> lis
     """Return the stored pairs of trees of an iteration, tree by tree in the order in which they
     were made.
     """
-    stored = load_pairs(place.store, place.iteration_id(iteration))
+    stored_pairs = load_pairs(place.store, place.iteration_id(iteration))
     pairs = []
     for key, paths in scored_paths(place, trees).items():
         by_leaf = {path.leaf: path for path in paths}
         pairs += [
             PathPair(good=by_leaf[row.good_leaf], bad=by_leaf[row.bad_leaf], split=row.shared_steps)
-            for row in stored.get(key, ())
+            for row in stored_pairs.get(key, ())
         ]
     return pairs
 
@@ -401,7 +401,7 @@ def _make_pairs(
     rejections: list[Rejection] = []
     iteration_id = place.iteration_id(iteration)
     for key, paths in scored_paths(place, trees).items():
-        tree_pairs, rejected = pairs_of_tree(
+        tree_pairs, tree_rejections = pairs_of_tree(
             key,
             paths,
             place.recipe.pairs,
@@ -413,7 +413,7 @@ def _make_pairs(
             pair_rows(pair_id(pair), pair, iteration_id=iteration_id, position=position)
             for position, pair in enumerate(tree_pairs)
         ]
-        rejections += rejected
+        rejections += tree_rejections
     return pairs, rows, rejections
 
 
@@ -436,10 +436,10 @@ async def critique(place: Workplace, iteration: int) -> dict[str, Any]:
             by_tree.setdefault(pair.bad.tree_id, []).append(pair)
     if by_tree and place.recipe.splice.mode != "direct":
         await _judge_all(place, iteration, by_tree, total=len({pair.bad.tree_id for pair in pairs}))
-    left = place.store.missing("critique", list(open_ids))
+    unjudged_ids = place.store.missing("critique", list(open_ids))
     # Before anything is made of the verdicts, alarms compare them.
     await asyncio.to_thread(ask_oracle, place, pair_verdicts(place.store, place.iteration_id(iteration)))
-    return {"pairs": len(pairs), "judged": len(open_ids) - len(left)}
+    return {"pairs": len(pairs), "judged": len(open_ids) - len(unjudged_ids)}
 
 
 def ask_oracle(place: Workplace, verdicts: Iterable[PairVerdict]) -> dict[tuple[str, int], Verdict]:
@@ -475,7 +475,7 @@ async def _judge_all(place: Workplace, iteration: int, by_tree: dict[str, list[P
     judged_alike = place.recipe.models.judge is not None or place.collector(iteration).role == "actor"
     for run in runs_alike(place.store, place.run_id, STAGE) if judged_alike else []:
         copy_judgements(place.store, list(by_tree), run, iteration_id=iteration_id)
-    stored = await asyncio.to_thread(load_judgements, place.store, list(by_tree))
+    stored_judgements = await asyncio.to_thread(load_judgements, place.store, list(by_tree))
     async with place.asking("judge", place.policy(iteration).path, STAGE, iteration) as (batcher, writer, readings):
 
         async def work(item: tuple[str, list[PathPair]]) -> None:
@@ -493,7 +493,7 @@ async def _judge_all(place: Workplace, iteration: int, by_tree: dict[str, list[P
                 seed=derive_seed(place.recipe.seed, "critique", iteration),
                 count_tokens=batcher.model.count_tokens,
                 context_length=batcher.model.context_length,
-                judgements=stored.get(tree_id, {}),
+                judgements=stored_judgements.get(tree_id, {}),
                 on_judgement=keep,
             )
             for pair in pairs:
@@ -521,7 +521,9 @@ Verdicts = dict[str, Sequence[Verdict]]
 """The verdicts on the steps of episodes, in their order, by the id of the trajectory."""
 
 
-async def trial(place: Workplace, lost: Sequence[Episode], models: Sequence[pathlib.Path]) -> tuple[Judge, ...]:
+async def trial(
+    place: Workplace, lost_episodes: Sequence[Episode], models: Sequence[pathlib.Path]
+) -> tuple[Judge, ...]:
     """Return a record of each candidate judge on all steps of lost episodes: first the judge of the
     recipe, then each of `models` in its place. Empty if the recipe judges nothing or no episode is
     lost.
@@ -534,11 +536,11 @@ async def trial(place: Workplace, lost: Sequence[Episode], models: Sequence[path
         ErrorBudgetSpent: more episodes could not be judged than the recipe allows.
     """
     stages = {stage.name for plan in plans_of(place.recipe) for stage in plan.stages}
-    if "critique" not in stages or place.recipe.splice.mode == "direct" or not lost:
+    if "critique" not in stages or place.recipe.splice.mode == "direct" or not lost_episodes:
         return ()
     truth: Verdicts = {}
     with place.worlds() as worlds:
-        for episode in lost:
+        for episode in lost_episodes:
             env = worlds.of(episode.instance)
             if env.has(Environment.oracle):
                 actions = [step.action for step in episode.trajectory.steps]
@@ -550,7 +552,7 @@ async def trial(place: Workplace, lost: Sequence[Episode], models: Sequence[path
     ]
     judges: list[Judge] = []
     for name, role, path in candidates:
-        judgements = await _judge_lost(place, lost, role, path, name)
+        judgements = await _judge_lost(place, lost_episodes, role, path, name)
         votes = place.recipe.critique.votes
         if votes > 1:
             first = {
@@ -564,7 +566,7 @@ async def trial(place: Workplace, lost: Sequence[Episode], models: Sequence[path
 
 
 async def _judge_lost(
-    place: Workplace, lost: Sequence[Episode], role: ModelRole, policy: pathlib.Path, name: str
+    place: Workplace, lost_episodes: Sequence[Episode], role: ModelRole, policy: pathlib.Path, name: str
 ) -> dict[str, list[Judgement]]:
     """Return the judgements of the steps of each episode, in their order, by the id of its
     trajectory.
@@ -585,9 +587,11 @@ async def _judge_lost(
             )
             return [judgements[node] for node in nodes]
 
-        async with units_done(place.progress, sampler, f"lost episodes judged by {name}", total=len(lost)) as count:
+        async with units_done(
+            place.progress, sampler, f"lost episodes judged by {name}", total=len(lost_episodes)
+        ) as count:
             return await run_all(
-                lost,
+                lost_episodes,
                 work,
                 key=lambda episode: episode.trajectory_id,
                 errors=place.recipe.errors,
@@ -608,7 +612,7 @@ def judge_of(
         truth: the oracle's verdicts in the same form; episodes may be missing.
         votes: how many votes each verdict was made of.
     """
-    parsed = [
+    parse_results = [
         verdict is not Verdict.UNPARSABLE for episode_verdicts in verdicts.values() for verdict in episode_verdicts
     ]
     both = [pair for key in verdicts if key in truth for pair in zip(verdicts[key], truth[key], strict=True)]
@@ -616,8 +620,8 @@ def judge_of(
         name=name,
         votes=votes,
         episodes=len(verdicts),
-        steps=len(parsed),
-        read=success_rate(parsed),
+        steps=len(parse_results),
+        read=success_rate(parse_results),
         right=success_rate([verdict is true for verdict, true in both]),
         bad_is_right=success_rate([true is Verdict.BAD for verdict, true in both if verdict is Verdict.BAD]),
         bad_is_seen=success_rate([verdict is Verdict.BAD for verdict, true in both if true is Verdict.BAD]),

@@ -60,20 +60,20 @@ def pairs_of_tree(
         return (), (*rejections, Rejection(stage=STAGE, subject=tree_id, reason=reason, detail=detail))
     if config.order == "turns":
         rng = random.Random(derive_seed(seed, STAGE, different[0].trajectory.instance.key))
-        offered = _in_turns(different, config, alpha, rng)
+        candidates = _in_turns(different, config, alpha, rng)
     else:
-        offered = _shuffled(different, config, alpha)
+        candidates = _shuffled(different, config, alpha)
     by_bad: dict[int, list[Path]] = {}
-    for good, bad in offered:
+    for good, bad in candidates:
         by_bad.setdefault(bad.leaf, []).append(good)
-    allowed = {leaf: goods[: config.per_bad_leaf or None] for leaf, goods in by_bad.items()}
-    left = [(good, bad) for good, bad in offered if any(good is path for path in allowed[bad.leaf])]
-    first = left[: config.per_tree or None]
+    capped_goods = {leaf: goods[: config.per_bad_leaf or None] for leaf, goods in by_bad.items()}
+    capped_pairs = [(good, bad) for good, bad in candidates if any(good is path for path in capped_goods[bad.leaf])]
+    first = capped_pairs[: config.per_tree or None]
     over_caps: list[Rejection] = []
-    for bad in {bad.leaf: bad for _, bad in offered}.values():
-        over = by_bad[bad.leaf][len(allowed[bad.leaf]) :]
-        lost = [good for good, partner in left[len(first) :] if partner is bad]
-        caps = (over, "per-bad-leaf-cap", config.per_bad_leaf), (lost, "per-tree-cap", config.per_tree)
+    for bad in {bad.leaf: bad for _, bad in candidates}.values():
+        over = by_bad[bad.leaf][len(capped_goods[bad.leaf]) :]
+        dropped_goods = [good for good, partner in capped_pairs[len(first) :] if partner is bad]
+        caps = (over, "per-bad-leaf-cap", config.per_bad_leaf), (dropped_goods, "per-tree-cap", config.per_tree)
         for left_out, reason, cap in caps:
             if left_out:
                 leaves = ", ".join(str(good.leaf) for good in left_out)
@@ -143,12 +143,12 @@ def shared_steps(first: Path, second: Path) -> int:
     """Return how many steps two paths have in common from the start, by the texts of their replies
     and observations.
     """
-    shared = 0
+    length = 0
     for left, right in zip(_transcript(first), _transcript(second), strict=False):
         if left != right:
             break
-        shared += 1
-    return shared
+        length += 1
+    return length
 
 
 def _is_good(path: Path, config: PairsConfig, alpha: float) -> bool:

@@ -30,18 +30,18 @@ def needed(env: Environment, instance: Instance, replies: Sequence[str], *, star
         start: replies before this one always stay.
     """
     positions = tuple(range(len(replies)))
-    reward, reached = _final(env, instance, replies, positions)
+    reward, length = _final(env, instance, replies, positions)
     if reward is None:
         return positions
-    positions = positions[:reached]
+    positions = positions[:length]
     before: tuple[int, ...] = ()
     while positions != before:
         before = positions
         for position in reversed(positions[start:]):
             candidate = tuple(index for index in positions if index != position)
-            final_reward, reached = _final(env, instance, replies, candidate)
-            if final_reward is not None and final_reward >= reward and reached > start:
-                positions = candidate[:reached]
+            final_reward, length = _final(env, instance, replies, candidate)
+            if final_reward is not None and final_reward >= reward and length > start:
+                positions = candidate[:length]
     return positions
 
 

@@ -153,10 +153,10 @@ def judge(record: JudgeRecord | None) -> Section:
             f"Revision length: steps from the split to the first error. Mean {fmean(all_lengths):.1f}, median "
             f"{median_low(all_lengths)}, over {wording.count(len(all_lengths))} spliced pairs."
         )
-        if shared := lengths.get(0, 0):
+        if shared_count := lengths.get(0, 0):
             caption += (
-                f" In {wording.count(shared)} of them the first bad step is one that both paths share (0 steps), and "
-                "the good path goes on after it."
+                f" In {wording.count(shared_count)} of them the first bad step is one that both paths share (0 steps), "
+                "and the good path goes on after it."
             )
         counted_pairs = (Row((wording.count(steps), wording.count(count))) for steps, count in lengths.items())
         table = Table((Column("Steps to first error"), Column("Pairs")), tuple(counted_pairs))
@@ -208,12 +208,12 @@ def agreement(place: Workplace, iteration: int) -> OracleAgreement | None:
     """
     verdicts = pair_verdicts(place.store, place.source_id(iteration))
     truth = ask_oracle(place, verdicts)
-    judged = [(row, truth[row.tree_id, row.node]) for row in verdicts if (row.tree_id, row.node) in truth]
-    if not judged:
+    matches = [(row, truth[row.tree_id, row.node]) for row in verdicts if (row.tree_id, row.node) in truth]
+    if not matches:
         return None
-    pairs = list({(row.tree_id, row.node): (row.verdict, true) for row, true in judged}.values())
+    pairs = list({(row.tree_id, row.node): (row.verdict, true) for row, true in matches}.values())
     firsts: dict[str, list[tuple[int, Verdict, Verdict]]] = {}
-    for row, true in judged:
+    for row, true in matches:
         firsts.setdefault(row.pair_id, []).append((row.position, row.verdict, true))
     return OracleAgreement(
         accuracy=rate([verdict is true for verdict, true in pairs]),
@@ -264,18 +264,18 @@ def audit(paths: Sequence[PathAudit], steps: Sequence[JudgedStep]) -> Section:
         "reward backed up through them, less its own. All witnesses look at the steps that the judge was shown; the "
         "first error is the same where they name the same step, or none. View v_critic_audit has each path."
     )
-    compared = {name: pick for name, pick in _COMPARED.items() if _comparable(name, paths)}
-    blocks: list[Block] = [_agreement(paths, compared)]
+    comparisons = {name: pick for name, pick in _COMPARED.items() if _comparable(name, paths)}
+    blocks: list[Block] = [_agreement(paths, comparisons)]
     if not any(path.has_oracle for path in paths):
         blocks.append(Paragraph("Not measured: the oracle's first errors; the environment has no oracle."))
     blocks += _distances(paths)
     rows = []
     for verdict in Verdict:
-        judged = [step for step in steps if step.verdict is verdict]
-        drops = [step.value_drop for step in judged if step.value_drop is not None]
-        if judged:
+        judged_steps = [step for step in steps if step.verdict is verdict]
+        drops = [step.value_drop for step in judged_steps if step.value_drop is not None]
+        if judged_steps:
             cells = (
-                wording.count(len(judged)),
+                wording.count(len(judged_steps)),
                 wording.count(len(drops)),
                 wording.signed(fmean(drops), 3) if drops else None,
                 wording.percent(fmean(drop > 0 for drop in drops)) if drops else None,
@@ -296,8 +296,8 @@ def audit(paths: Sequence[PathAudit], steps: Sequence[JudgedStep]) -> Section:
         for depth in depths:
             at_depth = [path for path in paths if path.depth == depth]
             name = "none" if depth is None else str(depth)
-            rows.append(Row((name, wording.count(len(at_depth)), *_same(at_depth, compared))))
-        same = (Column(f"Same: {name}, %") for name in compared)
+            rows.append(Row((name, wording.count(len(at_depth)), *_same(at_depth, comparisons))))
+        same = (Column(f"Same: {name}, %") for name in comparisons)
         blocks.append(Table((Column("Depth", "text"), Column("Paths"), *same), tuple(rows)))
     return Section("audit", TITLE, tuple(blocks), note)
 
@@ -305,12 +305,12 @@ def audit(paths: Sequence[PathAudit], steps: Sequence[JudgedStep]) -> Section:
 def audit_of_run(paths: Mapping[int, Sequence[PathAudit]]) -> Section:
     """Return the section of a run: how often the witnesses agree, by iteration."""
     all_paths = [path for group in paths.values() for path in group]
-    compared = {name: pick for name, pick in _COMPARED.items() if _comparable(name, all_paths)}
+    comparisons = {name: pick for name, pick in _COMPARED.items() if _comparable(name, all_paths)}
     rows = (
-        Row((wording.iteration(number), wording.count(len(group)), *_same(group, compared)))
+        Row((wording.iteration(number), wording.count(len(group)), *_same(group, comparisons)))
         for number, group in paths.items()
     )
-    titles = (f"Same: {name}, %" for name in compared)
+    titles = (f"Same: {name}, %" for name in comparisons)
     table = Table((Column("Iteration", "text"), Column("Judged paths"), *map(Column, titles)), tuple(rows))
     note = "How often two witnesses name the same first error of a bad path, or both none; 95% intervals."
     return Section("audit-run", f"{TITLE} over the run", (table,), note)
@@ -333,10 +333,10 @@ def _comparable(name: str, paths: Sequence[PathAudit]) -> list[PathAudit]:
     return [path for path in paths if path.has_oracle] if "oracle" in name else list(paths)
 
 
-def _agreement(paths: Sequence[PathAudit], compared: Mapping[str, Witnesses]) -> Table:
+def _agreement(paths: Sequence[PathAudit], comparisons: Mapping[str, Witnesses]) -> Table:
     titles = ("Same first error, %", "Within one step, %", "Mean distance, steps", "Both name one", "Paths")
     rows = []
-    for name, pick in compared.items():
+    for name, pick in comparisons.items():
         pairs = [pick(path) for path in _comparable(name, paths)]
         same = rate([first == second for first, second in pairs])
         near = rate(
@@ -380,9 +380,9 @@ def _distances(paths: Sequence[PathAudit]) -> Iterator[Block]:
     )
 
 
-def _same(paths: Sequence[PathAudit], compared: Mapping[str, Witnesses]) -> Iterator[EstimateText | None]:
+def _same(paths: Sequence[PathAudit], comparisons: Mapping[str, Witnesses]) -> Iterator[EstimateText | None]:
     """Yield, for each two witnesses, how often they name the same first error."""
-    for name, pick in compared.items():
+    for name, pick in comparisons.items():
         pairs = [pick(path) for path in _comparable(name, paths)]
         same = rate([first == second for first, second in pairs]) if pairs else None
         yield None if same is None else wording.estimate_text(same)
@@ -398,9 +398,9 @@ def examples(place: Workplace, iteration: int, *, count: int) -> tuple[RevisionE
     """
     rows = trained_revisions(place.store, place.iteration_id(iteration))
     rng = random.Random(derive_seed(place.recipe.seed, "examples", iteration))
-    chosen = dict(rng.sample(rows, min(count, len(rows))))
-    samples = load_samples(place.store, list(chosen))
-    critiques = load_critiques(place.store, [pair for pair in chosen.values() if pair])
+    pair_ids = dict(rng.sample(rows, min(count, len(rows))))
+    samples = load_samples(place.store, list(pair_ids))
+    critiques = load_critiques(place.store, [pair for pair in pair_ids.values() if pair])
     most = place.recipe.agent_r.quote_chars
     revisions = []
     for key, sample in samples.items():
@@ -415,7 +415,7 @@ def examples(place: Workplace, iteration: int, *, count: int) -> tuple[RevisionE
                 bad_reward=origin.bad_reward or 0.0,
                 split=origin.split or 0,
                 cut=origin.cut or 0,
-                turns=_turns(sample, critiques.get(chosen[key] or ""), most),
+                turns=_turns(sample, critiques.get(pair_ids[key] or ""), most),
                 live_reward=None if live is None else float(live),
                 diagnosis=_quoted(str(origin.extra.get("diagnosis", "")), most),
             )
@@ -428,11 +428,11 @@ def _turns(sample: Sample, critique: Critique | None, most: int) -> tuple[Turn, 
     verdicts: dict[int, StepVerdict] = {v.position: v for v in critique.verdicts} if critique else {}
     first_error = critique.first_error if critique else None
     turns = []
-    dropped = int(sample.provenance.extra.get("dropped", 0))
+    drop_count = int(sample.provenance.extra.get("dropped", 0))
     is_rollback = sample.provenance.extra.get("mode") == "rollback"
     for number, role, message in _numbered(sample):
         # Turns that a window left out lie between the first reply and the turn after it.
-        position = (number - OPENING + 2 * dropped * (number > OPENING)) // 2
+        position = (number - OPENING + 2 * drop_count * (number > OPENING)) // 2
         reply = role == "assistant" and number >= OPENING
         verdict = verdicts.get(position) if reply and position < cut else None
         turns.append(
@@ -450,8 +450,8 @@ def _turns(sample: Sample, critique: Critique | None, most: int) -> tuple[Turn, 
 
 
 def _quoted(text: str, most: int) -> str:
-    left = len(text) - most
-    return text if left <= 0 else f"{text[:most]}\n[... {counted(left, 'character')} more]"
+    excess = len(text) - most
+    return text if excess <= 0 else f"{text[:most]}\n[... {counted(excess, 'character')} more]"
 
 
 def _numbered(sample: Sample) -> Iterator[tuple[int, Role, Message | Span]]:
@@ -493,17 +493,17 @@ def tree_funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
     counts = datasets.tree_counts(place.store, source)
     if counts is None or iteration_state(place.store, iteration_id) is None:
         return ()
-    lost = rejected_by(place, source, "splice")
-    died = {reason: count for reason, count in lost.items() if reason.startswith("verify-")}
-    unspliced = {reason: count for reason, count in lost.items() if reason not in died}
+    rejections = rejected_by(place, source, "splice")
+    failures = {reason: count for reason, count in rejections.items() if reason.startswith("verify-")}
+    other_rejections = {reason: count for reason, count in rejections.items() if reason not in failures}
     stages = [
         FunnelStage(name="trees", count=counts.trees),
         *([FunnelStage(name="after the expert's steps", count=counts.led)] if counts.led else []),
         FunnelStage(name="ended paths", count=counts.paths),
         FunnelStage(name="candidate pairs", count=counts.pairs, rejected=rejected_by(place, source, "pairs")),
         FunnelStage(name="judged", count=counts.critiques),
-        FunnelStage(name="spliced", count=counts.spliced, rejected=unspliced),
-        FunnelStage(name="verified", count=counts.verified, rejected=died),
+        FunnelStage(name="spliced", count=counts.spliced, rejected=other_rejections),
+        FunnelStage(name="verified", count=counts.verified, rejected=failures),
     ]
     if place.recipe.splice.mode != "verified":
         stages.pop()
@@ -516,26 +516,26 @@ def revision_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
     """Return the sections on splices and on the judge; none without a search."""
     if not _searches(place, iteration):
         return ()
-    judged = judge_record(place, iteration)
-    played: SpliceSurvival | None = None
+    record = judge_record(place, iteration)
+    splice_survival: SpliceSurvival | None = None
     if place.recipe.splice.mode == "verified" or place.recipe.splice.goes_on:
-        turned_away = datasets.rejection_counts(place.store, place.source_id(iteration)).get("splice", {})
-        played = survival_of(datasets.count_revised_pairs(place.store, place.source_id(iteration)), turned_away)
-    if played is not None and place.recipe.splice.goes_on:
+        rejections = datasets.rejection_counts(place.store, place.source_id(iteration)).get("splice", {})
+        splice_survival = survival_of(datasets.count_revised_pairs(place.store, place.source_id(iteration)), rejections)
+    if splice_survival is not None and place.recipe.splice.goes_on:
         teacher = place.recipe.models.teacher if place.recipe.splice.continuation.by == "teacher" else None
-        continuations, won = datasets.count_continuations(place.store, place.source_id(iteration))
-        played = replace(
-            played,
+        continuations, wins = datasets.count_continuations(place.store, place.source_id(iteration))
+        splice_survival = replace(
+            splice_survival,
             continuations=continuations,
-            won=won,
+            won=wins,
             player=teacher.label if teacher else "",
             start="rollback" if place.recipe.splice.mode == "rollback" else "revision",
         )
     # Read after the judge's record, which asks the oracle for missing verdicts.
     source = place.source_id(iteration)
     return (
-        survival(played),
-        judge(judged),
+        survival(splice_survival),
+        judge(record),
         audit(trees.path_audits(place.store, source), trees.judged_steps(place.store, source)),
     )
 
@@ -547,8 +547,8 @@ def run_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
         for number in range(1, iteration + 1)
         if _searches(place, number)
     }
-    judged = {number: paths for number, paths in by_iteration.items() if paths}
-    return (audit_of_run(judged),) if judged else ()
+    judged_paths = {number: paths for number, paths in by_iteration.items() if paths}
+    return (audit_of_run(judged_paths),) if judged_paths else ()
 
 
 def sample_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
@@ -558,16 +558,16 @@ def sample_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
     return (revision_samples(examples(place, iteration, count=5)),)
 
 
-def survival_of(survived: int, turned_away: Mapping[str, int]) -> SpliceSurvival:
+def survival_of(survivors: int, rejections: Mapping[str, int]) -> SpliceSurvival:
     """Return how many splices were played, and what became of them.
 
     Args:
-        survived: the number of splices that became samples.
-        turned_away: the number of rejected splices by reason; those rejected before they were
+        survivors: the number of splices that became samples.
+        rejections: the number of rejected splices by reason; those rejected before they were
             played do not count.
     """
-    died = {reason: count for reason, count in turned_away.items() if reason.startswith(_DIED)}
-    return SpliceSurvival(tried=survived + sum(died.values()), survived=survived, died=died)
+    failures = {reason: count for reason, count in rejections.items() if reason.startswith(_DIED)}
+    return SpliceSurvival(tried=survivors + sum(failures.values()), survived=survivors, died=failures)
 
 
 def judge_record(place: Workplace, iteration: int) -> JudgeRecord | None:

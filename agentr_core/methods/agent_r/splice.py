@@ -126,16 +126,16 @@ _QUOTED = 80
 """The most characters of an action or an observation that a message quotes."""
 
 
-def live(recorded: Step, outcome: Outcome) -> Step:
+def live(recording: Step, outcome: Outcome) -> Step:
     """Return a step as it happened now, with the reply, its tokens and its finish reason as
     recorded.
     """
     return replace(
         outcome.step,
-        token_ids=recorded.token_ids,
-        logprobs=recorded.logprobs,
-        finish_reason=recorded.finish_reason,
-        tokenizer=recorded.tokenizer,
+        token_ids=recording.token_ids,
+        logprobs=recording.logprobs,
+        finish_reason=recording.finish_reason,
+        tokenizer=recording.tokenizer,
     )
 
 
@@ -145,9 +145,9 @@ def check_replay(env: Environment, pair: PathPair, first_observation: str, outco
     """
     promise = Repeatability(env.repeatability)
     bad = pair.bad.trajectory
-    seen = [first_observation, *(outcome.step.observation for outcome in outcomes)]
-    recorded = [bad.first_observation, *(step.observation for step in bad.steps)]
-    for number, (now, then) in enumerate(zip(seen, recorded, strict=False)):
+    observations = [first_observation, *(outcome.step.observation for outcome in outcomes)]
+    recording = [bad.first_observation, *(step.observation for step in bad.steps)]
+    for number, (now, then) in enumerate(zip(observations, recording, strict=False)):
         # A world that promises nothing may begin with another text; a sample keeps the text that
         # its steps followed.
         free = number == 0 and promise is Repeatability.NEVER
@@ -159,19 +159,19 @@ def check_replay(env: Environment, pair: PathPair, first_observation: str, outco
             )
 
 
-def divergence(recorded: Sequence[Step], outcomes: Sequence[Outcome], start: int) -> str:
+def divergence(recording: Sequence[Step], outcomes: Sequence[Outcome], start: int) -> str:
     """Return a message that says where the live observations went wrong: at the first invalid
     action, or else at the first difference.
     """
-    differing = [
+    differences = [
         (position, outcome)
-        for position, (step, outcome) in enumerate(zip(recorded, outcomes, strict=False))
+        for position, (step, outcome) in enumerate(zip(recording, outcomes, strict=False))
         if position >= start and outcome.step.observation != step.observation
     ]
-    if not differing:
+    if not differences:
         return "all observations are as recorded"
-    position, outcome = next((d for d in differing if d[1].step.valid is False), differing[0])
-    now, then = outcome.step.observation, recorded[position].observation
+    position, outcome = next((d for d in differences if d[1].step.valid is False), differences[0])
+    now, then = outcome.step.observation, recording[position].observation
     return f"{at(position, outcome.step)} gave {quoted(now, _QUOTED)}, recorded was {quoted(then, _QUOTED)}"
 
 
@@ -208,9 +208,9 @@ def cut_of(pair: PathPair, critique: Critique | None, config: SpliceConfig) -> i
         return reject(pair, "no-error-found", f"none of {len(critique.verdicts)} judged steps is bad")
     if cut == 0:
         return reject(pair, "nothing-kept", "the bad path has no steps")
-    shared = len(pair.good.trajectory.steps) - len(good_rest(pair, cut))
-    if shared == len(pair.good.trajectory.steps):
-        return reject(pair, "no-good-suffix", f"the good path ends with the {shared} shared steps")
+    prefix_length = len(pair.good.trajectory.steps) - len(good_rest(pair, cut))
+    if prefix_length == len(pair.good.trajectory.steps):
+        return reject(pair, "no-good-suffix", f"the good path ends with the {prefix_length} shared steps")
     if cut <= pair.split and config.shared_cut == "reject":
         return reject(pair, "cut-in-shared-prefix", f"{cut} steps are kept and both paths share {pair.split}")
     if config.mode == "rollback":
@@ -285,7 +285,7 @@ def splice(
         pair,
         env,
         prefix=pair.bad.trajectory.steps[:cut],
-        trained=(_pause(pair, env, config, seed), *good_rest(pair, cut)),
+        trained_steps=(_pause(pair, env, config, seed), *good_rest(pair, cut)),
         extra=_extra(pair, critique, config.mode),
     )
 
@@ -302,14 +302,14 @@ def turned_back(
     if isinstance(cut, Rejection):
         return cut
     prefix = pair.bad.trajectory.steps[:cut]
-    recorded = prefix if config.mode == "rollback" else (*prefix, _pause(pair, env, config, seed))
-    replies = [step.reply for step in recorded]
+    steps = prefix if config.mode == "rollback" else (*prefix, _pause(pair, env, config, seed))
+    replies = [step.reply for step in steps]
     first_observation, outcomes = play(env, pair.bad.trajectory.instance, replies, recorded=prefix)
     check_replay(env, pair, first_observation, outcomes[:cut])
     if outcomes and (stop := outcomes[-1].stop) is not None:
         reason = "kept-part-ends-the-episode" if config.mode == "rollback" else "ended-at-revision-turn"
         return reject(pair, reason, f"{stop}, {at(len(outcomes) - 1, outcomes[-1].step)}")
-    return tuple(live(step, outcome) for step, outcome in zip(recorded, outcomes, strict=True))
+    return tuple(live(step, outcome) for step, outcome in zip(steps, outcomes, strict=True))
 
 
 def diagnosis(pair: PathPair, critique: Critique) -> str:
@@ -352,30 +352,30 @@ def continued(
         tries: episodes that begin with `prefix`, in the order of their numbers, which settles ties.
     """
     is_rollback, start = config.mode == "rollback", len(prefix)
-    cleared = [
+    candidates = [
         (len(episode.steps), number, key)
         for number, (key, episode) in enumerate(tries.items())
         if episode.steps and not episode.steps[-1].disaster and clears(episode.reward, alpha, rule)
     ]
-    gaining = [
+    winners = [
         candidate
-        for candidate in cleared
+        for candidate in candidates
         for episode in [tries[candidate[-1]]]
         if episode.reward > (episode.steps[start - 1].reward if start else 0.0)
     ]
-    if cleared and not gaining:
+    if candidates and not winners:
         since = "before the first error" if is_rollback else "at the revision turn"
-        return reject(pair, "no-gain", f"{len(cleared)} tries end with the reward that they had {since}")
-    if not cleared:
+        return reject(pair, "no-gain", f"{len(candidates)} tries end with the reward that they had {since}")
+    if not candidates:
         best = max((episode.reward for episode in tries.values()), default=0.0)
         return reject(pair, "no-try-cleared-alpha", f"{len(tries)} tries, best reward {best:g}, alpha {alpha:g}")
-    extra = _extra(pair, critique, config.mode) | {"tries": len(tries), "cleared": len(gaining)}
+    extra = _extra(pair, critique, config.mode) | {"tries": len(tries), "cleared": len(winners)}
     if config.continuation.by == "teacher":
         extra["by"] = "teacher"
     if is_rollback and critique is not None:
         extra["diagnosis"] = diagnosis(pair, critique)
     samples = {}
-    for *_, key in sorted(gaining)[: config.continuation.per_pair or None]:
+    for *_, key in sorted(winners)[: config.continuation.per_pair or None]:
         episode = tries[key]
         turns: tuple[Step, ...] = ()
         if not is_rollback:
@@ -384,7 +384,7 @@ def continued(
             pair,
             env,
             prefix=episode.steps[: start - len(turns)],
-            trained=(*turns, *episode.steps[start:]),
+            trained_steps=(*turns, *episode.steps[start:]),
             extra=extra | {"live_reward": episode.reward, "live_success": episode.success},
         )
     return samples
@@ -437,41 +437,43 @@ def _verified(
     The dummy action is played as well, since an agent will really send it.
     """
     pause = _pause(pair, env, config, seed)
-    recorded = (*pair.bad.trajectory.steps[:cut], pause, *good_rest(pair, cut))
-    length = len(recorded)
+    planned_steps = (*pair.bad.trajectory.steps[:cut], pause, *good_rest(pair, cut))
+    length = len(planned_steps)
     if config.prune:
-        positions = needed(env, pair.bad.trajectory.instance, [step.reply for step in recorded], start=cut + 1)
-        recorded = tuple(recorded[position] for position in positions)
-    first_observation, outcomes = play(env, pair.bad.trajectory.instance, [step.reply for step in recorded])
+        positions = needed(env, pair.bad.trajectory.instance, [step.reply for step in planned_steps], start=cut + 1)
+        planned_steps = tuple(planned_steps[position] for position in positions)
+    first_observation, outcomes = play(env, pair.bad.trajectory.instance, [step.reply for step in planned_steps])
     check_replay(env, pair, first_observation, outcomes[:cut])
     last, number = outcomes[-1], len(outcomes) - 1
     if number <= cut:
         location = "in the kept part" if number < cut else "at the revision turn"
         return reject(pair, "verify-ended-early", f"{last.stop} {location}, {at(number, last.step)}")
     if last.step.disaster or not clears(last.step.reward, alpha, rule):
-        early = len(outcomes) < len(recorded)
-        end = f"{last.stop} at step {number} of {len(recorded)}" if early else f"played {len(recorded)} steps"
-        difference = divergence(recorded, outcomes, cut + 1)
+        early = len(outcomes) < len(planned_steps)
+        end = f"{last.stop} at step {number} of {len(planned_steps)}" if early else f"played {len(planned_steps)} steps"
+        difference = divergence(planned_steps, outcomes, cut + 1)
         detail = f"live reward {last.step.reward:g}, alpha {alpha:g}; {end}; {difference}"
         return reject(pair, "verify-ended-early" if early else "verify-reward-below-alpha", detail)
     before = outcomes[cut].step.reward
     # The sample would teach steps that achieve nothing.
     if last.step.reward <= before:
         return reject(pair, "verify-no-gain", f"{before:g} at the revision turn, too")
-    steps = tuple(live(step, outcome) for step, outcome in zip(recorded, outcomes, strict=False))
+    steps = tuple(live(step, outcome) for step, outcome in zip(planned_steps, outcomes, strict=False))
     suffix = steps[cut + 1 :]
-    changed = sum(now.observation != then.observation for now, then in zip(suffix, recorded[cut + 1 :], strict=False))
+    change_count = sum(
+        now.observation != then.observation for now, then in zip(suffix, planned_steps[cut + 1 :], strict=False)
+    )
     extra = {
         "live_reward": last.step.reward,
         "live_success": last.stop is StopReason.SUCCESS,
-        "changed_observations": changed,
+        "changed_observations": change_count,
         "dropped_good_steps": length - len(outcomes),
     }
     return _sample(
         pair,
         env,
         prefix=steps[:cut],
-        trained=(replace(pause, observation=steps[cut].observation), *suffix),
+        trained_steps=(replace(pause, observation=steps[cut].observation), *suffix),
         extra=_extra(pair, critique, "verified") | extra,
     )
 
@@ -488,7 +490,7 @@ def _sample(
     env: Environment,
     *,
     prefix: Sequence[Step],
-    trained: Sequence[Step],
+    trained_steps: Sequence[Step],
     extra: Mapping[str, Any],
 ) -> Sample:
     bad = pair.bad.trajectory
@@ -497,8 +499,8 @@ def _sample(
         messages=transcript(
             env,
             bad.first_observation,
-            (*prefix, *trained),
-            train=[False] * len(prefix) + [True] * len(trained),
+            (*prefix, *trained_steps),
+            train=[False] * len(prefix) + [True] * len(trained_steps),
         ),
         instance=bad.instance,
         provenance=Provenance(
@@ -552,14 +554,14 @@ async def continuations(
         WorkerLost: workers were lost again and again; what came back is kept.
     """
     config = place.recipe.splice.continuation
-    judged = {pair_id(pair): pair for pair in pairs if pair_id(pair) in critiques}
-    prefixes = await in_thread(_prefixes, place, judged, critiques, seed)
+    judged_pairs = {pair_id(pair): pair for pair in pairs if pair_id(pair) in critiques}
+    prefixes = await in_thread(_prefixes, place, judged_pairs, critiques, seed)
     iteration_id, player = place.iteration_id(iteration), place.collector(iteration)
     if config.by == "teacher" and (teacher := teacher_of(place.recipe)) is not None:
         player = teacher
     is_rollback = place.recipe.splice.mode == "rollback"
     # The pair id and the plan of each try, by trajectory id.
-    planned: dict[str, tuple[str, EpisodePlan]] = {}
+    plans: dict[str, tuple[str, EpisodePlan]] = {}
     of_tree: defaultdict[str, count[int]] = defaultdict(count)
     for pair in pairs:
         # Numbered by tree, so that a tree that is grown later does not change them.
@@ -577,11 +579,11 @@ async def continuations(
                 prefix=prefix,
                 diagnosis=diagnosis(pair, critiques[key]) if is_rollback else "",
             )
-            planned[rollout_id(iteration_id, player.id, plan)] = key, plan
+            plans[rollout_id(iteration_id, player.id, plan)] = key, plan
     await play_rollouts(
         place,
         iteration,
-        {key: plan for key, (_, plan) in planned.items()},
+        {key: plan for key, (_, plan) in plans.items()},
         stage=CONTINUE,
         name="revision",
         sampling=sampling_of(config),
@@ -589,8 +591,8 @@ async def continuations(
         player=player,
     )
     tries: dict[str, dict[str, Trajectory]] = {}
-    for key, played in load_trajectories(place.store, list(planned)).items():
-        tries.setdefault(planned[key][0], {})[key] = played
+    for key, trajectory in load_trajectories(place.store, list(plans)).items():
+        tries.setdefault(plans[key][0], {})[key] = trajectory
     return {key: PairContinuation(begun=steps, tries=tries.get(key, {})) for key, steps in prefixes.items()}
 
 
@@ -661,9 +663,9 @@ async def _make_samples(
     recipe = place.recipe
     critiques = load_critiques(place.store, [pair_id(pair) for pair in pairs])
     seed = derive_seed(recipe.seed, "splice", iteration)
-    played: dict[str, PairContinuation] = {}
+    pair_continuations: dict[str, PairContinuation] = {}
     if recipe.splice.goes_on:
-        played = await continuations(place, iteration, pairs, critiques, seed=seed)
+        pair_continuations = await continuations(place, iteration, pairs, critiques, seed=seed)
     # Whether a prompt leaves the policy room for a reply.
     fits: Fits | None = None
     if recipe.context != "stop":
@@ -677,13 +679,13 @@ async def _make_samples(
     def make() -> tuple[_SampleRows, _SampleRows]:
         with place.worlds() as worlds:
             return (
-                _spliced(place, worlds, pairs, critiques, played, iteration, fits, seed),
+                _spliced(place, worlds, pairs, critiques, pair_continuations, iteration, fits, seed),
                 _good(place, worlds, trees, iteration, fits),
             )
 
     with place.timed(STAGE, iteration):
-        (revisions, unspliced), (good, unread) = await in_thread(make)
-        rejections = [*unspliced, *unread]
+        (revisions, pair_rejections), (good, path_rejections) = await in_thread(make)
+        rejections = [*pair_rejections, *path_rejections]
         iteration_id = place.iteration_id(iteration)
         rows = merge([*revisions, *good, rejection_rows(rejections, iteration_id=iteration_id)])
         store_anew(place.store, rows, iteration_id=iteration_id, stage=STAGE, kinds=[SampleKind.REVISION])
@@ -695,7 +697,7 @@ def _spliced(
     worlds: Worlds,
     pairs: Sequence[PathPair],
     critiques: Mapping[str, Critique],
-    played: Mapping[str, PairContinuation],
+    pair_continuations: Mapping[str, PairContinuation],
     iteration: int,
     fits: Fits | None,
     seed: int,
@@ -709,7 +711,7 @@ def _spliced(
         check_wanted()
         place.progress(number, len(pairs), "pairs spliced")
         key, env = pair_id(pair), worlds.of(pair.bad.trajectory.instance)
-        critique, continuation = critiques.get(key), played.get(key)
+        critique, continuation = critiques.get(key), pair_continuations.get(key)
         result: Sample | dict[str, Sample] | Rejection
         try:
             if critique is None and config.mode != "direct":
@@ -763,8 +765,8 @@ def _good(
                 parts = _as_read(place, sample, fits, subject)
             else:
                 # Windowed as when its replies were drawn.
-                dropped = [step.dropped for step in path.trajectory.steps]
-                parts = split(sample, dropped, place.recipe.data.windowed, stage=STAGE, subject=subject)
+                drop_counts = [step.dropped for step in path.trajectory.steps]
+                parts = split(sample, drop_counts, place.recipe.data.windowed, stage=STAGE, subject=subject)
             if isinstance(parts, Rejection):
                 rejections.append(parts)
                 continue

@@ -199,8 +199,8 @@ def _of_each_seed(recipe: Recipe, name: str, pool: str) -> list[Arm]:
         arms.append(Arm(name=name, seed=seed, recipe=arm_recipe, samples=samples))
     if arms:
         arm, changes = arms[0].recipe, recipe.compare.arms[name]
-        changed = [change.partition("=")[0].split(".") for change in changes if change.startswith("training.")]
-        fields = dict.fromkeys(field for _, field, *_ in changed)
+        field_paths = [change.partition("=")[0].split(".") for change in changes if change.startswith("training.")]
+        fields = dict.fromkeys(field for _, field, *_ in field_paths)
         reasons = {field: why_unread(field, getattr(arm.training, field), plan_of(arm, 1).training) for field in fields}
         faults = [
             f"compare.arms.{name}: training.{field}: {reason}; leave it out"
@@ -270,15 +270,15 @@ def _whole(recipe: Recipe, name: str, seed: int) -> Recipe:
     the sections that the arm's method does not read. Raises `ConfigError`.
     """
     changes = recipe.compare.arms[name]
-    chosen = [change.removeprefix("method=").strip() for change in changes if change.startswith("method=")]
+    methods = [change.removeprefix("method=").strip() for change in changes if change.startswith("method=")]
     possible = [method for method in names() if method not in ("compare", RUNS, "base")]
-    if len(chosen) != 1 or chosen[0] not in possible:
+    if len(methods) != 1 or methods[0] not in possible:
         raise ConfigError(
             f"compare.arms.{name}: name the method of its run once, as method=NAME, one of {', '.join(possible)}"
         )
-    sections = method_named(chosen[0]).sections
-    plain, untouched = resolved(recipe), resolved(ADAPTER.validate_python({"name": recipe.name}))
-    plain |= {section: untouched[section] for section in OPTIONAL if section not in sections}
+    sections = method_named(methods[0]).sections
+    plain, defaults = resolved(recipe), resolved(ADAPTER.validate_python({"name": recipe.name}))
+    plain |= {section: defaults[section] for section in OPTIONAL if section not in sections}
     plain |= {"name": f"{recipe.name}.{name}", "seed": seed}
     return settle(parse(plain, changes, source=f"compare.arms.{name}", stored=True))
 
@@ -335,17 +335,17 @@ def stages_for(recipe: Recipe, uses: Collection[str], *, lends_trees: bool) -> t
     """
     kinds = frozenset[str]().union(*(TAKEN[use] for use in uses))
     preferences = recipe.eto.preferences
-    paired = preferences.source if "preferences" in uses else None
+    pair_source = preferences.source if "preferences" in uses else None
     searched = not OF_TREES.isdisjoint(kinds)
     judged = recipe.data.use != "good"
-    cloned = "expert" in kinds or (paired == "exploration" and preferences.against == "expert")
+    cloned = "expert" in kinds or (pair_source == "exploration" and preferences.against == "expert")
     stages = {
-        COLLECT: searched or lends_trees or (paired == "trees" and not preferences.trees),
+        COLLECT: searched or lends_trees or (pair_source == "trees" and not preferences.trees),
         CRITIQUE: searched and judged,
         splice_stage(recipe.splice) if judged else GOOD_PATHS: searched,
         **dict.fromkeys(cloning(recipe.eto), cloned),
-        EXPLORE_AND_KEEP: "successes" in kinds or paired == "exploration",
-        PREFER: paired is not None,
+        EXPLORE_AND_KEEP: "successes" in kinds or pair_source == "exploration",
+        PREFER: pair_source is not None,
     }
     return tuple(stage for stage, needed in stages.items() if needed)
 
@@ -370,8 +370,8 @@ def _identify(recipe: Recipe, plain: dict[str, Any]) -> None:
     if not recipe.compare.pool:
         del plain["training"], plain["eto"]["dpo"]
         # Fields at their defaults are left out, so that existing ids stay the same.
-        use, windowed = recipe.data.use, recipe.data.windowed
-        plain["data"] = use if windowed == DataConfig().windowed else {"use": use, "windowed": windowed}
+        use, way = recipe.data.use, recipe.data.windowed
+        plain["data"] = use if way == DataConfig().windowed else {"use": use, "windowed": way}
 
 
 def _faults(recipe: Recipe) -> list[str]:

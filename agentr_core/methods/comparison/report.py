@@ -65,7 +65,7 @@ def differences(models: Mapping[str, Mapping[int, EpisodesBySet]]) -> tuple[Diff
             two models share count.
     """
     names = list(models)
-    differing: list[Difference] = []
+    results: list[Difference] = []
     for number, name in enumerate(names):
         for other in names[:number]:
             now, before = models[name], models[other]
@@ -81,8 +81,8 @@ def differences(models: Mapping[str, Mapping[int, EpisodesBySet]]) -> tuple[Diff
                 if estimate is not None:
                     sets[title] = estimate
             if sets:
-                differing.append(Difference(arm=name, other=other, sets=sets))
-    return tuple(differing)
+                results.append(Difference(arm=name, other=other, sets=sets))
+    return tuple(results)
 
 
 TRAINED = 1
@@ -159,23 +159,25 @@ def _entries(place: Workplace, arms: Sequence[Arm]) -> Iterator[_ArmResult]:
     for arm in arms:
         if run_id := made_of.get(canonical(asked_for(arm.recipe, method := method_of(arm.recipe)))):
             arm_place = replace(place, recipe=arm.recipe, method=method, run_id=run_id)
-            trained, last = ends_with(arm_place) if arm.whole else (TRAINED, TRAINED)
-            yield _ArmResult(arm=arm, place=arm_place, board=Scoreboard(arm_place), trained=trained, last=last)
+            trained_iteration, last = ends_with(arm_place) if arm.whole else (TRAINED, TRAINED)
+            yield _ArmResult(
+                arm=arm, place=arm_place, board=Scoreboard(arm_place), trained=trained_iteration, last=last
+            )
 
 
 def ends_with(place: Workplace) -> tuple[int, int]:
     """Return the last iteration that a run has trained, 0 if none, and the one whose model it ends
     with so far: that one or, with `promote: best`, the best.
     """
-    trained = max(trained_iterations(place.store, place.run_id), default=0)
-    best = promoted(place, trained)
-    return trained, best.iteration if best else trained
+    trained_iteration = max(trained_iterations(place.store, place.run_id), default=0)
+    best = promoted(place, trained_iteration)
+    return trained_iteration, best.iteration if best else trained_iteration
 
 
 def _arm(name: str, trains_on: str, runs: list[ArmRun], first: dict[int, float], *, least: float) -> ArmReport:
     """Return the report of an arm. `least` is the lowest reward that an episode may have."""
     scores = [run.score for run in runs]
-    measured = dict.fromkeys(name for run in runs for name in run.metrics)
+    metric_names = dict.fromkeys(name for run in runs for name in run.metrics)
     return ArmReport(
         name=name,
         trains_on=trains_on,
@@ -189,7 +191,7 @@ def _arm(name: str, trains_on: str, runs: list[ArmRun], first: dict[int, float],
         against=seed_mean((run.score.success.value - first[run.seed] for run in runs if run.seed in first), -1, 1),
         metrics={
             metric: seed_mean((run.metrics[metric] for run in runs if metric in run.metrics), -math.inf, math.inf)
-            for metric in measured
+            for metric in metric_names
         },
     )
 

@@ -178,8 +178,8 @@ def most_members(recipe: Recipe) -> int:
     flywheel = recipe.et_agent.flywheel
     children, members = max(len(flywheel.correct), len(flywheel.incorrect)), flywheel.fresh
     for _ in range(flywheel.rounds):
-        varied = members if flywheel.policy == "expand-all" else 1
-        members = min(members + varied * children, flywheel.most_members)
+        parents = members if flywheel.policy == "expand-all" else 1
+        members = min(members + parents * children, flywheel.most_members)
     return members
 
 
@@ -203,14 +203,14 @@ def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Demand]:
         steps, most = flywheel.max_steps, flywheel.max_new_tokens
         requests["flywheel"] = Demand.episodes(number, steps=steps, most=most, limits=flywheel.limits)
         # How often the trajectories are varied at most, by all of their operators.
-        varied = train * flywheel.rounds * (flywheel.most_members if flywheel.policy == "expand-all" else 1)
+        variations = train * flywheel.rounds * (flywheel.most_members if flywheel.policy == "expand-all" else 1)
         operators = flywheel.correct, flywheel.incorrect
-        edited, reflected = (
-            varied * max(sum(calls.get(name, 0) for name in names) for names in operators)
+        edits, reflections = (
+            variations * max(sum(calls.get(name, 0) for name in names) for names in operators)
             for calls in (_EDITED, _REFLECTED)
         )
-        requests["edit"] = Demand.questions("editor", edited, flywheel.editor.max_new_tokens)
-        requests["reflect"] = Demand.questions("reflector", reflected, flywheel.reflector.max_new_tokens)
+        requests["edit"] = Demand.questions("editor", edits, flywheel.editor.max_new_tokens)
+        requests["reflect"] = Demand.questions("reflector", reflections, flywheel.reflector.max_new_tokens)
     behaviour, evaluation = recipe.et_agent.behaviour, recipe.evaluation
     requests["votes"] = Demand.questions("judge", test * behaviour.votes, VOTE_TOKENS)
     if behaviour.nudge:
@@ -234,14 +234,14 @@ def _faults(recipe: Recipe) -> list[str]:
             "models.judge: et_agent.behaviour.votes asks it, and without one the policy would judge itself; name a "
             "model, which may be the one that the run begins with"
         )
-    asked = recipe.asked_beside("reflector")
-    reflector = recipe.model_of(asked)
+    role = recipe.asked_beside("reflector")
+    reflector = recipe.model_of(role)
     reflects = "rft" in recipe.et_agent.phases and not {"I1", "I4"}.isdisjoint(recipe.et_agent.flywheel.incorrect)
     if reflector.backend == "openai" and not reflector.server.continues and reflects:
         faults.append(
             "et_agent.flywheel.incorrect: I1 and I4 begin the reply of the reflector, which its server cannot go on "
             "from; leave them out or, if it has vLLM's fields for it, set "
-            f"{'model' if asked == 'actor' else f'models.{asked}'}.server.continues"
+            f"{'model' if role == 'actor' else f'models.{role}'}.server.continues"
         )
     return faults
 
@@ -253,8 +253,8 @@ def _faults_of_curriculum(recipe: Recipe) -> list[str]:
     if "rl" not in recipe.et_agent.phases:
         sections = {"grpo": recipe.grpo, "et_agent.curriculum": recipe.et_agent.curriculum}
         # Evaluations count what an episode costs, whatever trains.
-        counts, refused = recipe.et_agent.curriculum.counts, recipe.et_agent.curriculum.refused_calls
-        plain_curriculum = CurriculumConfig(counts=counts, refused_calls=refused)
+        counts, refused_calls = recipe.et_agent.curriculum.counts, recipe.et_agent.curriculum.refused_calls
+        plain_curriculum = CurriculumConfig(counts=counts, refused_calls=refused_calls)
         plain = {"grpo": GrpoConfig(), "et_agent.curriculum": plain_curriculum}
         return [
             f"{name}: has no use without an iteration rl"

@@ -93,8 +93,8 @@ def _called(trajectory: Trajectory, refused: bool) -> list[str]:
         if step.valid is False:
             # Of several calls some may have been made.
             call_counts = Counter(call.name for call in map(call_in, actions_in(step.action)) if call is not None)
-            unmade = call_counts - Counter(call.tool for call in step.tool_calls)
-            tools += [name for name in unmade.elements() if name in CALLS]
+            unmade_calls = call_counts - Counter(call.tool for call in step.tool_calls)
+            tools += [name for name in unmade_calls.elements() if name in CALLS]
     return tools
 
 
@@ -176,13 +176,13 @@ def attempt_of(trajectory: Trajectory, *, source: str, counts: Counts = "calls",
         sum(step.valid is False for step in steps),
         len(steps) - len({(step.action, step.observation) for step in steps}),
     )
-    failed, redundant = by_calls if counts == "calls" else by_steps
+    failures, redundant = by_calls if counts == "calls" else by_steps
     return Attempt(
         question=trajectory.instance.key,
         source=source,
         score=trajectory.reward,
         calls=cost(trajectory, counts, refused=refused),
-        failed=failed,
+        failed=failures,
         redundant=redundant,
         reasoning_tokens=reasoning_tokens(trajectory),
     )
@@ -234,10 +234,10 @@ def _gain(attempts: Collection[Attempt], before: Collection[Attempt], value: Cal
     for values, group in ((current, attempts), (baseline, before)):
         for attempt in group:
             values[attempt.question].append(value(attempt))
-    shared = sorted(current.keys() & baseline.keys())
+    questions = sorted(current.keys() & baseline.keys())
     clusters = {attempt.question: attempt.cluster for attempt in attempts}
     return mean_gain(
-        [(fmean(current[question]) - fmean(baseline[question]), clusters[question]) for question in shared]
+        [(fmean(current[question]) - fmean(baseline[question]), clusters[question]) for question in questions]
     )
 
 
@@ -385,8 +385,8 @@ def measures(place: Workplace, iteration: int, name: str, episodes: Sequence[Epi
     estimates = _estimates(responses)
     if iteration and (base := ended_episodes(place, evaluation_id(place, 0, name))):
         before = answers_of(place, [episode.trajectory for episode in base])
-        gained = gains([response.attempt for response in responses], [response.attempt for response in before])
-        estimates |= {name: estimate for name, estimate in gained.items() if estimate.n}
+        gain_estimates = gains([response.attempt for response in responses], [response.attempt for response in before])
+        estimates |= {name: estimate for name, estimate in gain_estimates.items() if estimate.n}
     for source in sorted({response.attempt.source for response in responses}):
         source_estimates = _estimates([response for response in responses if response.attempt.source == source])
         estimates |= {f"{OF_SOURCE}{source}/{name}": estimate for name, estimate in source_estimates.items()}
@@ -405,10 +405,10 @@ class SideAnswers:
     @classmethod
     def of(cls, place: Workplace, iteration: int, trajectory_ids: Sequence[str]) -> SideAnswers:
         """Return the stored answers on the given trajectories of an evaluation."""
-        played = load_episodes(place.store, evaluation_id(place, iteration, NUDGED))
+        episodes = load_episodes(place.store, evaluation_id(place, iteration, NUDGED))
         return cls(
             votes=load_answers(place.store, CONCISENESS, trajectory_ids),
-            nudged={(episode.instance.key, episode.repeat): episode.trajectory.success for episode in played},
+            nudged={(episode.instance.key, episode.repeat): episode.trajectory.success for episode in episodes},
         )
 
     def concise(self, trajectory_id: str) -> bool | None:
@@ -556,9 +556,9 @@ async def _vote(place: Workplace, iteration: int) -> None:
         if response.problem is not None
         for number in range(place.recipe.et_agent.behaviour.votes)
     ]
-    stored = load_answers(place.store, CONCISENESS, [ballot.trajectory_id for ballot in votes])
-    left = [ballot for ballot in votes if ballot.number not in stored.get(ballot.trajectory_id, {})]
-    if not left:
+    stored_votes = load_answers(place.store, CONCISENESS, [ballot.trajectory_id for ballot in votes])
+    missing = [ballot for ballot in votes if ballot.number not in stored_votes.get(ballot.trajectory_id, {})]
+    if not missing:
         return
     recipe = place.recipe
     path, stage = place.trained(iteration).path, f"{STAGE} {CONCISENESS}"
@@ -571,7 +571,7 @@ async def _vote(place: Workplace, iteration: int) -> None:
                 return await answer(sampler, question, seed=seed, session=ballot.trajectory_id)
             except PromptTooLong as error:
                 # Such an episode has no vote, however often it is tried.
-                failed(describe(ballot.key, error, final=True))
+                on_error(describe(ballot.key, error, final=True))
                 return None
 
         def keep(key: str, answer: Answer | None) -> None:
@@ -581,16 +581,16 @@ async def _vote(place: Workplace, iteration: int) -> None:
                 readings.count(answer)
             count()
 
-        by_key = {ballot.key: ballot for ballot in left}
-        failed = place.on_error(writer, STAGE, iteration)
-        async with units_done(place.progress, sampler, "votes", total=len(left)) as count:
+        by_key = {ballot.key: ballot for ballot in missing}
+        on_error = place.on_error(writer, STAGE, iteration)
+        async with units_done(place.progress, sampler, "votes", total=len(missing)) as count:
             await run_all(
-                left,
+                missing,
                 ask,
                 key=lambda ballot: ballot.key,
                 errors=recipe.errors,
                 total=len(votes),
-                on_error=failed,
+                on_error=on_error,
                 concurrency=in_flight(sampler, 1, wanted=recipe.scale.concurrency),
                 on_result=keep,
             )

@@ -102,12 +102,12 @@ class PlannedChild:
     parent: Member | None = None
 
 
-def subject_of(planned: PlannedChild, operator: str) -> str:
+def subject_of(plan: PlannedChild, operator: str) -> str:
     """Return the name of an operator's request to a model: the parent's name, the round and the
     operator.
     """
-    parent = "" if planned.parent is None else planned.parent.name
-    return f"{parent}.{planned.round}{operator}"
+    parent = "" if plan.parent is None else plan.parent.name
+    return f"{parent}.{plan.round}{operator}"
 
 
 def round_of(subject: str) -> int:
@@ -125,27 +125,27 @@ def operators_for(member: Member, config: FlywheelConfig) -> Sequence[str]:
     return config.correct if member.trajectory.success else config.incorrect
 
 
-def parents(members: Sequence[Member], used: Collection[str], config: FlywheelConfig) -> list[Member]:
+def parents(members: Sequence[Member], used_names: Collection[str], config: FlywheelConfig) -> list[Member]:
     """Return the members that a round varies, best first: by high reward, then low cost, then age.
     Those that no operator is for are left out.
 
-    With `best-one`, it is the best one whose name is not in `used`, or the best of all if all are
-    used.
+    With `best-one`, it is the best one whose name is not in `used_names`, or the best of all if all
+    are used.
     """
-    varied = [member for member in members if operators_for(member, config)]
-    ranked = sorted(varied, key=lambda member: (-member.trajectory.reward, member.cost))
+    candidates = [member for member in members if operators_for(member, config)]
+    ranking = sorted(candidates, key=lambda member: (-member.trajectory.reward, member.cost))
     if config.policy == "expand-all":
-        return ranked
-    return [next((member for member in ranked if member.name not in used), ranked[0])] if ranked else []
+        return ranking
+    return [next((member for member in ranking if member.name not in used_names), ranking[0])] if ranking else []
 
 
 def planned_children(
-    varied: Sequence[Member], round_: int, config: FlywheelConfig, *, room: int
+    round_parents: Sequence[Member], round_: int, config: FlywheelConfig, *, room: int
 ) -> tuple[PlannedChild, ...]:
     """Return the children that a round may make, in order, at most as many as there is room for."""
     children = [
         PlannedChild(name=f"{parent.name}.{round_}{operator}", round=round_, operator=operator, parent=parent)
-        for parent in varied
+        for parent in round_parents
         for operator in operators_for(parent, config)
     ]
     return tuple(children[: max(room, 0)])
@@ -185,10 +185,10 @@ async def carry_out(
     if draft.reply:
         with phase("restore"):
             first = await call(env, timer, lambda: restore(env, instance, prefix))
-        led_to = await step_with(env, timer, draft.reply, helper, seed=seed, session=f"{instance.key}#{seed}")
-        prefix = (*prefix, led_to.step)
-        if led_to.stop is not None:
-            return DrawnTrajectory(trajectory=Trajectory.ended(instance, first, prefix, led_to.stop))
+        outcome = await step_with(env, timer, draft.reply, helper, seed=seed, session=f"{instance.key}#{seed}")
+        prefix = (*prefix, outcome.step)
+        if outcome.stop is not None:
+            return DrawnTrajectory(trajectory=Trajectory.ended(instance, first, prefix, outcome.stop))
     replies: list[Reply] = []
     trajectory = await episode(
         instance,
@@ -229,39 +229,39 @@ class FinishedFamily(NamedTuple):
     ended_by: str
 
 
-async def grow(config: FlywheelConfig, make: Make, answered: Callable[[int], int]) -> FinishedFamily:
+async def grow(config: FlywheelConfig, make: Make, answer_tokens: Callable[[int], int]) -> FinishedFamily:
     """Return the family of a question after its rounds.
 
     Args:
-        answered: the number of tokens that models wrote for the family before a round. Answers for
-            later rounds, from an earlier try, do not count, so that the family ends where it would
-            have without the interruption.
+        answer_tokens: the number of tokens that models wrote for the family before a round. Answers
+            for later rounds, from an earlier try, do not count, so that the family ends where it
+            would have without the interruption.
 
     Raises what `make` raises, once the other children of the round are made.
     """
     members = await _make_all(first_children(config), make)
-    used: set[str] = set()
+    used_names: set[str] = set()
     for round_ in range(1, config.rounds + 1):
-        tokens = sum(member.tokens for member in members) + answered(round_)
+        tokens = sum(member.tokens for member in members) + answer_tokens(round_)
         if config.most_tokens and tokens >= config.most_tokens:
             return FinishedFamily(tuple(members), round_ - 1, "tokens")
-        varied = parents(members, used, config)
-        planned = planned_children(varied, round_, config, room=config.most_members - len(members))
-        if not planned and len(members) >= config.most_members:
+        round_parents = parents(members, used_names, config)
+        plans = planned_children(round_parents, round_, config, room=config.most_members - len(members))
+        if not plans and len(members) >= config.most_members:
             return FinishedFamily(tuple(members), round_ - 1, "members")
-        used |= {parent.name for parent in varied}
-        children = await _make_all(planned, make)
+        used_names |= {parent.name for parent in round_parents}
+        children = await _make_all(plans, make)
         if not children:
             return FinishedFamily(tuple(members), round_, "no-child")
         members += children
     return FinishedFamily(tuple(members), config.rounds, "rounds")
 
 
-async def _make_all(planned: Sequence[PlannedChild], make: Make) -> list[Member]:
+async def _make_all(plans: Sequence[PlannedChild], make: Make) -> list[Member]:
     """Return the children that could be made, in the order of their plans. An error does not stop
     the other children; the first one is raised once all have ended.
     """
-    results = await asyncio.gather(*map(make, planned), return_exceptions=True)
+    results = await asyncio.gather(*map(make, plans), return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
             raise result
@@ -344,63 +344,63 @@ class FamilyMaker:
         """Grow a family to its end, from its known parts."""
         work = family.work
 
-        async def child(planned: PlannedChild) -> Member | None:
-            child_id = fingerprint("member", work.family_id, planned.name)
+        async def child(plan: PlannedChild) -> Member | None:
+            child_id = fingerprint("member", work.family_id, plan.name)
             async with self.environments.lend(work.instance) as env:
                 manner = manner_of(env, work.instance)
-            if child_id not in family.members and not await self._make(family, planned, child_id, manner):
+            if child_id not in family.members and not await self._make(family, plan, child_id, manner):
                 return None
             member = family.members[child_id]
             return Member(
-                name=planned.name,
+                name=plan.name,
                 id=child_id,
                 trajectory=member.trajectory,
                 cost=manner.cost(member.trajectory),
                 tokens=member.tokens,
             )
 
-        grown = await grow(self.config, child, family.answered)
+        finished_family = await grow(self.config, child, family.answered)
         self.sink.add(
             family_rows(
                 work.family_id,
                 work.instance,
                 iteration_id=self.iteration_id,
                 checkpoint_id=self.checkpoint.id,
-                members=len(grown.members),
-                rounds=grown.rounds,
-                ended_by=grown.ended_by,
+                members=len(finished_family.members),
+                rounds=finished_family.rounds,
+                ended_by=finished_family.ended_by,
             )
         )
 
-    async def _make(self, family: FamilyState, planned: PlannedChild, child_id: str, manner: Manner) -> bool:
+    async def _make(self, family: FamilyState, plan: PlannedChild, child_id: str, manner: Manner) -> bool:
         """Make a child and store it; return whether there is one."""
-        seed = self._seed(family, planned.name)
-        draft = await self._draft(family, planned, manner, seed)
+        seed = self._seed(family, plan.name)
+        draft = await self._draft(family, plan, manner, seed)
         if isinstance(draft, Unmade):
-            subject = f"{family.work.instance.key} {planned.name}"
+            subject = f"{family.work.instance.key} {plan.name}"
             rejection = Rejection(stage=STAGE, subject=subject, reason=draft.reason, detail=draft.detail)
             self.sink.add(rejection_rows([rejection], iteration_id=self.iteration_id))
             return False
         if draft.whole is None:
             # No environment is held while models are asked for the draft.
             async with self.playing, self.environments.lend(family.work.instance) as env:
-                drawn, grading = await self._played(family, draft, child_id, env, seed)
+                drawn_trajectory, grading = await self._played(family, draft, child_id, env, seed)
         else:
-            drawn, grading = DrawnTrajectory(trajectory=draft.whole), None
-        units = [self._rows(child_id, drawn, FLYWHEEL, grading, given=draft.given)]
-        if planned.parent is not None:
+            drawn_trajectory, grading = DrawnTrajectory(trajectory=draft.whole), None
+        units = [self._rows(child_id, drawn_trajectory, FLYWHEEL, grading, num_given=draft.given)]
+        if plan.parent is not None:
             derivation = Derivation(
                 child=child_id,
-                parent=planned.parent.id,
-                operator=planned.operator,
+                parent=plan.parent.id,
+                operator=plan.operator,
                 position=draft.position,
                 prompt_hash=draft.prompt_hash,
                 seed=seed,
-                round=planned.round,
+                round=plan.round,
             )
             units.append(derivation_rows([derivation], iteration_id=self.iteration_id))
         self.sink.add(merge(units))
-        family.members[child_id] = StoredMember(trajectory=drawn.trajectory, tokens=drawn.tokens)
+        family.members[child_id] = StoredMember(trajectory=drawn_trajectory.trajectory, tokens=drawn_trajectory.tokens)
         return True
 
     async def _played(
@@ -409,10 +409,10 @@ class FamilyMaker:
         """Return the trajectory that a draft becomes, and its grade. A trajectory that cannot be
         graded is stored to be graded later.
         """
-        waiting = ungraded_id(child_id)
-        played = family.ungraded.get(waiting)
-        if played is None:
-            played = await carry_out(
+        waiting_id = ungraded_id(child_id)
+        drawn_trajectory = family.ungraded.get(waiting_id)
+        if drawn_trajectory is None:
+            drawn_trajectory = await carry_out(
                 draft,
                 family.work.instance,
                 env,
@@ -425,23 +425,23 @@ class FamilyMaker:
                 tokens_of=tokens_in(self.sampler),
             )
         try:
-            trajectory, grading = await graded(env, played.trajectory, self.helper, seed=seed)
+            trajectory, grading = await graded(env, drawn_trajectory.trajectory, self.helper, seed=seed)
         except BaseException:
-            family.ungraded[waiting] = played
-            self.sink.add(self._rows(waiting, played, UNGRADED, None, given=draft.given))
+            family.ungraded[waiting_id] = drawn_trajectory
+            self.sink.add(self._rows(waiting_id, drawn_trajectory, UNGRADED, None, num_given=draft.given))
             raise
-        return replace(played, trajectory=trajectory), grading
+        return replace(drawn_trajectory, trajectory=trajectory), grading
 
-    async def _draft(self, family: FamilyState, planned: PlannedChild, manner: Manner, seed: int) -> Draft | Unmade:
+    async def _draft(self, family: FamilyState, plan: PlannedChild, manner: Manner, seed: int) -> Draft | Unmade:
         """Return the beginning of a child. A prompt that no longer fits a model's context makes no
         child.
         """
-        if planned.parent is None:
+        if plan.parent is None:
             return Draft()
 
         async def consult(operator: str, name: PromptName, question: Question) -> Answer:
             # A model's stored answer to the same question counts, or else a new one.
-            subject = subject_of(planned, operator)
+            subject = subject_of(plan, operator)
             words = [(message.role, message.text) for message in question.messages]
             edit_id = fingerprint("edit", family.work.family_id, subject, name, words, question.sampling)
             async with family.asking[edit_id]:
@@ -450,7 +450,7 @@ class FamilyMaker:
                     answer = await self.helper(
                         question, seed=derive_seed(self._seed(family, subject), name), session=session
                     )
-                    family.said[edit_id] = Edit(answer, planned.round)
+                    family.said[edit_id] = Edit(answer, plan.round)
                     self.sink.add(
                         edit_rows(
                             edit_id,
@@ -463,9 +463,9 @@ class FamilyMaker:
                     )
             return family.said[edit_id].answer
 
-        case = Case(parent=planned.parent.trajectory, manner=manner, config=self.config, seed=seed, consult=consult)
+        case = Case(parent=plan.parent.trajectory, manner=manner, config=self.config, seed=seed, consult=consult)
         try:
-            return await OPERATORS[planned.operator](case)
+            return await OPERATORS[plan.operator](case)
         except PromptTooLong as error:
             return Unmade("prompt-too-long", str(error))
 
@@ -474,16 +474,22 @@ class FamilyMaker:
         return derive_seed(recipe.seed, STAGE, self.iteration, family.work.instance.key, name)
 
     def _rows(
-        self, trajectory_id: str, played: DrawnTrajectory, source: str, grading: Grading | None, *, given: int
+        self,
+        trajectory_id: str,
+        drawn_trajectory: DrawnTrajectory,
+        source: str,
+        grading: Grading | None,
+        *,
+        num_given: int,
     ) -> Rows:
         return trajectory_rows(
             trajectory_id,
-            played.trajectory,
+            drawn_trajectory.trajectory,
             source=source,
             iteration_id=self.iteration_id,
-            draws=played.draws,
+            draws=drawn_trajectory.draws,
             grading=grading,
-            given=given,
+            given=num_given,
         )
 
 
@@ -536,7 +542,7 @@ class FamilyShard:
                     asyncio.Semaphore(most),
                 )
                 families = {work.family_id: FamilyState(work) for work in self.families}
-                grown = await run_all(
+                results = await run_all(
                     self.families,
                     lambda work: maker.grow(families[work.family_id]),
                     key=lambda work: work.instance.key,
@@ -547,8 +553,8 @@ class FamilyShard:
                     total=self.total,
                 )
                 effort = spent(sampler) + aside.effort()
-        lost = len(self.families) - len(grown)
-        return effort + Effort(environment_seconds=timer.environment_seconds, lost=lost)
+        lost_count = len(self.families) - len(results)
+        return effort + Effort(environment_seconds=timer.environment_seconds, lost=lost_count)
 
 
 VERSION = 1
@@ -569,8 +575,8 @@ async def evolve(place: Workplace, iteration: int) -> dict[str, Any]:
     family_instances = {
         fingerprint("family", VERSION, iteration_id, collector.id, instance.key): instance for instance in instances
     }
-    unfinished = place.store.missing("family", list(family_instances))
-    missing, left = unfinished[: place.limit], len(unfinished)
+    unfinished_ids = place.store.missing("family", list(family_instances))
+    missing, remaining = unfinished_ids[: place.limit], len(unfinished_ids)
     if missing:
         # Families go on with what is stored of them.
         members = load_members(place.store, iteration_id)
@@ -584,13 +590,15 @@ async def evolve(place: Workplace, iteration: int) -> dict[str, Any]:
         for edit in load_edits(place.store, iteration_id):
             edits_by_instance.setdefault(edit.instance_id, {})[edit.edit_id] = Edit(edit.answer, round_of(edit.subject))
         # Trajectories that wait for their grade.
-        ungraded: Mapping[str, Trajectory] = load_trajectories(place.store, iteration_id=iteration_id, source=UNGRADED)
-        draws = load_draws(place.store, "step", list(ungraded))
+        ungraded_trajectories: Mapping[str, Trajectory] = load_trajectories(
+            place.store, iteration_id=iteration_id, source=UNGRADED
+        )
+        draws = load_draws(place.store, "step", list(ungraded_trajectories))
         ungraded_by_instance: dict[str, dict[str, DrawnTrajectory]] = {}
-        for key, trajectory in ungraded.items():
-            drawn = {position: draw for position, (draw,) in draws.get(key, {}).items()}
+        for key, trajectory in ungraded_trajectories.items():
+            trajectory_draws = {position: draw for position, (draw,) in draws.get(key, {}).items()}
             ungraded_by_instance.setdefault(trajectory.instance.key, {})[key] = DrawnTrajectory(
-                trajectory=trajectory, draws=drawn
+                trajectory=trajectory, draws=trajectory_draws
             )
         families = (
             FamilyWork(
@@ -606,8 +614,8 @@ async def evolve(place: Workplace, iteration: int) -> dict[str, Any]:
             iteration=iteration,
             checkpoint=collector,
             families=tuple(families),
-            done=len(family_instances) - left,
-            total=len(family_instances) - left + len(missing),
+            done=len(family_instances) - remaining,
+            total=len(family_instances) - remaining + len(missing),
         )
         await place.work_through(shard, STAGE, iteration, "questions")
     members = load_members(place.store, iteration_id)

@@ -127,8 +127,8 @@ def prompt_of(name: PromptName, *, task: str, steps: str, opening: str = "", **b
         blanks: values for the blanks of the prompt.
     """
     text = f"{PROMPTS[name].format(**blanks) if blanks else PROMPTS[name]}\n\nTask:\n{task}\n\n{steps}"
-    begun = (grown_turn([Span(text=opening)]),) if opening else ()
-    return (Message(role="user", text=text), *begun)
+    prefill = (grown_turn([Span(text=opening)]),) if opening else ()
+    return (Message(role="user", text=text), *prefill)
 
 
 # What an operator makes of a parent, before world and policy complete it.
@@ -269,8 +269,8 @@ def repaired(text: str) -> str | Unmade:
 def reopened(text: str) -> str:
     """Return a step as an open thought: the tags of the answer are removed, its text stays."""
     bare = _ANSWER.sub("", text)
-    head, closed, tail = bare.rpartition("</think>")
-    bare = head + tail if closed else bare
+    head, end_tag, tail = bare.rpartition("</think>")
+    bare = head + tail if end_tag else bare
     return (bare if "<think>" in bare else f"<think>{bare}").rstrip()
 
 

@@ -133,11 +133,11 @@ def selection_funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...
     if not questions and trained_outside(place.store, place.run_id):
         return FUNNEL_OF_GROUPS.stages(place, iteration)
     fit = [question for question in questions if question.front is not None]
-    chosen = [question for question in fit if question.selected]
+    chosen_questions = [question for question in fit if question.selected]
     return (
         FunnelStage(name="questions", count=len(questions)),
         FunnelStage(name="fit to be chosen", count=len(fit), rejected=_reasons(questions, fitting=False)),
-        FunnelStage(name="chosen questions", count=len(chosen), rejected=_reasons(questions, fitting=True)),
+        FunnelStage(name="chosen questions", count=len(chosen_questions), rejected=_reasons(questions, fitting=True)),
         *FUNNEL_OF_GROUPS.stages(place, iteration),
     )
 
@@ -154,12 +154,12 @@ def selection_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
         f"correctness and of their {config.counts}. Questions are chosen {procedure}; the first front is 0. View "
         "v_selection has all."
     )
-    unchosen, chosen = (
+    unchosen_points, chosen_points = (
         [_point(question) for question in questions if question.selected is flag] for flag in (False, True)
     )
     caption = "Questions by the dispersion of correctness (across) and of cost (up); the chosen ones are coloured."
-    left = [point for point in unchosen if point is not None]
-    drawing = plots.scatter(left, [point for point in chosen if point is not None], caption)
+    pale_points = [point for point in unchosen_points if point is not None]
+    drawing = plots.scatter(pale_points, [point for point in chosen_points if point is not None], caption)
     return (Section("selection", "Selected questions", (Figure(drawing, caption), _fronts(questions)), note),)
 
 

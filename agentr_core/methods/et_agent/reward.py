@@ -133,13 +133,13 @@ def efficiency_rewards(
     tools = _cost(np.asarray(calls, dtype=np.float64), sigma_calls, amplitude)
     tokens = np.asarray(lengths, dtype=np.float64)
     # In (population) standard deviations from the mean.
-    scaled = np.zeros_like(tokens) if np.all(tokens == tokens[0]) else (tokens - tokens.mean()) / tokens.std()
-    length = _cost(scaled, sigma_length, amplitude)
+    z_scores = np.zeros_like(tokens) if np.all(tokens == tokens[0]) else (tokens - tokens.mean()) / tokens.std()
+    length = _cost(z_scores, sigma_length, amplitude)
     penalty = np.where(np.asarray(valid, dtype=np.bool_), 0.0, format_penalty)
     return [float(reward) for reward in right * tools * length - penalty]
 
 
 def _cost(values: NDArray[np.float64], sigma: float, amplitude: float) -> NDArray[np.float64]:
     # tanh never overflows; A / (1 + exp(x)) is A / 2 * (1 - tanh(x / 2)).
-    weighed: NDArray[np.float64] = amplitude / 2 * (1.0 - np.tanh(sigma * (values - values.mean()) / 2))
-    return weighed
+    costs: NDArray[np.float64] = amplitude / 2 * (1.0 - np.tanh(sigma * (values - values.mean()) / 2))
+    return costs

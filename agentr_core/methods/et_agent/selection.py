@@ -113,17 +113,17 @@ def select(ids: Sequence[str], correctness: Floats, calls: Floats, n: int, *, mi
     if mixed_only:
         order = order[mixed(correctness[order])]
     rank[order] = fronts(spread[order])
-    chosen: list[int] = []
+    positions: list[int] = []
     by_front = order[np.argsort(rank[order], kind="stable")]
     for front in np.split(by_front, np.flatnonzero(np.diff(rank[by_front])) + 1) if len(order) else ():
         distance[front] = crowding(spread[front])
-        left = n - len(chosen)
-        if left < len(front):
-            front = front[np.argsort(-distance[front], kind="stable")][: max(0, left)]
-        chosen.extend(front)
-    selected = np.zeros(len(ids), dtype=np.bool_)
-    selected[chosen] = True
-    return Selection(correctness=spread[:, 0], calls=spread[:, 1], rank=rank, crowding=distance, selected=selected)
+        room = n - len(positions)
+        if room < len(front):
+            front = front[np.argsort(-distance[front], kind="stable")][: max(0, room)]
+        positions.extend(front)
+    mask = np.zeros(len(ids), dtype=np.bool_)
+    mask[positions] = True
+    return Selection(correctness=spread[:, 0], calls=spread[:, 1], rank=rank, crowding=distance, selected=mask)
 
 
 def draw(
@@ -138,11 +138,11 @@ def draw(
     # Selecting all questions gives the dispersions, and shows which the filter leaves.
     selection = select(ids, correctness, calls, len(ids), mixed_only=mixed_only)
     fit = sorted(np.flatnonzero(selection.selected).tolist(), key=lambda position: ids[position])
-    chosen = np.random.default_rng(seed).permutation(len(fit))[:n]
-    selected = np.zeros(len(ids), dtype=np.bool_)
-    selected[[fit[position] for position in chosen]] = True
+    draws = np.random.default_rng(seed).permutation(len(fit))[:n]
+    mask = np.zeros(len(ids), dtype=np.bool_)
+    mask[[fit[position] for position in draws]] = True
     return replace(
-        selection, rank=np.where(selection.selected, 0, -1), crowding=np.full(len(ids), np.nan), selected=selected
+        selection, rank=np.where(selection.selected, 0, -1), crowding=np.full(len(ids), np.nan), selected=mask
     )
 
 
@@ -153,8 +153,8 @@ def reasons(selection: Selection, *, drawn: bool = False) -> list[str]:
     last = int(selection.rank[selection.selected].max(initial=0))
     words = []
     for rank, selected in zip(selection.rank.tolist(), selection.selected.tolist(), strict=True):
-        missed = "not-drawn" if drawn else "crowded" if rank == last else "dominated"
-        words.append("chosen" if selected else "alike" if rank < 0 else missed)
+        reason = "not-drawn" if drawn else "crowded" if rank == last else "dominated"
+        words.append("chosen" if selected else "alike" if rank < 0 else reason)
     return words
 
 
@@ -169,9 +169,9 @@ def dispersion(values: Floats) -> Floats:
     apart = np.sort(values, axis=1)
     apart = apart - apart[:, :1]
     size = values.shape[1]
-    scaled = size * (apart**2).sum(axis=1) - apart.sum(axis=1) ** 2
-    rounded: Floats = np.round(np.sqrt(np.maximum(scaled, 0.0)) / size, _DIGITS)
-    return rounded
+    scaled_variances = size * (apart**2).sum(axis=1) - apart.sum(axis=1) ** 2
+    deviations: Floats = np.round(np.sqrt(np.maximum(scaled_variances, 0.0)) / size, _DIGITS)
+    return deviations
 
 
 def mixed(correctness: Floats) -> NDArray[np.bool_]:
@@ -267,18 +267,18 @@ def fit_for_tuning(
     by_question: dict[str, list[tuple[str, str]]] = {}
     for name, trajectory in sound:
         by_question.setdefault(trajectory.instance.key, []).append((text_of(trajectory), name))
-    drawn = {
+    drawn_names = {
         name
         for key, texts in by_question.items()
         for _, name in random.Random(derive_seed(seed, "rft", key)).sample(
             sorted(texts), min(len(texts), per_question or len(texts))
         )
     }
-    over = [episode for episode in sound if episode[0] not in drawn]
+    over = [episode for episode in sound if episode[0] not in drawn_names]
     rejected += [
         _reject(name, "question-cap", f"{trajectory.instance.key} keeps {per_question}") for name, trajectory in over
     ]
-    return FilterResult(tuple(episode for episode in sound if episode[0] in drawn), tuple(rejected))
+    return FilterResult(tuple(episode for episode in sound if episode[0] in drawn_names), tuple(rejected))
 
 
 def _fault(trajectory: Trajectory, tagged: bool) -> tuple[str, str]:
@@ -287,13 +287,13 @@ def _fault(trajectory: Trajectory, tagged: bool) -> tuple[str, str]:
         return "wrong-answer", f"reward {trajectory.reward:g}, stopped by {trajectory.stop}"
     if tagged and (fault := strict_fault(text_of(trajectory))):
         return "format", fault
-    if unread := next((step.action for step in trajectory.steps if is_misread(step.action)), ""):
-        return "format", unread
-    failed = next((call for step in trajectory.steps for call in step.tool_calls if call.status != "ok"), None)
-    if failed is not None:
-        return "failed-call", f"{failed.tool}: {failed.status}"
-    refused = [step.action for step in trajectory.steps if tagged and step.valid is False]
-    return ("refused-call", refused[0]) if refused else ("", "")
+    if misread_action := next((step.action for step in trajectory.steps if is_misread(step.action)), ""):
+        return "format", misread_action
+    failed_call = next((call for step in trajectory.steps for call in step.tool_calls if call.status != "ok"), None)
+    if failed_call is not None:
+        return "failed-call", f"{failed_call.tool}: {failed_call.status}"
+    refused_actions = [step.action for step in trajectory.steps if tagged and step.valid is False]
+    return ("refused-call", refused_actions[0]) if refused_actions else ("", "")
 
 
 def _reject(subject: str, reason: str, detail: str) -> Rejection:
@@ -315,23 +315,23 @@ async def select_rft(place: Workplace, iteration: int) -> dict[str, Any]:
     def make() -> dict[str, Any]:
         members = load_members(place.store, iteration_id)
         with place.worlds() as worlds:
-            tagged = {
+            tagged_ids = {
                 key
                 for key, member in members.items()
                 if isinstance(manner_of(worlds.of(member.instance), member.instance), TaggedForm)
             }
-        chosen = fit_for_tuning(
+        result = fit_for_tuning(
             # Of equal texts the first is kept and its tokens are trained on, so ids, which contain
             # the run, must not order them.
             sorted(members.items(), key=lambda member: [step.token_ids for step in member[1].steps]),
             per_question=place.recipe.et_agent.rft.per_question,
             seed=derive_seed(place.recipe.seed, RFT, iteration),
-            in_tags=tagged,
+            in_tags=tagged_ids,
         )
-        sample_rows = whole_rows(place, iteration, dict(chosen.kept), stage=RFT)
-        rows = merge([rejection_rows(chosen.rejected, iteration_id=iteration_id), sample_rows])
+        sample_rows = whole_rows(place, iteration, dict(result.kept), stage=RFT)
+        rows = merge([rejection_rows(result.rejected, iteration_id=iteration_id), sample_rows])
         store_anew(place.store, rows, iteration_id=iteration_id, stage=RFT, kinds=[SampleKind.GOOD])
-        return {"samples": len(sample_rows.get("sample", ())), "rejected": len(chosen.rejected)}
+        return {"samples": len(sample_rows.get("sample", ())), "rejected": len(result.rejected)}
 
     with place.timed("select_rft", iteration):
         return await in_thread(make)
@@ -387,9 +387,11 @@ def check_counts(recipe: Recipe, env: Environment, instances: Sequence[Instance]
     whose episodes are turns.
     """
     tools, costs = env.tools if isinstance(env, ReasoningWorld) else None, recipe.et_agent.curriculum.call_costs
-    if tools is not None and (unknown := sorted(costs.keys() - set(tools))):
+    if tools is not None and (unknown_tools := sorted(costs.keys() - set(tools))):
         available = " and ".join(tools) or "none"
-        raise ConfigError(f"et_agent.curriculum.call_costs: {env.name} has no tool {unknown[0]}; it has {available}")
+        raise ConfigError(
+            f"et_agent.curriculum.call_costs: {env.name} has no tool {unknown_tools[0]}; it has {available}"
+        )
     if recipe.et_agent.curriculum.boxed_only and tools is None:
         raise ConfigError(
             f"et_agent.curriculum.boxed_only: {env.name} has no questions that are answered in a box; leave it out"
@@ -423,9 +425,9 @@ async def select_questions(place: Workplace, iteration: int) -> dict[str, Any]:
             outcomes = load_rollout_outcomes(place.store, iteration_id)
             seed = derive_seed(place.recipe.seed, SELECT, iteration)
             questions = chosen_of(outcomes, config, seed=seed)
-            chosen = [instances[question.instance_id] for question in questions if question.selected]
+            chosen_instances = [instances[question.instance_id] for question in questions if question.selected]
             rows = selection_rows(iteration_id, questions)
-            place.store.write(merge([rows, chosen_rows(iteration_id, {SELECTED: chosen})]))
+            place.store.write(merge([rows, chosen_rows(iteration_id, {SELECTED: chosen_instances})]))
     count = sum(question.selected for question in questions)
     if not count:
         raise DataFault(
@@ -444,10 +446,10 @@ def chosen_of(outcomes: Sequence[RolloutOutcome], config: CurriculumConfig, *, s
     groups: defaultdict[str, list[RolloutOutcome]] = defaultdict(list)
     for outcome in outcomes:
         groups[outcome.instance_id].append(outcome)
-    played = {key: [outcome for outcome in group if outcome.reward is not None] for key, group in groups.items()}
-    complete = [key for key in groups if len(played[key]) == config.rollouts]
+    played_groups = {key: [outcome for outcome in group if outcome.reward is not None] for key, group in groups.items()}
+    complete = [key for key in groups if len(played_groups[key]) == config.rollouts]
     shape = len(complete), config.rollouts
-    rollouts = [outcome for key in complete for outcome in played[key]]
+    rollouts = [outcome for key in complete for outcome in played_groups[key]]
     correctness = np.array([outcome.reward for outcome in rollouts], dtype=np.float64).reshape(shape)
     costs = np.array([_cost(outcome, config) for outcome in rollouts], dtype=np.float64).reshape(shape)
     if config.select == "random":
@@ -474,7 +476,7 @@ def chosen_of(outcomes: Sequence[RolloutOutcome], config: CurriculumConfig, *, s
             cost=fmean(_cost(outcome, config) for outcome in group) if group else 0.0,
             **fields.get(key, _LEFT_OUT),
         )
-        for key, group in played.items()
+        for key, group in played_groups.items()
     ]
 
 

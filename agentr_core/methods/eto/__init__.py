@@ -57,17 +57,19 @@ def foresee(recipe: Recipe, headroom: Headroom) -> Prospect:
     whole episodes of the exploration.
     """
     eto, rates = recipe.eto, headroom.rates
-    played = eto.explore.greedy + eto.explore.samples
-    paired = min(played, eto.preferences.per_instance or played)
-    cap = recipe.data.good_per_tree or played
+    episodes = eto.explore.greedy + eto.explore.samples
+    pair_limit = min(episodes, eto.preferences.per_instance or episodes)
+    cap = recipe.data.good_per_tree or episodes
 
     def successes(outcome: InstanceResults, run: Run) -> float:
         first, samples = int(eto.explore.greedy and outcome.greedy), eto.explore.samples
-        return sum(comb(samples, won) * run(won, samples - won) * min(first + won, cap) for won in range(samples + 1))
+        return sum(
+            comb(samples, wins) * run(wins, samples - wins) * min(first + wins, cap) for wins in range(samples + 1)
+        )
 
     def failures(outcome: InstanceResults, run: Run) -> float:
-        lost = int(eto.explore.greedy and not outcome.greedy) + eto.explore.samples * run(0, 1)
-        return min(lost, paired)
+        losses = int(eto.explore.greedy and not outcome.greedy) + eto.explore.samples * run(0, 1)
+        return min(losses, pair_limit)
 
     def contrast(outcome: InstanceResults, run: Run) -> float:
         samples = eto.explore.samples
@@ -80,7 +82,7 @@ def foresee(recipe: Recipe, headroom: Headroom) -> Prospect:
         Forecast(name="own_pairs", expected=rates.total(headroom.instances, contrast, per_instance=1)),
     ]
     if headroom.has_expert:
-        pairs = rates.total(headroom.instances, failures, per_instance=paired)
+        pairs = rates.total(headroom.instances, failures, per_instance=pair_limit)
         forecasts.append(Forecast(name="expert_pairs", expected=pairs))
     by_expert = headroom.has_expert and eto.preferences.against == "expert"
     too_few = "the policy rarely loses to the expert" if by_expert else "an instance's episodes nearly all end alike"
@@ -150,13 +152,13 @@ def _describe(recipe: Recipe, train: int, test: int) -> list[str]:
         )
     data, training = recipe.data, recipe.training
     # What supervised iterations may have and iterations `dpo` do without.
-    had = {
+    settings = {
         "data.general": data.general.share > 0,
         "data.replay": data.replay,
         "training.start_from": training.start_from != TrainingConfig().start_from,
         "training.step_tokens": training.step_tokens > 0,
     }
-    names = [name for name, present in had.items() if present]
+    names = [name for name, present in settings.items() if present]
     if names and "dpo" in phases:
         lines.append(f"an iteration dpo does not read {', '.join(names)}")
     return lines
@@ -169,8 +171,8 @@ def _sampled(recipe: Recipe, train: int, test: int) -> dict[str, Demand]:
     eto, explore = recipe.eto, recipe.eto.explore
     requests = {}
     if eto.expert.thoughts.enabled:
-        asked = train * explore.max_steps * eto.expert.thoughts.tries
-        requests["think"] = Demand.questions("editor", asked, eto.expert.thoughts.max_new_tokens)
+        questions = train * explore.max_steps * eto.expert.thoughts.tries
+        requests["think"] = Demand.questions("editor", questions, eto.expert.thoughts.max_new_tokens)
     if not _explores(recipe):
         return requests
     by_step = eto.preferences.source == "exploration" and eto.preferences.level != "trajectory"

@@ -146,8 +146,8 @@ async def _explore(place: Workplace, iteration: int) -> tuple[dict[str, Any], di
         max_steps=settings.max_steps,
         limits=settings.limits,
     )
-    played = scored_by(place, load_trajectories(place.store, list(plans)))
-    successes = {key: trajectory for key, trajectory in played.items() if trajectory.success}
+    episodes = scored_by(place, load_trajectories(place.store, list(plans)))
+    successes = {key: trajectory for key, trajectory in episodes.items() if trajectory.success}
     return {"episodes": len(plans), "new": new, "successes": len(successes)}, successes
 
 
@@ -182,7 +182,7 @@ def preference_id(preference: Preference) -> str:
 
 
 def against_expert(
-    expert: StoredTrajectory | None, explored: Sequence[StoredTrajectory], env: Environment, config: PreferencesConfig
+    expert: StoredTrajectory | None, rollouts: Sequence[StoredTrajectory], env: Environment, config: PreferencesConfig
 ) -> Made:
     """Return the preferences that result from comparing each episode of an instance with the
     expert's.
@@ -193,32 +193,32 @@ def against_expert(
     """
     if expert is None:
         detail = "there is no expert trajectory of its instance"
-        return (), tuple(_reject(played.id, "no-expert", detail) for played in explored)
+        return (), tuple(_reject(rollout.id, "no-expert", detail) for rollout in rollouts)
     preferences: list[Preference] = []
-    rejected: list[Rejection] = []
-    for played in explored:
-        if len(played.trajectory.steps) <= played.forced:
-            detail = f"the episode ended with {played.trajectory.stop} before any reply"
-            fault: Rejection | None = _reject(played.id, "no-agent-turn", detail)
-        elif played.trajectory.first_observation != expert.trajectory.first_observation:
+    rejections: list[Rejection] = []
+    for rollout in rollouts:
+        if len(rollout.trajectory.steps) <= rollout.forced:
+            detail = f"the episode ended with {rollout.trajectory.stop} before any reply"
+            fault: Rejection | None = _reject(rollout.id, "no-agent-turn", detail)
+        elif rollout.trajectory.first_observation != expert.trajectory.first_observation:
             detail = f"its first observation is not that of expert {expert.id}"
-            fault = _reject(played.id, "other-beginning", detail)
+            fault = _reject(rollout.id, "other-beginning", detail)
         else:
-            fault = _unequal(expert, played, config.margin)
+            fault = _unequal(expert, rollout, config.margin)
         if fault is not None:
-            rejected.append(fault)
+            rejections.append(fault)
             continue
         results: list[Preference | Rejection] = []
-        if config.level != "step" and not played.forced:
-            if played.trajectory.reward < expert.trajectory.reward:
-                losing = _side(played, len(expert.trajectory.steps), config)
-                results.append(_preference(PreferenceCase.LOSE, _side(expert), losing, env))
+        if config.level != "step" and not rollout.forced:
+            if rollout.trajectory.reward < expert.trajectory.reward:
+                loser = _side(rollout, len(expert.trajectory.steps), config)
+                results.append(_preference(PreferenceCase.LOSE, _side(expert), loser, env))
             else:
-                results.append(_preference(PreferenceCase.WIN, _side(played), _side(expert), env))
+                results.append(_preference(PreferenceCase.WIN, _side(rollout), _side(expert), env))
         if config.level != "trajectory":
-            fork = played.forced
-            if expert.trajectory.steps[fork].reply == played.trajectory.steps[fork].reply:
-                results.append(_reject(played.id, "same-reply", f"the policy takes the expert's step {fork}"))
+            fork = rollout.forced
+            if expert.trajectory.steps[fork].reply == rollout.trajectory.steps[fork].reply:
+                results.append(_reject(rollout.id, "same-reply", f"the policy takes the expert's step {fork}"))
             else:
                 better, worse = (
                     _Side(
@@ -227,26 +227,29 @@ def against_expert(
                         end=fork + 1,
                         origin=Provenance(split=fork, extra={"trajectory": episode.id}),
                     )
-                    for episode in sorted((expert, played), key=lambda episode: -episode.trajectory.reward)
+                    for episode in sorted((expert, rollout), key=lambda episode: -episode.trajectory.reward)
                 )
                 results.append(_preference(PreferenceCase.STEP, better, worse, env))
         preferences += [result for result in results if isinstance(result, Preference)]
-        rejected += [result for result in results if isinstance(result, Rejection)]
-    return tuple(preferences), tuple(rejected)
+        rejections += [result for result in results if isinstance(result, Rejection)]
+    return tuple(preferences), tuple(rejections)
 
 
-def among_own(explored: Sequence[StoredTrajectory], env: Environment, config: PreferencesConfig) -> Made:
+def among_own(rollouts: Sequence[StoredTrajectory], env: Environment, config: PreferencesConfig) -> Made:
     """Return the one preference of an instance's episodes: the best, shortest first, against the
     worst.
 
     Source: ETO table 5, which does without an expert.
     """
-    spoken = [played for played in explored if played.trajectory.steps]
-    silent = tuple(_reject(p.id, "no-agent-turn") for p in explored if not p.trajectory.steps)
-    if len(spoken) < 2:
-        return (), (*silent, *(_reject(p.id, "single-episode", "there is nothing to compare it with") for p in spoken))
-    best = min(spoken, key=lambda p: (-p.trajectory.reward, len(p.trajectory.steps)))
-    worst = min(spoken, key=lambda p: (p.trajectory.reward, len(p.trajectory.steps)))
+    candidates = [rollout for rollout in rollouts if rollout.trajectory.steps]
+    silent = tuple(_reject(p.id, "no-agent-turn") for p in rollouts if not p.trajectory.steps)
+    if len(candidates) < 2:
+        return (), (
+            *silent,
+            *(_reject(p.id, "single-episode", "there is nothing to compare it with") for p in candidates),
+        )
+    best = min(candidates, key=lambda p: (-p.trajectory.reward, len(p.trajectory.steps)))
+    worst = min(candidates, key=lambda p: (p.trajectory.reward, len(p.trajectory.steps)))
     fault = _unequal(best, worst, config.margin)
     if fault:
         return (), (*silent, fault)
@@ -269,7 +272,7 @@ def in_tree(paths: Sequence[Path], env: Environment, config: PreferencesConfig, 
         for depth, node in enumerate(path.nodes):
             forks.setdefault(path.nodes[:depth], {}).setdefault(node, []).append(path)
     preferences: list[Preference] = []
-    rejected: list[Rejection] = []
+    rejections: list[Rejection] = []
     for prefix, branches in sorted(forks.items()):
         if len(branches) < 2:
             continue
@@ -278,10 +281,12 @@ def in_tree(paths: Sequence[Path], env: Environment, config: PreferencesConfig, 
         worst = min(worst_branch, key=lambda p: (p.trajectory.reward, len(p.nodes), p.leaf))
         subject = f"{tree_id}:{prefix[-1] if prefix else 0}"
         if not exceeds(_mean(best_branch), _mean(worst_branch)):
-            rejected.append(_reject(subject, "tie", f"{len(branches)} branches of mean reward {_mean(best_branch):g}"))
+            rejections.append(
+                _reject(subject, "tie", f"{len(branches)} branches of mean reward {_mean(best_branch):g}")
+            )
         elif not exceeds(best.trajectory.reward - worst.trajectory.reward, config.margin):
             detail = f"rewards {best.trajectory.reward:g} and {worst.trajectory.reward:g}"
-            rejected.append(_reject(subject, "margin", detail))
+            rejections.append(_reject(subject, "margin", detail))
         else:
             length, split = min(len(worst.nodes), len(best.nodes) + config.extra_rounds), len(prefix)
             chosen = _Side(
@@ -292,7 +297,7 @@ def in_tree(paths: Sequence[Path], env: Environment, config: PreferencesConfig, 
                     tree_id=best.tree_id, good_leaf=best.leaf, split=split, good_reward=best.trajectory.reward
                 ),
             )
-            losing = _Side(
+            loser = _Side(
                 StoredTrajectory(f"{worst.tree_id}:{worst.leaf}", worst.trajectory),
                 shared=split,
                 end=length,
@@ -300,14 +305,14 @@ def in_tree(paths: Sequence[Path], env: Environment, config: PreferencesConfig, 
                     tree_id=worst.tree_id, bad_leaf=worst.leaf, split=split, bad_reward=worst.trajectory.reward
                 ),
             )
-            preference = _preference(PreferenceCase.TREE, chosen, losing, env)
+            preference = _preference(PreferenceCase.TREE, chosen, loser, env)
             if isinstance(preference, Rejection):
-                rejected.append(preference)
+                rejections.append(preference)
             else:
                 preferences.append(preference)
-    if not preferences and not rejected:
-        rejected.append(_reject(tree_id, "no-fork", f"{len(paths)} ended paths"))
-    return tuple(preferences), tuple(rejected)
+    if not preferences and not rejections:
+        rejections.append(_reject(tree_id, "no-fork", f"{len(paths)} ended paths"))
+    return tuple(preferences), tuple(rejections)
 
 
 def distinct(preferences: Iterable[Preference]) -> Made:
@@ -315,14 +320,14 @@ def distinct(preferences: Iterable[Preference]) -> Made:
     others.
     """
     first: dict[tuple[str, str], Preference] = {}
-    rejected = []
+    rejections = []
     for preference in preferences:
         key = (conversation_key(preference.chosen), conversation_key(preference.rejected))
         earlier = first.setdefault(key, preference)
         if earlier is not preference and preference_id(earlier) != preference_id(preference):
             detail = f"reads as preference {preference_id(earlier)}"
-            rejected.append(_reject(preference_id(preference), "duplicate", detail))
-    return tuple(first.values()), tuple(rejected)
+            rejections.append(_reject(preference_id(preference), "duplicate", detail))
+    return tuple(first.values()), tuple(rejections)
 
 
 def capped(preferences: Sequence[Preference], per_instance: int) -> Made:
@@ -351,21 +356,21 @@ def capped(preferences: Sequence[Preference], per_instance: int) -> Made:
     )
 
 
-def _unequal(reference: StoredTrajectory, played: StoredTrajectory, margin: float) -> Rejection | None:
-    gap = abs(reference.trajectory.reward - played.trajectory.reward)
+def _unequal(reference: StoredTrajectory, episode: StoredTrajectory, margin: float) -> Rejection | None:
+    gap = abs(reference.trajectory.reward - episode.trajectory.reward)
     if not exceeds(gap, 0):
-        return _reject(played.id, "tie", f"both have reward {reference.trajectory.reward:g}")
+        return _reject(episode.id, "tie", f"both have reward {reference.trajectory.reward:g}")
     if not exceeds(gap, margin):
-        detail = f"rewards {reference.trajectory.reward:g} and {played.trajectory.reward:g}"
-        return _reject(played.id, "margin", detail)
+        detail = f"rewards {reference.trajectory.reward:g} and {episode.trajectory.reward:g}"
+        return _reject(episode.id, "margin", detail)
     return None
 
 
-def _side(played: StoredTrajectory, better: int | None = None, config: PreferencesConfig | None = None) -> _Side:
+def _side(episode: StoredTrajectory, better: int | None = None, config: PreferencesConfig | None = None) -> _Side:
     """Return a whole trajectory as a side, cut if it lost to one of `better` steps."""
-    length = len(played.trajectory.steps)
+    length = len(episode.trajectory.steps)
     end = length if better is None or config is None else min(length, better + config.extra_rounds)
-    return _Side(played, shared=0, end=end, origin=Provenance(split=0, extra={"trajectory": played.id}))
+    return _Side(episode, shared=0, end=end, origin=Provenance(split=0, extra={"trajectory": episode.id}))
 
 
 def _preference(case: PreferenceCase, chosen: _Side, rejected: _Side, env: Environment) -> Preference | Rejection:
@@ -463,35 +468,35 @@ def _make(place: Workplace, iteration: int) -> Made:
         origin = replace(sample.provenance, extra={**sample.provenance.extra, "iteration": iteration_id})
         return replace(sample, provenance=origin)
 
-    stamped = [replace(p, chosen=stamp(p.chosen), rejected=stamp(p.rejected)) for p in outcome[0]]
-    different, repeated = distinct(stamped)
+    stamped_preferences = [replace(p, chosen=stamp(p.chosen), rejected=stamp(p.rejected)) for p in outcome[0]]
+    different, duplicates = distinct(stamped_preferences)
     preferences, over_cap = capped(different, config.per_instance)
-    return preferences, (*outcome[1], *repeated, *over_cap)
+    return preferences, (*outcome[1], *duplicates, *over_cap)
 
 
 def _of_episodes(place: Workplace, iteration: int, worlds: Worlds) -> Made:
     config = place.recipe.eto.preferences
-    planned = load_planned(place.store, place.iteration_id(iteration))
-    stored = load_trajectories(place.store, [plan.trajectory_id for plan in planned])
-    played = scored_by(place, stored)
-    failed = set(failed_subjects(place.store, place.iteration_id(iteration), EXPLORE))
+    plans = load_planned(place.store, place.iteration_id(iteration))
+    trajectories = load_trajectories(place.store, [plan.trajectory_id for plan in plans])
+    scored_trajectories = scored_by(place, trajectories)
+    failed_keys = set(failed_subjects(place.store, place.iteration_id(iteration), EXPLORE))
     by_instance: dict[str, list[StoredTrajectory]] = {}
-    lost: list[Rejection] = []
-    for plan in planned:
+    rejections: list[Rejection] = []
+    for plan in plans:
         key = plan.trajectory_id
         episodes = by_instance.setdefault(plan.instance.key, [])
-        if key in played:
-            episodes.append(StoredTrajectory(key, played[key], forced=plan.forced))
+        if key in scored_trajectories:
+            episodes.append(StoredTrajectory(key, scored_trajectories[key], forced=plan.forced))
         else:
             reason, explanation = "not-played", "was not begun: the collection was limited, or interrupted"
-            if plan.key in failed:
+            if plan.key in failed_keys:
                 reason, explanation = "no-reward", "has no reward; table event has the error that ended it"
-            if key in stored:
+            if key in trajectories:
                 reason, explanation = "no-grade", "has no grade by data.scoring: the reply about it is unreadable"
             detail = f"episode {plan.key} {explanation}"
-            lost.append(Rejection(stage=STAGE, subject=key, reason=reason, detail=detail))
-    owners = {plan.instance.key: plan.instance for plan in planned}
-    parts: list[Made] = [((), tuple(lost))]
+            rejections.append(Rejection(stage=STAGE, subject=key, reason=reason, detail=detail))
+    owners = {plan.instance.key: plan.instance for plan in plans}
+    parts: list[Made] = [((), tuple(rejections))]
     if config.against == "own":
         parts += [among_own(episodes, worlds.of(owners[key]), config) for key, episodes in by_instance.items()]
         return _join(parts)

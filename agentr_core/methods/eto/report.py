@@ -153,14 +153,16 @@ def funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
     stages: list[FunnelStage] = []
     if DEMONSTRATE.name in names:
         stages.append(expert_episodes(place, iteration))
-    explored = datasets.episode_counts(place.store, source, "rollout")
+    episodes = datasets.episode_counts(place.store, source, "rollout")
     if EXPLORE.name in names:
-        stages.append(FunnelStage(name="explored episodes", count=explored.played))
+        stages.append(FunnelStage(name="explored episodes", count=episodes.played))
     if PREFER.name in names:
-        paired = datasets.count_preferences(place.store, source)
-        stages.append(FunnelStage(name="preference pairs", count=paired, rejected=rejected_by(place, source, STAGE)))
+        pair_count = datasets.count_preferences(place.store, source)
+        stages.append(
+            FunnelStage(name="preference pairs", count=pair_count, rejected=rejected_by(place, source, STAGE))
+        )
     else:
-        stages.append(FunnelStage(name="successes", count=explored.solved))
+        stages.append(FunnelStage(name="successes", count=episodes.solved))
     return to_rows(place, iteration, stages)
 
 

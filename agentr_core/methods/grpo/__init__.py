@@ -37,10 +37,10 @@ def foresee(recipe: Recipe, headroom: Headroom) -> Prospect:
     """
     size = recipe.grpo.num_generations
     groups = recipe.grpo.steps * recipe.grpo.groups
-    expected = headroom.rates.total(groups, lambda _, run: mixed(run, size), per_instance=1)
+    mixed_groups = headroom.rates.total(groups, lambda _, run: mixed(run, size), per_instance=1)
     return prospect(
         "grpo",
-        [Forecast(name="mixed_groups", expected=expected)],
+        [Forecast(name="mixed_groups", expected=mixed_groups)],
         needs="mixed_groups",
         short=f"{size} episodes of an instance nearly always all win or all lose",
     )

@@ -93,35 +93,35 @@ def credit_measures(groups: Sequence[Group], grpo: GrpoConfig) -> dict[str, floa
     episodes = (episode for group in groups for episode in group.episodes.values())
     if grpo.states.key == "world" and any(step.state_key is None for episode in episodes for step in episode.steps):
         return dict.fromkeys(("compared_share", "praised_unhelpful", "punished_helpful", "state_conflicts"))
-    agreed = Agreement(0, 0)
-    all_steps = compared = 0
+    agreement = Agreement(0, 0)
+    all_steps = compared_steps = 0
     helpful: dict[bool, list[bool]] = {True: [], False: []}
     for group in groups:
         of_episodes = _edges(group, grpo)
-        agreed = agreed.plus(_agreement(of_episodes))
+        agreement = agreement.plus(_agreement(of_episodes))
         if not teaches(group, grpo):
             continue
         graph = StateGraph.of(list(chain(*of_episodes)), discount=grpo.states.discount)
-        sampled = [
+        sampled_steps = [
             step
-            for edges, of_steps, given in zip(
+            for edges, of_steps, num_given in zip(
                 of_episodes, step_advantages(group, grpo), group.given_counts, strict=True
             )
-            for step in list(zip(edges, of_steps, strict=True))[given:]
+            for step in list(zip(edges, of_steps, strict=True))[num_given:]
         ]
-        in_state = Counter(edge.state for edge, _ in sampled)
-        all_steps += len(sampled)
-        compared += sum(count for count in in_state.values() if count > 1)
-        for edge, advantage in sampled:
+        in_state = Counter(edge.state for edge, _ in sampled_steps)
+        all_steps += len(sampled_steps)
+        compared_steps += sum(count for count in in_state.values() if count > 1)
+        for edge, advantage in sampled_steps:
             helps = graph.is_nearer(edge)
             if advantage and helps is not None:
                 helpful[advantage > 0].append(helps)
-    praised, punished = helpful[True], helpful[False]
+    praises, punishments = helpful[True], helpful[False]
     return {
-        "compared_share": compared / all_steps if all_steps else None,
-        "praised_unhelpful": 1 - sum(praised) / len(praised) if praised else None,
-        "punished_helpful": sum(punished) / len(punished) if punished else None,
-        "state_conflicts": agreed.conflicts / agreed.pairs if agreed.pairs else None,
+        "compared_share": compared_steps / all_steps if all_steps else None,
+        "praised_unhelpful": 1 - sum(praises) / len(praises) if praises else None,
+        "punished_helpful": sum(punishments) / len(punishments) if punishments else None,
+        "state_conflicts": agreement.conflicts / agreement.pairs if agreement.pairs else None,
     }
 
 
@@ -139,8 +139,8 @@ def _state_credit(
     else:
         sizes = [len(edges) for edges in of_episodes]
         worths = [[*of_steps] for of_steps in discounted_rewards(group.compared, sizes, discount=discount)]
-    for of_steps, given in zip(worths, group.given_counts, strict=True):
-        of_steps[:given] = [None] * given
+    for of_steps, num_given in zip(worths, group.given_counts, strict=True):
+        of_steps[:num_given] = [None] * num_given
     return state_advantages(
         [[edge.state for edge in edges] for edges in of_episodes],
         worths,
@@ -166,13 +166,13 @@ def check_keys(agreements: Iterable[Agreement], step: int) -> None:
     """Raise `TrainingFault` if more actions, repeated in a state, led elsewhere than a world's
     state may leave out: then distances between states mean nothing.
     """
-    agreed = Agreement(0, 0)
+    agreement = Agreement(0, 0)
     for of_group in agreements:
-        agreed = agreed.plus(of_group)
-    if agreed.conflicts > MOST_ELSEWHERE * agreed.pairs:
+        agreement = agreement.plus(of_group)
+    if agreement.conflicts > MOST_ELSEWHERE * agreement.pairs:
         raise TrainingFault(
-            f"of {agreed.pairs:,} actions of step {step} that were taken again in a state of the same key, "
-            f"{agreed.conflicts:,} led to another state, so the keys do not tell states apart and distances mean "
+            f"of {agreement.pairs:,} actions of step {step} that were taken again in a state of the same key, "
+            f"{agreement.conflicts:,} led to another state, so the keys do not tell states apart and distances mean "
             "nothing; set grpo.credit to states or episode, or mend the world's state()"
         )
 
@@ -184,14 +184,19 @@ def stored_edges(
     without their states are left out.
     """
     edges: defaultdict[str, list[Edge]] = defaultdict(list)
-    for stored in load_steps(store, iteration_id, sorted(instances), until=step - 1):
-        state, after = stored.state_key, stored.next_state_key
+    for stored_step in load_steps(store, iteration_id, sorted(instances), until=step - 1):
+        state, after = stored_step.state_key, stored_step.next_state_key
         if grpo.states.key == "observation":
-            state, after = fingerprint(stored.before), fingerprint(stored.observation)
+            state, after = fingerprint(stored_step.before), fingerprint(stored_step.observation)
         if state is not None:
-            edges[stored.instance_id].append(
+            edges[stored_step.instance_id].append(
                 Edge.of_step(
-                    state, stored.action, after, ended=stored.ended, terminated=stored.terminated, reward=stored.reward
+                    state,
+                    stored_step.action,
+                    after,
+                    ended=stored_step.ended,
+                    terminated=stored_step.terminated,
+                    reward=stored_step.reward,
                 )
             )
     return edges

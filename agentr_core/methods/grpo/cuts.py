@@ -35,7 +35,7 @@ def largest_drop(group: Sequence[Trajectory], number: int) -> int | None:
 
 
 async def cuts_of(
-    place: Workplace, iteration: int, failed: Mapping[str, Trajectory], helper: Helper, writer: Writer, *, seed: int
+    place: Workplace, iteration: int, failures: Mapping[str, Trajectory], helper: Helper, writer: Writer, *, seed: int
 ) -> dict[str, int]:
     """Return after how many steps failed episodes are cut, by the id of the trajectory; those to be
     cut at random are left out.
@@ -51,15 +51,17 @@ async def cuts_of(
     iteration_id = place.iteration_id(iteration)
     cuts: dict[str, int | None]
     if by == "verdict":
-        cuts = await first_errors(place, iteration, failed, helper, writer, seed=seed)
+        cuts = await first_errors(place, iteration, failures, helper, writer, seed=seed)
     else:
         # The trees of a search are no help: they hold replies of another policy, and an episode
         # leaves them after few steps. Its own group was sampled from the same start by the same
         # policy.
-        companions = load_companions(place.store, list(failed))
-        played = load_trajectories(place.store, sorted({other for others in companions.values() for other in others}))
+        companions = load_companions(place.store, list(failures))
+        trajectories = load_trajectories(
+            place.store, sorted({other for others in companions.values() for other in others})
+        )
         cuts = {
-            key: largest_drop([played[other] for other in others], others.index(key))
+            key: largest_drop([trajectories[other] for other in others], others.index(key))
             for key, others in companions.items()
         }
     none = (
@@ -68,7 +70,7 @@ async def cuts_of(
         else ("no-drop-found", "the mean of its group falls nowhere")
     )
     rejections = []
-    for key in failed:
+    for key in failures:
         cut = cuts.get(key)
         if key not in cuts:
             reason, detail = "not-judged", "table event has the error; it is cut at random"
@@ -84,13 +86,13 @@ async def cuts_of(
 
 
 async def first_errors(
-    place: Workplace, iteration: int, failed: Mapping[str, Trajectory], helper: Helper, writer: Writer, *, seed: int
+    place: Workplace, iteration: int, failures: Mapping[str, Trajectory], helper: Helper, writer: Writer, *, seed: int
 ) -> dict[str, int | None]:
     """Return the position of the first error that the judge names in each episode, None where it
     names none; episodes that could not be judged are left out. Raises as `cuts_of`.
     """
     iteration_id, config = place.iteration_id(iteration), place.recipe.critique
-    stored = {edit.edit_id: edit.answer for edit in load_edits(place.store, iteration_id)}
+    answers = {edit.edit_id: edit.answer for edit in load_edits(place.store, iteration_id)}
 
     async def work(item: tuple[str, Trajectory]) -> int | None:
         key, trajectory = item
@@ -101,16 +103,16 @@ async def first_errors(
             replies = []
             for number in range(request.n):
                 edit_id = fingerprint("edit", iteration_id, instance.key, number, words, request.sampling)
-                if edit_id not in stored:
+                if edit_id not in answers:
                     question = Question(role="judge", messages=request.messages, sampling=request.sampling)
-                    drawn_with = derive_seed(request.seed, "vote", number)
-                    answer = await helper(question, seed=drawn_with, session=f"{instance.key}#judge")
-                    stored[edit_id] = answer
+                    vote_seed = derive_seed(request.seed, "vote", number)
+                    answer = await helper(question, seed=vote_seed, session=f"{instance.key}#judge")
+                    answers[edit_id] = answer
                     row = edit_rows(
                         edit_id, answer, subject=key, prompt="judge", instance=instance, iteration_id=iteration_id
                     )
                     writer.add(row)
-                reply = stored[edit_id]
+                reply = answers[edit_id]
                 replies.append(
                     Generation(
                         text=reply.text,
@@ -127,7 +129,7 @@ async def first_errors(
         return error
 
     errors = await run_all(
-        list(failed.items()),
+        list(failures.items()),
         work,
         key=lambda item: item[0],
         errors=place.recipe.errors,

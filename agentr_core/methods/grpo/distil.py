@@ -29,9 +29,9 @@ def row_of(reading: Reading, steps: Sequence[Step], renderer: Renderer) -> Polic
     """Return what a scorer reads as tokens. The advantages of those that are scored are the
     positions of their steps in the episode, whose steps are given. Raises as `policy_row`.
     """
-    read = [steps[position] for position in reading.positions]
+    read_steps = [steps[position] for position in reading.positions]
     positions = list(map(float, reading.positions))
-    return policy_row(reading.messages, read, renderer, positions, num_given=reading.num_given)
+    return policy_row(reading.messages, read_steps, renderer, positions, num_given=reading.num_given)
 
 
 class Scoring:
@@ -60,8 +60,8 @@ class Scoring:
         cannot be loaded.
         """
         store = self._place.store
-        if stored := load_scores(store, [key for group in groups for key in group.episodes]):
-            return stored
+        if stored_scores := load_scores(store, [key for group in groups for key in group.episodes]):
+            return stored_scores
         others: dict[str, list[Trajectory]] = {}
         if self._distil.context == "records":
             episodes: dict[str, dict[str, Trajectory]] = {}
@@ -70,15 +70,15 @@ class Scoring:
             others = other_episodes(store, self._job.experience, episodes, until=step - 1)
         rows = [pair for group in groups for pair in self.rows(group, worlds, others.get(group.instance.key, ()))]
         scorer = await in_thread(self._loaded)
-        fitting = [(key, row) for key, row in rows if len(row.input_ids) <= scorer.context_length]
-        if len(fitting) < len(rows):
+        fitting_rows = [(key, row) for key, row in rows if len(row.input_ids) <= scorer.context_length]
+        if len(fitting_rows) < len(rows):
             _log.warning(
                 "%s of %s conversations are longer than the scorer's context of %s tokens, and are not scored",
-                *(len(rows) - len(fitting), len(rows), scorer.context_length),
+                *(len(rows) - len(fitting_rows), len(rows), scorer.context_length),
             )
-        of_rows = await in_thread(scorer.scores, [row for _, row in fitting])
+        of_rows = await in_thread(scorer.scores, [row for _, row in fitting_rows])
         scores: dict[str, dict[int, tuple[float, ...]]] = {}
-        for (key, row), of_tokens in zip(fitting, of_rows, strict=True):
+        for (key, row), of_tokens in zip(fitting_rows, of_rows, strict=True):
             for position, tokens in groupby(zip(row.advantages, of_tokens, strict=True), key=itemgetter(0)):
                 scores.setdefault(key, {})[int(position)] = tuple(score for _, score in tokens)
         store.write(score_rows(scores))
@@ -94,14 +94,14 @@ class Scoring:
         env, instance, experts = worlds.of(group.instance), group.instance, self._experts
         if self._distil.context == "expert":
             if instance.key not in experts:
-                played = expert_of(env, instance)
-                if isinstance(played, Rejection):
-                    self._place.store.write(rejection_rows([played], iteration_id=self._job.experience))
-                experts[instance.key] = [played] if isinstance(played, Trajectory) else []
+                replay = expert_of(env, instance)
+                if isinstance(replay, Rejection):
+                    self._place.store.write(rejection_rows([replay], iteration_id=self._job.experience))
+                experts[instance.key] = [replay] if isinstance(replay, Trajectory) else []
             others = experts[instance.key]
         for key, trajectory in group.episodes.items():
-            beside = [other for other in others if other is not trajectory]
-            for reading in readings(env, trajectory, self._distil, beside, given=group.prefix):
+            other_trajectories = [other for other in others if other is not trajectory]
+            for reading in readings(env, trajectory, self._distil, other_trajectories, given=group.prefix):
                 row = row_of(reading, trajectory.steps, self._renderer)
                 if row.positions:
                     yield key, row

@@ -86,19 +86,19 @@ def records_beside(trajectory: Trajectory, position: int, others: Sequence[Traje
                     best = len(path) - place, other, place
         return best
 
-    if (winning := nearest(position, won=True)) is not None or trajectory.success:
-        if winning is not None and not (trajectory.success and len(states) - position <= winning[0]):
-            _, other, place = winning
+    if (win := nearest(position, won=True)) is not None or trajectory.success:
+        if win is not None and not (trajectory.success and len(states) - position <= win[0]):
+            _, other, place = win
             yield f"{WON_FROM_HERE.format(mark=_MARK)}\n\n{record(other, marked=place)}"
         return
     before = range(position - 1, -1, -1)
-    anchors = ((at, shared) for at in before if (shared := nearest(at, won=True)) is not None)
+    anchors = ((at, candidate) for at in before if (candidate := nearest(at, won=True)) is not None)
     if (anchor := next(anchors, None)) is not None:
         at, (_, other, place) = anchor
         yield f"{WON_FROM_BEFORE.format(mark=_MARK, step=at + 1)}\n\n{record(other, marked=place)}"
-    elif won := [other for other in others if other.success]:
-        yield f"{WON_ELSEWHERE}\n\n{record(min(won, key=lambda other: len(other.steps)))}"
-    failures = ((at, shared) for at in (position, *before) if (shared := nearest(at, won=False)) is not None)
+    elif wins := [other for other in others if other.success]:
+        yield f"{WON_ELSEWHERE}\n\n{record(min(wins, key=lambda other: len(other.steps)))}"
+    failures = ((at, candidate) for at in (position, *before) if (candidate := nearest(at, won=False)) is not None)
     if (failure := next(failures, None)) is not None:
         at, (_, other, place) = failure
         yield f"{LOST.format(mark=_MARK, step=at + 1)}\n\n{record(other, marked=place)}"

@@ -82,18 +82,18 @@ def step_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
     note += cuts_sentence(place, iteration)
     why = untrained(group_counts(place.store, place.iteration_id(iteration)))
     blocks: list[Block] = [Paragraph(f"{why[0].upper()}{why[1:]}.")] if why else []
-    validated = validations(place.store, place.iteration_id(iteration))
-    curves = group_learning(steps, validated, size)
+    step_validations = validations(place.store, place.iteration_id(iteration))
+    curves = group_learning(steps, step_validations, size)
     idle = sum(step.entropy is None and not step.mixed_share for step in steps)
     if idle and len(steps) > 1:
         blocks.append(Paragraph(f"{idle} of {len(steps)} steps had no mixed group, and trained nothing."))
     training = Section("groups", TITLE, (*blocks, *curves, _table(steps, size)), note)
-    if not validated:
+    if not step_validations:
         return (training,)
     columns = (Column("Step"), Column("Success, %"), Column("Reward"), Column("Episodes"))
     rows = tuple(
         Row((str(v.step), wording.percent(v.success), wording.decimal(v.reward, 3), wording.count(v.episodes)))
-        for v in validated
+        for v in step_validations
     )
     note = f"Set {place.recipe.evaluation.development}, played greedily with the weights after a step."
     return (training, Section("validation", "Validation by step", (Table(columns, rows),), note))
@@ -112,10 +112,12 @@ def cuts_sentence(place: Workplace, iteration: int) -> str:
     }
     cut = max(0, count_revisited(place.store, iteration_id) - sum(at_random.values()))
     where = "first step that the judge calls bad" if by == "verdict" else "largest drop of their group's value"
-    drawn = "".join(f", {wording.count(count)} at random ({reason})" for reason, count in at_random.items())
+    random_clause = "".join(f", {wording.count(count)} at random ({reason})" for reason, count in at_random.items())
     start = counts.get(AT_START, 0)
-    begun = f"; for {wording.count(start)} that is the first step, and a group began at the start" if start else ""
-    return f" Of the failed episodes {wording.count(cut)} were cut before the {where}{drawn}{begun}."
+    start_clause = (
+        f"; for {wording.count(start)} that is the first step, and a group began at the start" if start else ""
+    )
+    return f" Of the failed episodes {wording.count(cut)} were cut before the {where}{random_clause}{start_clause}."
 
 
 def run_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
@@ -128,11 +130,13 @@ def run_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
         return ()
     lengths = [f"{wording.iteration(number)}: {len(part)} steps" for number, part in parts.items() if part]
     note = f"All steps one after the other; {', '.join(lengths)}. The page of an iteration has its table."
-    validated = [(number, row) for number in parts for row in validations(place.store, place.iteration_id(number))]
+    run_validations = [
+        (number, row) for number in parts for row in validations(place.store, place.iteration_id(number))
+    ]
     before = {number: sum(len(parts[other]) for other in parts if other < number) for number in parts}
     curves = group_learning(
         [row._replace(step=at) for at, row in enumerate(steps, 1)],
-        [row._replace(step=before[number] + row.step) for number, row in validated],
+        [row._replace(step=before[number] + row.step) for number, row in run_validations],
         place.recipe.grpo.num_generations,
     )
     return (Section("groups-run", "Reinforcement learning over the run", tuple(curves), note),)
@@ -168,5 +172,5 @@ def _table(steps: Sequence[GroupStep], size: int) -> Table:
         "Clipped, %": shares(step.clip_share for step in rows),
         "Worth": numbers((step.shaped for step in rows), 3),
     }
-    filled = {title: cells for title, cells in columns.items() if set(cells) != {None}}
-    return Table(tuple(map(Column, filled)), tuple(map(Row, zip(*filled.values(), strict=True))))
+    filled_columns = {title: cells for title, cells in columns.items() if set(cells) != {None}}
+    return Table(tuple(map(Column, filled_columns)), tuple(map(Row, zip(*filled_columns.values(), strict=True))))

@@ -62,7 +62,7 @@ class Beginning:
 
 
 def revisited(
-    instances: Sequence[Instance], failed: Mapping[str, Sequence[str]], *, share: float, seed: int
+    instances: Sequence[Instance], failures: Mapping[str, Sequence[str]], *, share: float, seed: int
 ) -> dict[str, str]:
     """Return the failed episodes to go on from, by instance key: one for each of at most a `share`
     of all `instances`, drawn by the seed.
@@ -70,14 +70,14 @@ def revisited(
     At least one instance is always left out, so that each step has episodes from the start.
 
     Args:
-        failed: the ids of failed episodes with at least two steps, by the key of their instance, in
-            the order in which they were planned.
+        failures: the ids of failed episodes with at least two steps, by the key of their instance,
+            in the order in which they were planned.
     """
-    able = sorted({instance.key for instance in instances if failed.get(instance.key)})
+    able = sorted({instance.key for instance in instances if failures.get(instance.key)})
     rng = random.Random(seed)
     most = min(round(share * len(instances)), len(instances) - 1)
-    chosen = rng.sample(able, min(len(able), most))
-    return {key: rng.choice(failed[key]) for key in sorted(chosen)}
+    keys = rng.sample(able, min(len(able), most))
+    return {key: rng.choice(failures[key]) for key in sorted(keys)}
 
 
 def beginning(
@@ -158,7 +158,7 @@ def forks(
     Each observation of a member's own, as opposed to its parent's, gives one chance to branch,
     which a seed of its own decides. The first `given` steps of each were not sampled for the group.
     """
-    tried: list[Fork] = []
+    candidates: list[Fork] = []
     for member in members:
         steps = member.trajectory.steps
         for position in range(len(member.plan.prefix) + 1, len(steps)):
@@ -167,8 +167,8 @@ def forks(
             rise = entropy(steps[position - 1], branching, vocabulary) - entropy(steps[given], branching, vocabulary)
             draw = random.Random(derive_seed(member.plan.seed, OPERATOR, position)).random()
             if draw < chance(rise, branching):
-                tried.append(Fork(parent=member, position=position))
-    return sorted(tried, key=lambda fork: (fork.position, fork.parent.plan.number))[:room]
+                candidates.append(Fork(parent=member, position=position))
+    return sorted(candidates, key=lambda fork: (fork.position, fork.parent.plan.number))[:room]
 
 
 # A group while it is sampled: which episodes of an instance to play, wave by wave.
@@ -206,25 +206,27 @@ class Family:
         if not self.planned:
             return self._fresh(settings.initial_rollouts)
         branches: list[EpisodePlan] = []
-        given = len(self.beginning.steps)
-        for fork in forks(self._newest, settings, vocabulary, room=room, given=given):
+        num_given = len(self.beginning.steps)
+        for fork in forks(self._newest, settings, vocabulary, room=room, given=num_given):
             (number,) = self._numbers(1)
             plan = EpisodePlan(
                 instance=self.instance,
                 number=number,
                 seed=self.seed(number),
                 prefix=fork.prefix,
-                max_steps=config.max_steps - (fork.position - given),
+                max_steps=config.max_steps - (fork.position - num_given),
             )
             self._forks[plan.key] = fork
             branches.append(plan)
         return branches or self._fresh(room)
 
-    def take(self, played: Mapping[str, tuple[EpisodePlan, Trajectory]]) -> list[Derivation]:
+    def take(self, episodes: Mapping[str, tuple[EpisodePlan, Trajectory]]) -> list[Derivation]:
         """Take the played episodes of a wave, by trajectory id; return the derivations of those
         that do not begin at the start.
         """
-        self._newest = [Member(key=key, plan=plan, trajectory=done) for key, (plan, done) in played.items()]
+        self._newest = [
+            Member(key=key, plan=plan, trajectory=trajectory) for key, (plan, trajectory) in episodes.items()
+        ]
         self.episodes |= {member.key: member.trajectory for member in self._newest}
         derivations: list[Derivation] = []
         for member in self._newest:
@@ -290,7 +292,7 @@ def contrast(rate: float, size: int) -> float:
 
 def choose(
     instances: Sequence[Instance],
-    known: Mapping[str, PastRewards] | None,
+    tallies: Mapping[str, PastRewards] | None,
     *,
     count: int,
     size: int,
@@ -303,16 +305,16 @@ def choose(
     A rate of success is drawn for each, from the Beta distribution given by its tally and a prior,
     and the highest chances of contrast win (Thompson sampling). So an instance of which little is
     known gets its turn too, and so does one that was always lost so far, since the policy improves.
-    If `known` is None, all have the same chance.
+    If `tallies` is None, all have the same chance.
 
     Instances to `avoid`, by key, are chosen only after all others; if there are fewer than `count`
     instances, they repeat.
     """
     random = np.random.default_rng(seed)
-    if known is None:
+    if tallies is None:
         scores = random.random(len(instances))
     else:
-        past = [known.get(instance.key, PastRewards()) for instance in instances]
+        past = [tallies.get(instance.key, PastRewards()) for instance in instances]
         rates = random.beta([_WON + tally.won for tally in past], [_MISSED + tally.missed for tally in past])
         scores = np.array([contrast(rate, size) for rate in rates])
     score_of = {instance.key: score for instance, score in zip(instances, scores, strict=True)}
@@ -320,9 +322,9 @@ def choose(
     return [order[position % len(order)] for position in range(count)]
 
 
-def lost(instances: Iterable[Instance], known: Mapping[str, PastRewards]) -> list[Instance]:
+def lost(instances: Iterable[Instance], tallies: Mapping[str, PastRewards]) -> list[Instance]:
     """Return the instances that were played and never earned any reward."""
-    return [instance for instance in instances if instance.key in known and not known[instance.key].won]
+    return [instance for instance in instances if instance.key in tallies and not tallies[instance.key].won]
 
 
 def past_rewards(outcomes: Iterable[tuple[str, int, float]], *, memory: float) -> dict[str, PastRewards]:
@@ -376,7 +378,7 @@ class Rollouts:
     writer: Writer
 
     async def play(
-        self, step: int, policy: Checkpoint, known: dict[str, PastRewards], worlds: Worlds
+        self, step: int, policy: Checkpoint, tallies: dict[str, PastRewards], worlds: Worlds
     ) -> tuple[list[Group], Effort]:
         """Return the groups of a step and the effort that they took. Every episode is stored, and
         stored ones are not played again.
@@ -392,25 +394,25 @@ class Rollouts:
             missing = config.groups - sum(has_contrast(group.compared) for group in groups)
             if not missing:
                 break
-            drawn = {group.instance.key for group in groups}
+            drawn_keys = {group.instance.key for group in groups}
             # The instances whose groups go on from the expert's first steps.
-            hopeless = [instance for instance in lost(self.instances, known) if instance.key not in drawn]
+            hopeless = [instance for instance in lost(self.instances, tallies) if instance.key not in drawn_keys]
             most = min(round(config.expert_share * missing), missing - 1, len(hopeless))
-            led = random.Random(derive_seed(seed, "led", self.iteration, step, draw)).sample(hopeless, most)
+            led_instances = random.Random(derive_seed(seed, "led", self.iteration, step, draw)).sample(hopeless, most)
             instances = choose(
                 self.instances,
-                None if config.curriculum == "uniform" else known,
-                count=missing - len(led),
+                None if config.curriculum == "uniform" else tallies,
+                count=missing - len(led_instances),
                 size=config.num_generations,
                 seed=derive_seed(seed, "groups", self.iteration, step, draw),
-                avoid=drawn | {instance.key for instance in led},
+                avoid=drawn_keys | {instance.key for instance in led_instances},
             )
             # Each with how often it was chosen before in this draw.
-            chosen = [(position // len(self.instances), instance) for position, instance in enumerate(instances)]
-            families = await self._families(step, draw, chosen, led, worlds)
-            more, took = await self._round(step, draw, policy, families, worlds, first=len(groups))
+            choices = [(position // len(self.instances), instance) for position, instance in enumerate(instances)]
+            families = await self._families(step, draw, choices, led_instances, worlds)
+            more, round_effort = await self._round(step, draw, policy, families, worlds, first=len(groups))
             groups += more
-            effort += took
+            effort += round_effort
         return groups, effort
 
     # No evaluation: that is of a checkpoint, one an iteration, and a policy between two steps is
@@ -445,31 +447,42 @@ class Rollouts:
             ),
             step,
         )
-        lost = set(store.missing("trajectory", list(ids.values())))
-        store.write(validation_rows(iteration_id, step, [key for key in ids.values() if key not in lost]))
+        lost_ids = set(store.missing("trajectory", list(ids.values())))
+        store.write(validation_rows(iteration_id, step, [key for key in ids.values() if key not in lost_ids]))
 
     async def _families(
-        self, step: int, draw: int, chosen: Sequence[tuple[int, Instance]], led: Sequence[Instance], worlds: Worlds
+        self,
+        step: int,
+        draw: int,
+        choices: Sequence[tuple[int, Instance]],
+        led_instances: Sequence[Instance],
+        worlds: Worlds,
     ) -> list[Family]:
         """Return the groups of a draw before any of their episodes is played."""
         # By instance key; groups that begin at the start are left out.
         beginnings: dict[str, Beginning] = {}
         if share := self.place.recipe.grpo.revision_share:
             store, seed = self.place.store, derive_seed(self.place.recipe.seed, "revisions", self.iteration, step, draw)
-            failed = load_failures(store, self.place.iteration_id(self.iteration), until=step - 1)
-            picked = revisited([instance for _, instance in chosen], failed, share=share, seed=seed)
-            played = load_trajectories(store, list(picked.values()))
-            cuts = await cuts_of(self.place, self.iteration, played, self.helper, self.writer, seed=seed)
-            beginnings = {key: beginning(own, played[own], seed=seed, cut=cuts.get(own)) for key, own in picked.items()}
-        shown = await in_thread(self._expert_beginnings, step, draw, led, worlds) if led else {}
-        taken = {instance.key for instance in led}
+            failures = load_failures(store, self.place.iteration_id(self.iteration), until=step - 1)
+            parent_ids = revisited([instance for _, instance in choices], failures, share=share, seed=seed)
+            trajectories = load_trajectories(store, list(parent_ids.values()))
+            cuts = await cuts_of(self.place, self.iteration, trajectories, self.helper, self.writer, seed=seed)
+            beginnings = {
+                key: beginning(own, trajectories[own], seed=seed, cut=cuts.get(own)) for key, own in parent_ids.items()
+            }
+        expert_beginnings = (
+            await in_thread(self._expert_beginnings, step, draw, led_instances, worlds) if led_instances else {}
+        )
+        led_keys = {instance.key for instance in led_instances}
         # With few instances, one may be chosen again; its episodes then differ.
         return [
             *(
-                self._family(step, draw, instance, {} if again else beginnings, again=again + (instance.key in taken))
-                for again, instance in chosen
+                self._family(
+                    step, draw, instance, {} if again else beginnings, again=again + (instance.key in led_keys)
+                )
+                for again, instance in choices
             ),
-            *(self._family(step, draw, instance, shown, again=0) for instance in led),
+            *(self._family(step, draw, instance, expert_beginnings, again=0) for instance in led_instances),
         ]
 
     def _family(
@@ -488,15 +501,15 @@ class Rollouts:
     ) -> tuple[list[Group], Effort]:
         config = self.place.recipe.grpo
         effort = Effort()
-        while any(wanted := [family.next_wave(config, self.vocabulary) for family in families]):
-            effort += await self._wave(step, policy, list(zip(families, wanted, strict=True)))
+        while any(waves := [family.next_wave(config, self.vocabulary) for family in families]):
+            effort += await self._wave(step, policy, list(zip(families, waves, strict=True)))
         groups: list[Group] = []
         for family in families:
             if len(family.episodes) >= _LEAST:
-                shaped: tuple[float, ...] | None = None
+                shaped_rewards: tuple[float, ...] | None = None
                 if self.reward is not None:
                     env, episodes = worlds.of(family.instance), list(family.episodes.values())
-                    shaped = tuple(self.reward.rewards(episodes, step=step, steps=config.steps, env=env))
+                    shaped_rewards = tuple(self.reward.rewards(episodes, step=step, steps=config.steps, env=env))
                 groups.append(
                     Group(
                         number=first + len(groups),
@@ -507,12 +520,14 @@ class Rollouts:
                         led=family.beginning.operator == "continuation",
                         episodes=family.episodes,
                         given=family.given,
-                        shaped=shaped,
+                        shaped=shaped_rewards,
                     )
                 )
         return groups, effort
 
-    def _expert_beginnings(self, step: int, draw: int, led: Sequence[Instance], worlds: Worlds) -> dict[str, Beginning]:
+    def _expert_beginnings(
+        self, step: int, draw: int, led_instances: Sequence[Instance], worlds: Worlds
+    ) -> dict[str, Beginning]:
         """Return beginnings of the expert's episodes, by instance key, and store these episodes.
         Instances that the expert does not solve, or solves at once, are left out; where it fails
         what it claims to solve, that is stored as a rejection.
@@ -520,28 +535,28 @@ class Rollouts:
         seed = derive_seed(self.place.recipe.seed, "led", self.iteration, step, draw)
         iteration_id = self.place.iteration_id(self.iteration)
         beginnings: dict[str, Beginning] = {}
-        for instance in led:
+        for instance in led_instances:
             env = worlds.of(instance)
-            played = expert_of(env, instance)
-            if isinstance(played, Rejection):
-                self.place.store.write(rejection_rows([played], iteration_id=iteration_id))
+            replay = expert_of(env, instance)
+            if isinstance(replay, Rejection):
+                self.place.store.write(rejection_rows([replay], iteration_id=iteration_id))
                 continue
-            if played is not None and len(played.steps) > 1:
-                self.place.store.write(expert_rows(iteration_id, played, 0, env=env, samples=False))
+            if replay is not None and len(replay.steps) > 1:
+                self.place.store.write(expert_rows(iteration_id, replay, 0, env=env, samples=False))
                 key = expert_id(iteration_id, instance)
-                beginnings[instance.key] = beginning(key, played, seed=seed, operator="continuation")
+                beginnings[instance.key] = beginning(key, replay, seed=seed, operator="continuation")
         return beginnings
 
     async def _wave(
-        self, step: int, policy: Checkpoint, wanted: Sequence[tuple[Family, Sequence[EpisodePlan]]]
+        self, step: int, policy: Checkpoint, wave: Sequence[tuple[Family, Sequence[EpisodePlan]]]
     ) -> Effort:
         """Play the missing episodes of a wave and give each family its own; return the effort that
         they took.
         """
         store, iteration_id = self.place.store, self.place.iteration_id(self.iteration)
-        ids = {plan.key: rollout_id(iteration_id, policy.id, plan) for _, plans in wanted for plan in plans}
+        ids = {plan.key: rollout_id(iteration_id, policy.id, plan) for _, plans in wave for plan in plans}
         missing = set(store.missing("trajectory", list(ids.values())))
-        left = tuple(plan for _, plans in wanted for plan in plans if ids[plan.key] in missing)
+        missing_plans = tuple(plan for _, plans in wave for plan in plans if ids[plan.key] in missing)
         config = self.place.recipe.grpo
         shard = EpisodeShard(
             stage=STAGE,
@@ -549,20 +564,22 @@ class Rollouts:
             name=f"step {step}",
             iteration=self.iteration,
             checkpoint=policy,
-            plans=left,
+            plans=missing_plans,
             sampling=config.sampling(temperature=1.0, max_new_tokens=config.max_new_tokens, logprobs=True),
             max_steps=config.max_steps,
             repeats=config.repeats,
             limits=config.limits,
-            done=len(ids) - len(left),
+            done=len(ids) - len(missing_plans),
             total=len(ids),
         )
         effort = await self._played(shard, step)
-        played = load_trajectories(store, list(ids.values()))
+        trajectories = load_trajectories(store, list(ids.values()))
         derivations: list[Derivation] = []
-        for family, plans in wanted:
+        for family, plans in wave:
             own = {ids[plan.key]: plan for plan in plans}
-            derivations += family.take({key: (plan, played[key]) for key, plan in own.items() if key in played})
+            derivations += family.take(
+                {key: (plan, trajectories[key]) for key, plan in own.items() if key in trajectories}
+            )
         store.write(derivation_rows(derivations, iteration_id=iteration_id))
         return effort
 

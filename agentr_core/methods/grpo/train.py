@@ -85,9 +85,9 @@ def measures(groups: Sequence[Group], totals: Totals, grpo: GrpoConfig) -> dict[
     """
     fresh = [group for group in groups if not group.prefix]
     episodes = [episode for group in fresh for episode in group.episodes.values()]
-    recovering = [episode for group in groups if group.prefix and not group.led for episode in group.episodes.values()]
-    sampled = [steps for group in groups for steps in group.sampled]
-    replies = [step for steps in sampled for step in steps]
+    recoveries = [episode for group in groups if group.prefix and not group.led for episode in group.episodes.values()]
+    sampled_episodes = [steps for group in groups for steps in group.sampled]
+    replies = [step for steps in sampled_episodes for step in steps]
     worths = [worth for group in groups for worth in group.shaped or ()]
     tokens = sum(len(reply.token_ids) for reply in replies)
     updates: dict[str, float | None] = dict.fromkeys(("loss", "entropy", "kl", "sampler_kl", "clip_share", "grad_norm"))
@@ -105,11 +105,11 @@ def measures(groups: Sequence[Group], totals: Totals, grpo: GrpoConfig) -> dict[
         "shaped": fmean(worths) if worths else None,
         "pass_at_1": sum(episode.success for episode in episodes) / max(1, len(episodes)),
         "pass_at_n": sum(group.wins > 0 for group in fresh) / max(1, len(fresh)),
-        "recovered": fmean(episode.success for episode in recovering) if recovering else None,
+        "recovered": fmean(episode.success for episode in recoveries) if recoveries else None,
         "mixed_share": sum(has_contrast(group.compared) for group in groups) / max(1, len(groups)),
         "drawn_again": sum(group.draw > 0 for group in groups),
-        "episode_tokens": tokens / max(1, len(sampled)),
-        "episode_steps": len(replies) / max(1, len(sampled)),
+        "episode_tokens": tokens / max(1, len(sampled_episodes)),
+        "episode_steps": len(replies) / max(1, len(sampled_episodes)),
         "cut_share": sum(reply.finish_reason == "length" for reply in replies) / max(1, len(replies)),
         "sampled_tokens": tokens,
         "trained_tokens": totals.tokens,
@@ -124,10 +124,10 @@ def untrained(counts: GroupCounts) -> str:
     """
     if counts.mixed:
         return ""
-    lost = counts.groups - counts.alike_with_wins
+    losses = counts.groups - counts.alike_with_wins
     return (
         f"nothing was trained, and the weights are those that the iteration began with: in each of the "
-        f"{counts.groups} groups all episodes have the same reward, so none is better than another ({lost} groups "
+        f"{counts.groups} groups all episodes have the same reward, so none is better than another ({losses} groups "
         f"without a win, {counts.alike_with_wins} with wins); take easier or harder instances, or raise "
         "grpo.num_generations"
     )
@@ -233,8 +233,8 @@ def shared_folder(job: OnlineJob) -> Iterator[Path]:
     Its name depends only on the checkpoint, so that a rerun removes what a killed process left:
     memory that nothing else would ever free.
     """
-    stored = sum(file.stat().st_size for file in weight_files(adapter_base(job.model_dir) or job.model_dir))
-    in_memory = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > _COPIES * stored
+    weight_bytes = sum(file.stat().st_size for file in weight_files(adapter_base(job.model_dir) or job.model_dir))
+    in_memory = SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > _COPIES * weight_bytes
     folder = (SHARED_MEMORY if in_memory else job.work.root) / shared_name(job.output_dir)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700, parents=True)
@@ -378,13 +378,13 @@ class _Training:
             shape = skeleton(adapter_base(job.model_dir) or job.model_dir) if job.config.report_to else None
             with place.worlds() as worlds, reporting(job, shape) as tell:
                 for step in range(first, grpo.steps + 1):
-                    measured = await self._step(step, learner, worlds)
+                    step_measures = await self._step(step, learner, worlds)
                     if grpo.eval_steps and step % grpo.eval_steps == 0:
-                        measured |= await self._validate(step, learner)
+                        step_measures |= await self._validate(step, learner)
                     # Loggers are told these as by a training on a dataset: all up to here.
                     so_far = self.history[-1]
-                    tell(step, {**measured, "trained_tokens": so_far.trained_tokens, "seconds": so_far.seconds})
-                    if reason := watch_step(place, self.rollouts.iteration, STAGE, step, measured):
+                    tell(step, {**step_measures, "trained_tokens": so_far.trained_tokens, "seconds": so_far.seconds})
+                    if reason := watch_step(place, self.rollouts.iteration, STAGE, step, step_measures):
                         if not await self._go_back(learner):
                             # Everything that was sampled stays, and so do the last saved weights.
                             raise reason.ends("trains on")
@@ -403,12 +403,12 @@ class _Training:
         """Restore the last saved weights, if the recipe goes back and there are any; return whether
         that was done.
         """
-        saved = load_snapshot(self.job.work.checkpoints)
-        if saved is None or self.rollouts.place.recipe.alarms.reaction != "back":
+        snapshot = load_snapshot(self.job.work.checkpoints)
+        if snapshot is None or self.rollouts.place.recipe.alarms.reaction != "back":
             return False
         await self._awake(learner)
-        await in_thread(learner.restore, saved.learner, saved.parts)
-        self.history = saved.history
+        await in_thread(learner.restore, snapshot.learner, snapshot.parts)
+        self.history = snapshot.history
         return True
 
     async def _save(self, step: int, learner: Learner | Ranks) -> None:
@@ -459,7 +459,7 @@ class _Training:
     async def _step(self, step: int, learner: Learner | Ranks, worlds: Worlds) -> dict[str, float | None]:
         """Sample and train a step, and return its measures."""
         place, job, iteration_id = self.rollouts.place, self.job, self.job.experience
-        started = time.perf_counter()
+        start = time.perf_counter()
         groups, effort, seconds = await self._groups(step, learner, worlds)
         replies = [reply for group in groups for steps in group.sampled for reply in steps]
         # No further step would change that.
@@ -469,7 +469,7 @@ class _Training:
                 "reinforced; if it answered in earlier steps, lower training.learning_rate and begin a new run, else "
                 "look at the chat template and the weights of its directory"
             )
-        sampled, grpo = time.perf_counter(), job.objective.grpo
+        sampling_end, grpo = time.perf_counter(), job.objective.grpo
         if grpo.staleness and step < grpo.steps and not load_groups(place.store, iteration_id, step + 1):
             policy = await self._load(step - 1, learner)
             self.ahead = asyncio.create_task(self._sample(step + 1, policy, worlds))
@@ -478,7 +478,7 @@ class _Training:
         scores = None if self.scoring is None else await self.scoring.scores(groups, step, worlds)
         rows = [row for group in groups for row in self._rows(group, worlds, scores)]
         rate, totals = await in_thread(_update, learner, rows, job, step)
-        ended = time.perf_counter()
+        end = time.perf_counter()
         before = self.history[-1] if self.history else None
         self.history.append(
             TrainingStep(
@@ -486,56 +486,56 @@ class _Training:
                 total_steps=job.objective.grpo.steps,
                 loss=totals.loss / max(1, totals.updates),
                 trained_tokens=totals.tokens + (before.trained_tokens if before else 0),
-                seconds=ended - started + (before.seconds if before else 0.0),
+                seconds=end - start + (before.seconds if before else 0.0),
                 learning_rate=rate,
                 grad_norm=totals.norm / totals.updates if totals.updates else None,
             )
         )
-        measured = measures(groups, totals, job.objective.grpo) | {
+        step_measures = measures(groups, totals, job.objective.grpo) | {
             "learning_rate": rate,
             "scorer_kl": divergence_from(rows),
             "sampling_seconds": seconds,
-            "training_seconds": ended - sampled,
+            "training_seconds": end - sampling_end,
         }
-        place.store.write(rl_step_rows(iteration_id, step, measured))
+        place.store.write(rl_step_rows(iteration_id, step, step_measures))
         empty = sum(not reply.reply.strip() for reply in replies)
-        measured |= {"empty_share": empty / max(1, len(replies))}
-        self.clock.add({"generate": sampled - started, "train": ended - sampled})
+        step_measures |= {"empty_share": empty / max(1, len(replies))}
+        self.clock.add({"generate": sampling_end - start, "train": end - sampling_end})
         self.clock.tokens = (self.clock.tokens or 0) + effort.tokens
         share = sum(has_contrast(group.compared) for group in groups) / max(1, len(groups))
         place.progress(step, job.objective.grpo.steps, f"steps, {share:.0%} of the groups mixed")
-        return measured
+        return step_measures
 
     async def _validate(self, step: int, learner: Learner | Ranks) -> dict[str, float | None]:
         """Play the development set with the weights after a step, unless that was done; return its
         success and reward.
         """
-        started, store = time.perf_counter(), self.rollouts.place.store
+        start, store = time.perf_counter(), self.rollouts.place.store
         if self.ahead is not None:
             # The sampler has the weights before the step until then.
             await asyncio.wait({self.ahead})
         if validation_of(store, self.job.experience, step) is None:
             before = self.rollouts.sampler.stats().completion_tokens
             await self.rollouts.validate(step, await self._load(step, learner))
-            self.clock.add({"generate": time.perf_counter() - started})
+            self.clock.add({"generate": time.perf_counter() - start})
             self.clock.tokens = (self.clock.tokens or 0) + self.rollouts.sampler.stats().completion_tokens - before
         validation = validation_of(store, self.job.experience, step)
         return {} if validation is None else {"eval_success": validation.success, "eval_reward": validation.reward}
 
-    async def _load(self, done: int, learner: Learner | Ranks) -> Checkpoint:
+    async def _load(self, step: int, learner: Learner | Ranks) -> Checkpoint:
         """Load the learner's weights after a step into the sampler, and return them as the policy
         that samples.
         """
         model = self.rollouts.sampler.model
         assert isinstance(model, Reloading)
-        if self.loaded != done:
+        if self.loaded != step:
             # A new folder each time: the previous file stays until all samplers have the new one.
-            file = self._file(done)
+            file = self._file(step)
             dtype = getattr(torch, self.rollouts.place.recipe.model.dtype)
             if not file.exists():
                 # Otherwise the sampler had them, and slept since.
                 file.parent.mkdir()
-                if self.behind is not None and self.behind[0] == done:
+                if self.behind is not None and self.behind[0] == step:
                     shutil.copyfile(self.behind[1], file)
                 else:
                     await self._awake(learner)
@@ -547,11 +547,11 @@ class _Training:
             for old in self.folder.glob("step-*"):
                 if old != file.parent:
                     shutil.rmtree(old)
-            self.loaded = done
-        return Checkpoint(id=f"{self.job.output_dir.name}@{done}", path=self.job.model_dir, weights_sha256="")
+            self.loaded = step
+        return Checkpoint(id=f"{self.job.output_dir.name}@{step}", path=self.job.model_dir, weights_sha256="")
 
-    def _file(self, done: int) -> Path:
-        return self.folder / f"step-{done}" / "model.safetensors"
+    def _file(self, step: int) -> Path:
+        return self.folder / f"step-{step}" / "model.safetensors"
 
     async def _awake(self, learner: Learner | Ranks) -> None:
         """Give the learner its turn on the GPU, if it is the sampler's."""
@@ -563,25 +563,25 @@ class _Training:
     async def _groups(self, step: int, learner: Learner | Ranks, worlds: Worlds) -> _SampledStep:
         """Return the groups of a step: those that were sampled ahead or are stored, or new ones."""
         if self.ahead is not None:
-            sampled, self.ahead = await self.ahead, None
-            return sampled
+            sampled_step, self.ahead = await self.ahead, None
+            return sampled_step
         if groups := load_groups(self.rollouts.place.store, self.job.experience, step):
             return _SampledStep(groups, Effort(), None)
         # Only the first step after a saved state is neither of these.
-        done = step - 1 if self.behind is None else self.behind[0]
-        return await self._sample(step, await self._load(done, learner), worlds)
+        weights_step = step - 1 if self.behind is None else self.behind[0]
+        return await self._sample(step, await self._load(weights_step, learner), worlds)
 
     async def _sample(self, step: int, policy: Checkpoint, worlds: Worlds) -> _SampledStep:
         """Return the groups of a step, sampled with a policy that the sampler has."""
-        place, grpo, started = self.rollouts.place, self.job.objective.grpo, time.perf_counter()
+        place, grpo, start = self.rollouts.place, self.job.objective.grpo, time.perf_counter()
         # The past rewards of instances, by key. Variants of one instance, such as goals under other
         # names, share theirs.
         outcomes = load_outcomes(place.store, self.job.experience, until=step - 1)
         past = past_rewards(((o.origin, o.episodes, o.reward) for o in outcomes), memory=grpo.memory)
         traits = instance_traits(place.store, [instance.key for instance in self.rollouts.instances])
-        known = {key: past[traits[key].origin] for key in traits if traits[key].origin in past}
+        tallies = {key: past[traits[key].origin] for key in traits if traits[key].origin in past}
         before = self.rollouts.sampler.stats().completion_tokens
-        groups, effort = await self.rollouts.play(step, policy, known, worlds)
+        groups, effort = await self.rollouts.play(step, policy, tallies, worlds)
         effort += Effort(tokens=self.rollouts.sampler.stats().completion_tokens - before)
         # Other episodes may be under way (`grpo.staleness`).
         groups = await in_thread(with_credit, groups, grpo, place.store, self.job.experience, step)
@@ -597,7 +597,7 @@ class _Training:
                 for group in groups
             )
         )
-        return _SampledStep(groups, effort, time.perf_counter() - started)
+        return _SampledStep(groups, effort, time.perf_counter() - start)
 
     def _rows(self, group: Group, worlds: Worlds, scores: Scores | None) -> Iterator[PolicyRow]:
         """Yield the rows of a group's episodes that have anything to train; none if no step has an
@@ -608,8 +608,8 @@ class _Training:
             return
         env = worlds.of(group.instance)
         for (key, trajectory), worth in zip(group.episodes.items(), step_advantages(group, grpo), strict=True):
-            scored = None if scores is None else scores.get(key, {})
-            if not (scored or any(worth) or scores is None):
+            episode_scores = None if scores is None else scores.get(key, {})
+            if not (episode_scores or any(worth) or scores is None):
                 continue
             parts = [
                 policy_row(
@@ -618,7 +618,9 @@ class _Training:
                     self.renderer,
                     [worth[position] for position in part.positions],
                     num_given=sum(position < group.prefix for position in part.positions),
-                    scores=None if scored is None else [scored.get(position, ()) for position in part.positions],
+                    scores=None
+                    if episode_scores is None
+                    else [episode_scores.get(position, ()) for position in part.positions],
                 )
                 for part in (conversations(env, trajectory) if trajectory.steps else ())
                 if not part.is_left_out

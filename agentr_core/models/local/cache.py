@@ -94,9 +94,9 @@ class View:
             return self.mask
         number = torch.arange(count, device=self.mask.device)
         slots = number // size
-        seen = (slots[:, None] == slots) & (number[:, None] >= number)
+        step_mask = (slots[:, None] == slots) & (number[:, None] >= number)
         mask = self.mask.repeat_interleave(size, dim=2)
-        mask[:, 0, :, start : start + count].masked_fill_(seen, 0)
+        mask[:, 0, :, start : start + count].masked_fill_(step_mask, 0)
         return mask
 
     def keep(self, column: int, counts: Tensor, size: int) -> None:
@@ -104,10 +104,10 @@ class View:
         from `column` on; the rest stays masked.
         """
         start, width = column - self._shift, counts.shape[1]
-        seen = torch.arange(size, device=counts.device) < counts[..., None]
+        visible_mask = torch.arange(size, device=counts.device) < counts[..., None]
         own = torch.eye(width, dtype=torch.bool, device=counts.device)[:, :, None]
         part = self.mask[:, 0, :, start : start + width * size]
-        part.masked_fill_((own & seen[:, :, None, :]).flatten(2), 0)
+        part.masked_fill_((own & visible_mask[:, :, None, :]).flatten(2), 0)
 
     def widen(self, more: int) -> None:
         """Add `more` columns, as the buffer did."""
@@ -182,19 +182,19 @@ class KVBuffer:
         self._written, self._seen = start, slice(first, visible)
         self.start, self.visible = start, visible
 
-    def spread(self, rows: Sequence[int], columns: Tensor, seen: Tensor | int) -> None:
+    def spread(self, rows: Sequence[int], columns: Tensor, visible: Tensor | int) -> None:
         """Let the next forward pass, over `rows`, write each row to its own `columns` [rows,
         tokens].
 
-        Each row sees its columns `seen` [rows, columns], where numbers below 0 stand for none; or,
-        if `seen` is one number, all columns up to that.
+        Each row sees its columns `visible` [rows, columns], where numbers below 0 stand for none;
+        or, if `visible` is one number, all columns up to that.
         """
         self._lines = torch.tensor(rows, device=self.shape.device)[:, None]
         # Adjacent rows are read in place; indexing would copy all that is visible.
         together = rows[-1] - rows[0] == len(rows) - 1 and sorted(rows) == list(rows)
         self._rows = slice(rows[0], rows[-1] + 1) if together else self._lines[:, 0]
-        self._written, self._seen = columns, slice(0, seen) if isinstance(seen, int) else seen.clamp(min=0)
-        self.start, self.visible = 0, seen if isinstance(seen, int) else seen.shape[1]
+        self._written, self._seen = columns, slice(0, visible) if isinstance(visible, int) else visible.clamp(min=0)
+        self.start, self.visible = 0, visible if isinstance(visible, int) else visible.shape[1]
 
     def grow(self, columns: int) -> None:
         """Make room for more columns, keeping what is stored."""
@@ -207,11 +207,11 @@ class KVBuffer:
             for new, old in zip(self._layers[number], layer, strict=True):
                 new[:, :, : old.shape[2]] = old
 
-    def keep(self, rows: Sequence[int], size: int, used: int) -> list[int]:
+    def keep(self, rows: Sequence[int], size: int, num_columns: int) -> list[int]:
         """Shrink to `size` rows that include the given ones, and return the new number of each.
 
-        Rows inside the new size stay; the others move into the gaps. Only the first `used` columns
-        are moved.
+        Rows inside the new size stay; the others move into the gaps. Only the first `num_columns`
+        columns are moved.
         """
         staying = {row for row in rows if row < size}
         gaps = iter(row for row in range(size) if row not in staying)
@@ -220,7 +220,7 @@ class KVBuffer:
         targets = [place for row, place in zip(rows, places, strict=True) if row >= size]
         for number, layer in enumerate(self._layers):
             for numbers in layer:
-                numbers[targets, :, :used] = numbers[sources, :, :used]
+                numbers[targets, :, :num_columns] = numbers[sources, :, :num_columns]
             self._layers[number] = layer[0][:size], layer[1][:size]
         self.rows = size
         return places
@@ -244,8 +244,8 @@ class KVBuffer:
         """Store what `read` returned."""
         stop = start + keys.shape[2]
         for layer, new in zip(self._layers, zip(keys, values, strict=True), strict=True):
-            for stored, numbers in zip(layer, new, strict=True):
-                stored[row, :, start:stop] = numbers
+            for storage, numbers in zip(layer, new, strict=True):
+                storage[row, :, start:stop] = numbers
 
     def update(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store the keys and values of new tokens [rows, heads, tokens, head size]; return all that
@@ -254,15 +254,15 @@ class KVBuffer:
         stored_keys, stored_values = self._layers[layer]
         return self._exchange(stored_keys, keys), self._exchange(stored_values, values)
 
-    def _exchange(self, stored: Tensor, new: Tensor) -> Tensor:
+    def _exchange(self, storage: Tensor, new: Tensor) -> Tensor:
         """Store new tokens in a layer, and return what is visible of it."""
         if isinstance(self._written, int):
-            stored[self._rows, :, self._written : self._written + new.shape[2]] = new
+            storage[self._rows, :, self._written : self._written + new.shape[2]] = new
         else:
-            stored[self._lines, :, self._written] = new.transpose(1, 2)
+            storage[self._lines, :, self._written] = new.transpose(1, 2)
         if isinstance(self._seen, slice):
-            return stored[self._rows, :, self._seen]
-        return stored[self._lines, :, self._seen].transpose(1, 2)
+            return storage[self._rows, :, self._seen]
+        return storage[self._lines, :, self._seen].transpose(1, 2)
 
     def gather(self, columns: Tensor) -> None:
         """Move columns to the front: column j of row i becomes the former column `columns[i, j]`;
@@ -270,8 +270,8 @@ class KVBuffer:
         """
         rows = torch.arange(columns.shape[0], device=columns.device)[:, None]
         for numbers in chain.from_iterable(self._layers):
-            moved = numbers[rows, :, columns]
-            numbers[: columns.shape[0], :, : columns.shape[1]] = moved.transpose(1, 2)
+            selection = numbers[rows, :, columns]
+            numbers[: columns.shape[0], :, : columns.shape[1]] = selection.transpose(1, 2)
 
     def _with_room(self, memory: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Return memory with room for a layer of the present size: this, or else fresh one."""
@@ -351,12 +351,12 @@ class LayeredKV:
         self.far.grow(columns)
         self.near.grow(columns)
 
-    def keep(self, rows: Sequence[int], size: int, used: int) -> list[int]:
+    def keep(self, rows: Sequence[int], size: int, num_columns: int) -> list[int]:
         """Shrink to `size` rows that include the given ones, and return their new numbers; only the
-        first `used` columns are in use.
+        first `num_columns` columns are in use.
         """
-        self.near.keep(rows, size, used - self.shift)
-        return self.far.keep(rows, size, used)
+        self.near.keep(rows, size, num_columns - self.shift)
+        return self.far.keep(rows, size, num_columns)
 
     def spread(self, rows: Sequence[int], positions: Tensor, visible: int) -> tuple[Tensor, Tensor]:
         """Let the next forward pass, over some rows, fill in prompts at `positions` [rows, tokens],
@@ -370,9 +370,9 @@ class LayeredKV:
         if length >= visible:
             self.near.spread(rows, positions, visible)
             return everything, everything
-        seen = positions[:, :1] - self._before + torch.arange(length, device=device)
-        self.near.spread(rows, positions, seen)
-        return everything, seen
+        near_columns = positions[:, :1] - self._before + torch.arange(length, device=device)
+        self.near.spread(rows, positions, near_columns)
+        return everything, near_columns
 
     def read(self, row: int, start: int, stop: int) -> Block:
         """Return a copy of the tokens of a prompt from `start` up to `stop`, before `settle`; in
@@ -572,11 +572,11 @@ class Prefill:
             # A row waits for a block that one of the others computes.
             now: list[_Filling] = []
             later: list[_Filling] = []
-            promised: set[bytes] = set()
+            pending_names: set[bytes] = set()
             for filling in waiting:
                 missing = [name for name in filling.names if name not in self._prefixes]
-                (later if missing and missing[0] in promised else now).append(filling)
-                promised.update(missing)
+                (later if missing and missing[0] in pending_names else now).append(filling)
+                pending_names.update(missing)
             waiting = later
             for filling in now:
                 # The cached blocks at the beginning of a row.
@@ -593,11 +593,11 @@ class Prefill:
             # The rest of each row is computed, and its whole blocks are cached.
             fillings = [filling for filling in now if filling.left]
             first = {filling.row: filling.start for filling in fillings}
-            left = list(fillings)
-            while left:
-                for length, chunk in _chunks(left, self._sizes):
+            remaining = list(fillings)
+            while remaining:
+                for length, chunk in _chunks(remaining, self._sizes):
                     self._pass(buffer, chunk, length)
-                left = [filling for filling in left if filling.left]
+                remaining = [filling for filling in remaining if filling.left]
             for filling in fillings:
                 for number in range(first[filling.row] // BLOCK, len(filling.names)):
                     block = buffer.read(filling.row, number * BLOCK, (number + 1) * BLOCK)
@@ -632,13 +632,13 @@ class Prefill:
             filling.start = min(filling.start + length, len(filling.head))
 
 
-def causal_mask(seen: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a mask [rows, 1, queries, columns]: 0 where a column's position in `seen` [rows or 1,
-    columns] is not after the query's in `positions` [rows, queries] and not below 0, else minus
-    infinity.
+def causal_mask(column_positions: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a mask [rows, 1, queries, columns]: 0 where a column's position in `column_positions`
+    [rows or 1, columns] is not after the query's in `positions` [rows, queries] and not below 0,
+    else minus infinity.
     """
-    hidden = (seen[:, None, :] > positions[:, :, None]) | (seen[:, None, :] < 0)
-    return torch.zeros(hidden.shape, dtype=dtype, device=seen.device).masked_fill_(hidden, -torch.inf)[:, None]
+    mask = (column_positions[:, None, :] > positions[:, :, None]) | (column_positions[:, None, :] < 0)
+    return torch.zeros(mask.shape, dtype=dtype, device=column_positions.device).masked_fill_(mask, -torch.inf)[:, None]
 
 
 def _chunks(fillings: Sequence[_Filling], sizes: PassSizes) -> list[tuple[int, list[_Filling]]]:

@@ -184,8 +184,8 @@ class Grid:
                 self._seen[line, ids[ids < vocabulary]] = True
         # What a reply with a penalty may choose depends on the tokens before it: it has no draft.
         self._drafts = None if penalised_numbers else drafts
-        drafted = numbers if self._drafts is not None else []
-        self._histories = {number: History(prompts[replies[number].prompt]) for number in drafted}
+        drafted_numbers = numbers if self._drafts is not None else []
+        self._histories = {number: History(prompts[replies[number].prompt]) for number in drafted_numbers}
         self._fed: dict[int, list[int]] = {number: [] for number in numbers}
         self._starts: list[int] = []
         self._refresh()
@@ -219,8 +219,8 @@ class Grid:
             drafts = np.zeros((tokens.numel(), size - 1), dtype=np.int64)
             for place, guess in zip(self._flat.tolist(), self._guesses, strict=True):
                 drafts[place, : len(guess)] = guess
-            drafted = torch.from_numpy(drafts).to(self._device)
-            tokens = torch.cat([tokens.view(-1, 1), drafted], dim=1).view(len(tokens), -1)
+            draft_tokens = torch.from_numpy(drafts).to(self._device)
+            tokens = torch.cat([tokens.view(-1, 1), draft_tokens], dim=1).view(len(tokens), -1)
             positions = (positions[:, :, None] + steps).flatten(1)
         far, near = self._far.feed(self.column, positions, size), None
         if self._near is not None:
@@ -313,24 +313,24 @@ class Grid:
         self._positions += counts
         self._starts.append(self.column)
         self.column += self.width * size
-        grown = self._grown()
-        if grown:
+        places = self._grown()
+        if places:
             self._refresh()
-        return total, grown
+        return total, places
 
     def _grown(self) -> list[ReplyPlace]:
         """Return where the replies that have ended just now lie, whose texts are drafted from."""
-        grown = []
+        places = []
         for (row, _), number, reply in zip(self._slots, self._numbers, self.live, strict=True):
             if reply.finished:
                 prompt = self._prompts[reply.prompt]
                 tokens = [*prompt, *reply.tokens[:-1]]
-                grown.append(
+                places.append(
                     ReplyPlace(row=row, tokens=tokens, filled=len(prompt) - 1, base=self._base, fed=self._fed[number])
                 )
                 if self._drafts is not None:
                     self._drafts.note(self._histories[number], len(prompt))
-        return grown
+        return places
 
     def widen(self, more: int) -> None:
         """Add `more` columns, as the buffer did."""
@@ -516,9 +516,9 @@ class Decoder:
                 use_cache=True,
                 **{CACHE: buffer.cache},
             )
-            written, grown = grid.accept(size, *self._sample(output.logits, grid, size), self._ended)
-            self.written += written
-            for reply in grown:
+            num_tokens, places = grid.accept(size, *self._sample(output.logits, grid, size), self._ended)
+            self.written += num_tokens
+            for reply in places:
                 self._remember(buffer, reply)
             rows = padded_rows(max(1, len(grid.live_rows())), grid.width, self._least_slots)
             if rows < buffer.rows:
@@ -556,12 +556,12 @@ class Decoder:
                     "the model's output is not a number; its weights are damaged or overflow in this dtype"
                 )
             penalty = None if penalties is None else [column[part] for column in penalties]
-            adjusted = model if penalty is None else Logits(penalised(part_logits, *penalty))
+            adjusted_logits = model if penalty is None else Logits(penalised(part_logits, *penalty))
             temperature, top_p, uniform, top_k, min_p = draws
             limits = (None if column is None else column[part] for column in (top_k, min_p))
-            chosen = choose(adjusted, temperature[part], top_p[part], uniform[part], *limits)
-            tokens += chosen.tolist()
-            logprobs += log_probabilities(model, chosen).tolist() if with_logprobs else []
+            part_tokens = choose(adjusted_logits, temperature[part], top_p[part], uniform[part], *limits)
+            tokens += part_tokens.tolist()
+            logprobs += log_probabilities(model, part_tokens).tolist() if with_logprobs else []
         return tokens, logprobs
 
 
@@ -650,21 +650,21 @@ def grouped_attention(
     groups = query.shape[1] // key.shape[1]
     biased = options.get("position_bias") is not None or options.get("softcap") is not None
     if attention_mask is None or attention_mask.shape[1] != 1 or biased:
-        attended: tuple[Tensor, None] = sdpa_attention_forward(
+        result: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **options
         )
-        return attended
+        return result
     rows, heads, queries, size = query.shape
     # Query heads that share keys lie side by side, so a reshape is all it takes.
-    folded = query.reshape(rows, key.shape[1], groups * queries, size)
+    grouped_query = query.reshape(rows, key.shape[1], groups * queries, size)
     mask = attention_mask.repeat(1, 1, groups, 1)
     # A decode step; Transformers' own masks, of truth values, belong to plain forward passes.
-    few = queries <= MAX_WIDTH if query.dtype == torch.float32 else 1 < folded.shape[2] <= MAX_WIDTH
+    few = queries <= MAX_WIDTH if query.dtype == torch.float32 else 1 < grouped_query.shape[2] <= MAX_WIDTH
     if few and mask.is_floating_point() and query.device.type == "cpu":
         # In bfloat16, softmax of 16-bit scores would lose what the fused kernel keeps.
-        scores = torch.matmul(folded, key.transpose(-1, -2)).float()
+        scores = torch.matmul(grouped_query, key.transpose(-1, -2)).float()
         weights = scores.mul_(size**-0.5 if scaling is None else scaling).add_(mask).softmax(dim=-1)
         output = torch.matmul(weights.to(value.dtype), value)
     else:
-        output = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
+        output = scaled_dot_product_attention(grouped_query, key, value, attn_mask=mask, scale=scaling)
     return output.reshape(rows, heads, queries, value.shape[3]).transpose(1, 2).contiguous(), None

@@ -112,7 +112,7 @@ def load_model(path: Path, *, dtype: str, device: str, context_length: int, at: 
     end_ids: set[int] = set()
     for value in (model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id):
         end_ids.update(value if isinstance(value, list | tuple) else () if value is None else (value,))
-    loaded = LoadedModel(
+    loaded_model = LoadedModel(
         model=model,
         tokenizer=tokenizer,
         renderer=renderer,
@@ -124,8 +124,8 @@ def load_model(path: Path, *, dtype: str, device: str, context_length: int, at: 
         shares_rows=shares_rows,
         draft=_DRAFT[dtype],
     )
-    _check_decoding(path, loaded, _TOLERANCE[dtype])
-    return loaded
+    _check_decoding(path, loaded_model, _TOLERANCE[dtype])
+    return loaded_model
 
 
 def _read(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
@@ -143,12 +143,12 @@ def _read(path: Path, dtype: torch.dtype) -> tuple[Any, Any]:
             # Slow to import, and most models have none.
             from peft import PeftModel, get_peft_model_state_dict
 
-            adapted = PeftModel.from_pretrained(model, path)
+            peft_model = PeftModel.from_pretrained(model, path)
             with safe_open(path / ADAPTER_WEIGHTS, framework="numpy") as tensors:
-                mismatches = set(get_peft_model_state_dict(adapted)) ^ set(tensors.keys())
+                mismatches = set(get_peft_model_state_dict(peft_model)) ^ set(tensors.keys())
             if mismatches:
                 raise ValueError(f"adapter and model do not fit: {', '.join(sorted(mismatches)[:3])}")
-            model = adapted.get_base_model()
+            model = peft_model.get_base_model()
     # What foreign files make a library raise is anyone's guess.
     except Exception as error:
         raise ModelDirectoryError(f"{path} cannot be loaded: {' '.join(str(error).split())}") from error
@@ -182,9 +182,9 @@ def attention_of(path: Path, config: Any, context: int) -> Attention:
     # Without a list of layer types, a model with a window has it in all layers.
     layers = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
     kinds = set(layers)
-    if unsupported := kinds - {"full_attention", "sliding_attention"}:
+    if unsupported_kinds := kinds - {"full_attention", "sliding_attention"}:
         raise ModelDirectoryError(
-            f"the model of {path} has layers of kind {', '.join(sorted(unsupported))}, which this backend cannot "
+            f"the model of {path} has layers of kind {', '.join(sorted(unsupported_kinds))}, which this backend cannot "
             "decode; serve it with vLLM"
         )
     window = getattr(config, "sliding_window", None)
@@ -201,10 +201,10 @@ def _kv_shape(path: Path, model: Any, dtype: torch.dtype, device: torch.device) 
     """
     output = model(input_ids=torch.zeros((1, 2), dtype=torch.long, device=device), use_cache=True)
     layers = getattr(getattr(output, CACHE, None), "layers", [])
-    stored = [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in layers]
+    key_values = [(getattr(layer, "keys", None), getattr(layer, "values", None)) for layer in layers]
     shapes = {
         (keys.shape[1], keys.shape[3], values.shape[3]) if keys is not None and values is not None else None
-        for keys, values in stored
+        for keys, values in key_values
     }
     if len(shapes) != 1 or None in shapes:
         raise ModelDirectoryError(
@@ -212,33 +212,33 @@ def _kv_shape(path: Path, model: Any, dtype: torch.dtype, device: torch.device) 
             "serve it with vLLM"
         )
     ((heads, key_size, value_size),) = (shape for shape in shapes if shape is not None)
-    return KVShape(len(stored), heads, key_size, value_size, dtype, device)
+    return KVShape(len(key_values), heads, key_size, value_size, dtype, device)
 
 
 @torch.inference_mode()
-def _check_decoding(path: Path, loaded: LoadedModel, tolerance: float) -> None:
+def _check_decoding(path: Path, loaded_model: LoadedModel, tolerance: float) -> None:
     """Compare the decode loop with a plain forward pass: architectures with other position or mask
     rules would differ.
     """
     decoder = Decoder(
-        loaded.model,
-        loaded.shape,
-        loaded.attention,
-        vocabulary=loaded.vocabulary,
-        context_length=loaded.context_length,
+        loaded_model.model,
+        loaded_model.shape,
+        loaded_model.attention,
+        vocabulary=loaded_model.vocabulary,
+        context_length=loaded_model.context_length,
         ended=lambda tokens, stops, until: False,
         prefix_cache_bytes=0,
-        draft=loaded.draft,
+        draft=loaded_model.draft,
     )
-    prompts = [[(7 * i + 1) % loaded.vocabulary for i in range(length)] for length in (4, 9)]
+    prompts = [[(7 * i + 1) % loaded_model.vocabulary for i in range(length)] for length in (4, 9)]
     replies = [
         Reply(prompt=number, seed=0, number=0, temperature=0.0, top_p=1.0, limit=3, logprobs=True, stops=())
         for number in range(2)
     ]
     decoder.decode(Wave(1, (Row(0, (0,)), Row(1, (1,)))), prompts, replies)
     for prompt, reply in zip(prompts, replies, strict=True):
-        ids = torch.tensor([prompt + reply.tokens], device=loaded.shape.device)
-        logits = loaded.model(input_ids=ids).logits[0, len(prompt) - 1 : -1, : loaded.vocabulary]
+        ids = torch.tensor([prompt + reply.tokens], device=loaded_model.shape.device)
+        logits = loaded_model.model(input_ids=ids).logits[0, len(prompt) - 1 : -1, : loaded_model.vocabulary]
         plain = logits.double().log_softmax(dim=-1)[range(len(reply.tokens)), reply.tokens].tolist()
         difference = max(abs(a - b) for a, b in zip(plain, reply.token_logprobs, strict=True))
         if difference > tolerance:

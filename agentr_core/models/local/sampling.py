@@ -40,14 +40,14 @@ def rows_at_once(vocabulary: int) -> int:
     return max(1, _IN_CACHE // vocabulary)
 
 
-def penalised(logits: Tensor, penalty: Tensor, seen: Tensor) -> Tensor:
-    """Return logits [rows, vocabulary] in which those of tokens that a row has `seen`
+def penalised(logits: Tensor, penalty: Tensor, seen_tokens: Tensor) -> Tensor:
+    """Return logits [rows, vocabulary] in which those of a row's `seen_tokens`
     [rows, vocabulary] are divided by its penalty [rows] where positive, else multiplied by it.
 
     Source: arXiv 1909.05858, with the sign rule of Transformers' processor.
     """
     factor = penalty[:, None].to(logits.dtype)
-    return torch.where(seen, torch.where(logits < 0, logits * factor, logits / factor), logits)
+    return torch.where(seen_tokens, torch.where(logits < 0, logits * factor, logits / factor), logits)
 
 
 class Logits:
@@ -58,8 +58,8 @@ class Logits:
 
     def __init__(self, logits: Tensor) -> None:
         short = -logits.shape[-1] % _BLOCK
-        padded = pad(logits.float(), (0, short), value=-torch.inf) if short else logits.float()
-        self._blocks = padded.view(len(padded), -1, _BLOCK)
+        padded_logits = pad(logits.float(), (0, short), value=-torch.inf) if short else logits.float()
+        self._blocks = padded_logits.view(len(padded_logits), -1, _BLOCK)
         self._highest = self._blocks.amax(dim=-1)
         self.peak = self._highest.amax(dim=-1)
         self._plain: tuple[Tensor, Tensor] | None = None
@@ -112,24 +112,24 @@ def choose(
     float64, so that a rounding error of the logits changes a token with no more probability than
     its own size.
     """
-    drawn = temperature > 0
-    if not bool(drawn.any()):
+    sampled_rows = temperature > 0
+    if not bool(sampled_rows.any()):
         return logits.likeliest()
-    limited = top_p < 1
+    limited_rows = top_p < 1
     if top_k is not None:
-        limited = limited | (top_k > 0)
+        limited_rows = limited_rows | (top_k > 0)
     if min_p is not None:
-        limited = limited | (min_p > 0)
-    limited = drawn & limited
-    free = drawn & ~limited
-    tokens = torch.zeros_like(uniform, dtype=torch.long) if bool(drawn.all()) else logits.likeliest()
+        limited_rows = limited_rows | (min_p > 0)
+    limited_rows = sampled_rows & limited_rows
+    free = sampled_rows & ~limited_rows
+    tokens = torch.zeros_like(uniform, dtype=torch.long) if bool(sampled_rows.all()) else logits.likeliest()
     if bool(free.any()):
         tokens[free] = _inverted(*logits.of(free).weights(temperature[free]), uniform[free])
-    if bool(limited.any()):
-        scaled = logits.flat()[limited].double() / temperature[limited][:, None]
-        limits = (None if limit is None else limit[limited] for limit in (top_k, min_p))
-        weights = filtered(scaled, top_p[limited], *limits).view(len(scaled), -1, _BLOCK)
-        tokens[limited] = _inverted(weights, weights.sum(dim=-1), uniform[limited])
+    if bool(limited_rows.any()):
+        scaled_logits = logits.flat()[limited_rows].double() / temperature[limited_rows][:, None]
+        limits = (None if limit is None else limit[limited_rows] for limit in (top_k, min_p))
+        weights = filtered(scaled_logits, top_p[limited_rows], *limits).view(len(scaled_logits), -1, _BLOCK)
+        tokens[limited_rows] = _inverted(weights, weights.sum(dim=-1), uniform[limited_rows])
     return tokens
 
 
@@ -161,7 +161,7 @@ def _of_block(blocks: Tensor, number: Tensor) -> Tensor:
     return blocks[torch.arange(len(blocks), device=blocks.device), number]
 
 
-def filtered(scaled: Tensor, top_p: Tensor, top_k: Tensor | None = None, min_p: Tensor | None = None) -> Tensor:
+def filtered(logits: Tensor, top_p: Tensor, top_k: Tensor | None = None, min_p: Tensor | None = None) -> Tensor:
     """Return the probabilities [rows, vocabulary] of logits at their temperature, 0 for tokens that
     are filtered out; the others are not rescaled, so a row may sum to less than 1. Arguments are as
     in `choose`.
@@ -171,29 +171,31 @@ def filtered(scaled: Tensor, top_p: Tensor, top_k: Tensor | None = None, min_p: 
     """
     if top_k is not None:
         # All but each row's `top_k` highest are set to minus infinity.
-        vocabulary = scaled.shape[-1]
+        vocabulary = logits.shape[-1]
         numbers = torch.where(top_k > 0, top_k, vocabulary).clamp(max=vocabulary)
-        limited = numbers < vocabulary
-        most = int(numbers[limited].max()) if bool(limited.any()) else 1
-        edge = scaled.topk(most, dim=-1).values.gather(1, numbers.clamp(max=most)[:, None] - 1)
-        scaled = torch.where(limited[:, None] & (scaled < edge), -torch.inf, scaled)
-    probabilities = scaled.softmax(dim=-1)
-    limited = top_p < 1
-    if bool(limited.any()):
+        limited_rows = numbers < vocabulary
+        most = int(numbers[limited_rows].max()) if bool(limited_rows.any()) else 1
+        edge = logits.topk(most, dim=-1).values.gather(1, numbers.clamp(max=most)[:, None] - 1)
+        logits = torch.where(limited_rows[:, None] & (logits < edge), -torch.inf, logits)
+    probabilities = logits.softmax(dim=-1)
+    limited_rows = top_p < 1
+    if bool(limited_rows.any()):
         # All but the fewest likeliest tokens that reach `top_p` are set to zero; of equal ones the
         # first stays. A row with `top_p` 1 keeps all, whatever the other rows have.
         # To sort a whole vocabulary takes longer than to compute its logits, and few tokens
         # suffice.
         most = min(_LIKELY, probabilities.shape[-1])
-        ordered = probabilities.topk(most, dim=-1).values
-        within = (ordered.cumsum(dim=-1) - ordered < top_p[:, None]).sum(dim=-1, keepdim=True)
-        if most < probabilities.shape[-1] and bool((limited & (within[:, 0] == most)).any()):
-            ordered = probabilities.sort(dim=-1, descending=True).values
-            within = (ordered.cumsum(dim=-1) - ordered < top_p[:, None]).sum(dim=-1, keepdim=True)
-        least = ordered.gather(1, within - 1)
+        sorted_probabilities = probabilities.topk(most, dim=-1).values
+        within = (sorted_probabilities.cumsum(dim=-1) - sorted_probabilities < top_p[:, None]).sum(dim=-1, keepdim=True)
+        if most < probabilities.shape[-1] and bool((limited_rows & (within[:, 0] == most)).any()):
+            sorted_probabilities = probabilities.sort(dim=-1, descending=True).values
+            within = (sorted_probabilities.cumsum(dim=-1) - sorted_probabilities < top_p[:, None]).sum(
+                dim=-1, keepdim=True
+            )
+        least = sorted_probabilities.gather(1, within - 1)
         equal = probabilities == least
-        num_ties = within - (ordered > least).sum(dim=-1, keepdim=True)
-        nucleus = (probabilities > least) | (equal & (equal.cumsum(dim=-1) <= num_ties)) | ~limited[:, None]
+        num_ties = within - (sorted_probabilities > least).sum(dim=-1, keepdim=True)
+        nucleus = (probabilities > least) | (equal & (equal.cumsum(dim=-1) <= num_ties)) | ~limited_rows[:, None]
         probabilities = torch.where(nucleus, probabilities, 0.0)
     if min_p is not None:
         least = min_p[:, None] * probabilities.amax(dim=-1, keepdim=True)

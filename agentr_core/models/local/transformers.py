@@ -40,31 +40,31 @@ class TransformersModel:
     """
 
     def __init__(
-        self, loaded: LoadedModel, *, name: str, fingerprint: str, max_batch: int, prefix_cache_bytes: int
+        self, loaded_model: LoadedModel, *, name: str, fingerprint: str, max_batch: int, prefix_cache_bytes: int
     ) -> None:
         from agentr_core.models.local.decoding import Decoder
 
         self.name = name
         self.fingerprint = fingerprint
-        self.context_length = loaded.context_length
-        self.renderer = loaded.renderer
-        self._tokenizer = loaded.tokenizer
-        self._device = loaded.shape.device
-        self._end_ids = loaded.end_ids
-        self._readable = int(loaded.model.get_input_embeddings().weight.shape[0])
+        self.context_length = loaded_model.context_length
+        self.renderer = loaded_model.renderer
+        self._tokenizer = loaded_model.tokenizer
+        self._device = loaded_model.shape.device
+        self._end_ids = loaded_model.end_ids
+        self._readable = int(loaded_model.model.get_input_embeddings().weight.shape[0])
         self._max_batch = max_batch
-        self._max_width = MAX_WIDTH if loaded.shares_rows else 1
+        self._max_width = MAX_WIDTH if loaded_model.shares_rows else 1
         self._stops = StopWatch(self._text)
         self._prompt = lru_cache(_CACHED_PROMPTS)(lambda messages: tuple(self.renderer.render_prompt(messages)))
         self._decoder: Decoder | None = Decoder(
-            loaded.model,
-            loaded.shape,
-            loaded.attention,
-            vocabulary=loaded.vocabulary,
-            context_length=loaded.context_length,
+            loaded_model.model,
+            loaded_model.shape,
+            loaded_model.attention,
+            vocabulary=loaded_model.vocabulary,
+            context_length=loaded_model.context_length,
             ended=self._ended,
             prefix_cache_bytes=prefix_cache_bytes,
-            draft=loaded.draft,
+            draft=loaded_model.draft,
         )
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"model-{name}")
 
@@ -101,10 +101,14 @@ class TransformersModel:
         from agentr_core.models.local.loading import load_model
 
         check_model_directory(path)
-        loaded = load_model(path, dtype=dtype, device=device, context_length=context_length, at=at)
-        identity = fingerprint(weights_sha256(path), behaviour_files_sha256(path), dtype, loaded.context_length)
+        loaded_model = load_model(path, dtype=dtype, device=device, context_length=context_length, at=at)
+        identity = fingerprint(weights_sha256(path), behaviour_files_sha256(path), dtype, loaded_model.context_length)
         return cls(
-            loaded, name=path.name, fingerprint=identity, max_batch=max_batch, prefix_cache_bytes=prefix_cache_bytes
+            loaded_model,
+            name=path.name,
+            fingerprint=identity,
+            max_batch=max_batch,
+            prefix_cache_bytes=prefix_cache_bytes,
         )
 
     async def generate(self, requests: Sequence[Request]) -> list[list[Generation]]:
@@ -125,8 +129,8 @@ class TransformersModel:
         """Return the share of prompt tokens so far that came from the prefix cache, in [0, 1];
         equal prompts of a batch count once.
         """
-        filled = self._decoder.prefill if self._decoder else None
-        return filled.cached_tokens / filled.prompt_tokens if filled and filled.prompt_tokens else 0.0
+        prefill = self._decoder.prefill if self._decoder else None
+        return prefill.cached_tokens / prefill.prompt_tokens if prefill and prefill.prompt_tokens else 0.0
 
     async def reload(self, weights: Path) -> None:
         """Replace the weights in place with those of a safetensors file. Raises `ModelFault` when
@@ -190,8 +194,8 @@ class TransformersModel:
             raise ModelFault(
                 f"model {self.name} failed on {len(replies)} replies: {error}; if memory ran out, lower model.max_batch"
             ) from error
-        finished = iter(replies)
-        return [[self._generation(next(finished), request, texts) for _ in range(request.n)] for request in requests]
+        remaining = iter(replies)
+        return [[self._generation(next(remaining), request, texts) for _ in range(request.n)] for request in requests]
 
     def _generation(self, reply: Reply, request: Request, prompts: Sequence[tuple[int, ...]]) -> Generation:
         logprobs = reply.token_logprobs if reply.logprobs else None

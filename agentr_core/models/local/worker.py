@@ -83,12 +83,12 @@ async def _answer(model: TransformersModel, message: Batch | Reload, connection:
         for number, request in enumerate(message.requests)
     ]
     generation = asyncio.ensure_future(model.generate(requests))
-    seen = model.passes()
+    passes = model.passes()
     while not generation.done():
         await asyncio.wait({generation}, timeout=_SIGN_S)
         # No sign without a further forward pass: computing may hang while this thread goes on.
-        if not generation.done() and model.passes() > seen:
-            seen = model.passes()
+        if not generation.done() and model.passes() > passes:
+            passes = model.passes()
             send(Working(model.written()))
     return Replies(replies=generation.result(), cached_share=model.cached_share(), written=model.written())
 

@@ -293,15 +293,15 @@ class Worker:
         while True:
             phase = "while it loaded the model"
             try:
-                loaded: LoadReport = self._exchange(self._loading)
+                report: LoadReport = self._exchange(self._loading)
                 if self._weights is not None:
                     phase = "while it took over weights"
                     self._exchange(Reload(weights=self._weights))
             except (EOFError, OSError) as error:
                 self._replace(f"{self._end_of_process(error)} {phase}", error)
             else:
-                self.name, self.fingerprint = loaded.name, loaded.fingerprint
-                self.context_length = loaded.context_length
+                self.name, self.fingerprint = report.name, report.fingerprint
+                self.context_length = report.context_length
                 return
 
     def _send_weights(self) -> None:
@@ -421,9 +421,9 @@ class Workers:
         ]
         try:
             loads = [member.begin() for member in members]
-            left = set(loads)
-            while left:
-                done, left = wait(left, timeout=_LOOK_SECONDS, return_when=FIRST_EXCEPTION)
+            remaining = set(loads)
+            while remaining:
+                done, remaining = wait(remaining, timeout=_LOOK_SECONDS, return_when=FIRST_EXCEPTION)
                 for load in done:
                     load.result()
                 check_wanted()

@@ -128,17 +128,17 @@ def endpoint(server: ServerConfig, environment: Mapping[str, str]) -> Endpoint:
             "set server.api_key_env to another variable, or to nothing if the server wants no key"
         )
     names = references(server.extra_body)
-    if unset := [name for name in names if not environment.get(name)]:
+    if unset_names := [name for name in names if not environment.get(name)]:
         raise EndpointError(
-            f"server.extra_body of model {server.model} refers to the environment variable {unset[0]}, which is not "
-            "set; export it"
+            f"server.extra_body of model {server.model} refers to the environment variable {unset_names[0]}, which is "
+            "not set; export it"
         )
     return Endpoint(url=address, key=key, variables={name: environment[name] for name in names})
 
 
-def served_context_length(target: Endpoint, server: ServerConfig, configured: int) -> int:
-    """Return the context length of a served model: the server's number, or `configured` if that is
-    less. Blocks.
+def served_context_length(target: Endpoint, server: ServerConfig, configured_length: int) -> int:
+    """Return the context length of a served model: the server's number, or `configured_length` if
+    that is less. Blocks.
 
     The server is always asked which models it has; a server without such a list is assumed to have
     the model.
@@ -154,17 +154,17 @@ def served_context_length(target: Endpoint, server: ServerConfig, configured: in
     http = DefaultHttpxClient(event_hooks=reading_now(server.answer_mib * MIB))
     try:
         with OpenAI(**target.options(server), http_client=http) as client:
-            served = read_models(client.get("/models", cast_to=bytes))
+            models = read_models(client.get("/models", cast_to=bytes))
     except (OpenAIError, MalformedReply, LargeAnswer, GarbledAnswer) as error:
         if not (isinstance(error, APIStatusError) and error.status_code in _NO_LIST):
             raise fault_of(error, target, server) from None
-        served = {server.model: None}
-    if server.model not in served:
+        models = {server.model: None}
+    if server.model not in models:
         raise EndpointError(
-            f"{target.url} has no model {server.model!r}; it has {', '.join(sorted(served)) or 'none'}: set "
+            f"{target.url} has no model {server.model!r}; it has {', '.join(sorted(models)) or 'none'}: set "
             "server.model"
         )
-    lengths = [length for length in (configured, served[server.model]) if length]
+    lengths = [length for length in (configured_length, models[server.model]) if length]
     if not lengths:
         raise ConfigError(
             f"{target.url} does not say how long the context of {server.model} is; set context_length beside server"
@@ -420,7 +420,7 @@ class OpenAIModel:
         from openai import OpenAIError
 
         async with self._slots:
-            started = time.monotonic()
+            start = time.monotonic()
             failures = 0
             while True:
                 try:
@@ -433,7 +433,7 @@ class OpenAIModel:
                 wait = wait_before_retry(
                     self._policy,
                     failures=failures,
-                    elapsed=time.monotonic() - started,
+                    elapsed=time.monotonic() - start,
                     uniform=random.random(),
                     retry_after=delay,
                 )
@@ -441,7 +441,7 @@ class OpenAIModel:
                     raise fault
                 if wait is None:
                     tries = "1 try" if failures == 1 else f"{failures} tries"
-                    raise type(fault)(f"{fault}; {tries} in {time.monotonic() - started:.0f} s, given up")
+                    raise type(fault)(f"{fault}; {tries} in {time.monotonic() - start:.0f} s, given up")
                 await asyncio.sleep(wait)
 
     def _prompt_uncached(self, messages: tuple[Message, ...]) -> _Prompt:

@@ -331,11 +331,11 @@ def bodies(request: Request, server: ServerConfig, limit: int) -> list[dict[str,
     # The settings beyond the protocol that the server supports, including those of no effect.
     extra = {"top_k": sampling.top_k, "min_p": sampling.min_p, "repetition_penalty": sampling.repetition_penalty}
     plain = Sampling()
-    if unsupported := [
+    if unsupported_fields := [
         n for n in extra if getattr(sampling, n) != getattr(plain, n) and n not in server.sampling_fields
     ]:
         raise ConfigError(
-            f"OpenAI's protocol does not know {', '.join(unsupported)}; leave it out or, if the server of "
+            f"OpenAI's protocol does not know {', '.join(unsupported_fields)}; leave it out or, if the server of "
             f"{server.model} has a field of this name as vLLM does, name it in server.sampling_fields"
         )
     # All servers accept -1 for no limit, but some do not accept 0.
@@ -414,7 +414,7 @@ def read_models(payload: bytes) -> dict[str, int | None]:
     `MalformedReply`.
     """
     try:
-        return {served.id: served.max_model_len for served in _ModelList.model_validate_json(payload).data}
+        return {model.id: model.max_model_len for model in _ModelList.model_validate_json(payload).data}
     except ValidationError:
         raise MalformedReply(f"the list of models is malformed: {_quote(payload)}") from None
 

@@ -287,12 +287,12 @@ class RemoteFleet:
     def _ask(self, method: str) -> State:
         body = None
         if method == "POST":
-            launch, self._suspected, suspected = self._launch, set(), self._suspected
+            launch, self._suspected, suspects = self._launch, set(), self._suspected
             body = ServeRequest(
                 model=launch.model.absolute(),
                 dtype=launch.dtype,
                 context_length=launch.context_length,
-                suspected=tuple(sorted(suspected)),
+                suspected=tuple(sorted(suspects)),
             ).model_dump_json()
         with closing(http.client.HTTPConnection(*self._where, timeout=_TIMEOUT_SECONDS)) as connection:
             try:

@@ -49,10 +49,10 @@ def check_replacement(weights: Path, model: Path) -> None:
         )
     if _TIED not in new and read_json(model / "config.json").get("tie_word_embeddings"):
         current.pop(_TIED, None)
-    if mismatched := sorted(name for name in current.keys() | new.keys() if current.get(name) != new.get(name)):
+    if mismatches := sorted(name for name in current.keys() | new.keys() if current.get(name) != new.get(name)):
         raise ModelFault(
-            f"the weights in {weights} are not those of {model}: {', '.join(mismatched[:_MAX_LISTED])} "
-            f"({len(mismatched)} of {len(current)})"
+            f"the weights in {weights} are not those of {model}: {', '.join(mismatches[:_MAX_LISTED])} "
+            f"({len(mismatches)} of {len(current)})"
         )
 
 

@@ -246,9 +246,9 @@ def max_rank(rank: int, path: Path) -> int:
     """Return the smallest rank that vLLM offers and that fits the adapter in `path`. Raises
     `ConfigError`.
     """
-    for supported in VLLM_LORA_RANKS:
-        if rank <= supported:
-            return supported
+    for supported_rank in VLLM_LORA_RANKS:
+        if rank <= supported_rank:
+            return supported_rank
     raise ConfigError(
         f"the adapter in {path} has rank {rank}, but vLLM serves adapters up to rank {VLLM_LORA_RANKS[-1]}; merge it "
         "into its model, or use model.backend=transformers"
@@ -313,9 +313,9 @@ def command(python: Path, launch: Launch, port: int) -> list[str]:
     settings = launch.settings
     if settings.sleep and launch.device == "cpu":
         raise ConfigError("model.vllm.sleep: only on a GPU does vLLM give its memory back; leave it out")
-    reserved = sorted(name for name in settings.options if name.removeprefix("no-") in _RESERVED_OPTIONS)
-    if reserved:
-        raise ConfigError(f"model.vllm.options: {', '.join(reserved)} is set by agentr itself; leave it out")
+    reserved_options = sorted(name for name in settings.options if name.removeprefix("no-") in _RESERVED_OPTIONS)
+    if reserved_options:
+        raise ConfigError(f"model.vllm.options: {', '.join(reserved_options)} is set by agentr itself; leave it out")
     words = [str(python), str(Path(agentr_serve.__file__).absolute())]
     # The model comes first.
     model, adapter = str(launch.model.absolute()), launch.adapter
@@ -356,11 +356,11 @@ def command(python: Path, launch: Launch, port: int) -> list[str]:
     return words
 
 
-def variables(launch: Launch, number: int, inherited: Mapping[str, str]) -> dict[str, str]:
+def variables(launch: Launch, number: int, parent_environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables of replica `number`. Raises `ConfigError` if there are not
     enough GPUs.
     """
-    environment = {name: value for name, value in inherited.items() if name not in _FROM_PARENT}
+    environment = {name: value for name, value in parent_environment.items() if name not in _FROM_PARENT}
     environment |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
     # The server in Rust runs no middleware: it would answer anybody and could not change weights.
     environment["VLLM_USE_RUST_FRONTEND"] = "0"
@@ -524,8 +524,10 @@ class Replicas:
         self._closed = False
         count = launch.settings.replicas
         logs.mkdir(parents=True, exist_ok=True)
-        chosen = list(ports) or free_ports(count)
-        self._replicas = [_Replica(number, chosen[number], logs / f"replica-{number}.log") for number in range(count)]
+        replica_ports = list(ports) or free_ports(count)
+        self._replicas = [
+            _Replica(number, replica_ports[number], logs / f"replica-{number}.log") for number in range(count)
+        ]
         for replica in self._replicas:
             make_command(python, launch, replica.port)
             variables(launch, replica.number, os.environ)
@@ -681,13 +683,13 @@ _ALL_LAYERS_ALIKE = frozenset(("qwen2", "qwen3"))
 """Model types for which vLLM's own code refuses to mix layers with and without a sliding window."""
 
 
-def device_of(requested: str) -> Device:
+def device_of(device: str) -> Device:
     """Return the device of an engine; "auto" means CUDA if the driver lists a GPU. Raises
     `ConfigError`.
     """
-    if requested not in ("auto", "cpu", "cuda"):
-        raise ConfigError(f"model.device {requested!r} is not for vLLM; use auto, cpu or cuda")
-    if requested == "cpu":
+    if device not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"model.device {device!r} is not for vLLM; use auto, cpu or cuda")
+    if device == "cpu":
         return "cpu"
     has_gpu = False
     # Importing torch to ask it would take seconds.
@@ -696,7 +698,7 @@ def device_of(requested: str) -> Device:
             ["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=_DRIVER_SECONDS, check=False
         )
         has_gpu = listing.returncode == 0 and "GPU" in listing.stdout
-    if requested == "cuda" and not has_gpu:
+    if device == "cuda" and not has_gpu:
         raise ConfigError("model.device (or --device) is cuda, but nvidia-smi lists no GPU; use auto or cpu")
     return "cuda" if has_gpu else "cpu"
 

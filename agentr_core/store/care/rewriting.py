@@ -109,8 +109,8 @@ def rewrite(
             con.execute("checkpoint")
         try:
             _remove(draft)
-            removed, result = _filled(store, draft, fill, deadline, beside)
-            changes = RewriteResult(store.path.stat().st_size, draft.stat().st_size, removed)
+            losses, result = _filled(store, draft, fill, deadline, beside)
+            changes = RewriteResult(store.path.stat().st_size, draft.stat().st_size, losses)
             if keep:
                 _take_over(draft, store.path)
         finally:
@@ -127,24 +127,24 @@ def copy(con: Any, conditions: Mapping[str, str] = _NOTHING) -> None:
     """
     # DuckDB would copy rows, too, but not in the order that foreign keys ask for, and fails then.
     con.execute(f"copy from database {OLD} to store (schema)")
-    left = []
+    statements = []
     for schema, table, columns in stored_columns(con, OLD, "store"):
         condition = conditions.get(table.lower(), "true") if schema == "main" else "true"
         name = f"{quoted(schema)}.{quoted(table)}"
-        left.append(f"insert into store.{name} ({columns}) select {columns} from {OLD}.{name} where {condition}")
-    while left:
+        statements.append(f"insert into store.{name} ({columns}) select {columns} from {OLD}.{name} where {condition}")
+    while statements:
         later = []
-        for statement in left:
+        for statement in statements:
             try:
                 con.execute(statement)
             except duckdb.ConstraintException:
                 later.append(statement)
-        if len(later) == len(left):
+        if len(later) == len(statements):
             raise StoreError(
                 "nothing was changed: a table that is not agentr's refers to rows that would go; remove what refers to "
                 "them first"
             )
-        left = later
+        statements = later
 
 
 def compact(store: Store) -> RewriteResult:
@@ -246,13 +246,13 @@ def merge_stores(store: Store, sources: Sequence[Store]) -> RewriteResult:
     shutil.rmtree(folder, ignore_errors=True)
     try:
         copies = {folder / f"{number}.duckdb": source.path for number, source in enumerate(sources)}
-        for taken, path in copies.items():
-            _copy(path, taken, time.monotonic() + store.wait_s)
+        for copy_path, path in copies.items():
+            _copy(path, copy_path, time.monotonic() + store.wait_s)
 
         def fill(con: Any) -> None:
             copy(con)
-            for taken, path in copies.items():
-                _take(con, taken, path)
+            for copy_path, path in copies.items():
+                _take(con, copy_path, path)
 
         changes, _ = rewrite(store, fill, beside=tuple(copies))
     finally:
@@ -388,26 +388,26 @@ def prune(store: Store, run_ids: Collection[str], *, keep: bool = True) -> Prune
         copy(con, CONDITIONS)
         # After all rows that may refer to them.
         pointers = con.execute(_POINTERS, [list(TABLES)]).fetchall()
-        named = " union ".join(f"select instance_id from store.main.{quoted(table)}" for (table,) in pointers)
-        con.execute(_ADD_INSTANCES.format(named=named))
+        instance_ids = " union ".join(f"select instance_id from store.main.{quoted(table)}" for (table,) in pointers)
+        con.execute(_ADD_INSTANCES.format(named=instance_ids))
         # The origin of a variant is an instance, too.
         con.execute(_ADD_ORIGINS)
         con.execute(_ADD_FACTS)
-        needed = con.execute(_NEEDED, [list(run_ids)]).fetchall()
-        return needed, [con.execute(sql).fetchall() for sql in (_UNNAMED, _GONE_FILES, _KEPT_IDS)]
+        iterations = con.execute(_NEEDED, [list(run_ids)]).fetchall()
+        return iterations, [con.execute(sql).fetchall() for sql in (_UNNAMED, _GONE_FILES, _KEPT_IDS)]
 
-    rewritten, (needed, (weights, files, ids)) = rewrite(store, fill, keep=keep)
-    unnamed = {weights_now(store.path.parent, key, path) for key, path in weights}
+    rewritten, (iterations, (weights, files, ids)) = rewrite(store, fill, keep=keep)
+    paths = {weights_now(store.path.parent, key, path) for key, path in weights}
     root = store.path.parent
-    unnamed |= {str(root / name) for (name,) in files if (root / name).exists()}
+    paths |= {str(root / name) for (name,) in files if (root / name).exists()}
     # What trainings left whose checkpoint is gone, or whose iteration does not stay. Unfinished
     # work in which an earlier version named no iteration is left out.
-    removed, staying = {key for key, _ in weights}, {key for (key,) in ids}
+    removed_ids, kept_ids = {key for key, _ in weights}, {key for (key,) in ids}
     for key, entries in checkpoint_entries(root).items():
         origins = {origin for entry in entries if (origin := iteration_of(entry))}
-        if key not in staying and (key in removed or (origins and not origins & staying)):
-            unnamed |= {str(path) for path in (*entries, *shared_weights(root, key))}
-    return PruneResult(rewritten, tuple((run, number) for run, number in needed), tuple(sorted(unnamed)))
+        if key not in kept_ids and (key in removed_ids or (origins and not origins & kept_ids)):
+            paths |= {str(path) for path in (*entries, *shared_weights(root, key))}
+    return PruneResult(rewritten, tuple((run, number) for run, number in iterations), tuple(sorted(paths)))
 
 
 _EDGES = """

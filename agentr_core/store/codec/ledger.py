@@ -72,9 +72,9 @@ def started_at(store: Store, run_id: str) -> datetime | None:
     return next((in_utc(moment) for (moment,) in rows), None)
 
 
-def in_utc(stored: datetime | None) -> datetime | None:
+def in_utc(timestamp: datetime | None) -> datetime | None:
     """Return a stored time with its time zone, which the store leaves out; None for None."""
-    return None if stored is None else stored.replace(tzinfo=UTC)
+    return None if timestamp is None else timestamp.replace(tzinfo=UTC)
 
 
 def iteration_rows(
@@ -299,7 +299,7 @@ class Group:
     def sampled(self) -> list[tuple[Step, ...]]:
         """The steps of each episode that were sampled for it."""
         counts = zip(self.episodes.values(), self.given_counts, strict=True)
-        return [episode.steps[given:] for episode, given in counts]
+        return [episode.steps[count:] for episode, count in counts]
 
     @property
     def compared(self) -> tuple[float, ...]:
@@ -359,8 +359,8 @@ def group_rows(
             }
         ],
         "rl_rollout": [
-            {"trajectory_id": key, **group_key, "episode": episode, "advantage": advantage, "shaped": shaped}
-            for episode, (key, advantage, shaped) in enumerate(
+            {"trajectory_id": key, **group_key, "episode": episode, "advantage": advantage, "shaped": shaped_reward}
+            for episode, (key, advantage, shaped_reward) in enumerate(
                 zip(group.episodes, advantages, group.shaped or [None] * len(group.episodes), strict=True)
             )
         ],
@@ -424,13 +424,13 @@ def load_groups(store: Store, iteration_id: str, step: int) -> list[Group]:
         iteration_id,
         step,
     )
-    played = load_trajectories(store, [row[5] for row in rows if row[5] is not None])
+    trajectories = load_trajectories(store, [row[5] for row in rows if row[5] is not None])
     groups = []
     for (number, draw, policy, prefix, size), members in groupby(rows, key=itemgetter(0, 1, 2, 3, 4)):
         *_, keys, worths, given_counts, operators, credits = zip(*members, strict=True)
-        if len(played.keys() & {*keys}) != size:
+        if len(trajectories.keys() & {*keys}) != size:
             return []
-        episodes = {key: played[key] for key in keys}
+        episodes = {key: trajectories[key] for key in keys}
         groups.append(
             Group(
                 number=number,

@@ -66,10 +66,10 @@ def store_dataset(store: Store, rows: Rows, lengths: Mapping[str, tuple[int, int
     """Store the rows of a dataset and of its new samples, and the length of each of its samples, by
     id: its tokens, and those of them that carry loss. Raises as `Store.write` does.
     """
-    tokens, trained = ([length[kind] for length in lengths.values()] for kind in (0, 1))
+    tokens, trained_tokens = ([length[kind] for length in lengths.values()] for kind in (0, 1))
     with store.transaction() as con:
         put(con, rows)
-        con.execute(_SET_LENGTHS, [list(lengths), tokens, trained])
+        con.execute(_SET_LENGTHS, [list(lengths), tokens, trained_tokens])
 
 
 def load_samples(
@@ -152,7 +152,7 @@ def load_chosen(store: Store, iteration_id: str) -> dict[str, tuple[Instance, ..
     return {name: tuple(instances) for name, instances in chosen.items()}
 
 
-def planned_rows(iteration_id: str, planned: Iterable[PlannedRollout]) -> Rows:
+def planned_rows(iteration_id: str, rollouts: Iterable[PlannedRollout]) -> Rows:
     """Return the rows of all episodes that an iteration plans to play, in their order."""
     return {
         "planned_rollout": [
@@ -164,7 +164,7 @@ def planned_rows(iteration_id: str, planned: Iterable[PlannedRollout]) -> Rows:
                 "number": rollout.number,
                 "forced": rollout.forced,
             }
-            for position, rollout in enumerate(planned)
+            for position, rollout in enumerate(rollouts)
         ]
     }
 
@@ -176,9 +176,9 @@ def load_planned(store: Store, iteration_id: str) -> list[PlannedRollout]:
             trajectory_id=key,
             instance=Instance(environment=environment, split=split, index=index),
             number=number,
-            forced=forced,
+            forced=forced_steps,
         )
-        for key, environment, split, index, number, forced in store.rows(_PLANNED, iteration_id)
+        for key, environment, split, index, number, forced_steps in store.rows(_PLANNED, iteration_id)
     ]
 
 
@@ -243,7 +243,7 @@ def load_edits(store: Store, iteration_id: str) -> list[StoredEdit]:
     if not store.path.exists():
         return []
     with store.reading() as con:
-        stored = load(
+        rows = load(
             con,
             "edit",
             "iteration_id = ? order by edit_id",
@@ -252,7 +252,7 @@ def load_edits(store: Store, iteration_id: str) -> list[StoredEdit]:
         )
     return [
         StoredEdit(edit_id=edit_id, subject=subject, instance_id=instance_id, answer=answer)
-        for edit_id, subject, instance_id, answer in stored
+        for edit_id, subject, instance_id, answer in rows
     ]
 
 
@@ -349,9 +349,9 @@ def load_preferences(store: Store, iteration_id: str) -> dict[str, Preference]:
             rejected=samples[rejected],
             chosen_reward=chosen_reward,
             rejected_reward=rejected_reward,
-            dropped=dropped,
+            dropped=dropped_steps,
         )
-        for key, kind, chosen, rejected, chosen_reward, rejected_reward, dropped in rows
+        for key, kind, chosen, rejected, chosen_reward, rejected_reward, dropped_steps in rows
     }
 
 
@@ -386,9 +386,9 @@ class RolloutOutcome:
     steps: int | None
 
 
-def selection_rows(iteration_id: str, selected: Iterable[SelectionOutcome]) -> Rows:
+def selection_rows(iteration_id: str, outcomes: Iterable[SelectionOutcome]) -> Rows:
     """Return the rows of a selection; store them with the instances that were chosen."""
-    return {"selection": [{"iteration_id": iteration_id, **asdict(selection)} for selection in selected]}
+    return {"selection": [{"iteration_id": iteration_id, **asdict(selection)} for selection in outcomes]}
 
 
 def load_selection(store: Store, iteration_id: str) -> list[SelectionOutcome]:

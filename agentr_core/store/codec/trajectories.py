@@ -71,17 +71,17 @@ def load_draws(
         return draws
     with store.reading() as con:
         if kind == "step":
-            stored = load(con, "trajectory", _AMONG, [list(owner_ids)], also=("trajectory_id", "asked"))
-            for key, requests, trajectory in stored:
+            rows = load(con, "trajectory", _AMONG, [list(owner_ids)], also=("trajectory_id", "asked"))
+            for key, requests, trajectory in rows:
                 for at, (step, request) in enumerate(zip(trajectory.steps, requests, strict=True)):
                     if request is not None:
                         draws.setdefault(key, {})[at] = (_draw(step, request),)
         else:
             of_trees = "tree_id in (select unnest(?::varchar[])) order by tree_id, node_index"
-            stored = load(con, "node", of_trees, [list(owner_ids)], also=("tree_id", "asked", "merged"))
-            for key, request, merged, node in stored:
+            rows = load(con, "node", of_trees, [list(owner_ids)], also=("tree_id", "asked", "merged"))
+            for key, request, sibling_draws, node in rows:
                 if request is not None:
-                    replies = sorted((_draw(node.step, request), *merged), key=lambda draw: draw.number)
+                    replies = sorted((_draw(node.step, request), *sibling_draws), key=lambda draw: draw.number)
                     draws.setdefault(key, {})[node.index] = tuple(replies)
     return draws
 
@@ -389,8 +389,8 @@ def load_judgements(store: Store, tree_ids: Sequence[str]) -> dict[str, dict[int
     judgements: dict[str, dict[int, Judgement]] = {}
     if store.path.exists():
         with store.reading() as con:
-            stored = load(con, "judgement", _OF_TREES, [list(tree_ids)], also=("tree_id",))
-        for tree_id, judgement in sorted(stored, key=lambda item: (item[0], item[1].node)):
+            rows = load(con, "judgement", _OF_TREES, [list(tree_ids)], also=("tree_id",))
+        for tree_id, judgement in sorted(rows, key=lambda item: (item[0], item[1].node)):
             judgements.setdefault(tree_id, {})[judgement.node] = judgement
     return judgements
 
@@ -433,8 +433,8 @@ def load_critiques(store: Store, pair_ids: Sequence[str]) -> dict[str, Critique]
     if not store.path.exists():
         return {}
     with store.reading() as con:
-        stored = dict(load(con, "critique", "pair_id in (select unnest(?))", [list(pair_ids)], also=("pair_id",)))
-    return {pair_id: stored[pair_id] for pair_id in pair_ids if pair_id in stored}
+        critiques = dict(load(con, "critique", "pair_id in (select unnest(?))", [list(pair_ids)], also=("pair_id",)))
+    return {pair_id: critiques[pair_id] for pair_id in pair_ids if pair_id in critiques}
 
 
 # Trees, judgements, rollouts and evaluations of other runs, copied with all their rows under ids of
@@ -680,9 +680,9 @@ def load_trees(store: Store, tree_ids: Sequence[str]) -> dict[str, Tree]:
         return {}
     with store.reading() as con:
         heads = load(con, "tree", _OF_TREES, [list(tree_ids)], also=("dives_done",))
-        stored = load(con, "node", _OF_TREES, [list(tree_ids)], also=("tree_id",))
+        rows = load(con, "node", _OF_TREES, [list(tree_ids)], also=("tree_id",))
     nodes: dict[str, list[Node]] = {}
-    for tree_id, node in sorted(stored, key=lambda item: (item[0], item[1].index)):
+    for tree_id, node in sorted(rows, key=lambda item: (item[0], item[1].index)):
         nodes.setdefault(tree_id, []).append(node)
     trees = {
         head.tree_id: Tree(
@@ -700,8 +700,8 @@ def load_trees(store: Store, tree_ids: Sequence[str]) -> dict[str, Tree]:
 def unfinished_trees(store: Store, tree_ids: Sequence[str]) -> list[str]:
     """Return the ids of the trees whose search is not finished, or not begun, in their order."""
     rows = store.rows("select tree_id from tree where finished and tree_id in (select unnest(?))", list(tree_ids))
-    finished = {tree_id for (tree_id,) in rows}
-    return [tree_id for tree_id in tree_ids if tree_id not in finished]
+    finished_ids = {tree_id for (tree_id,) in rows}
+    return [tree_id for tree_id in tree_ids if tree_id not in finished_ids]
 
 
 def finished_trees(store: Store, iteration_id: str, checkpoint_id: str) -> list[str]:

@@ -220,7 +220,7 @@ def run_of(store: Store, kind: str, key: str) -> tuple[str, datetime] | None:
         "join iteration using (iteration_id) join run r using (run_id) where kind = ? and id = ?",
         *(kind, key),
     )
-    return next(((run_id, started.replace(tzinfo=UTC)) for run_id, started in rows), None)
+    return next(((run_id, start_time.replace(tzinfo=UTC)) for run_id, start_time in rows), None)
 
 
 def _dataset(rows: Iterable[tuple[Any, ...]]) -> StoredDataset | None:
@@ -363,8 +363,8 @@ def count_continuations(store: Store, iteration_id: str) -> tuple[int, int]:
     """Return how many episodes went on from bad paths in an iteration, and how many of them
     succeeded.
     """
-    tried = "select count(*) from trajectory where iteration_id = ? and source = 'rollout'"
-    return store.count(tried, iteration_id), store.count(f"{tried} and success", iteration_id)
+    query = "select count(*) from trajectory where iteration_id = ? and source = 'rollout'"
+    return store.count(query, iteration_id), store.count(f"{query} and success", iteration_id)
 
 
 def count_trained_rows(store: Store, iteration_id: str) -> int:

@@ -62,9 +62,9 @@ def changes(store: Store, before: str, after: str) -> dict[str, int]:
     kinds = ("gained", "lost", "same")
     filters = DIFFERENCES.filters
     # All in one query: each reads the same episodes, and the page of the list shows them besides.
-    changed = (filters["change"].replace("$value", f"'{kind}'") for kind in kinds)
+    conditions = (filters["change"].replace("$value", f"'{kind}'") for kind in kinds)
     sql = (
-        f"select {', '.join(f'count(*) filter ({condition})' for condition in changed)} from {DIFFERENCES.source} "
+        f"select {', '.join(f'count(*) filter ({condition})' for condition in conditions)} from {DIFFERENCES.source} "
         f"where {filters['before'].replace('$value', '$1')} and {filters['after'].replace('$value', '$2')}"
     )
     return next((dict(zip(kinds, row, strict=True)) for row in store.rows(sql, before, after)), dict.fromkeys(kinds, 0))

@@ -226,25 +226,25 @@ def ancestry(store: Store, key: str, kind: str) -> list[Ancestor]:
     return list(_walk(store, Entity(kind, key), "", 0, set()))
 
 
-def _walk(store: Store, entity: Entity, relation: str, depth: int, seen: set[Entity]) -> Iterator[Ancestor]:
-    if entity in seen:
+def _walk(store: Store, entity: Entity, relation: str, depth: int, visits: set[Entity]) -> Iterator[Ancestor]:
+    if entity in visits:
         yield Ancestor(depth=depth, relation=relation, entity=entity, facts={}, seen=True)
         return
-    seen.add(entity)
+    visits.add(entity)
     sql = ORIGINS.get(entity.kind)
     rows = store.rows(f"select to_json(origin) from ({sql}) origin limit 1", entity.key) if sql else []
-    stored: dict[str, Any] | None = next((json.loads(row) for (row,) in rows), None)
-    if stored is None:
+    record: dict[str, Any] | None = next((json.loads(row) for (row,) in rows), None)
+    if record is None:
         return
-    if "model" in stored:
-        stored["model"] = weights_now(store.path.parent, entity.key, stored["model"])
-    origins = {name: ids for name, ids in stored.items() if ": " in name and ids}
-    facts = {name: fact for name, fact in stored.items() if ": " not in name and fact not in (None, "", [])}
+    if "model" in record:
+        record["model"] = weights_now(store.path.parent, entity.key, record["model"])
+    origins = {name: ids for name, ids in record.items() if ": " in name and ids}
+    facts = {name: fact for name, fact in record.items() if ": " not in name and fact not in (None, "", [])}
     yield Ancestor(depth=depth, relation=relation, entity=entity, facts=facts)
     for name, ids in origins.items():
         kind, _, how = name.partition(": ")
         for key in ids if isinstance(ids, list) else [ids]:
-            yield from _walk(store, Entity(kind, key), how, depth + 1, seen)
+            yield from _walk(store, Entity(kind, key), how, depth + 1, visits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

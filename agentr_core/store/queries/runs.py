@@ -211,22 +211,24 @@ def request_use(
     per_request: int,
     taught: bool = False,
     teacher_plays: bool = False,
-    lent: Collection[ModelRole] = (),
-    edited: Collection[ModelRole] = (),
+    lent_roles: Collection[ModelRole] = (),
+    edit_roles: Collection[ModelRole] = (),
 ) -> RequestUse:
     """Return the requests to the model of a role in an iteration, and their tokens.
 
     Args:
         taught: whether the teacher collected instead of the actor.
         teacher_plays: whether it played the single episodes on training instances.
-        lent: the roles for which the teacher answered beside the episodes that it played.
-        edited: those for which it answered where trajectories were made of others.
+        lent_roles: the roles for which the teacher answered beside the episodes that it played.
+        edit_roles: those for which it answered where trajectories were made of others.
         per_request: the maximum number of replies to one HTTP request; 0 for no limit.
     """
     by_teacher = {"node": taught, "played": teacher_plays}
-    collected = [kind for kind, is_teacher in by_teacher.items() if role == ("teacher" if is_teacher else "actor")]
-    kinds = [*_KINDS.get(role, []), *collected]
-    (sums,) = store.rows(_REQUESTS, iteration_id, kinds, per_request, role, [*lent], [*edited], taught) or [(0, 0, 0)]
+    episode_kinds = [kind for kind, is_teacher in by_teacher.items() if role == ("teacher" if is_teacher else "actor")]
+    kinds = [*_KINDS.get(role, []), *episode_kinds]
+    (sums,) = store.rows(_REQUESTS, iteration_id, kinds, per_request, role, [*lent_roles], [*edit_roles], taught) or [
+        (0, 0, 0)
+    ]
     return RequestUse(*(number or 0 for number in sums))
 
 
@@ -252,8 +254,8 @@ def unreadable_replies(store: Store, iteration_id: str) -> dict[str, tuple[int, 
             thinks=bool(thinks),
         )
         unreadable[role] += is_unreadable(reply)
-    counted = store.rows(f"{_HELPERS} select role, count(*) from reply group by role order by role", iteration_id)
-    return {role: (replies, unreadable[role]) for role, replies in counted}
+    counts = store.rows(f"{_HELPERS} select role, count(*) from reply group by role order by role", iteration_id)
+    return {role: (replies, unreadable[role]) for role, replies in counts}
 
 
 _KINDS: dict[ModelRole, list[str]] = {"actor": ["step"], "judge": ["judgement"]}
@@ -441,8 +443,8 @@ def runs_beginning(store: Store, prefix: str) -> list[str]:
 def run_state(store: Store, run_id: str) -> RunState | None:
     """Return the state of a run; None if it is not stored."""
     rows = store.rows("select status, finished_at, (config->>'$.iterations')::bigint from run where run_id = ?", run_id)
-    for status, ended, iterations in rows:
-        return RunState(status=status, finished_at=in_utc(ended), iterations=iterations)
+    for status, end_time, iterations in rows:
+        return RunState(status=status, finished_at=in_utc(end_time), iterations=iterations)
     return None
 
 
@@ -581,8 +583,8 @@ class StoredTraining:
 def iteration_state(store: Store, iteration_id: str) -> IterationState | None:
     """Return the state of an iteration; None if it has not begun."""
     rows = store.rows("select status, finished_at from iteration where iteration_id = ?", iteration_id)
-    for status, ended in rows:
-        return IterationState(status=status, finished_at=in_utc(ended))
+    for status, end_time in rows:
+        return IterationState(status=status, finished_at=in_utc(end_time))
     return None
 
 

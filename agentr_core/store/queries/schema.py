@@ -42,10 +42,10 @@ class Reference(NamedTuple):
 
 def relations(store: Store) -> list[Relation]:
     """Return tables, then views, each in the order of their names."""
-    grouped: dict[tuple[bool, str, str], list[Column]] = {}
+    groups: dict[tuple[bool, str, str], list[Column]] = {}
     for view, name, about, column, kind, key, description in store.rows(_COLUMNS):
-        grouped.setdefault((view, name, about), []).append(Column(column, kind, key, description or ""))
-    return [Relation(name, about, tuple(columns), view) for (view, name, about), columns in grouped.items()]
+        groups.setdefault((view, name, about), []).append(Column(column, kind, key, description or ""))
+    return [Relation(name, about, tuple(columns), view) for (view, name, about), columns in groups.items()]
 
 
 def references(store: Store) -> list[Reference]:

@@ -24,18 +24,18 @@ _ONE_LINE = re.compile(r"\s*(`+)(?:(?:python3?|py)\b)?([^\n`]+)\1\s*")
 _PACKAGE = __name__.partition(".")[0]
 
 
-def prepare(packages: Sequence[str], required: frozenset[str]) -> None:
+def prepare(packages: Sequence[str], dependencies: frozenset[str]) -> None:
     """Prepare this interpreter so that its children can `run` code. This is done once, since every
     page of memory that a child writes to must be copied for it.
 
     Args:
         packages: those that code may import besides the standard library, as a user listed them.
-        required: the packages that these import themselves.
+        dependencies: the packages that these import themselves.
     """
     for module in [name for name in sys.modules if name.partition(".")[0] == _PACKAGE]:
         del sys.modules[module]
     sys.argv = [""]
-    sys.meta_path.insert(0, _AllowList(packages, required))
+    sys.meta_path.insert(0, _AllowList(packages, dependencies))
     # Address space is limited, and the default of eight MiB for each thread would use it up.
     threading.stack_size(1 << 20)
 
@@ -125,9 +125,9 @@ class _AllowList:
     It only gives a clear message: from level `landlock` on, other packages cannot be read anyway.
     """
 
-    def __init__(self, packages: Sequence[str], required: frozenset[str]) -> None:
+    def __init__(self, packages: Sequence[str], dependencies: frozenset[str]) -> None:
         self._allowed_text = ", ".join(("the standard library", *packages))
-        self._allowed = required | set(packages) | sys.stdlib_module_names
+        self._allowed = dependencies | set(packages) | sys.stdlib_module_names
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
         """Return None to let other finders look. Raises `ModuleNotFoundError`."""

@@ -198,8 +198,8 @@ def syscall(number: int, *arguments: int | bytes | None) -> int:
 
 def prctl(option: int, *arguments: int | bytes) -> None:
     """Set a property of this process, as in prctl(2). Raises `OSError`."""
-    padded = (*arguments, 0, 0, 0, 0)[:4]
-    _checked(_libc().prctl(ctypes.c_int(option), *map(_word, padded)), f"prctl {option}")
+    padded_arguments = (*arguments, 0, 0, 0, 0)[:4]
+    _checked(_libc().prctl(ctypes.c_int(option), *map(_word, padded_arguments)), f"prctl {option}")
 
 
 def drop_privileges() -> None:
@@ -370,8 +370,8 @@ def ruleset(readable: Iterable[str], writable: str, version: int) -> int:
     """
     if version == 0:
         raise OSError("this kernel has no Landlock, or does not allow its use (Linux 5.13 is the first with it)")
-    handled = (1 << _FILE_RIGHTS_KNOWN[min(version, 5)]) - 1
-    words = [handled]
+    handled_rights = (1 << _FILE_RIGHTS_KNOWN[min(version, 5)]) - 1
+    words = [handled_rights]
     if version >= 4:
         words.append(_ALL_TCP_RIGHTS)
     if version >= 6:
@@ -381,7 +381,7 @@ def ruleset(readable: Iterable[str], writable: str, version: int) -> int:
     for path in readable:
         _allow(rules, path, _READ)
     _allow(rules, "/dev/null", _READ_FILE | _WRITE_FILE)
-    _allow(rules, writable, _KEEP_FILES & handled)
+    _allow(rules, writable, _KEEP_FILES & handled_rights)
     return rules
 
 
@@ -398,8 +398,8 @@ def _allow(rules: int, path: str, rights: int) -> None:
     except FileNotFoundError:
         return
     try:
-        allowed = rights if os.path.isdir(path) else rights & _FILE_ALONE  # noqa: PTH112
-        syscall(_ADD_RULE, rules, _PATH_BENEATH, struct.pack("=Qi", allowed, file), 0)
+        allowed_rights = rights if os.path.isdir(path) else rights & _FILE_ALONE  # noqa: PTH112
+        syscall(_ADD_RULE, rules, _PATH_BENEATH, struct.pack("=Qi", allowed_rights, file), 0)
     finally:
         os.close(file)
 

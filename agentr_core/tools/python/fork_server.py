@@ -222,7 +222,7 @@ class ForkServer:
         if "numpy" in packages:
             # Otherwise it would be loaded at its first use, and then seed itself at random.
             importlib.import_module("numpy.random")
-        required = frozenset(name.partition(".")[0] for name in set(sys.modules) - before)
+        dependencies = frozenset(name.partition(".")[0] for name in set(sys.modules) - before)
         self._rules = -1
         if self._level.includes(Level.LANDLOCK):
             # The standard library, without the packages that may be installed in its folder.
@@ -230,7 +230,7 @@ class ForkServer:
             library = (f"{stdlib}/{name}" for name in os.listdir(stdlib) if not name.endswith("-packages"))  # noqa: PTH208
             # Those of packages, and of the libraries that come with their wheels.
             paths = []
-            for name in (required | set(packages)) - sys.stdlib_module_names:
+            for name in (dependencies | set(packages)) - sys.stdlib_module_names:
                 folders = [*getattr(sys.modules[name], "__path__", ())]
                 paths += folders or [getattr(sys.modules[name], "__file__", None) or ""]
                 paths += [f"{folder}.libs" for folder in folders]
@@ -240,7 +240,7 @@ class ForkServer:
         if self._level.includes(Level.LIMITS):
             confinement.drop_privileges()
         os.environ.update(HOME=str(self._folder), TMPDIR=str(self._folder))
-        child.prepare(packages, required)
+        child.prepare(packages, dependencies)
         gc.collect()
         gc.disable()
         # Existing objects stay in pages that all children share.
@@ -266,17 +266,17 @@ class ForkServer:
 
     def _start(self, code: str, limits: Limits) -> Watch | str:
         """Return the watch over a process that runs the code, or why a barrier could not be set."""
-        ready, raised = os.pipe()
+        ready, ready_end = os.pipe()
         stdout, stdout_end = os.pipe()
         stderr, stderr_end = os.pipe()
         parent = os.getpid()
         process = os.fork()
         if process == 0:
             try:
-                self._become(code, parent, raised, stdout_end, stderr_end)
+                self._become(code, parent, ready_end, stdout_end, stderr_end)
             finally:
                 os._exit(child.EXCEPTION)
-        for descriptor in (raised, stdout_end, stderr_end):
+        for descriptor in (ready_end, stdout_end, stderr_end):
             os.close(descriptor)
         watch = Watch(process, stdout, stderr, limits, self._folder)
         with open(ready, "rb") as barrier:  # noqa: PTH123 - a descriptor
@@ -285,22 +285,22 @@ class ForkServer:
                 return refusal
         return watch
 
-    def _become(self, code: str, parent: int, raised: int, stdout: int, stderr: int) -> None:
+    def _become(self, code: str, parent: int, ready_end: int, stdout: int, stderr: int) -> None:
         """In the child: confine it, signal that this is done, run the code and exit."""
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
         # Of the other descriptors above standard error, all are closed but these.
         low = 3
-        for descriptor in (*sorted(n for n in (raised, self._rules) if n >= low), os.sysconf("SC_OPEN_MAX")):
+        for descriptor in (*sorted(n for n in (ready_end, self._rules) if n >= low), os.sysconf("SC_OPEN_MAX")):
             os.closerange(low, descriptor)
             low = descriptor + 1
         try:
             confine(self._level, self._limits, str(self._folder), self._rules, parent)
         except OSError as error:
-            os.write(raised, str(error).encode())
+            os.write(ready_end, str(error).encode())
             os._exit(child.EXCEPTION)
-        os.close(raised)
+        os.close(ready_end)
         gc.enable()
         os._exit(child.run(code))
 

@@ -412,8 +412,8 @@ class PythonTool:
         except BaseException:
             await self.__aexit__(None, None, None)
             raise
-        passed = [finding.attempt for finding in findings if not finding.held]
-        if passed:
+        breaches = [finding.attempt for finding in findings if not finding.held]
+        if breaches:
             await self.__aexit__(None, None, None)
-            raise SandboxError(f"level {self.level} does not hold: code gets through at {', '.join(passed)}")
+            raise SandboxError(f"level {self.level} does not hold: code gets through at {', '.join(breaches)}")
         return findings

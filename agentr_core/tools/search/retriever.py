@@ -130,9 +130,9 @@ class Encoder:
             with self._turn, torch.inference_mode():
                 inputs = self._tokenizer([texts[number] for number in batch], return_tensors="pt", **options)
                 inputs = inputs.to(self._device)
-                hidden = self._model(**inputs).last_hidden_state
-                mask = inputs["attention_mask"].unsqueeze(-1).to(hidden.dtype)
-                mean = (hidden * mask).sum(1) / mask.sum(1)
+                hidden_states = self._model(**inputs).last_hidden_state
+                mask = inputs["attention_mask"].unsqueeze(-1).to(hidden_states.dtype)
+                mean = (hidden_states * mask).sum(1) / mask.sum(1)
                 rows[batch] = torch.nn.functional.normalize(mean, dim=-1).cpu().numpy()
         return rows
 
@@ -363,8 +363,8 @@ def normalised(text: str) -> str:
     Punctuation stays, since it distinguishes C from C++.
     """
     # Folding may take a composed character apart, so a second pass puts it together again.
-    folded = unicodedata.normalize("NFKC", text).casefold()
-    return " ".join(unicodedata.normalize("NFKC", folded).split())
+    folded_text = unicodedata.normalize("NFKC", text).casefold()
+    return " ".join(unicodedata.normalize("NFKC", folded_text).split())
 
 
 def truncate(text: str, max_chars: int) -> str:
@@ -470,11 +470,11 @@ class Bm25:
         """Return for each query the rows that match best; rows that share no word with it are left
         out.
         """
-        ranked: list[Ranked] = []
+        rankings: list[Ranked] = []
         for query in queries:
             tokens = [self._vocabulary[word] for word in self._words(query) if word in self._vocabulary]
-            ranked.append(best(self._index.get_scores_from_ids(tokens), top_k) if tokens else [])
-        return ranked
+            rankings.append(best(self._index.get_scores_from_ids(tokens), top_k) if tokens else [])
+        return rankings
 
 
 @dataclass(frozen=True, slots=True)
@@ -500,8 +500,12 @@ class Retriever:
     @classmethod
     def of(cls, documents: Iterable[Document]) -> Retriever:
         """Return a BM25 search of documents in memory, such as those of a generated world."""
-        stored = tuple(documents)
-        return cls(stored, Bm25.build(document.text for document in stored), corpus=fingerprint(stored))
+        stored_documents = tuple(documents)
+        return cls(
+            stored_documents,
+            Bm25.build(document.text for document in stored_documents),
+            corpus=fingerprint(stored_documents),
+        )
 
     def __len__(self) -> int:
         return len(self._documents)
@@ -511,7 +515,8 @@ class Retriever:
         1.
         """
         return [
-            [Hit(self._documents[row], score) for row, score in ranked] for ranked in self._ranker.rank(queries, top_k)
+            [Hit(self._documents[row], score) for row, score in ranking]
+            for ranking in self._ranker.rank(queries, top_k)
         ]
 
 

@@ -298,10 +298,10 @@ class AnswerCache:
                     if self._known_identities is None:
                         self._known_identities = self._store.identities()
                     is_stored = call.identity in self._known_identities
-            stored = self._lookups.through(call) if is_stored else None
-            result = ask(call) if stored is None else stored
+            stored_call = self._lookups.through(call) if is_stored else None
+            result = ask(call) if stored_call is None else stored_call
             if result.status in ANSWERED_STATUSES:
-                if self._store is not None and stored is None:
+                if self._store is not None and stored_call is None:
                     self._stored.through(result)
                 with self._lock:
                     self._answers[call.identity] = result
@@ -312,7 +312,7 @@ class AnswerCache:
             raise
         else:
             future.set_result(result)
-            return result, stored is not None
+            return result, stored_call is not None
         finally:
             with self._lock:
                 del self._under_way[identity]

@@ -95,8 +95,8 @@ def state_advantages(
         [config.episode_weight * advantage] * len(keys) for advantage, keys in zip(of_episodes, states, strict=True)
     ]
     for steps in in_state.values():
-        compared = [worth for episode, step in steps if (worth := worths[episode][step]) is not None]
-        for (episode, step), advantage in zip(steps, advantages(compared, scale=scale), strict=True):
+        step_worths = [worth for episode, step in steps if (worth := worths[episode][step]) is not None]
+        for (episode, step), advantage in zip(steps, advantages(step_worths, scale=scale), strict=True):
             by_episode[episode][step] += config.weight * advantage
     return by_episode
 
@@ -259,8 +259,8 @@ class StateGraph:
         other edge of its state has its action.
         """
         if edge.next_state is None and edge.reward is None:
-            known = self.led_to.get((edge.state, edge.action))
-            return None if known is None else self.worth(known)
+            known_edge = self.led_to.get((edge.state, edge.action))
+            return None if known_edge is None else self.worth(known_edge)
         if edge.reward is not None and edge.reward > 0:
             return self.discount * edge.reward
         after = None if edge.next_state is None else self.worths.get(edge.next_state)

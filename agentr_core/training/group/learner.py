@@ -233,8 +233,8 @@ class Learner:
         they are unchanged.
         """
         indices, passes = self._share(rows)
-        chosen = [rows[index] for index in indices]
-        return chosen if self._training.bf16 is True else self.policy.settled(chosen, passes=passes)
+        chosen_rows = [rows[index] for index in indices]
+        return chosen_rows if self._training.bf16 is True else self.policy.settled(chosen_rows, passes=passes)
 
     def update(self, rows: Sequence[PolicyRow]) -> Totals:
         """Take one optimizer step on episodes, and return what was measured in all processes.
@@ -353,7 +353,7 @@ _LOOK_SECONDS = 0.2
 """How often it is looked whether what the processes compute is still wanted."""
 _CAUSE_SECONDS = 2.0
 """Seconds after a first fault in which another process may tell the cause of it."""
-_loaded: list[tuple[Learner, Path]] = []
+_learners: list[tuple[Learner, Path]] = []
 """In one of the processes, its learner, and the folder for files."""
 
 
@@ -526,9 +526,9 @@ def _submitted(process: ProcessPoolExecutor, work: Callable[P, T], *args: P.args
         return process.submit(work, *args, **kwargs)
     except RuntimeError as error:
         # Broken, or shut down: which of them it says of one that was ended depends on the moment.
-        failed: Future[T] = Future()
-        failed.set_exception(BrokenProcessPool(str(error)))
-        return failed
+        future: Future[T] = Future()
+        future.set_exception(BrokenProcessPool(str(error)))
+        return future
 
 
 def _begin(rank: int, training: TrainingConfig) -> None:
@@ -558,11 +558,11 @@ def _load(
 ) -> None:
     with _own_errors(file.parent):
         group = split(rank, training, model_dir, meeting=file.with_suffix(".meeting"), updates=options["updates"])
-        _loaded.append((Learner(model_dir, training, grpo, group=group, **options), file.parent))
+        _learners.append((Learner(model_dir, training, grpo, group=group, **options), file.parent))
 
 
 def _do(work: Callable[..., T], args: Any, kwargs: Any) -> T:
-    ((learner, folder),) = _loaded
+    ((learner, folder),) = _learners
     with _own_errors(folder):
         return work(learner, *args, **kwargs)
 

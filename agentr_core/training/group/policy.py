@@ -68,7 +68,7 @@ def policy_row(
     Raises `DataFault` if replies lack the log-probabilities of their tokens, or if the rendered
     conversation does not contain the sampled tokens.
     """
-    rendered = renderer.render_sample(messages)
+    sample = renderer.render_sample(messages)
     # In a growing turn, replies and observations alternate.
     replies: list[tuple[Span, bool]] = []
     for message in messages:
@@ -79,7 +79,7 @@ def policy_row(
             replies.append((message.parts[0], True))
     if len(replies) != len(steps):
         raise DataFault(f"an episode of {len(steps)} replies has a conversation of {len(replies)}")
-    trained = [position for position, label in enumerate(rendered.labels) if label != IGNORED]
+    trained_positions = [position for position, label in enumerate(sample.labels) if label != IGNORED]
     positions: list[int] = []
     logprobs: list[float] = []
     token_advantages: list[float] = []
@@ -91,25 +91,27 @@ def policy_row(
         if number >= num_given and not sampled:
             raise DataFault(f"the reply {step.reply[:60]!r} has no log-probability for each of its tokens")
         # If the turn continues after this reply, the end of turn that was sampled is left out.
-        before = rendered.input_ids[trained[0] - 1] if trained else None
+        before = sample.input_ids[trained_positions[0] - 1] if trained_positions else None
         ids = step.token_ids if ends and not span.written else renderer.inner_ids(span, before)
-        matched, trained = trained[: len(ids)], trained[len(ids) :]
-        if tuple(rendered.input_ids[position] for position in matched) != ids:
+        reply_positions, trained_positions = trained_positions[: len(ids)], trained_positions[len(ids) :]
+        if tuple(sample.input_ids[position] for position in reply_positions) != ids:
             raise DataFault(f"the reply {step.reply[:60]!r} is not rendered as the tokens that were sampled")
-        if ends and matched and trained[:1] == [matched[-1] + 1]:
+        if ends and reply_positions and trained_positions[:1] == [reply_positions[-1] + 1]:
             # This end of turn was not sampled.
-            trained = trained[1:]
+            trained_positions = trained_positions[1:]
         if number < num_given:
             continue
-        positions += matched
+        positions += reply_positions
         logprobs += (step.logprobs or ())[: len(ids)]
         token_advantages += [advantage] * len(ids)
         if scores is not None:
             token_scores += scores[number][: len(ids)] or [math.nan] * len(ids)
-    if trained:
-        raise DataFault(f"an episode of {len(steps)} replies is rendered with loss on {len(trained)} further tokens")
+    if trained_positions:
+        raise DataFault(
+            f"an episode of {len(steps)} replies is rendered with loss on {len(trained_positions)} further tokens"
+        )
     return PolicyRow(
-        input_ids=tuple(rendered.input_ids),
+        input_ids=tuple(sample.input_ids),
         positions=tuple(positions),
         logprobs=tuple(logprobs),
         advantages=tuple(token_advantages),
@@ -194,16 +196,16 @@ def surrogate(
     """
     difference = logprobs - sampled_logprobs
     ratio = difference.exp()
-    limited = ratio.clamp(1 - epsilon, 1 + epsilon_high)
-    bounded = ratio if delta is None else ratio.clamp(max=delta)
-    losses = -torch.minimum(bounded * advantages, limited * advantages)
-    clipped = ((ratio < 1 - epsilon) & (advantages < 0)) | ((ratio > 1 + epsilon_high) & (advantages > 0))
-    clipped |= (bounded < ratio) & (advantages < 0)
+    clipped_ratio = ratio.clamp(1 - epsilon, 1 + epsilon_high)
+    bounded_ratio = ratio if delta is None else ratio.clamp(max=delta)
+    losses = -torch.minimum(bounded_ratio * advantages, clipped_ratio * advantages)
+    clip_mask = ((ratio < 1 - epsilon) & (advantages < 0)) | ((ratio > 1 + epsilon_high) & (advantages > 0))
+    clip_mask |= (bounded_ratio < ratio) & (advantages < 0)
     kl = torch.zeros_like(logprobs) if reference is None else divergence(reference - logprobs)
     losses = losses + beta * kl
     return Surrogate(
         loss=(weights * losses).sum(),
-        clipped=clipped.sum().detach(),
+        clipped=clip_mask.sum().detach(),
         sampler_kl=divergence(difference).sum().detach(),
         kl=kl.sum().detach(),
     )
@@ -323,7 +325,7 @@ class Policy:
         """Return all weights, each once, on the CPU, with adapters merged and the names of a model
         without adapters; of several processes the first gets them, and the others nothing.
         """
-        return whole_weights(self.model, dtype, gathered=self.group.gathered, collect=self.group.rank == 0)
+        return whole_weights(self.model, dtype, gather_context=self.group.gathered, collect=self.group.rank == 0)
 
     def whole_state(self) -> dict[str, Tensor]:
         """Return the trained parameters, and what belongs to them, whole and on the CPU; of several
@@ -342,8 +344,10 @@ class Policy:
         """Return what this process holds of the trained parameters, and what belongs to them, in
         the form that `restore` takes.
         """
-        trained = self.parameters
-        return {name: value for name, value in self.model.state_dict().items() if name in trained or not self._adapted}
+        parameters = self.parameters
+        return {
+            name: value for name, value in self.model.state_dict().items() if name in parameters or not self._adapted
+        }
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Return to an earlier state of the same training."""
@@ -395,11 +399,11 @@ class Policy:
         """
         values = torch.tensor([value for row in rows for value in row.logprobs])
         for batch in self._passes(rows, passes):
-            numbers, sampled = numbers_in(batch)
+            numbers, mask = numbers_in(batch)
             with torch.no_grad():
-                current = chosen_logprobs(self._scores(self._called, batch, sampled), batch, sampled).cpu()
-            stored = values[numbers]
-            values[numbers] = torch.where((current - stored).abs() < ROUNDING, current, stored)
+                current = chosen_logprobs(self._scores(self._called, batch, mask), batch, mask).cpu()
+            sampler_logprobs = values[numbers]
+            values[numbers] = torch.where((current - sampler_logprobs).abs() < ROUNDING, current, sampler_logprobs)
         remaining = iter(values.tolist())
         return [row._replace(logprobs=tuple(islice(remaining, len(row.positions)))) for row in rows]
 
@@ -412,17 +416,17 @@ class Policy:
 
     def _pass(self, batch: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> tuple[Surrogate, float]:
         """Return the loss of a forward pass, and the sum of its tokens' entropies in nats."""
-        numbers, sampled = numbers_in(batch)
-        chosen = {name: value[numbers.to(self._device)] for name, value in values.items()}
-        scores = self._scores(self._called, batch, sampled)
+        numbers, mask = numbers_in(batch)
+        pass_values = {name: value[numbers.to(self._device)] for name, value in values.items()}
+        scores = self._scores(self._called, batch, mask)
         reference = None
         if self._reference is not None:
             with torch.no_grad():
-                reference = chosen_logprobs(self._scores(self._reference, batch, sampled), batch, sampled)
+                reference = chosen_logprobs(self._scores(self._reference, batch, mask), batch, mask)
         grpo = self._grpo
         losses = surrogate(
-            chosen_logprobs(scores, batch, sampled),
-            **chosen,
+            chosen_logprobs(scores, batch, mask),
+            **pass_values,
             epsilon=grpo.epsilon,
             epsilon_high=grpo.epsilon if grpo.epsilon_high is None else grpo.epsilon_high,
             delta=grpo.delta,
@@ -433,21 +437,21 @@ class Policy:
             entropy = -(scores.exp() * scores).sum().item()
         return losses, entropy
 
-    def _scores(self, model: Any, batch: Mapping[str, Tensor], sampled: Tensor) -> Tensor:
+    def _scores(self, model: Any, batch: Mapping[str, Tensor], mask: Tensor) -> Tensor:
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bf16):
-            return log_probabilities(model, batch, sampled, vocabulary=self._vocabulary, device=self._device)
+            return log_probabilities(model, batch, mask, vocabulary=self._vocabulary, device=self._device)
 
 
 def log_probabilities(
-    model: Any, batch: Mapping[str, Tensor], sampled: Tensor, *, vocabulary: int, device: torch.device
+    model: Any, batch: Mapping[str, Tensor], mask: Tensor, *, vocabulary: int, device: torch.device
 ) -> Tensor:
     """Return the log-probabilities [sampled tokens, vocabulary] from which each sampled token of a
     forward pass was drawn, among the first `vocabulary` tokens.
 
     Args:
-        sampled: a mask of the sampled tokens over the flat targets, as of `numbers_in`.
+        mask: a mask of the sampled tokens over the flat targets, as of `numbers_in`.
     """
-    positions = sampled.nonzero().squeeze(1)
+    positions = mask.nonzero().squeeze(1)
     # In a pass of one row only the sampled positions are scored, padded to a few lengths.
     alone = len(batch["input_ids"]) == 1
     keep = torch.nn.functional.pad(positions, (0, -len(positions) % LENGTH_STEP)).to(device) if alone else 0
@@ -457,18 +461,18 @@ def log_probabilities(
         use_cache=False,
         logits_to_keep=keep,
     ).logits
-    scored = logits[0, : len(positions)] if alone else logits[:, :-1].flatten(0, 1)[positions.to(device)]
-    return torch.log_softmax(scored[:, :vocabulary].float(), -1)
+    token_logits = logits[0, : len(positions)] if alone else logits[:, :-1].flatten(0, 1)[positions.to(device)]
+    return torch.log_softmax(token_logits[:, :vocabulary].float(), -1)
 
 
-def chosen_logprobs(scores: Tensor, batch: Mapping[str, Tensor], sampled: Tensor) -> Tensor:
+def chosen_logprobs(scores: Tensor, batch: Mapping[str, Tensor], mask: Tensor) -> Tensor:
     """Return the log-probabilities [sampled tokens] of the tokens that were drawn."""
-    targets = batch["input_ids"][:, 1:].reshape(-1)[sampled].to(scores.device)
+    targets = batch["input_ids"][:, 1:].reshape(-1)[mask].to(scores.device)
     return scores.gather(1, targets[:, None])[:, 0]
 
 
 def numbers_in(batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Return the numbers of a pass's sampled tokens, and a mask of them over its flat targets."""
     numbers = batch["labels"][:, 1:].reshape(-1)
-    sampled = numbers != IGNORED
-    return numbers[sampled], sampled
+    mask = numbers != IGNORED
+    return numbers[mask], mask

@@ -72,9 +72,9 @@ class Scorer:
         together = max(1, self._batch_tokens // max(ROW, longest))
         for batch in forward_passes(numbered(rows), packing=False, rows_per_pass=together):
             check_wanted()
-            numbers, sampled = numbers_in(batch)
-            scores = log_probabilities(self._model, batch, sampled, vocabulary=self._vocabulary, device=self._device)
-            values[numbers] = chosen_logprobs(scores, batch, sampled).cpu()
+            numbers, mask = numbers_in(batch)
+            scores = log_probabilities(self._model, batch, mask, vocabulary=self._vocabulary, device=self._device)
+            values[numbers] = chosen_logprobs(scores, batch, mask).cpu()
         remaining = iter(values.tolist())
         return [tuple(next(remaining) for _ in row.positions) for row in rows]
 

@@ -262,8 +262,8 @@ class DeepSpeed(Replicated):
             if not self.zero3:
                 return model.to(self.device)
             # Gathered layer by layer, as the policy is.
-            frozen = {name: value for name, value in self._config.config.items() if name != "optimizer"}
-            return deepspeed.initialize(model=model, config=frozen)[0]
+            frozen_config = {name: value for name, value in self._config.config.items() if name != "optimizer"}
+            return deepspeed.initialize(model=model, config=frozen_config)[0]
         own_optimizer = None if self._steps_by_itself else torch.optim.AdamW(groups, lr=rate)
         self._engine, optimizer, _, _ = deepspeed.initialize(
             model=model, optimizer=own_optimizer, model_parameters=groups, config=self._config.config
@@ -294,8 +294,8 @@ class DeepSpeed(Replicated):
             return nullcontext()
         import deepspeed
 
-        gathered: AbstractContextManager[None] = deepspeed.zero.GatheredParameters(list(parameters))
-        return gathered
+        context: AbstractContextManager[None] = deepspeed.zero.GatheredParameters(list(parameters))
+        return context
 
     def save(self, folder: Path, state: dict[str, Any]) -> dict[str, Any]:
         """Write the parts of all processes to a folder; return nothing."""

@@ -222,7 +222,7 @@ class Events(ABC):
         """Return a sign of life: clients give up a silent connection."""
 
     @abstractmethod
-    def fault(self, refused: Refused) -> str:
+    def fault(self, refusal: Refused) -> str:
         """Return the end of a stream that has no reply."""
 
     @abstractmethod
@@ -275,16 +275,16 @@ class AgentRequest(BaseModel, ABC):
         """Return the turns but that of the tools. Raises `Refused`."""
 
     @abstractmethod
-    def answer(self, answer: Answer, name: str, created: int) -> dict[str, Any]:
+    def answer(self, answer: Answer, name: str, timestamp: int) -> dict[str, Any]:
         """Return the body of the answer to a call of a name that was made at a time, in seconds."""
 
     @abstractmethod
-    def events(self, name: str, created: int) -> Events:
+    def events(self, name: str, timestamp: int) -> Events:
         """Return the same as a stream."""
 
     @staticmethod
     @abstractmethod
-    def error(refused: Refused) -> dict[str, Any]:
+    def error(refusal: Refused) -> dict[str, Any]:
         """Return the body of a refusal."""
 
     def turns(self) -> list[Turn]:
@@ -299,12 +299,12 @@ class AgentRequest(BaseModel, ABC):
         return [*tools_turn(self.functions), *turns]
 
     @classmethod
-    def status(cls, refused: Refused) -> int:
+    def status(cls, refusal: Refused) -> int:
         """Return the status of a refusal."""
-        return cls.status_when_over if refused.code in OVER else refused.status
+        return cls.status_when_over if refusal.code in OVER else refusal.status
 
 
-def openai_error(refused: Refused) -> dict[str, Any]:
+def openai_error(refusal: Refused) -> dict[str, Any]:
     """Return the body of a refusal in OpenAI's form."""
-    fields = {"type": refused.kind, "param": refused.param, "code": refused.code}
-    return {"error": {"message": refused.openai_message, **fields}}
+    fields = {"type": refusal.kind, "param": refusal.param, "code": refusal.code}
+    return {"error": {"message": refusal.openai_message, **fields}}

@@ -84,28 +84,33 @@ class ChatRequest(AgentRequest):
                 case role:
                     yield turn(role, message.content)
 
-    def answer(self, answer: Answer, name: str, created: int) -> dict[str, Any]:
+    def answer(self, answer: Answer, name: str, timestamp: int) -> dict[str, Any]:
         """Return a whole completion."""
         content = answer.text or (None if answer.calls else "")
         message: dict[str, Any] = {"role": "assistant", "content": content}
         if answer.calls:
             message["tool_calls"] = _tool_calls(answer)
         choice = {"index": 0, "message": message, "finish_reason": answer.finish, "logprobs": None}
-        return {**self._frame(name, created), "object": "chat.completion", "choices": [choice], "usage": _usage(answer)}
+        return {
+            **self._frame(name, timestamp),
+            "object": "chat.completion",
+            "choices": [choice],
+            "usage": _usage(answer),
+        }
 
-    def events(self, name: str, created: int) -> Events:
+    def events(self, name: str, timestamp: int) -> Events:
         """Return the chunks of a completion."""
         wants_usage = self.stream_options is not None and self.stream_options.include_usage
-        frame = {**self._frame(name, created), "object": "chat.completion.chunk"}
+        frame = {**self._frame(name, timestamp), "object": "chat.completion.chunk"}
         return _Chunks(frame, offers_tools=bool(self.tools), wants_usage=wants_usage)
 
     @staticmethod
-    def error(refused: Refused) -> dict[str, Any]:
+    def error(refusal: Refused) -> dict[str, Any]:
         """Return the body of a refusal."""
-        return openai_error(refused)
+        return openai_error(refusal)
 
-    def _frame(self, name: str, created: int) -> dict[str, Any]:
-        return {"id": f"chatcmpl-{name}", "created": created, "model": self.model}
+    def _frame(self, name: str, timestamp: int) -> dict[str, Any]:
+        return {"id": f"chatcmpl-{name}", "created": timestamp, "model": self.model}
 
 
 class _Chunks(Events):
@@ -120,8 +125,8 @@ class _Chunks(Events):
     def ping(self) -> str:
         return ": wait\n\n"
 
-    def fault(self, refused: Refused) -> str:
-        return f"{event(openai_error(refused))}data: [DONE]\n\n"
+    def fault(self, refusal: Refused) -> str:
+        return f"{event(openai_error(refusal))}data: [DONE]\n\n"
 
     def _piece(self, text: str) -> str:
         return self._chunk({"content": text})

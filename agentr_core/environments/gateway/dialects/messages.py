@@ -128,20 +128,20 @@ class MessagesRequest(AgentRequest):
         for message in self.messages:
             yield from message.turns()
 
-    def answer(self, answer: Answer, name: str, created: int) -> dict[str, Any]:
+    def answer(self, answer: Answer, name: str, timestamp: int) -> dict[str, Any]:
         """Return a whole message."""
         content = [*([{"type": "text", "text": answer.text}] if answer.text else []), *map(_use, answer.calls)]
         end = {"stop_reason": _stop_reason(answer), "usage": _usage(answer)}
         return {**self._frame(name), "content": content, **end}
 
-    def events(self, name: str, created: int) -> Events:
+    def events(self, name: str, timestamp: int) -> Events:
         """Return the events of a message."""
         return _MessageEvents(self._frame(name), offers_tools=bool(self.tools))
 
     @staticmethod
-    def error(refused: Refused) -> dict[str, Any]:
+    def error(refusal: Refused) -> dict[str, Any]:
         """Return the body of a refusal."""
-        return _error(refused)
+        return _error(refusal)
 
     def _frame(self, name: str) -> dict[str, Any]:
         message = {"id": f"msg_{name}", "type": "message", "role": "assistant", "model": self.model, "content": []}
@@ -164,8 +164,8 @@ class _MessageEvents(Events):
     def ping(self) -> str:
         return _event("ping")
 
-    def fault(self, refused: Refused) -> str:
-        return event(_error(refused), "error")
+    def fault(self, refusal: Refused) -> str:
+        return event(_error(refusal), "error")
 
     def _piece(self, text: str) -> str:
         begin = "" if self._blocks else self._begin({"type": "text", "text": ""})
@@ -206,14 +206,14 @@ def _usage(answer: Answer) -> dict[str, int]:
     return {"input_tokens": answer.prompt_tokens or 0, "output_tokens": answer.completion_tokens or 0}
 
 
-def _error(refused: Refused) -> dict[str, Any]:
-    message = refused.message
-    if refused.context is not None and refused.prompt_tokens is not None:
+def _error(refusal: Refused) -> dict[str, Any]:
+    message = refusal.message
+    if refusal.context is not None and refusal.prompt_tokens is not None:
         # Claude Code knows a prompt that does not fit by these words.
-        message = f"prompt is too long: {refused.prompt_tokens} tokens > {refused.context} maximum; {message}"
-    is_ours = refused.status >= HTTPStatus.INTERNAL_SERVER_ERROR
-    kind = _ERRORS.get(refused.status, "api_error" if is_ours else "invalid_request_error")
+        message = f"prompt is too long: {refusal.prompt_tokens} tokens > {refusal.context} maximum; {message}"
+    is_ours = refusal.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    kind = _ERRORS.get(refusal.status, "api_error" if is_ours else "invalid_request_error")
     error: dict[str, Any] = {"type": kind, "message": message}
-    if refused.code == _THREAD:
+    if refusal.code == _THREAD:
         error["details"] = {"error_code": _THREAD, "unsupported": ["thread"]}
     return {"type": "error", "error": error}

@@ -122,20 +122,20 @@ class ResponsesRequest(AgentRequest):
             elif item is not None:
                 yield turn("system" if item.role == "developer" else item.role, item.content)
 
-    def answer(self, answer: Answer, name: str, created: int) -> dict[str, Any]:
+    def answer(self, answer: Answer, name: str, timestamp: int) -> dict[str, Any]:
         """Return a whole response."""
-        return _completed(self._frame(name, created), answer, name)
+        return _completed(self._frame(name, timestamp), answer, name)
 
-    def events(self, name: str, created: int) -> Events:
+    def events(self, name: str, timestamp: int) -> Events:
         """Return the events of a response."""
-        return _ResponseEvents(self._frame(name, created), name, offers_tools=bool(self.tools))
+        return _ResponseEvents(self._frame(name, timestamp), name, offers_tools=bool(self.tools))
 
     @staticmethod
-    def error(refused: Refused) -> dict[str, Any]:
+    def error(refusal: Refused) -> dict[str, Any]:
         """Return the body of a refusal."""
-        return openai_error(refused)
+        return openai_error(refusal)
 
-    def _frame(self, name: str, created: int) -> dict[str, Any]:
+    def _frame(self, name: str, timestamp: int) -> dict[str, Any]:
         state: dict[str, Any] = {
             "status": "in_progress",
             "error": None,
@@ -144,7 +144,7 @@ class ResponsesRequest(AgentRequest):
             "output": [],
         }
         tools = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
-        return {"id": f"resp_{name}", "object": "response", "created_at": created, **state, **tools, "usage": None}
+        return {"id": f"resp_{name}", "object": "response", "created_at": timestamp, **state, **tools, "usage": None}
 
 
 class _ResponseEvents(Events):
@@ -162,10 +162,10 @@ class _ResponseEvents(Events):
         # Codex counts events, and no comments.
         return self._event("response.in_progress", response=self._frame)
 
-    def fault(self, refused: Refused) -> str:
+    def fault(self, refusal: Refused) -> str:
         # Codex stops at these two codes, and tries again at all others.
-        is_final = refused.status < HTTPStatus.INTERNAL_SERVER_ERROR and refused.code != "context_length_exceeded"
-        error = {"code": "invalid_prompt" if is_final else refused.code, "message": refused.openai_message}
+        is_final = refusal.status < HTTPStatus.INTERNAL_SERVER_ERROR and refusal.code != "context_length_exceeded"
+        error = {"code": "invalid_prompt" if is_final else refusal.code, "message": refusal.openai_message}
         return self._event("response.failed", response={**self._frame, "status": "failed", "error": error})
 
     def _piece(self, text: str) -> str:
@@ -181,8 +181,8 @@ class _ResponseEvents(Events):
             return ""
         self._has_message = True
         item = {**_message(self._name, ""), "status": "in_progress", "content": []}
-        added = self._event("response.output_item.added", output_index=0, item=item)
-        return added + self._part_event("content_part.added", part=_part(""))
+        item_event = self._event("response.output_item.added", output_index=0, item=item)
+        return item_event + self._part_event("content_part.added", part=_part(""))
 
     def _item(self, index: int, item: dict[str, Any]) -> str:
         """Return the events up to the end of an item: codex reads nothing but the last of them."""

@@ -51,9 +51,9 @@ class Weights:
             if scope["method"] == "POST":
                 return await self._replace(scope, receive, send)
             return await _answer(send, 200, {"version": self._version})
-        requested = headers.get(VERSION, "")
-        if requested != self._version:
-            fault = f"the weights here are {self._version!r}, not {requested!r}"
+        version = headers.get(VERSION, "")
+        if version != self._version:
+            fault = f"the weights here are {self._version!r}, not {version!r}"
             return await _answer(send, OTHER_WEIGHTS, {"error": {"message": fault}})
         await self._app(scope, receive, send)
 
