@@ -209,24 +209,6 @@ def open_store() -> Iterator[Callable[[Path], Store]]:
 
 
 @pytest.fixture
-def kept_stores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Each store that the test makes keeps its file open between bursts, as in a flow: to open it
-    takes longer than most bursts.
-    """
-    from agentr_core.store.database import Store
-
-    make = Store.__init__
-    with ExitStack() as stack:
-
-        def make_kept(store: Store, path: Path, wait_s: float = 60) -> None:
-            make(store, path, wait_s)
-            stack.enter_context(store.kept_open())
-
-        monkeypatch.setattr(Store, "__init__", make_kept)
-        yield
-
-
-@pytest.fixture
 def open_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """On this machine no level of the Python tool keeps code from files, and none is known yet."""
     from agentr_core.environments.reasoning import toolbox
