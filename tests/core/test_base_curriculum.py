@@ -297,6 +297,7 @@ def test_an_expert_that_always_repeats_never_leaves_its_first_refusal(env: TextC
         assert not refused or refused[0] == sample.messages[-2].text, "to the last step"
 
 
+@pytest.mark.slow
 def test_the_curriculum_has_the_share_of_careless_episodes_that_it_is_asked_for() -> None:
     def episodes(share: float) -> list[Sample]:
         curriculum = make(judge=0, mistakes=0, shaped=1, careless_share=share, careless=Careless(forget=1.0))

@@ -60,6 +60,7 @@ def test_a_sample_depends_on_seed_and_number_alone() -> None:
     assert [Questions(HABITS, 1).sample(i) for i in range(40)] != forward
 
 
+@pytest.mark.slow
 def test_without_habits_every_episode_is_strictly_formed_and_right() -> None:
     made = samples(QuestionsConfig(questions=16), 200)
     assert {sample.provenance.extra["source"] for sample in made} == {"numbers", "encyclopaedia"}

@@ -140,6 +140,7 @@ def test_a_world_that_agents_outside_play_has_no_model(play: Callable[..., list[
 
 
 @pytest.mark.usefixtures("play")
+@pytest.mark.slow
 def test_a_model_is_a_directory_a_shipped_one_or_one_on_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)

@@ -514,6 +514,7 @@ def test_a_copy_on_a_read_only_disk_can_be_asked(store: Store, monkeypatch: pyte
         Store(store.path).write({"rl_validation": [row("b")]})
 
 
+@pytest.mark.slow
 def test_a_backup_replaces_nothing_and_leaves_nothing_half(store: Store, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no store at"):
         store.backup(tmp_path / "a.duckdb")

@@ -322,6 +322,7 @@ def test_only_turns_need_an_acknowledgement() -> None:
     assert "texts" in {violation.rule for violation in check(Silent)}
 
 
+@pytest.mark.slow
 def test_a_server_that_cannot_continue_a_turn_is_refused_before_the_first_request(
     monkeypatch: pytest.MonkeyPatch, tmp_path: File
 ) -> None:
