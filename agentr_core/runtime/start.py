@@ -126,9 +126,12 @@ def input_ids(
     forks = eto["preferences"]["level"], eto["preferences"]["forced_steps"]
     # Episodes that go on from the expert's steps read what the editor wrote there.
     editors = [model("editor")] if recipe.eto.expert.thoughts.enabled else []
+    # Methods without a flywheel have no such section.
+    flywheel = settings.get("et_agent", {}).get("flywheel")
     return {
         "collect": collect,
         "critique": fingerprint("critique", collect, model("judge"), settings["critique"]),
+        "evolve": fingerprint("evolve", *acting, flywheel, model("editor"), model("reflector")),
         "rollout": fingerprint("rollout", *acting, recipe.et_agent.curriculum.rollouts, limits),
         "explore": fingerprint(
             "explore", *acting, eto["explore"], eto["expert"], files, eto["phases"], *forks, *editors
@@ -556,9 +559,9 @@ def goal_with(store: Store, run_id: str, more: int) -> int:
     A run that has not ended keeps the goal that it began with: after an interruption, nothing is
     added to what remains to be done.
     """
-    finished_count, state = count_finished_iterations(store, run_id), run_state(store, run_id)
+    num_finished, state = count_finished_iterations(store, run_id), run_state(store, run_id)
     under_way = state is not None and state.status in ("running", "failed")
-    return state.iterations if state is not None and under_way else finished_count + more
+    return state.iterations if state is not None and under_way else num_finished + more
 
 
 async def begin(place: Workplace, iteration: int) -> None:

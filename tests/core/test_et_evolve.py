@@ -21,6 +21,7 @@ from agentr_core.methods.et_agent.evolve import evolve
 from agentr_core.methods.et_agent.report import family_sections, funnel
 from agentr_core.methods.et_agent.selection import select_rft
 from agentr_core.runtime.equipment import Batch, Shard, work_through
+from agentr_core.runtime.place import Workplace
 from agentr_core.stages.report import bills, build_report
 from agentr_core.store.codec.samples import load_samples
 from agentr_core.store.queries.listings import ancestry
@@ -84,6 +85,69 @@ async def test_each_operator_has_its_children_and_what_is_fit_becomes_samples(
     drawn = store.rows("select sum(completion_tokens) from generation where seed is not null")[0][0]
     edited = store.rows("select sum(completion_tokens) from edit")[0][0]
     assert token_use(store, place.iteration_id(1)).completion == drawn + edited
+
+
+async def test_a_corrected_training_asks_nothing_again_and_has_the_same_families_and_samples(
+    tmp_path: Path, tiny_model_dir: Path
+) -> None:
+    first_staff, second_staff, third_staff = cast(), cast(), cast()
+    first = await whole(tmp_path, tiny_model_dir, first_staff)
+    # One family was lost there: it is grown here.
+    lost = first.store.rows("select min(family_id) from family")[0][0]
+    with first.store.transaction() as con:
+        con.execute("delete from family where family_id = ?", [lost])
+
+    async def corrected(staff: Staff, rate: float) -> Workplace:
+        place = await begun(tmp_path, tiny_model_dir, staff, FAMILY, problems=BOTH, training={"learning_rate": rate})
+        await evolve(place, 1)
+        await select_rft(place, 1)
+        return place
+
+    second = await corrected(second_staff, 1e-3)
+    assert 0 < len(second_staff.asked) < len(first_staff.asked)
+    third = await corrected(third_staff, 2e-3)
+    assert third_staff.asked == []
+    assert third.store.rows("from v_orphans") == third.store.rows("from v_contradictions") == []
+    assert token_use(third.store, third.iteration_id(1)).completion == 0, "what was copied was not asked for"
+    assert made_of(second) == made_of(third)
+    (section,) = family_sections(third, 1)
+    assert section == family_sections(second, 1)[0]
+    sources = "select distinct copied_from is null from trajectory where source = 'flywheel' and iteration_id = ?"
+    assert third.store.rows(sources, third.iteration_id(1)) == [(False,)]
+    hotter = await begun(tmp_path, tiny_model_dir, staff := cast(), FAMILY | {"temperature": 0.7}, problems=BOTH)
+    await evolve(hotter, 1)
+    assert staff.asked
+
+
+def made_of(place: Workplace) -> tuple[Sequence[Any], ...]:
+    """Return what a flywheel and its selection made, without ids: trajectories, what they were made
+    of, the ends of families, what was turned away, and the samples.
+    """
+    iteration = place.iteration_id(1)
+    samples = load_samples(place.store, iteration_id=iteration)
+    return (
+        place.store.rows(
+            "select t.instance_id, t.success, string_agg(s.reply, '|' order by s.position) from trajectory t "
+            "join step s using (trajectory_id) where t.iteration_id = ? "
+            "group by t.trajectory_id, t.instance_id, t.success order by all",
+            iteration,
+        ),
+        place.store.rows(
+            "select c.instance_id, d.operator, d.position, d.prompt_hash, d.seed, d.round, p.reward, c.reward "
+            "from derivation d join trajectory c on c.trajectory_id = d.child_id "
+            "join trajectory p on p.trajectory_id = d.parent_id where d.iteration_id = ? order by all",
+            iteration,
+        ),
+        place.store.rows(
+            "select instance_id, members, rounds, ended_by from family where iteration_id = ? order by all", iteration
+        ),
+        place.store.rows(
+            "select stage, reason, if(stage = 'evolve', subject || detail, '') from rejection "
+            "where iteration_id = ? order by all",
+            iteration,
+        ),
+        sorted(str((sample.instance, sample.messages)) for sample in samples.values()),
+    )
 
 
 async def test_calls_of_a_beginning_that_was_taken_over_are_not_made_again_and_not_counted_again(

@@ -69,7 +69,13 @@ from agentr_core.store.codec.samples import (
     load_members,
     tokens_written,
 )
-from agentr_core.store.codec.trajectories import load_draws, load_trajectories, trajectory_rows
+from agentr_core.store.codec.trajectories import (
+    copy_families,
+    load_draws,
+    load_trajectories,
+    runs_alike,
+    trajectory_rows,
+)
 from agentr_core.store.tables import Draw, Rows, merge
 from agentr_core.types import Answer, Derivation, Grading, Instance, Question, Rejection, Trajectory
 
@@ -561,9 +567,17 @@ VERSION = 1
 """Increase it when the same configuration would make different families."""
 
 
+def family_id(iteration_id: str, collector: Checkpoint, instance: Instance) -> str:
+    """Return the id of the family of a question."""
+    return fingerprint("family", VERSION, iteration_id, collector.id, instance.key)
+
+
 async def evolve(place: Workplace, iteration: int) -> dict[str, Any]:
     """Grow the unfinished families of an iteration; return how many questions and trajectories
     there are.
+
+    Finished families of other runs with the same inputs are copied; `copied` is their number, if
+    any.
 
     Raises:
         ErrorBudgetSpent: more questions failed than the recipe allows; what was made is kept.
@@ -572,9 +586,15 @@ async def evolve(place: Workplace, iteration: int) -> dict[str, Any]:
     """
     instances = await separate_instances(place, iteration)
     collector, iteration_id = place.collector(iteration), place.iteration_id(iteration)
-    family_instances = {
-        fingerprint("family", VERSION, iteration_id, collector.id, instance.key): instance for instance in instances
-    }
+    family_instances = {family_id(iteration_id, collector, instance): instance for instance in instances}
+    num_copied = 0
+    for run in runs_alike(place.store, place.run_id, STAGE):
+        other_iteration_id = replace(place, run_id=run).iteration_id(iteration)
+        originals = {
+            key: family_id(other_iteration_id, collector, family_instances[key])
+            for key in place.store.missing("family", list(family_instances))
+        }
+        num_copied += len(copy_families(place.store, originals, iteration_id=iteration_id))
     unfinished_ids = place.store.missing("family", list(family_instances))
     missing, remaining = unfinished_ids[: place.limit], len(unfinished_ids)
     if missing:
@@ -620,7 +640,8 @@ async def evolve(place: Workplace, iteration: int) -> dict[str, Any]:
         await place.work_through(shard, STAGE, iteration, "questions")
     members = load_members(place.store, iteration_id)
     right = sum(member.success for member in members.values())
-    return {"questions": len(family_instances), "new": len(missing), "trajectories": len(members), "right": right}
+    counts = {"questions": len(family_instances), "new": len(missing), "trajectories": len(members), "right": right}
+    return counts | ({"copied": num_copied} if num_copied else {})
 
 
 def check_operators(recipe: Recipe, env: Environment, instances: Sequence[Instance]) -> None:

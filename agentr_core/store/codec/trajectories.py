@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
+from agentr_core.fingerprint import fingerprint
 from agentr_core.store.database import Store, snapshot
 from agentr_core.store.tables import Draw, DrawRecord, Row, Rows, TreeHead, load, merge, row_of
 from agentr_core.types import (
@@ -79,9 +80,9 @@ def load_draws(
         else:
             of_trees = "tree_id in (select unnest(?::varchar[])) order by tree_id, node_index"
             rows = load(con, "node", of_trees, [list(owner_ids)], also=("tree_id", "asked", "merged"))
-            for key, request, sibling_draws, node in rows:
+            for key, request, merged_draws, node in rows:
                 if request is not None:
-                    replies = sorted((_draw(node.step, request), *sibling_draws), key=lambda draw: draw.number)
+                    replies = sorted((_draw(node.step, request), *merged_draws), key=lambda draw: draw.number)
                     draws.setdefault(key, {})[node.index] = tuple(replies)
     return draws
 
@@ -437,8 +438,8 @@ def load_critiques(store: Store, pair_ids: Sequence[str]) -> dict[str, Critique]
     return {pair_id: critiques[pair_id] for pair_id in pair_ids if pair_id in critiques}
 
 
-# Trees, judgements, rollouts and evaluations of other runs, copied with all their rows under ids of
-# this run.
+# Trees, judgements, rollouts, families and evaluations of other runs, copied with all their rows
+# under ids of this run.
 
 OF_DATASETS = "dataset"
 """The stage whose input is the contents of the general data; no reply depends on them."""
@@ -527,6 +528,29 @@ def copy_trajectories(
     return new
 
 
+def copy_families(store: Store, originals: Mapping[str, str], *, iteration_id: str) -> list[str]:
+    """Copy finished families as families of an iteration, with their trajectories, what these were
+    made of, and the children that could not be made; return the ids of the copies.
+
+    What models were asked stays with the run that asked. A family of which this iteration has
+    anything, finished or not, is left as it is.
+
+    Args:
+        originals: the id of the family to copy, by the id of its copy.
+    """
+    with store.transaction() as con:
+        rows = con.execute(_FAMILIES_TO_COPY, [list(originals), list(originals.values()), iteration_id]).fetchall()
+        new, old = [key for key, _ in rows], [key for _, key in rows]
+        members = con.execute(_MEMBERS_TO_COPY, [new, old]).fetchall()
+        new_members = [fingerprint("copied member", family, member) for family, member in members]
+        old_members = [member for _, member in members]
+        con.execute(_COPY_TRAJECTORY, [new_members, old_members, iteration_id, None])
+        con.execute(_COPY_DERIVATIONS, [new_members, old_members, iteration_id])
+        con.execute(_COPY_UNMADE, [new, old, iteration_id])
+        con.execute(_COPY_FAMILY, [new, old, iteration_id])
+    return new
+
+
 _PAIRS = "with ids as (select unnest(?) as new_id, unnest(?) as old_id)"
 _ALIKE = """
 select other.run_id from stage_input mine join stage_input other using (stage, input_id)
@@ -577,6 +601,40 @@ insert into trajectory by name
 select t.* exclude (created_at) replace (new_id as trajectory_id, ? as iteration_id, ? as evaluation_id,
     coalesce(t.copied_from, t.trajectory_id) as copied_from)
 from trajectory t join ids on t.trajectory_id = old_id
+"""
+_FAMILIES_TO_COPY = f"""
+{_PAIRS}
+select new_id, old_id from ids join family f on f.family_id = old_id
+where new_id not in (select family_id from family) and f.instance_id not in (
+    select instance_id from trajectory where iteration_id = ? and source in ('flywheel', 'ungraded'))
+"""
+_MEMBERS_TO_COPY = f"""
+{_PAIRS}
+select new_id, t.trajectory_id
+from ids join family f on f.family_id = old_id join trajectory t using (iteration_id, instance_id)
+where t.source = 'flywheel'
+order by all
+"""
+_COPY_DERIVATIONS = f"""
+insert into derivation by name
+{_PAIRS}
+select d.* exclude (created_at) replace (child.new_id as child_id, parent.new_id as parent_id, ? as iteration_id)
+from derivation d join ids child on d.child_id = child.old_id join ids parent on d.parent_id = parent.old_id
+"""
+# The subject of a child that could not be made is the key of its question, a space and its name.
+_COPY_UNMADE = f"""
+insert into rejection by name
+{_PAIRS}
+select r.* exclude (created_at) replace (? as iteration_id)
+from ids join family f on f.family_id = old_id
+join rejection r on r.iteration_id = f.iteration_id and r.stage = 'evolve'
+    and starts_with(r.subject, f.instance_id || ' ')
+"""
+_COPY_FAMILY = f"""
+insert into family by name
+{_PAIRS}
+select f.* exclude (created_at) replace (new_id as family_id, ? as iteration_id)
+from family f join ids on f.family_id = old_id
 """
 _EVALUATIONS_ALIKE = """
 select e.evaluation_id
