@@ -225,10 +225,8 @@ def training(shape: Shape, config: TrainingConfig, max_length: int) -> Training:
     as_stored = config.bf16 and not config.lora_modules_to_save
     frozen_bytes = 0.55 if config.load_in_4bit else shape.stored if as_stored else 4
     trained_bytes = (2 if config.launch and config.launch.deepspeed and config.bf16 else 4) * num_trained
-    weights, states = (
-        int(num_frozen * frozen_bytes * bool(config.lora_r)) + trained_bytes,
-        16 * num_trained - trained_bytes,
-    )
+    weights = int(num_frozen * frozen_bytes * bool(config.lora_r)) + trained_bytes
+    states = 16 * num_trained - trained_bytes
     host = 0
     zero = config.launch.deepspeed if config.launch else ""
     fsdp = bool(config.launch and config.launch.fsdp)

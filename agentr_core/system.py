@@ -238,7 +238,7 @@ def publish(draft: Path, folder: Path) -> None:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_stop_event: ContextVar[threading.Event | None] = ContextVar("agentr_unwanted", default=None)
+_stop_event: ContextVar[threading.Event | None] = ContextVar("agentr_stop_event", default=None)
 
 
 def started(function: Callable[[], T], *, name: str, daemon: bool = False) -> Future[T]:

@@ -44,10 +44,10 @@ def allow_connections(max_connections: int) -> None:
     own.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    file_count = max_connections + _OTHER_FILES
-    if soft == resource.RLIM_INFINITY or soft >= file_count:
+    needed_files = max_connections + _OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed_files:
         return
-    new_limit = file_count if hard == resource.RLIM_INFINITY else min(file_count, hard)
+    new_limit = needed_files if hard == resource.RLIM_INFINITY else min(needed_files, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, new_limit), hard))
 
 

@@ -440,22 +440,22 @@ def tokens(counts: TokenCounts) -> Table:
     """Return tokens read, written, and trained by class; where training took another number than
     one pass over the dataset has, that of the pass by class, and that of training.
     """
-    total = sum(counts.trained.values())
-    single_pass = counts.all_trained == total
+    pass_total = sum(counts.trained.values())
+    single_pass = counts.all_trained == pass_total
     rows = [
         Row(("prompt", wording.count(counts.prompt), ""), "strong"),
         Row(("completion", wording.count(counts.completion), ""), "strong"),
         Row(
             (
                 "trained (with loss)" if single_pass else "with loss, in one pass",
-                wording.count(total),
-                wording.percent(1.0) if total else wording.NOTHING,
+                wording.count(pass_total),
+                wording.percent(1.0) if pass_total else wording.NOTHING,
             ),
             "strong",
         ),
     ]
     rows += [
-        Row((wording.label(name), wording.count(count), wording.percent(wording.share(count, total))), "minor")
+        Row((wording.label(name), wording.count(count), wording.percent(wording.share(count, pass_total))), "minor")
         for name, count in counts.trained.items()
     ]
     if not single_pass:
@@ -470,11 +470,11 @@ def cut_replies(numbers: Mapping[str, tuple[int, int]], whole: str, part: str) -
             (
                 wording.label(name),
                 wording.count(replies),
-                wording.count(cuts),
-                wording.percent(wording.share(cuts, replies)),
+                wording.count(num_cut),
+                wording.percent(wording.share(num_cut, replies)),
             )
         )
-        for name, (replies, cuts) in numbers.items()
+        for name, (replies, num_cut) in numbers.items()
     )
     return Table((Column(whole, "text"), Column("Count"), Column(part), Column("%")), tuple(rows))
 

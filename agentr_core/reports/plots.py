@@ -72,7 +72,7 @@ def success(scores: Sequence[IterationScore], current: int) -> str:
     return _markup(svg)
 
 
-def set_curves(series: Mapping[str, Sequence[tuple[int, Estimate]]], caption: str) -> str:
+def set_curves(series: Mapping[str, Sequence[tuple[int, Estimate]]], title: str) -> str:
     """Return shares in percent over iterations with 95% error bars, a line for each name; lines
     differ in dashes and marks as well as in colour, and are set side by side so that they do not
     overlap.
@@ -89,7 +89,7 @@ def set_curves(series: Mapping[str, Sequence[tuple[int, Estimate]]], caption: st
         f"{name}: {', '.join(_point(number, estimate) for number, estimate in points)}"
         for name, points in series.items()
     )
-    svg = _canvas(height, f"{caption}: {'; '.join(descriptions)}")
+    svg = _canvas(height, f"{title}: {'; '.join(descriptions)}")
     for tick in range(5):
         _ruler(svg, y(top * tick / 4), f"{100 * top * tick / 4:g}", first=tick == 0)
     for number in range(last + 1):
@@ -117,24 +117,24 @@ def mark(place: int) -> str:
     return _markup(svg)
 
 
-def histogram(counts: Mapping[int, int], caption: str) -> str:
+def histogram(counts: Mapping[int, int], title: str) -> str:
     """Return a histogram of whole numbers from their counts; the tail shares the last bar."""
     bins = Counter[int]()
     for value, count in counts.items():
         bins[min(value, _LONGEST)] += count
     last = f"{_LONGEST}+" if max(counts) > _LONGEST else str(_LONGEST)
     values = range(min(bins), max(bins) + 1)
-    return bars({last if value == _LONGEST else str(value): bins[value] for value in values}, caption)
+    return bars({last if value == _LONGEST else str(value): bins[value] for value in values}, title)
 
 
-def bars(numbers: Counts, caption: str) -> str:
+def bars(numbers: Counts, title: str) -> str:
     """Return counts as named bars side by side."""
     height = 150.0
     most = max([1, *numbers.values()])
     # A bar is never wider than a tenth of the drawing: three lengths should not look like three
     # walls.
     slot = min((_WIDTH - 2 * _RIGHT) / len(numbers), _WIDTH / 10)
-    svg = _canvas(height, f"{caption}: " + "; ".join(f"{name}: {count}" for name, count in numbers.items()))
+    svg = _canvas(height, f"{title}: " + "; ".join(f"{name}: {count}" for name, count in numbers.items()))
     floor, room = height - _BOTTOM, height - _TOP - _BOTTOM
     for place, (name, count) in enumerate(numbers.items()):
         x, tall = _RIGHT + slot * place, room * count / most
@@ -147,7 +147,7 @@ def bars(numbers: Counts, caption: str) -> str:
     return _markup(svg)
 
 
-def curves(series: Mapping[str, Sequence[Point]], caption: str) -> str:
+def curves(series: Mapping[str, Sequence[Point]], title: str) -> str:
     """Return curves over steps on one scale, each with its name at the right: the first solid,
     others dashed and in other colours. A curve of one point is a dot.
 
@@ -166,7 +166,7 @@ def curves(series: Mapping[str, Sequence[Point]], caption: str) -> str:
     def y(value: float) -> float:
         return height - _BOTTOM - (height - _TOP - _BOTTOM) * (value - ticks[0]) / (ticks[-1] - ticks[0])
 
-    svg = _canvas(height, caption)
+    svg = _canvas(height, title)
     for value in ticks:
         _line(svg, "axis" if value == ticks[0] else "grid", left, y(value), _WIDTH - right, y(value))
         _text(svg, left - 7, y(value) + 4, _tick(value, ticks[1] - ticks[0]), "end", "tick")
@@ -205,7 +205,7 @@ def _value(point: Point) -> float:
     return point[1]
 
 
-def scatter(plain_points: Sequence[Point], marked_points: Sequence[Point], caption: str) -> str:
+def scatter(plain_points: Sequence[Point], marked_points: Sequence[Point], title: str) -> str:
     """Return a scatter plot of points, each axis from 0 to its largest number; the marked points
     are coloured, and a dot is larger where several points coincide.
     """
@@ -220,7 +220,7 @@ def scatter(plain_points: Sequence[Point], marked_points: Sequence[Point], capti
     def y(value: float) -> float:
         return height - _BOTTOM - (height - _TOP - _BOTTOM) * value / y_ticks[-1]
 
-    svg = _canvas(height, caption)
+    svg = _canvas(height, title)
     for value in y_ticks:
         _ruler(svg, y(value), _tick(value, y_ticks[1]), first=not value)
     for value in x_ticks:
@@ -234,7 +234,7 @@ def scatter(plain_points: Sequence[Point], marked_points: Sequence[Point], capti
     return _markup(svg)
 
 
-def radar(axes: Sequence[str], series: Mapping[str, Sequence[float]], current: str, caption: str) -> str:
+def radar(axes: Sequence[str], series: Mapping[str, Sequence[float]], current: str, title: str) -> str:
     """Return shares in [0, 1] on axes around a centre, a closed line for each name: that of
     `current` is coloured, the first of the others dashed. There are at least three axes.
     """
@@ -249,7 +249,7 @@ def radar(axes: Sequence[str], series: Mapping[str, Sequence[float]], current: s
         corners = (place(number, share) for number, share in enumerate(shares))
         return {"points": " ".join(f"{_at(x)},{_at(y)}" for x, y in corners), "fill": "none"}
 
-    svg = _canvas(height, caption)
+    svg = _canvas(height, title)
     for ring in (0.25, 0.5, 0.75, 1.0):
         ET.SubElement(svg, "polygon", {"class": "grid", **outline([ring] * len(axes))})
     for number, axis in enumerate(axes):
@@ -314,8 +314,8 @@ def _ruler(svg: ET.Element, y: float, label: str, *, first: bool) -> None:
     _text(svg, _LEFT - 7, y + 4, label, "end", "tick")
 
 
-def _canvas(height: float, caption: str) -> ET.Element:
-    return ET.Element("svg", {"viewBox": f"0 0 {_at(_WIDTH)} {_at(height)}", "role": "img", "aria-label": caption})
+def _canvas(height: float, label: str) -> ET.Element:
+    return ET.Element("svg", {"viewBox": f"0 0 {_at(_WIDTH)} {_at(height)}", "role": "img", "aria-label": label})
 
 
 def _line(parent: ET.Element, kind: str, x1: float, y1: float, x2: float, y2: float) -> None:

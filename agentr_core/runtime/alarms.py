@@ -27,18 +27,18 @@ def watch_step(
             validation after it, if there was one.
     """
     store, alarms, key = place.store, place.recipe.alarms, place.iteration_id(iteration)
-    earlier_validations: list[Validation] = []
+    all_validations: list[Validation] = []
     with snapshot(store) as state:
         history = queries.step_measures(state, key, step)
         if "eval_success" in measures and queries.improved(state, key):
-            earlier_validations = validations(state, key)
+            all_validations = validations(state, key)
     history.append(
         {rule: measures.get(column) for rule, column in {**queries.WATCHED, "empty_replies": "empty_share"}.items()}
     )
-    if earlier_validations:
+    if all_validations:
         bounds = {
             line.step: success_rate([n < round(line.success * line.episodes) for n in range(line.episodes)])
-            for line in earlier_validations
+            for line in all_validations
         }
         before = max((bound.low for number, bound in bounds.items() if number < step), default=0.0)
         # Success has surely fallen if its interval lies below that of the best step before.

@@ -358,7 +358,7 @@ async def play_rollouts(
     Raises as `equipment.carry_out`.
     """
     unplayed_ids = place.store.missing("trajectory", list(plans))
-    missing, remaining_count = unplayed_ids[: place.limit], len(unplayed_ids)
+    missing, num_remaining = unplayed_ids[: place.limit], len(unplayed_ids)
     if missing:
         shard = EpisodeShard(
             stage=stage,
@@ -370,8 +370,8 @@ async def play_rollouts(
             sampling=sampling,
             max_steps=max_steps,
             limits=limits,
-            done=len(plans) - remaining_count,
-            total=len(plans) - remaining_count + len(missing),
+            done=len(plans) - num_remaining,
+            total=len(plans) - num_remaining + len(missing),
         )
         shard = with_ungraded(place.store, shard, place.iteration_id(iteration))
         await place.work_through(shard, stage, iteration, f"episodes of {name}")

@@ -563,8 +563,8 @@ async def carry_out(shard: Shard, equipment: Equipment, spread: Spread | None, w
     recipe = equipment.recipe
     parts = shard.split(recipe.scale.shard_size)
     max_losses = allowed_losses(recipe.errors, shard.total)
-    effort, finished_parts, done_units = Effort(), 0, shard.done
-    equipment.progress(done_units, shard.total, f"{units}, {len(parts)} shards")
+    effort, num_finished, num_done = Effort(), 0, shard.done
+    equipment.progress(num_done, shard.total, f"{units}, {len(parts)} shards")
     async with aclosing(spread(parts)) as batches:
         async for batch in batches:
             writer.add(batch.rows)
@@ -577,12 +577,12 @@ async def carry_out(shard: Shard, equipment: Equipment, spread: Spread | None, w
                     f"{effort.lost} of {shard.total} {units} failed on the workers and {max_losses} may; table event "
                     f"has the errors; fix the cause, or raise errors.budget ({recipe.errors.budget})"
                 )
-            finished_parts += 1
-            done_units += batch.units - batch.effort.lost
+            num_finished += 1
+            num_done += batch.units - batch.effort.lost
             equipment.progress(
-                done_units,
+                num_done,
                 shard.total,
-                f"{units}, {finished_parts} of {len(parts)} shards, {effort.tokens} tokens generated",
+                f"{units}, {num_finished} of {len(parts)} shards, {effort.tokens} tokens generated",
             )
     return effort
 

@@ -162,9 +162,11 @@ def formats(recipe: Recipe, *, trains: bool = True) -> str:
     """Return one line with the number format in which each local model of a settled recipe is
     sampled and, if the run `trains`, that of training; empty if there is nothing to name.
     """
-    sampling = [f"{role} {model.dtype}" for role, model in recipe.own_models().items() if model.backend != "openai"]
-    training = [f"training {'bfloat16' if recipe.training.bf16 else 'float32'}"] if trains else []
-    if not (text := ", ".join([*sampling, *training])):
+    sampling_formats = [
+        f"{role} {model.dtype}" for role, model in recipe.own_models().items() if model.backend != "openai"
+    ]
+    training_formats = [f"training {'bfloat16' if recipe.training.bf16 else 'float32'}"] if trains else []
+    if not (text := ", ".join([*sampling_formats, *training_formats])):
         return ""
     return f"number formats: {text}; {bfloat16_speed()}"
 

@@ -26,7 +26,7 @@ class Remaining:
     after: float | None = None
     """All that comes after the stage; None where part of it is not known."""
 
-    def left(self, elapsed_s: float, last_unit_s: float, done: int, total: int) -> tuple[float | None, float | None]:
+    def left(self, elapsed_s: float, last_done_s: float, done: int, total: int) -> tuple[float | None, float | None]:
         """Return the seconds that are left of the stage and of the run, None where not known.
 
         A stage that is behind an earlier measurement is taken to stay so, and the stages after it,
@@ -36,21 +36,21 @@ class Remaining:
 
         Args:
             elapsed_s: seconds since the stage began or went on in this process.
-            last_unit_s: seconds until the last of its units was done.
+            last_done_s: seconds until the last of its units was done.
             done, total: units of the stage that were done since then, and that there are to do.
         """
         share = done / total if 0 < done <= total else 0.0
         # While a unit is at work, its time passes; it is no sign that all of them are slower.
-        wait = elapsed_s - last_unit_s
+        wait = elapsed_s - last_done_s
         stage: float | None = None
         slower = 1.0
         if self.stage is not None:
             rest = max(0.0, self.stage - self.spent)
-            by_pace = (1 - share) * rest + last_unit_s if share else rest
+            by_pace = (1 - share) * rest + last_done_s if share else rest
             stage = max(_LEAST_LEFT * self.stage, rest - elapsed_s, (1 - share) * by_pace - wait if share else 0.0)
             slower = max(1.0, by_pace / rest) if rest else 1.0
         elif share:
-            ahead = last_unit_s / share * (1 - share)
+            ahead = last_done_s / share * (1 - share)
             stage = max(_LEAST_LEFT * ahead, ahead - wait)
         return stage, None if stage is None or self.after is None else stage + slower * self.after
 

@@ -445,12 +445,12 @@ def left_out(record: Mapping[str, Any], use: Use) -> frozenset[str]:
     if is_atif(record):
         return frozenset(_of_atif(record, use))
     turns = next((name for name in _LISTS if holds(record.get(name))), "prompt")
-    known_fields = {*_OF_USE[use], *SYSTEM, *FLAGS, "tools", turns, *(("completion",) if turns == "prompt" else ())}
+    used_fields = {*_OF_USE[use], *SYSTEM, *FLAGS, "tools", turns, *(("completion",) if turns == "prompt" else ())}
     lists = (turns, "completion", "chosen", "rejected")
     return frozenset(
         [
-            *_unread(record, known_fields),
-            *(name for key in lists if key in known_fields for name in _of_turns(record.get(key), key)),
+            *_unread(record, used_fields),
+            *(name for key in lists if key in used_fields for name in _of_turns(record.get(key), key)),
         ]
     )
 
@@ -498,14 +498,14 @@ def _objects(values: Any) -> list[dict[str, Any]]:
     return [value for value in values if isinstance(value, dict)] if isinstance(values, list) else []
 
 
-def _unread(fields: Mapping[str, Any], known_fields: Collection[str]) -> Iterator[str]:
+def _unread(fields: Mapping[str, Any], used_fields: Collection[str]) -> Iterator[str]:
     """Yield the names of fields that are not read; one of which a part is read by the names of its
     other parts.
     """
     for name, value in fields.items():
-        if not holds(value) or name in known_fields:
+        if not holds(value) or name in used_fields:
             continue
-        parts = {field_name.partition(".")[2] for field_name in known_fields if field_name.startswith(f"{name}.")}
+        parts = {field_name.partition(".")[2] for field_name in used_fields if field_name.startswith(f"{name}.")}
         if parts and isinstance(value, dict):
             yield from (f"{name}.{part}" for part, content in value.items() if holds(content) and part not in parts)
         else:

@@ -431,11 +431,11 @@ def check_no_leakage(samples: Sequence[Sample], test: Collection[Instance]) -> N
     instances.
     """
     forbidden = {instance.key for instance in test}
-    leaks = sorted({s.instance.key for s in samples if s.instance is not None and s.instance.key in forbidden})
-    if leaks:
+    leaked_keys = sorted({s.instance.key for s in samples if s.instance is not None and s.instance.key in forbidden})
+    if leaked_keys:
         raise DataFault(
-            f"samples were made from {len(leaks)} held-out instances, or variants of these: {', '.join(leaks)}; "
-            "collect from another split and build the samples again"
+            f"samples were made from {len(leaked_keys)} held-out instances, or variants of these: "
+            f"{', '.join(leaked_keys)}; collect from another split and build the samples again"
         )
 
 

@@ -99,9 +99,9 @@ def fields_unread(record: Node, *, pairs: bool) -> frozenset[str] | None:
     if is_tree(record):
         return frozenset(f"nodes.{name}" for node, _ in _nodes(record, "") for name in node if _unread(node, name))
     if "revise_log" in record:
-        known_fields = ("task_num", *(("high_log", "low_log") if pairs else ("revise_log",)))
+        used_fields = ("task_num", *(("high_log", "low_log") if pairs else ("revise_log",)))
         return frozenset(
-            name for name, value in record.items() if name not in known_fields and value not in (None, "", [])
+            name for name, value in record.items() if name not in used_fields and value not in (None, "", [])
         )
     if _is_log(record):
         return frozenset(f"meta.{name}" for name, value in record["meta"].items() if name != "reward" and value)

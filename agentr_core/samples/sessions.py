@@ -208,9 +208,9 @@ def tool_definition(tool: Any) -> dict[str, Any]:
     if isinstance(tool, dict) and isinstance(tool.get(NOTE), dict):
         return dict(tool[NOTE])
     schema = tool.get("schema", tool) if isinstance(tool, dict) else {}
-    description = {"description": schema["description"]} if isinstance(schema.get("description"), str) else {}
+    description_field = {"description": schema["description"]} if isinstance(schema.get("description"), str) else {}
     parameters = schema.get("input_schema") or {"type": "object"}
-    return {"type": "function", "function": {"name": schema.get("name"), **description, "parameters": parameters}}
+    return {"type": "function", "function": {"name": schema.get("name"), **description_field, "parameters": parameters}}
 
 
 # Codex: the items of its requests, one a line, after a line about the session.
@@ -363,13 +363,13 @@ def _unread(agent: str, lines: Sequence[Line]) -> Iterator[str]:
                 yield f"{kind}.thinking"
 
 
-def fields_beside(line: Line, known_fields: Sequence[str]) -> Iterator[str]:
+def fields_beside(line: Line, used_fields: Sequence[str]) -> Iterator[str]:
     """Yield the names of the fields of a line that hold something beside those that are read."""
     for name, value in line.items():
-        parts = {field.partition(".")[2] for field in known_fields if field.startswith(f"{name}.")}
+        parts = {field.partition(".")[2] for field in used_fields if field.startswith(f"{name}.")}
         if parts and isinstance(value, dict):
             yield from (f"{name}.{part}" for part, inner in value.items() if part not in parts and _holds(inner))
-        elif name not in known_fields and _holds(value):
+        elif name not in used_fields and _holds(value):
             yield name
 
 

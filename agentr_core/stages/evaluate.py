@@ -642,7 +642,7 @@ async def play_evaluations(place: Workplace, iteration: int, series: Sequence[Se
         return False
     names = ", ".join(shard.name for shard in shards)
     await place.work_through(EpisodeShards(parts=tuple(shards)), f"{STAGE} {names}", iteration, f"episodes of {names}")
-    losses: list[Rejection] = []
+    rejections: list[Rejection] = []
     detail = "the episode has no reward; table event has the error that ended it"
     with snapshot(place.store) as state:
         for evaluation in series:
@@ -650,9 +650,11 @@ async def play_evaluations(place: Workplace, iteration: int, series: Sequence[Se
             subjects = [
                 f"{evaluation.evaluation_id}:{plan.key}" for plan in evaluation.plans if plan.key not in played_keys
             ]
-            losses += [Rejection(stage=STAGE, subject=subject, reason=REASON, detail=detail) for subject in subjects]
-    if losses:
-        place.store.write(rejection_rows(losses, iteration_id=iteration_id))
+            rejections += [
+                Rejection(stage=STAGE, subject=subject, reason=REASON, detail=detail) for subject in subjects
+            ]
+    if rejections:
+        place.store.write(rejection_rows(rejections, iteration_id=iteration_id))
     return True
 
 

@@ -113,17 +113,17 @@ async def headroom(
         OF_FORECASTS + forecast.name: forecast.expected for prospect in prospects for forecast in prospect.forecasts
     }
     place.store.write(measure_rows(series[0].evaluation_id, forecasts))
-    losses = _lost(by_set[TRAIN], judged, place.recipe.seed)
-    trials = await place.method.trial(place, losses, judges) if place.method.trial else ()
+    lost_episodes = _lost(by_set[TRAIN], judged, place.recipe.seed)
+    judge_records = await place.method.trial(place, lost_episodes, judges) if place.method.trial else ()
     of_judges = {
         f"{OF_JUDGES}{judge.name}/{judge.votes}/{name}": getattr(judge, name)
-        for judge in trials
+        for judge in judge_records
         for name in ("read", "right", "bad_is_right", "bad_is_seen", "first_error")
         if getattr(judge, name).n
     }
     place.store.write(measure_rows(series[0].evaluation_id, of_judges))
     return HeadroomReport(
-        measures=measures, prospects=prospects, judges=trials, instances=len(chosen), episodes=episodes
+        measures=measures, prospects=prospects, judges=judge_records, instances=len(chosen), episodes=episodes
     )
 
 
@@ -188,12 +188,12 @@ def _series(
     return series(name, episodes, defaults.temperature, max_repeats), series(name + GREEDY, 1, 0.0, evaluation.repeats)
 
 
-def _summary(rollouts: Sequence[Episode], greedy: Sequence[Episode], *, instances: int, has_expert: bool) -> Headroom:
+def _summary(episodes: Sequence[Episode], greedy: Sequence[Episode], *, instances: int, has_expert: bool) -> Headroom:
     """Return what the episodes of training instances show; instances with fewer than two are left
     out.
     """
     won_keys = {e.instance.key for e in greedy if e.trajectory.success}
-    groups = [group for group in by_instance(sorted(rollouts, key=lambda e: e.instance.key)) if len(group) > 1]
+    groups = [group for group in by_instance(sorted(episodes, key=lambda e: e.instance.key)) if len(group) > 1]
     results = [
         InstanceResults(
             key=group[0].instance.key,

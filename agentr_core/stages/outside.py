@@ -412,7 +412,7 @@ def _steps(
         ]
         episodes = [episode for group in groups for episode in group.episodes.values()]
         shaped_rewards = [worth for group in groups for worth in group.shaped or ()]
-        contrasts = [has_contrast(group.compared) for group in groups]
+        mixed_flags = [has_contrast(group.compared) for group in groups]
         counts = [count for lengths in tokens for count in lengths]
         # What the rollouts tell; the measures of the updates are not known.
         unknown = ("loss", "entropy", "kl", "sampler_kl", "clip_share", "grad_norm", "recovered", "cut_share")
@@ -421,12 +421,12 @@ def _steps(
             "shaped": fmean(shaped_rewards) if shaped_rewards else None,
             "pass_at_1": fmean(episode.success for episode in episodes),
             "pass_at_n": fmean(group.wins > 0 for group in groups),
-            "mixed_share": fmean(contrasts),
+            "mixed_share": fmean(mixed_flags),
             "drawn_again": 0,
             "episode_tokens": fmean(counts),
             "episode_steps": fmean(len(episode.steps) for episode in episodes),
             "sampled_tokens": sum(counts),
-            "trained_tokens": sum(sum(lengths) for lengths, trains in zip(tokens, contrasts, strict=True) if trains),
+            "trained_tokens": sum(sum(lengths) for lengths, trains in zip(tokens, mixed_flags, strict=True) if trains),
             **dict.fromkeys((*unknown, "learning_rate", "sampling_seconds", "training_seconds")),
         }
         rows_of_steps[step] = merge([*rows, rl_step_rows(place.iteration_id(iteration), step, measures)])

@@ -139,7 +139,7 @@ async def regrade(
     left_ids = [key for key in originals if key not in regrades]
     stored_leaves = load_leaf_regrades(place.store, scoring.id, list(dict(leaves)))
     left_leaves = [(tree_id, leaf) for tree_id, leaf in leaves if leaf not in stored_leaves[tree_id]]
-    count = old_count = total - len(left_ids) - len(left_leaves)
+    count = num_stored = total - len(left_ids) - len(left_leaves)
     settings = json.dumps(scoring.settings, sort_keys=True)
     place.store.write({"scoring": [{"scoring_id": scoring.id, "grader": scoring.name, "settings": settings}]})
     faults: list[str] = []
@@ -182,7 +182,7 @@ async def regrade(
                     on_result=on_result,
                     concurrency=_AT_ONCE,
                 )
-    return ScoringResult(episodes=len(originals), paths=len(leaves), new=count - old_count, faults=faults)
+    return ScoringResult(episodes=len(originals), paths=len(leaves), new=count - num_stored, faults=faults)
 
 
 def _loaded(

@@ -459,8 +459,8 @@ def failures(iteration: int, board: Scoreboard) -> tuple[Section, ...]:
     if not failed_episodes:
         return ()
     won_before = {_key(episode) for episode in before if episode.trajectory.success}
-    lost_count = sum(_key(episode) in won_before for episode in failed_episodes)
-    kept_count = sum(_key(e) in won_before for e in episodes if e.trajectory.success)
+    num_lost = sum(_key(episode) in won_before for episode in failed_episodes)
+    num_kept = sum(_key(e) in won_before for e in episodes if e.trajectory.success)
     columns = (
         Column("Instance", "text"),
         Column("Problem", "text"),
@@ -481,8 +481,8 @@ def failures(iteration: int, board: Scoreboard) -> tuple[Section, ...]:
         rows.append(Row((*cells, *(["won" if _key(episode) in won_before else "lost"] if before else []))))
     note = f"{len(failed_episodes)} of {len(episodes)} episodes failed."
     if before:
-        name, win_count = wording.iteration(iteration - 1), len(episodes) - len(failed_episodes)
-        note += f" {name.capitalize()} had won {lost_count} of them; {win_count - kept_count} that it lost are won now."
+        name, num_won = wording.iteration(iteration - 1), len(episodes) - len(failed_episodes)
+        note += f" {name.capitalize()} had won {num_lost} of them; {num_won - num_kept} that it lost are won now."
     return (Section("failures", "Failed episodes", (Table(columns, tuple(rows)),), note),)
 
 

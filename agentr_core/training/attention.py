@@ -59,8 +59,8 @@ def attend(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
         )
         return result
-    groups = query.shape[1] // key.shape[1]
-    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+    num_repeats = query.shape[1] // key.shape[1]
+    key, value = repeat_kv(key, num_repeats), repeat_kv(value, num_repeats)
     query = query * (query.shape[3] ** -0.5 if scaling is None else scaling)
     return _nearest(query, key, value, attention_mask, min(window, tokens)).transpose(1, 2), None
 

@@ -176,10 +176,10 @@ class FollowsPlan:
         )
 
     def _step(self, number: int, entry: dict[str, float]) -> TrainingStep:
-        estimate = round(number * self._max_seconds / entry["seconds"]) if self._max_seconds else self.state.max_steps
+        num_steps = round(number * self._max_seconds / entry["seconds"]) if self._max_seconds else self.state.max_steps
         return TrainingStep(
             step=number,
-            total_steps=max(number, estimate),
+            total_steps=max(number, num_steps),
             loss=entry["loss"],
             trained_tokens=int(entry["trained_tokens"]),
             seconds=entry["seconds"],

@@ -307,8 +307,8 @@ def tree(store: Store, tree_id: str) -> Page | None:
         "head": head,
         "nodes": nodes,
         "pairs": pairs,
-        # The only markup of a page that does not come from its template: made by `drawing`, which
-        # escapes texts.
+        # The only markup of a page that does not come from its template: made by `tree_drawing`,
+        # which escapes texts.
         "drawing": drawing,
         "ancestry": ancestry(store, tree_id, "tree"),
     }

@@ -258,8 +258,8 @@ class _Viewer:
             except UserError as error:
                 why = str(error)
             replies = pages.replies_in(conversations, sampled_replies)
-            text = request.query_params.get("step", "")
-            reply = replies.get(int(text)) if text.isascii() and text.isdecimal() and len(text) < 7 else None
+            step = request.query_params.get("step", "")
+            reply = replies.get(int(step)) if step.isascii() and step.isdecimal() and len(step) < 7 else None
             if reply is not None:
                 # The prompt of a step, and what was replied to it.
                 conversations = [conversations[reply.conversation][: reply.end]]
@@ -273,7 +273,7 @@ class _Viewer:
                 for place in replies.values()
                 for number, logprob in enumerate(place.sampled.logprobs)
             }
-            own = {"kind": kind, "key": key, "asked": text, "reply": reply, "logprobs": logprobs}
+            own = {"kind": kind, "key": key, "asked": step, "reply": reply, "logprobs": logprobs}
             return self._render("tokens", 200, **page.values, **own, conversations=conversations, why=why)
 
         return endpoint

@@ -48,14 +48,14 @@ def _scores(headroom: HeadroomReport) -> str:
     )
     rows = []
     for name, title in _SETS.items():
-        sample_measures, greedy = headroom.measures[name], headroom.measures[name + GREEDY]
+        sampling_measures, greedy = headroom.measures[name], headroom.measures[name + GREEDY]
         of_greedy = dict(of_depths(greedy))
         classes = [
             (str(depth), of_greedy.get(depth, {}), part)
-            for depth, part in of_depths(sample_measures)
+            for depth, part in of_depths(sampling_measures)
             if "pass@1" in part
         ]
-        for label, once, often in [("all", greedy, sample_measures), *classes]:
+        for label, once, often in [("all", greedy, sampling_measures), *classes]:
             cells = [_share(once.get("success")), *(_share(often.get(f"pass@{k}")) for k in ks)]
             number = often.get("pass@1")
             rows.append(Row((title, label, wording.count(number.n if number else 0), *cells)))
@@ -132,10 +132,10 @@ def _verdicts(headroom: HeadroomReport) -> str:
 
 def _gap(headroom: HeadroomReport) -> str:
     """Return a line on what sampling finds beyond what the greedy policy does already."""
-    sample_measures, greedy = headroom.measures[TRAIN], headroom.measures[TRAIN + GREEDY]
+    sampling_measures, greedy = headroom.measures[TRAIN], headroom.measures[TRAIN + GREEDY]
     most = _shown_ks(headroom)[-1]
-    number = wording.count(sample_measures["pass@1"].n)
-    best, now = sample_measures[f"pass@{most}"].mean, greedy["success"].mean if greedy else math.nan
+    number = wording.count(sampling_measures["pass@1"].n)
+    best, now = sampling_measures[f"pass@{most}"].mean, greedy["success"].mean if greedy else math.nan
     comparison = (
         f"pass@{most} is {wording.percent(best)}% and greedy {wording.percent(now)}% on {number} training instances"
     )

@@ -165,7 +165,7 @@ def _episodes(place: Workplace, head: EvaluationHead) -> list[LoggedEpisode]:
                     logged_episodes[number], scores={**logged_episodes[number].scores, **new_scores}
                 )
     zero = dict.fromkeys(_SCORES, 0.0) if place.recipe.errors.count_as == "zero" else {}
-    failures = [
+    errored_episodes = [
         LoggedEpisode(
             key=_key(episode),
             number=episode.repeat + 1,
@@ -176,7 +176,7 @@ def _episodes(place: Workplace, head: EvaluationHead) -> list[LoggedEpisode]:
         )
         for episode in lost_episodes(place, head.evaluation_id)
     ]
-    return [*logged_episodes, *failures]
+    return [*logged_episodes, *errored_episodes]
 
 
 def _episode(env: Environment, episode: Episode, facts: EpisodeFacts, disaster_counts: float) -> LoggedEpisode:

@@ -77,7 +77,7 @@ def new_skill(folder: Path) -> Path:
     return folder / "agentr"
 
 
-def _package(kind: str, template: str, name: str, used_names: Collection[str]) -> Path:
+def _package(kind: str, template_name: str, name: str, used_names: Collection[str]) -> Path:
     """Write the template of a kind under another name than it is shipped by."""
     _check_name(name, kind)
     if Path(name).exists():
@@ -90,7 +90,7 @@ def _package(kind: str, template: str, name: str, used_names: Collection[str]) -
     texts = {
         file.name: file.read_text(encoding="utf-8") for file in data_path("templates", kind).iterdir() if file.is_file()
     }
-    forms = dict(zip(_forms(template), _forms(name), strict=True))
+    forms = dict(zip(_forms(template_name), _forms(name), strict=True))
     class_name = _forms(name)[2]
     if any(re.search(rf"^(from|import) .*\b{class_name}\b", text, re.M) for text in texts.values()):
         raise ConfigError(f"its class would be {class_name}, which a {kind} uses; choose another name")

@@ -41,10 +41,10 @@ def serve(
         reading=partial(reading, workspace),
     )
     entry = "" if token is None else f"/?token={token}"
-    hint = "" if store.path.exists() else ", and waits for its first run"
+    suffix = "" if store.path.exists() else ", and waits for its first run"
 
     def listening(address: str) -> None:
-        say(f"{workspace} is shown at {http_server.address_elsewhere(address)}{entry}{hint}")
+        say(f"{workspace} is shown at {http_server.address_elsewhere(address)}{entry}{suffix}")
 
     http_server.serve(application, host=host, port=port, listening=listening)
 

@@ -170,10 +170,10 @@ def _check_apart(env: Environment, train: tuple[Instance, ...], held_out: tuple[
 
 def _check_examples(recipe: Recipe, held_out: Sequence[Instance]) -> None:
     """Raise `ConfigError` when an example in the prompt solves an instance that is held out."""
-    if leaks := example_ids(recipe) & {instance.key for instance in held_out}:
+    if leaked_ids := example_ids(recipe) & {instance.key for instance in held_out}:
         raise ConfigError(
-            f"environment.prompt.examples_file: its example {min(leaks)} solves an instance that an evaluation plays; "
-            "take examples from a training split"
+            f"environment.prompt.examples_file: its example {min(leaked_ids)} solves an instance that an evaluation "
+            "plays; take examples from a training split"
         )
 
 

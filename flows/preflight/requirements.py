@@ -153,10 +153,8 @@ def file_requirements(recipe: Recipe, faults: Faults) -> None:
                     f"data.general.file: {file} has no conversation to train on, and {len(rejections)} of no use; give "
                     "another file, or set data.general.share=0"
                 )
-            if messages := next(
-                (sample.messages for sample in conversations if sample.messages[0].role == "tools"), ()
-            ):
-                check_prompt(recipe.model, tuple(takewhile(lambda turn: turn.role != "assistant", messages)))
+            if turns := next((sample.messages for sample in conversations if sample.messages[0].role == "tools"), ()):
+                check_prompt(recipe.model, tuple(takewhile(lambda turn: turn.role != "assistant", turns)))
             _note_fields(faults, file, "general", "data.general.file")
     workspace, preferences = Path(recipe.workspace), recipe.eto.preferences
     if recipe.eto.expert.file:

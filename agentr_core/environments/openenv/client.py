@@ -272,8 +272,8 @@ class OpenEnv(RemoteWorld):
                     f"{self.name}: option {split} has the number {max(ids)}, and split {name} of the server has {size}"
                 )
             numbers[split] = (name, ids)
-        names = {name for name, _ in numbers.values()}
-        return numbers | {name: (name, range(size)) for name, (_, size) in tasks.items() if name not in names}
+        used_names = {name for name, _ in numbers.values()}
+        return numbers | {name: (name, range(size)) for name, (_, size) in tasks.items() if name not in used_names}
 
     @property
     def _arguments(self) -> Mapping[str, Any]:
@@ -467,9 +467,9 @@ class OpenEnv(RemoteWorld):
             return [("actions", f"{self.name}: {url} takes calls of tools: set environment.transcript: native")]
         first, second = self._look(train[0]), self._look(train[0])
         # What differs between two beginnings of one instance, such as a time, tells nothing.
-        random_keys = {key for key in first.state if first.state[key] != second.state.get(key)}
-        if self.repeatability is Repeatability.EXACT and (first.text != second.text or random_keys):
-            difference = f"the state {', '.join(sorted(random_keys))}" if first.text == second.text else "another text"
+        varying_keys = {key for key in first.state if first.state[key] != second.state.get(key)}
+        if self.repeatability is Repeatability.EXACT and (first.text != second.text or varying_keys):
+            difference = f"the state {', '.join(sorted(varying_keys))}" if first.text == second.text else "another text"
             return [
                 (
                     "repeats",
@@ -483,7 +483,7 @@ class OpenEnv(RemoteWorld):
         arguments = {key: json.dumps(value) for key, value in self._arguments.items()}
         probes = [("{index}", (*train[1:2], test[0])[0])]
         probes += [("{split}", test[0])] if any("{split}" in value for value in arguments.values()) else []
-        without = [placeholder for placeholder, instance in probes if self._alike(first, instance, random_keys)]
+        without = [placeholder for placeholder, instance in probes if self._alike(first, instance, varying_keys)]
         if not without:
             return []
         names = [key for key, value in arguments.items() if any(placeholder in value for placeholder in without)]
@@ -504,9 +504,9 @@ class OpenEnv(RemoteWorld):
         state = answer["data"] if answer.get("type") == "state" else {}
         return Beginning(text, {key: value for key, value in state.items() if key not in ("episode_id", "step_count")})
 
-    def _alike(self, first: Beginning, instance: Instance, random_keys: set[str]) -> bool:
+    def _alike(self, first: Beginning, instance: Instance, varying_keys: set[str]) -> bool:
         beginning = self._look(instance)
-        keys = (first.state.keys() | beginning.state.keys()) - random_keys
+        keys = (first.state.keys() | beginning.state.keys()) - varying_keys
         return beginning.text == first.text and all(first.state.get(k) == beginning.state.get(k) for k in keys)
 
     @property

@@ -66,10 +66,10 @@ class Session:
             answer = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise MalformedAnswer(f"{self._url} did not answer with JSON: {abbreviate(text)}") from error
-        answer_kind = "observation" if kind in ("reset", "step") else kind
+        expected_kind = "observation" if kind in ("reset", "step") else kind
         if (
             not isinstance(answer, dict)
-            or answer.get("type") not in ("error", answer_kind)
+            or answer.get("type") not in ("error", expected_kind)
             or not isinstance(answer.get("data"), dict)
         ):
             raise MalformedAnswer(f"{self._url}: a {kind} was answered with {abbreviate(answer)}")

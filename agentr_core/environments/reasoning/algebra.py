@@ -227,9 +227,9 @@ def _readings(text: str) -> Iterator[str]:
     choice or its value, a logarithm one to the base of e or 10.
     """
     yield text
-    plain_numbers = _GROUPED.sub(lambda match: _ungrouped(match, text), text)
-    if plain_numbers != text:
-        yield plain_numbers
+    ungrouped_text = _GROUPED.sub(lambda match: _ungrouped(match, text), text)
+    if ungrouped_text != text:
+        yield ungrouped_text
     if (decimal := _LOGARITHM.sub(r"\\lg ", text)) != text:
         yield decimal
     if choice := _LABELLED.fullmatch(text):

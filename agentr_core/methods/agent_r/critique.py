@@ -140,7 +140,10 @@ def judge_messages(
         action: the judged action, as the environment's parser read it.
         observation: the observation that followed it.
     """
-    history = "".join(f"Action: {before}\nObservation: {response}\n" for before, response in log) or "Nothing yet.\n"
+    history = (
+        "".join(f"Action: {past_action}\nObservation: {past_observation}\n" for past_action, past_observation in log)
+        or "Nothing yet.\n"
+    )
     text = (
         f"{JUDGE_INSTRUCTION}\n\nTask:\n{first_observation}\n\nSo far:\n{history}\n"
         f"Next:\nAction: {action}\nObservation: {observation}"

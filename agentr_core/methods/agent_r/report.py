@@ -208,12 +208,12 @@ def agreement(place: Workplace, iteration: int) -> OracleAgreement | None:
     """
     verdicts = pair_verdicts(place.store, place.source_id(iteration))
     truth = ask_oracle(place, verdicts)
-    matches = [(row, truth[row.tree_id, row.node]) for row in verdicts if (row.tree_id, row.node) in truth]
-    if not matches:
+    labelled_rows = [(row, truth[row.tree_id, row.node]) for row in verdicts if (row.tree_id, row.node) in truth]
+    if not labelled_rows:
         return None
-    pairs = list({(row.tree_id, row.node): (row.verdict, true) for row, true in matches}.values())
+    pairs = list({(row.tree_id, row.node): (row.verdict, true) for row, true in labelled_rows}.values())
     firsts: dict[str, list[tuple[int, Verdict, Verdict]]] = {}
-    for row, true in matches:
+    for row, true in labelled_rows:
         firsts.setdefault(row.pair_id, []).append((row.position, row.verdict, true))
     return OracleAgreement(
         accuracy=rate([verdict is true for verdict, true in pairs]),

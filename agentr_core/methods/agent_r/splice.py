@@ -126,16 +126,16 @@ _QUOTED = 80
 """The most characters of an action or an observation that a message quotes."""
 
 
-def live(recording: Step, outcome: Outcome) -> Step:
+def live(recorded_step: Step, outcome: Outcome) -> Step:
     """Return a step as it happened now, with the reply, its tokens and its finish reason as
     recorded.
     """
     return replace(
         outcome.step,
-        token_ids=recording.token_ids,
-        logprobs=recording.logprobs,
-        finish_reason=recording.finish_reason,
-        tokenizer=recording.tokenizer,
+        token_ids=recorded_step.token_ids,
+        logprobs=recorded_step.logprobs,
+        finish_reason=recorded_step.finish_reason,
+        tokenizer=recorded_step.tokenizer,
     )
 
 
@@ -146,8 +146,8 @@ def check_replay(env: Environment, pair: PathPair, first_observation: str, outco
     promise = Repeatability(env.repeatability)
     bad = pair.bad.trajectory
     observations = [first_observation, *(outcome.step.observation for outcome in outcomes)]
-    recording = [bad.first_observation, *(step.observation for step in bad.steps)]
-    for number, (now, then) in enumerate(zip(observations, recording, strict=False)):
+    recorded_observations = [bad.first_observation, *(step.observation for step in bad.steps)]
+    for number, (now, then) in enumerate(zip(observations, recorded_observations, strict=False)):
         # A world that promises nothing may begin with another text; a sample keeps the text that
         # its steps followed.
         free = number == 0 and promise is Repeatability.NEVER
@@ -159,19 +159,19 @@ def check_replay(env: Environment, pair: PathPair, first_observation: str, outco
             )
 
 
-def divergence(recording: Sequence[Step], outcomes: Sequence[Outcome], start: int) -> str:
+def divergence(recorded_steps: Sequence[Step], outcomes: Sequence[Outcome], start: int) -> str:
     """Return a message that says where the live observations went wrong: at the first invalid
     action, or else at the first difference.
     """
     differences = [
         (position, outcome)
-        for position, (step, outcome) in enumerate(zip(recording, outcomes, strict=False))
+        for position, (step, outcome) in enumerate(zip(recorded_steps, outcomes, strict=False))
         if position >= start and outcome.step.observation != step.observation
     ]
     if not differences:
         return "all observations are as recorded"
     position, outcome = next((d for d in differences if d[1].step.valid is False), differences[0])
-    now, then = outcome.step.observation, recording[position].observation
+    now, then = outcome.step.observation, recorded_steps[position].observation
     return f"{at(position, outcome.step)} gave {quoted(now, _QUOTED)}, recorded was {quoted(then, _QUOTED)}"
 
 

@@ -370,8 +370,8 @@ def _identify(recipe: Recipe, plain: dict[str, Any]) -> None:
     if not recipe.compare.pool:
         del plain["training"], plain["eto"]["dpo"]
         # Fields at their defaults are left out, so that existing ids stay the same.
-        use, way = recipe.data.use, recipe.data.windowed
-        plain["data"] = use if way == DataConfig().windowed else {"use": use, "windowed": way}
+        use, windowing = recipe.data.use, recipe.data.windowed
+        plain["data"] = use if windowing == DataConfig().windowed else {"use": use, "windowed": windowing}
 
 
 def _faults(recipe: Recipe) -> list[str]:

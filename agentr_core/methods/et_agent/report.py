@@ -158,8 +158,8 @@ def selection_sections(place: Workplace, iteration: int) -> tuple[Section, ...]:
         [_point(question) for question in questions if question.selected is flag] for flag in (False, True)
     )
     caption = "Questions by the dispersion of correctness (across) and of cost (up); the chosen ones are coloured."
-    pale_points = [point for point in unchosen_points if point is not None]
-    drawing = plots.scatter(pale_points, [point for point in chosen_points if point is not None], caption)
+    plain_points = [point for point in unchosen_points if point is not None]
+    drawing = plots.scatter(plain_points, [point for point in chosen_points if point is not None], caption)
     return (Section("selection", "Selected questions", (Figure(drawing, caption), _fronts(questions)), note),)
 
 

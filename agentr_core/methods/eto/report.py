@@ -153,16 +153,16 @@ def funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
     stages: list[FunnelStage] = []
     if DEMONSTRATE.name in names:
         stages.append(expert_episodes(place, iteration))
-    episodes = datasets.episode_counts(place.store, source, "rollout")
+    counts = datasets.episode_counts(place.store, source, "rollout")
     if EXPLORE.name in names:
-        stages.append(FunnelStage(name="explored episodes", count=episodes.played))
+        stages.append(FunnelStage(name="explored episodes", count=counts.played))
     if PREFER.name in names:
         pair_count = datasets.count_preferences(place.store, source)
         stages.append(
             FunnelStage(name="preference pairs", count=pair_count, rejected=rejected_by(place, source, STAGE))
         )
     else:
-        stages.append(FunnelStage(name="successes", count=episodes.solved))
+        stages.append(FunnelStage(name="successes", count=counts.solved))
     return to_rows(place, iteration, stages)
 
 

@@ -116,11 +116,11 @@ def credit_measures(groups: Sequence[Group], grpo: GrpoConfig) -> dict[str, floa
             helps = graph.is_nearer(edge)
             if advantage and helps is not None:
                 helpful[advantage > 0].append(helps)
-    praises, punishments = helpful[True], helpful[False]
+    praised_helps, punished_helps = helpful[True], helpful[False]
     return {
         "compared_share": compared_steps / all_steps if all_steps else None,
-        "praised_unhelpful": 1 - sum(praises) / len(praises) if praises else None,
-        "punished_helpful": sum(punishments) / len(punishments) if punishments else None,
+        "praised_unhelpful": 1 - sum(praised_helps) / len(praised_helps) if praised_helps else None,
+        "punished_helpful": sum(punished_helps) / len(punished_helps) if punished_helps else None,
         "state_conflicts": agreement.conflicts / agreement.pairs if agreement.pairs else None,
     }
 

@@ -85,7 +85,9 @@ def measures(groups: Sequence[Group], totals: Totals, grpo: GrpoConfig) -> dict[
     """
     fresh = [group for group in groups if not group.prefix]
     episodes = [episode for group in fresh for episode in group.episodes.values()]
-    recoveries = [episode for group in groups if group.prefix and not group.led for episode in group.episodes.values()]
+    recovery_episodes = [
+        episode for group in groups if group.prefix and not group.led for episode in group.episodes.values()
+    ]
     sampled_episodes = [steps for group in groups for steps in group.sampled]
     replies = [step for steps in sampled_episodes for step in steps]
     worths = [worth for group in groups for worth in group.shaped or ()]
@@ -105,7 +107,7 @@ def measures(groups: Sequence[Group], totals: Totals, grpo: GrpoConfig) -> dict[
         "shaped": fmean(worths) if worths else None,
         "pass_at_1": sum(episode.success for episode in episodes) / max(1, len(episodes)),
         "pass_at_n": sum(group.wins > 0 for group in fresh) / max(1, len(fresh)),
-        "recovered": fmean(episode.success for episode in recoveries) if recoveries else None,
+        "recovered": fmean(episode.success for episode in recovery_episodes) if recovery_episodes else None,
         "mixed_share": sum(has_contrast(group.compared) for group in groups) / max(1, len(groups)),
         "drawn_again": sum(group.draw > 0 for group in groups),
         "episode_tokens": tokens / max(1, len(sampled_episodes)),
@@ -124,10 +126,10 @@ def untrained(counts: GroupCounts) -> str:
     """
     if counts.mixed:
         return ""
-    losses = counts.groups - counts.alike_with_wins
+    winless = counts.groups - counts.alike_with_wins
     return (
         f"nothing was trained, and the weights are those that the iteration began with: in each of the "
-        f"{counts.groups} groups all episodes have the same reward, so none is better than another ({losses} groups "
+        f"{counts.groups} groups all episodes have the same reward, so none is better than another ({winless} groups "
         f"without a win, {counts.alike_with_wins} with wins); take easier or harder instances, or raise "
         "grpo.num_generations"
     )
@@ -608,8 +610,8 @@ class _Training:
             return
         env = worlds.of(group.instance)
         for (key, trajectory), worth in zip(group.episodes.items(), step_advantages(group, grpo), strict=True):
-            episode_scores = None if scores is None else scores.get(key, {})
-            if not (episode_scores or any(worth) or scores is None):
+            by_step = None if scores is None else scores.get(key, {})
+            if not (by_step or any(worth) or scores is None):
                 continue
             parts = [
                 policy_row(
@@ -618,9 +620,7 @@ class _Training:
                     self.renderer,
                     [worth[position] for position in part.positions],
                     num_given=sum(position < group.prefix for position in part.positions),
-                    scores=None
-                    if episode_scores is None
-                    else [episode_scores.get(position, ()) for position in part.positions],
+                    scores=None if by_step is None else [by_step.get(position, ()) for position in part.positions],
                 )
                 for part in (conversations(env, trajectory) if trajectory.steps else ())
                 if not part.is_left_out

@@ -313,24 +313,24 @@ class Grid:
         self._positions += counts
         self._starts.append(self.column)
         self.column += self.width * size
-        places = self._grown()
-        if places:
+        reply_places = self._grown()
+        if reply_places:
             self._refresh()
-        return total, places
+        return total, reply_places
 
     def _grown(self) -> list[ReplyPlace]:
         """Return where the replies that have ended just now lie, whose texts are drafted from."""
-        places = []
+        reply_places = []
         for (row, _), number, reply in zip(self._slots, self._numbers, self.live, strict=True):
             if reply.finished:
                 prompt = self._prompts[reply.prompt]
                 tokens = [*prompt, *reply.tokens[:-1]]
-                places.append(
+                reply_places.append(
                     ReplyPlace(row=row, tokens=tokens, filled=len(prompt) - 1, base=self._base, fed=self._fed[number])
                 )
                 if self._drafts is not None:
                     self._drafts.note(self._histories[number], len(prompt))
-        return places
+        return reply_places
 
     def widen(self, more: int) -> None:
         """Add `more` columns, as the buffer did."""
@@ -516,9 +516,9 @@ class Decoder:
                 use_cache=True,
                 **{CACHE: buffer.cache},
             )
-            num_tokens, places = grid.accept(size, *self._sample(output.logits, grid, size), self._ended)
+            num_tokens, reply_places = grid.accept(size, *self._sample(output.logits, grid, size), self._ended)
             self.written += num_tokens
-            for reply in places:
+            for reply in reply_places:
                 self._remember(buffer, reply)
             rows = padded_rows(max(1, len(grid.live_rows())), grid.width, self._least_slots)
             if rows < buffer.rows:

@@ -40,14 +40,15 @@ def rows_at_once(vocabulary: int) -> int:
     return max(1, _IN_CACHE // vocabulary)
 
 
-def penalised(logits: Tensor, penalty: Tensor, seen_tokens: Tensor) -> Tensor:
-    """Return logits [rows, vocabulary] in which those of a row's `seen_tokens`
-    [rows, vocabulary] are divided by its penalty [rows] where positive, else multiplied by it.
+def penalised(logits: Tensor, penalty: Tensor, seen_mask: Tensor) -> Tensor:
+    """Return logits [rows, vocabulary] in which those of the tokens that a row has seen, by
+    `seen_mask` [rows, vocabulary], are divided by its penalty [rows] where positive, else
+    multiplied by it.
 
     Source: arXiv 1909.05858, with the sign rule of Transformers' processor.
     """
     factor = penalty[:, None].to(logits.dtype)
-    return torch.where(seen_tokens, torch.where(logits < 0, logits * factor, logits / factor), logits)
+    return torch.where(seen_mask, torch.where(logits < 0, logits * factor, logits / factor), logits)
 
 
 class Logits:
@@ -185,16 +186,14 @@ def filtered(logits: Tensor, top_p: Tensor, top_k: Tensor | None = None, min_p: 
         # To sort a whole vocabulary takes longer than to compute its logits, and few tokens
         # suffice.
         most = min(_LIKELY, probabilities.shape[-1])
-        sorted_probabilities = probabilities.topk(most, dim=-1).values
-        within = (sorted_probabilities.cumsum(dim=-1) - sorted_probabilities < top_p[:, None]).sum(dim=-1, keepdim=True)
+        sorted_probs = probabilities.topk(most, dim=-1).values
+        within = (sorted_probs.cumsum(dim=-1) - sorted_probs < top_p[:, None]).sum(dim=-1, keepdim=True)
         if most < probabilities.shape[-1] and bool((limited_rows & (within[:, 0] == most)).any()):
-            sorted_probabilities = probabilities.sort(dim=-1, descending=True).values
-            within = (sorted_probabilities.cumsum(dim=-1) - sorted_probabilities < top_p[:, None]).sum(
-                dim=-1, keepdim=True
-            )
-        least = sorted_probabilities.gather(1, within - 1)
+            sorted_probs = probabilities.sort(dim=-1, descending=True).values
+            within = (sorted_probs.cumsum(dim=-1) - sorted_probs < top_p[:, None]).sum(dim=-1, keepdim=True)
+        least = sorted_probs.gather(1, within - 1)
         equal = probabilities == least
-        num_ties = within - (sorted_probabilities > least).sum(dim=-1, keepdim=True)
+        num_ties = within - (sorted_probs > least).sum(dim=-1, keepdim=True)
         nucleus = (probabilities > least) | (equal & (equal.cumsum(dim=-1) <= num_ties)) | ~limited_rows[:, None]
         probabilities = torch.where(nucleus, probabilities, 0.0)
     if min_p is not None:

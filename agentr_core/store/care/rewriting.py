@@ -109,8 +109,8 @@ def rewrite(
             con.execute("checkpoint")
         try:
             _remove(draft)
-            losses, result = _filled(store, draft, fill, deadline, beside)
-            changes = RewriteResult(store.path.stat().st_size, draft.stat().st_size, losses)
+            removed_counts, result = _filled(store, draft, fill, deadline, beside)
+            changes = RewriteResult(store.path.stat().st_size, draft.stat().st_size, removed_counts)
             if keep:
                 _take_over(draft, store.path)
         finally:
@@ -388,8 +388,8 @@ def prune(store: Store, run_ids: Collection[str], *, keep: bool = True) -> Prune
         copy(con, CONDITIONS)
         # After all rows that may refer to them.
         pointers = con.execute(_POINTERS, [list(TABLES)]).fetchall()
-        instance_ids = " union ".join(f"select instance_id from store.main.{quoted(table)}" for (table,) in pointers)
-        con.execute(_ADD_INSTANCES.format(named=instance_ids))
+        subquery = " union ".join(f"select instance_id from store.main.{quoted(table)}" for (table,) in pointers)
+        con.execute(_ADD_INSTANCES.format(named=subquery))
         # The origin of a variant is an instance, too.
         con.execute(_ADD_ORIGINS)
         con.execute(_ADD_FACTS)

@@ -176,9 +176,9 @@ def load_planned(store: Store, iteration_id: str) -> list[PlannedRollout]:
             trajectory_id=key,
             instance=Instance(environment=environment, split=split, index=index),
             number=number,
-            forced=forced_steps,
+            forced=num_forced,
         )
-        for key, environment, split, index, number, forced_steps in store.rows(_PLANNED, iteration_id)
+        for key, environment, split, index, number, num_forced in store.rows(_PLANNED, iteration_id)
     ]
 
 

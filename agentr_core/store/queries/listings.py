@@ -226,11 +226,11 @@ def ancestry(store: Store, key: str, kind: str) -> list[Ancestor]:
     return list(_walk(store, Entity(kind, key), "", 0, set()))
 
 
-def _walk(store: Store, entity: Entity, relation: str, depth: int, visits: set[Entity]) -> Iterator[Ancestor]:
-    if entity in visits:
+def _walk(store: Store, entity: Entity, relation: str, depth: int, seen_entities: set[Entity]) -> Iterator[Ancestor]:
+    if entity in seen_entities:
         yield Ancestor(depth=depth, relation=relation, entity=entity, facts={}, seen=True)
         return
-    visits.add(entity)
+    seen_entities.add(entity)
     sql = ORIGINS.get(entity.kind)
     rows = store.rows(f"select to_json(origin) from ({sql}) origin limit 1", entity.key) if sql else []
     record: dict[str, Any] | None = next((json.loads(row) for (row,) in rows), None)
@@ -244,7 +244,7 @@ def _walk(store: Store, entity: Entity, relation: str, depth: int, visits: set[E
     for name, ids in origins.items():
         kind, _, how = name.partition(": ")
         for key in ids if isinstance(ids, list) else [ids]:
-            yield from _walk(store, Entity(kind, key), how, depth + 1, visits)
+            yield from _walk(store, Entity(kind, key), how, depth + 1, seen_entities)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
