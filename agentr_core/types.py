@@ -33,8 +33,8 @@ class Span:
     tokenizer: str | None = None
 
     @property
-    def written(self) -> bool:
-        """Whether the span was written, not sampled from a model."""
+    def is_external(self) -> bool:
+        """Whether the text comes from outside: no model sampled it."""
         return not self.token_ids and self.finish_reason is None
 
 

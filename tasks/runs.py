@@ -14,7 +14,7 @@ from typing import Literal
 
 from agentr_core.errors import RunBusy, StoreError
 from agentr_core.recipes.recipe import Recipe, replace
-from agentr_core.runtime.start import finish, goal_with
+from agentr_core.runtime.start import extended_goal, finish
 from agentr_core.store.connection import LOCKS
 from agentr_core.store.queries.runs import runs_beginning
 from tasks.wiring import RunRef, quiet_workplace, reference
@@ -78,7 +78,7 @@ def further(recipe: Recipe, more: int) -> Recipe:
     workspace; if the run was interrupted or failed, with the iterations that it was begun with.
     """
     run = reference(recipe)
-    goal = goal_with(open_store(Path(run.workspace)), run.run_id, more)
+    goal = extended_goal(open_store(Path(run.workspace)), run.run_id, more)
     return replace(recipe, iterations=goal)
 
 

@@ -161,8 +161,10 @@ def checked(name: str, options: Mapping[str, Any]) -> Any:
 
 
 def _variables_of(kind: Any, options: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the environment variables that stand in for options of a class, by option."""
-    return _world(kind).variables_of(options)
+    """Return the names of the environment variables that stand in for options of a class, by
+    option.
+    """
+    return _class_of(kind).variables_of(options)
 
 
 def _options_from_variables(
@@ -185,7 +187,7 @@ def version_of(name: str, options: Mapping[str, Any]) -> int:
     The version grows when stored episodes would no longer replay, so that a run with the new texts
     is a different run.
     """
-    return int(_world(_kind(name)).version_of(options))
+    return int(_class_of(_kind(name)).version_of(options))
 
 
 def files_of(name: str, options: Mapping[str, Any], variables: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -200,7 +202,8 @@ def files_of(name: str, options: Mapping[str, Any], variables: Mapping[str, str]
     folders = {path: f"${variable_names[option]}" for option, path in from_variables.items()}
     folders |= {str(root): "data" for root in ROOTS}
     return {
-        _relative_name(folders, path): path for path in map(str, _world(kind).files_of({**from_variables, **options}))
+        _relative_name(folders, path): path
+        for path in map(str, _class_of(kind).files_of({**from_variables, **options}))
     }
 
 
@@ -216,7 +219,7 @@ def _relative_name(folders: Mapping[str, str], path: str) -> str:
 
 def asks_models(name: str) -> bool:
     """Return whether an environment has a grader, or steps that ask models of other roles."""
-    world = _world(_kind(name))
+    world = _class_of(_kind(name))
     return world.grader is not None or world.has(Environment.answer)
 
 
@@ -224,22 +227,22 @@ def is_repeated(name: str, options: Mapping[str, Any]) -> bool:
     """Return whether an episode in an environment follows from its instance and its replies: it
     asks no models, lets no agent outside act, and promises to repeat itself to the letter.
     """
-    repeatability = options.get("repeatability", _world(_kind(name)).repeatability)
+    repeatability = options.get("repeatability", _class_of(_kind(name)).repeatability)
     return (
         not asks_models(name)
-        and not _world(_kind(name)).has(Environment.relay)
+        and not _class_of(_kind(name)).has(Environment.relay)
         and repeatability == Repeatability.EXACT
     )
 
 
 def licence_of(name: str) -> str:
     """Return what an environment says about the licence of its texts; empty if nothing."""
-    return _world(_kind(name)).licence
+    return _class_of(_kind(name)).licence
 
 
 def runs_code(name: str) -> bool:
     """Return whether an environment may run code of a model, in a sandbox."""
-    return _world(_kind(name)).has(Environment.sandbox)
+    return _class_of(_kind(name)).has(Environment.sandbox)
 
 
 _KINDS: dict[str, Any] = {}
@@ -272,7 +275,7 @@ def _kind(name: str) -> Any:
     return _KINDS.get(name)
 
 
-def _world(kind: Any) -> type[Environment]:
+def _class_of(kind: Any) -> type[Environment]:
     """Return the class that says what is known of an environment before it is made: the base class
     where a function makes it, or none has its name.
     """
@@ -400,7 +403,7 @@ def unseen(name: str, options: Mapping[str, Any], variables: Mapping[str, str], 
         sentences.append(
             f"it read {files[0]}{more}, which files_of does not name: with another content there, a run would go on"
         )
-    if not _world(kind).has(Environment.files_of):
+    if not _class_of(kind).has(Environment.files_of):
         sentences += [
             f"it {verb} {', '.join(sorted(names))}, and what is read there cannot be seen"
             for verb, names in (("started", reads.programs), ("asked", reads.addresses))

@@ -722,8 +722,8 @@ class NativeTurns(Turns):
         )
 
     def results(self, step: Step) -> tuple[Message, ...]:
-        """Return the results of the calls in a reply, in their order, or what was said where none
-        could be read.
+        """Return a turn of role `tool` for each call of the reply, in their order; the observation
+        as one turn of the user if there are no readable calls, or not one result for each.
         """
         results = read_results(step.observation, len(calls_in(step.reply)))
         if results is None:

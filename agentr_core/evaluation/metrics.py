@@ -297,31 +297,36 @@ class PassRates:
         return lambda wins, losses: math.exp(_log_beta(alpha + wins, beta + losses) - log_norm)
 
     def total(
-        self, instances: int, expectation: Callable[[InstanceResults, Run], float], *, per_instance: float = math.inf
+        self,
+        num_instances: int,
+        expectation: Callable[[InstanceResults, Run], float],
+        *,
+        per_instance: float = math.inf,
     ) -> Estimate:
-        """Return the expected sum over `instances` instances, of which the tried ones are a sample,
-        with the 95% interval that reflects which instances were tried; if all their episodes ended
-        alike, also that the others may or may not.
+        """Return the expected sum over `num_instances` instances, of which the tried ones are a
+        sample, with a 95% interval clustered by origin.
+
+        If every episode was won, or every one lost, the values have no spread; then the interval
+        also holds the sums at both ends of Wilson's interval of the pass rate (Wilson 1927).
 
         `n` is the number of tried instances; `per_instance` is the most that an instance can give.
         """
         values = [expectation(result, self.run(result)) for result in self.tried]
         mean = clustered_mean(values, [result.origin for result in self.tried])
         low, high = mean.low, mean.high
-        rate = sum(result.wins for result in self.tried) / sum(result.episodes for result in self.tried)
-        if rate in (0.0, 1.0):
-            # Equal values have no spread, which says nothing of the rate.
-            rates = _wilson(rate, len({result.origin for result in self.tried}))
-            for end in (rates.low, rates.high):
+        observed_rate = sum(result.wins for result in self.tried) / sum(result.episodes for result in self.tried)
+        if observed_rate in (0.0, 1.0):
+            rates = _wilson(observed_rate, len({result.origin for result in self.tried}))
+            for bound in (rates.low, rates.high):
 
-                def run(wins: int, losses: int, end: float = end) -> float:
-                    return math.pow(end, wins) * math.pow(1 - end, losses)
+                def chance(wins: int, losses: int, rate: float = bound) -> float:
+                    return math.pow(rate, wins) * math.pow(1 - rate, losses)
 
-                value = fmean(expectation(result, run) for result in self.tried)
+                value = fmean(expectation(result, chance) for result in self.tried)
                 # Of a single instance the interval is unknown, and comparisons with NaN are false.
                 low, high = min(value, mean.mean, low), max(value, mean.mean, high)
-        low, high = low * instances, high * instances
-        return within(Estimate(mean=mean.mean * instances, low=low, high=high, n=mean.n), 0.0, per_instance * instances)
+        total = Estimate(mean=mean.mean * num_instances, low=low * num_instances, high=high * num_instances, n=mean.n)
+        return within(total, 0.0, per_instance * num_instances)
 
 
 def pass_rates(results: Sequence[InstanceResults]) -> PassRates:

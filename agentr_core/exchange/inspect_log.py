@@ -86,8 +86,8 @@ def write_log(evaluation: LoggedEvaluation, folder: Path) -> str:
 
 
 def log_of(evaluation: LoggedEvaluation) -> dict[str, Any]:
-    """Return an evaluation as a log. Its keys stand in the order in which Inspect reads a head
-    without its samples.
+    """Return an evaluation as a log of Inspect, ready for JSON. Its keys are in the order that lets
+    Inspect read the header without the samples.
     """
     episodes = evaluation.episodes
     usage = {evaluation.model: _usage(episodes)}

@@ -174,8 +174,8 @@ def preference(recipe: Recipe, turn: int) -> Training:
     """Return preference training; settings of section `eto.dpo` take precedence over section
     `training`.
 
-    It goes on from the last policy, whose episodes the pairs are made of and which is its own
-    reference.
+    Training starts from the last policy, which played the episodes that the pairs are made of; that
+    policy is also the reference.
 
     Args:
         turn: the number of the iteration among those that train on preferences, from 0.

@@ -182,8 +182,8 @@ class Equipment:
         sink.add(self.alarms(stage, iteration, self.recipe.alarms.crossed([{"error_budget": share}])))
 
     def alarms(self, stage: str, iteration: int, crossings: Sequence[Crossing]) -> Rows:
-        """Raise an alarm for each threshold that was crossed in a stage: tell people, and return
-        the rows.
+        """Notify people of each threshold that was crossed in a stage; return the rows of table
+        `alarm`, which the caller stores.
         """
         key, reaction = self.iteration_id(iteration), self.recipe.alarms.reaction
         alarms = [Alarm(iteration_id=key, stage=stage, reaction=reaction, **asdict(crossing)) for crossing in crossings]

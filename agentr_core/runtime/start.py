@@ -553,11 +553,11 @@ def _files(recipe: Recipe) -> str:
     return fingerprint(input_files(recipe), prompt_files(recipe))
 
 
-def goal_with(store: Store, run_id: str, more: int) -> int:
-    """Return how many iterations a run has once it is extended by `more`.
+def extended_goal(store: Store, run_id: str, more: int) -> int:
+    """Return the number of iterations that a run is to have when it is asked for `more`: those that
+    are finished, and `more`.
 
-    A run that has not ended keeps the goal that it began with: after an interruption, nothing is
-    added to what remains to be done.
+    A run that was interrupted or failed keeps the number that it began with, whatever `more` is.
     """
     num_finished, state = count_finished_iterations(store, run_id), run_state(store, run_id)
     under_way = state is not None and state.status in ("running", "failed")

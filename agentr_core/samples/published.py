@@ -50,7 +50,7 @@ def as_conversation(record: Record, where: str) -> Record:
         (best, reward), _ = _best_and_worst(record, where)
         return {"id": record.get("task_num"), "messages": _turns(record, best), "reward": reward}
     if "revise_log" in record:
-        return {"id": record.get("task_num"), "messages": _flagged(record["revise_log"])}
+        return {"id": record.get("task_num"), "messages": _with_explicit_loss(record["revise_log"])}
     return {**record, "reward": record["meta"]["reward"]} if _is_log(record) else record
 
 
@@ -78,17 +78,25 @@ def as_pair(record: Record, where: str) -> Record:
     """Return a record of these files as a preference pair: of a tree its best and its worst path,
     of a revision the two paths that it was made of. Any other record is returned as it is.
 
-    Raises `DataFileError` as `as_conversation`.
+    Raises `DataFileError` for a malformed tree, and for one whose ended paths do not differ in
+    value.
     """
     if is_tree(record):
         (best, high), (worst, low) = _best_and_worst(record, where)
-        if best is worst:
-            raise DataFileError(f"{where}: one path of the tree ended, and a pair has two; leave the file out")
+        if high == low:
+            raise DataFileError(f"{where}: no two ended paths of the tree differ in value; leave the file out")
         rewards = {"chosen_reward": high, "rejected_reward": low}
-        return {"id": record.get("task_num"), **_parted(_turns(record, best), _turns(record, worst)), **rewards}
+        return {
+            "id": record.get("task_num"),
+            **_split_at_difference(_turns(record, best), _turns(record, worst)),
+            **rewards,
+        }
     logs = [record.get(name) for name in ("high_log", "low_log")]
     if "revise_log" in record and isinstance(logs[0], list) and isinstance(logs[1], list):
-        return {"id": record.get("task_num"), **_parted(_flagged(logs[0]), _flagged(logs[1]))}
+        return {
+            "id": record.get("task_num"),
+            **_split_at_difference(_with_explicit_loss(logs[0]), _with_explicit_loss(logs[1])),
+        }
     return record
 
 
@@ -152,14 +160,14 @@ def _value(node: Node, where: str) -> float:
 
 
 def _turns(root: Node, path: Sequence[Node]) -> list[Any]:
-    turns = _flagged(root["state"]) if isinstance(root["state"], list) else []
+    turns = _with_explicit_loss(root["state"]) if isinstance(root["state"], list) else []
     for node in path:
         turns.append({"role": "assistant", "content": node.get("llm_response"), "loss": True})
         turns.append({"role": "user", "content": node.get("obs")})
     return turns
 
 
-def _flagged(turns: Any) -> Any:
+def _with_explicit_loss(turns: Any) -> Any:
     """Return turns of which replies without a flag are not trained."""
     if not isinstance(turns, list):
         return turns
@@ -171,7 +179,7 @@ def _flagged(turns: Any) -> Any:
     ]
 
 
-def _parted(chosen: list[Any], rejected: list[Any]) -> Record:
+def _split_at_difference(chosen: list[Any], rejected: list[Any]) -> Record:
     """Return the turns that both sides begin with as their prompt, and the rest of each, up to its
     last reply.
     """

@@ -627,7 +627,7 @@ class Renderer:
         if grown:
             # A sampled text without its own end was ended by a stop string. An empty one consisted
             # of its end alone, and its ids are another tokenizer's.
-            return reply.written or not (reply.text or self.own_ids(reply) or self.is_cut(reply))
+            return reply.is_external or not (reply.text or self.own_ids(reply) or self.is_cut(reply))
         # A reply that ended with another end token has its end already, and one that a stop string
         # ended has none. Some servers do not report theirs.
         ids = self.own_ids(reply)

@@ -242,9 +242,10 @@ def bare_id(iteration_id: str, instance: Instance, number: int = 0) -> str:
     return fingerprint("bare", iteration_id, instance.key, *([number] if number else []))
 
 
-def best_experts(place: Workplace, iteration: int) -> dict[str, tuple[str, Trajectory]]:
-    """Return the expert's best episode of each instance in an iteration, with its id, by instance:
-    the one with the highest reward and, of equals, the shortest.
+def best_expert_episodes(place: Workplace, iteration: int) -> dict[str, tuple[str, Trajectory]]:
+    """Return the id and the trajectory of the expert's best episode of each instance in an
+    iteration, by the instance's key: that with the highest reward, of equals the one with the
+    fewest steps, then the first in the order of its replies.
     """
 
     def rank(trajectory: Trajectory) -> tuple[float, int, list[str]]:

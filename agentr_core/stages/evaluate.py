@@ -158,13 +158,14 @@ def measure_rows(evaluation_id: str, measures: Measures) -> Rows:
 
 
 def load_measures(store: Store, evaluation_id: str) -> Measures:
-    """Return the stored measures of an evaluation; empty until it is finished, and in stores of
-    versions that stored only some measures. Raises as `Store.reading`.
+    """Return the stored measures of an evaluation, by name; none if it is not finished, or if an
+    earlier version stored only some of them. Raises as `Store.reading`.
     """
     measures = {
         metric.name: Estimate(mean=metric.value, low=_or_nan(metric.low), high=_or_nan(metric.high), n=metric.n)
         for metric in evaluation_metrics(store, evaluation_id)
     }
+    # Whatever is whole has this one.
     return measures if "success" in measures else {}
 
 

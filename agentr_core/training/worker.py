@@ -50,9 +50,9 @@ def main(arguments: list[str]) -> int:
 
 @contextmanager
 def locked(file: Path) -> Iterator[int]:
-    """Hold the lock of a job during the block; yield its file descriptor.
+    """Hold the lock of a job in a file during the block; yield the file's descriptor.
 
-    Raises `TrainingFault` if another process holds it.
+    Raises `TrainingFault` if another process still holds it after `LOCK_WAIT` seconds.
     """
     with file.open("a+") as stream:
         deadline = time.monotonic() + LOCK_WAIT

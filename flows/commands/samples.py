@@ -23,7 +23,7 @@ from agentr_core.store.database import Store
 from agentr_core.store.queries.datasets import run_of
 from agentr_core.store.queries.listings import Entity, entities_beginning
 from agentr_core.texts import visible
-from agentr_core.types import Message, Rejection, Sample, Trajectory
+from agentr_core.types import Message, Rejection, Trajectory
 from tasks.wiring import make_environment
 from tasks.workspaces import open_store, stored_recipe
 
@@ -163,8 +163,11 @@ def _scored_turns(reading: Reading) -> list[tuple[str, bool]]:
 
 
 def _conversations(workspace: Path, store: Store, kind: str, key: str, run_id: str) -> list[Conversation]:
-    """Return what training reads of a stored thing: of a trajectory, the conversations that the
-    transcript of its world makes of it, in the recipe of its run.
+    """Return what training reads of a sample, or of a trajectory: the conversations that the
+    transcript of its world makes of it, by the recipe of its run.
+
+    Raises `ConfigError` if no run, and so no recipe, is known of the trajectory, and if one of its
+    conversations is not trained on.
     """
     if kind == "sample":
         return [load_samples(store, [key])[key].messages]
@@ -176,10 +179,12 @@ def _conversations(workspace: Path, store: Store, kind: str, key: str, run_id: s
         results = list(
             whole_samples(worlds.of(trajectory.instance), key, trajectory, recipe.data.windowed, stage="preview")
         )
-    rejections = [result for result in results if isinstance(result, Rejection)]
-    if rejections:
-        raise ConfigError(f"nothing of trajectory {key} is trained: {rejections[0].detail}")
-    return [sample.messages for sample in results if isinstance(sample, Sample)]
+    conversations = list[Conversation]()
+    for result in results:
+        if isinstance(result, Rejection):
+            raise ConfigError(f"trajectory {key} is not trained on as a whole: {result.detail}")
+        conversations.append(result.messages)
+    return conversations
 
 
 def _line(source: str) -> Conversation | None:

@@ -109,7 +109,8 @@ def test_a_tree_of_agent_r_is_a_pair_of_its_best_and_its_worst_path(tmp_path: Pa
     ("record", "part"),
     [
         (node("ROOT", 0.0), "no path of the tree ended"),
-        (node("ROOT", 1.0, node("right", 1.0), ended=False), "one path of the tree ended, and a pair has two"),
+        (node("ROOT", 1.0, node("right", 1.0), ended=False), "no two ended paths of the tree differ in value"),
+        (node("ROOT", 1.0, node("a", 0.5), node("b", 0.5), ended=False), "no two ended paths of the tree differ"),
         (node("ROOT", 1.0, {"llm_response": "right"}, ended=False), "a node of the tree has no list of children"),
         (node("ROOT", 1.0, node("right", 1.0) | {"value": "1"}, ended=False), "has no numbers value and visits"),
     ],

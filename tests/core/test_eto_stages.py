@@ -33,7 +33,7 @@ from agentr_core.reports.markdown import render_markdown
 from agentr_core.runtime.place import Training, Workplace
 from agentr_core.runtime.start import begin, start
 from agentr_core.stages.dataset import dataset, dataset_file
-from agentr_core.stages.demonstrate import best_experts, expert_samples
+from agentr_core.stages.demonstrate import best_expert_episodes, expert_samples
 from agentr_core.stages.evaluate import evaluate
 from agentr_core.stages.report import build_report
 from agentr_core.store.codec.samples import load_planned, load_preferences, load_samples
@@ -550,7 +550,7 @@ async def test_an_instance_may_have_several_demonstrations(site: Sites, tmp_path
 
     assert await expert_samples(one.place, 1) == {"expert": 8, "rejected": 0}
     assert one.ask("select count(*) from sample") == [(8,)]
-    assert len(best_experts(one.place, 1)["door/train/0"][1].steps) == 1
+    assert len(best_expert_episodes(one.place, 1)["door/train/0"][1].steps) == 1
 
 
 async def test_a_demonstration_that_fails_is_named_or_turned_away(site: Sites, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from agentr_core.methods.faults import parse
 from agentr_core.methods.table import method_of
 from agentr_core.runtime.place import Workplace
 from agentr_core.stages.dataset import dataset
-from agentr_core.stages.demonstrate import best_experts, check_expert, is_bare, labelled, with_thought
+from agentr_core.stages.demonstrate import best_expert_episodes, check_expert, is_bare, labelled, with_thought
 from agentr_core.stages.report import build_report
 from agentr_core.store.codec.samples import load_samples
 from agentr_core.store.queries import runs
@@ -70,7 +70,7 @@ async def test_every_bare_action_gets_a_thought_and_stays_to_the_byte(tmp_path: 
     assert [stage.name for stage in place.plan(1).stages] == ["demonstrate", "think", "dataset", "train", "evaluate"]
     assert await thought_of(place) == {"expert": 6, "rejected": 0, "asked": 6}
 
-    experts = best_experts(place, 1)
+    experts = best_expert_episodes(place, 1)
     assert len(experts) == 6
     for key, found in experts.values():
         assert [step.action for step in found.steps] == [WRONG, RIGHT]
@@ -106,7 +106,7 @@ async def test_the_editor_sees_no_later_step_and_no_thought_is_asked_for_where_t
     file = bare(tmp_path, f"Thought: I am polite.\nAction: {WRONG}", RIGHT)
     place = workplace(tmp_path, tiny_model_dir, file)
     await thought_of(place)
-    (first, *_) = (found for _, found in best_experts(place, 1).values())
+    (first, *_) = (found for _, found in best_expert_episodes(place, 1).values())
     assert first.steps[0].reply == f"Thought: I am polite.\nAction: {WRONG}"
     log = answered(tmp_path / "answered")
     assert len(log) == 6
@@ -121,7 +121,7 @@ async def test_a_later_iteration_and_a_second_go_ask_nothing(tmp_path: Path, tin
     assert (await thought_of(workplace(tmp_path, tiny_model_dir, file)))["asked"] == 0
     await begin_second(place)
     assert (await thought_of(place, 2))["asked"] == 0
-    first, second = ([one.steps for _, one in best_experts(place, at).values()] for at in (1, 2))
+    first, second = ([one.steps for _, one in best_expert_episodes(place, at).values()] for at in (1, 2))
     assert first == second
     assert len(answered(tmp_path / "answered")) == 12
 
@@ -180,7 +180,7 @@ async def test_an_editor_that_thinks_gives_what_follows(tmp_path: Path, tiny_mod
         tmp_path, tiny_model_dir, bare(tmp_path), reply=lambda *asked: "<think>\nI am asked.\n</think>\n\nI try it."
     )
     assert (await thought_of(place))["expert"] == 6
-    spoken = {step.reply for _, found in best_experts(place, 1).values() for step in found.steps}
+    spoken = {step.reply for _, found in best_expert_episodes(place, 1).values() for step in found.steps}
     assert spoken == {f"Thought: I try it.\nAction: {word}" for word in (WRONG, RIGHT)}
 
 

@@ -174,8 +174,8 @@ class Connection:
             return env_id, self.restarts
 
     def end(self, env_id: int, restarts: int) -> bool:
-        """Return whether an environment, lent after so many restarts, is still on the server; it is
-        no longer lent.
+        """Take back an environment that was lent after `restarts` restarts. Return False, and
+        change nothing, if the server has been restarted since, so that it is gone.
         """
         with self._lock:
             # After a restart, the id may be lent to another episode.

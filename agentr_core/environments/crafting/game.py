@@ -275,7 +275,7 @@ def takes(recipe: Recipe) -> str:
     return f"{display(recipe.output)} using {', '.join(f'{i.count} {display(i.name)}' for i in recipe.inputs)}"
 
 
-def inventory(items: Inventory) -> str:
+def inventory_text(items: Inventory) -> str:
     """Return the answer to the action `inventory`."""
     if not items:
         return "Inventory: You are not carrying anything."
@@ -395,7 +395,7 @@ class CraftingGame:
             self._add(item, count)
             return f"Got {count} {name}", item
         if action.startswith("inventory"):
-            return inventory(self._entries), ""
+            return inventory_text(self._entries), ""
         return f"Could not execute {action}", ""
 
     def _craft(self, output_text: str, input_text: str) -> tuple[str, str]:

@@ -324,7 +324,9 @@ class Gateway(Environment):
         self._without_reply(event, f"a call was refused ({fault})")
 
     def relay(self, generation: Generation) -> None:
-        """Record how the next reply was drawn, to tell the agent; see `Environment`."""
+        """Record how the reply of the next step was sampled, for the agent; see
+        `Environment.relay`.
+        """
         self._generation_info = {
             "finish_reason": generation.finish_reason,
             "prompt_tokens": generation.prompt_tokens,

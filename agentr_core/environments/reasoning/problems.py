@@ -486,7 +486,7 @@ def _rows(file: QuestionFile) -> Iterator[tuple[str, Mapping[str, Any], str]]:
     path = place_of(file.path)
     if path.is_file():
         for row, location in _file_rows(path):
-            yield file.split or _split(row, location), row, location
+            yield file.split or _split_of(row, location), row, location
     elif (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
         # The library takes a second to import, and few sets need it.
         from datasets import DatasetDict, load_from_disk
@@ -498,7 +498,7 @@ def _rows(file: QuestionFile) -> Iterator[tuple[str, Mapping[str, Any], str]]:
         for split, dataset in data.items() if isinstance(data, DatasetDict) else [("", data)]:
             for number, row in enumerate(dataset):
                 location = f"{path}, row {number} of {split or 'the set'}"
-                yield file.split or split or _split(row, location), row, location
+                yield file.split or split or _split_of(row, location), row, location
     elif files := _split_files(path):
         for part, split in files:
             for row, location in _file_rows(part):
@@ -545,8 +545,11 @@ def _file_rows(file: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
         raise ConfigError(f"{_SETTING}: {file} has the type {file.suffix!r}; name a {' or '.join(_SUFFIXES)} file")
 
 
-def _split(row: Mapping[str, Any], location: str) -> str:
-    """Return the split that a row names, in verl's form in `extra_info`."""
+def _split_of(row: Mapping[str, Any], location: str) -> str:
+    """Return the split that a row names in `split` or, as in verl's format, in `extra_info.split`.
+
+    Raises `DataFileError` if it names none.
+    """
     extra = row.get("extra_info")
     split = row.get("split") or (extra.get("split") if isinstance(extra, Mapping) else None)
     if not isinstance(split, str) or not split:

@@ -34,7 +34,7 @@ from agentr_core.runtime.place import Workplace
 from agentr_core.samples.chat_file import World
 from agentr_core.samples.identity import conversation_key, sample_id
 from agentr_core.stages.dataset import whole_rows
-from agentr_core.stages.demonstrate import best_experts
+from agentr_core.stages.demonstrate import best_expert_episodes
 from agentr_core.stages.regrade import check_scoring, scored_by, scored_paths
 from agentr_core.store.codec.ledger import rejection_rows, store_anew
 from agentr_core.store.codec.samples import load_planned, preference_rows
@@ -82,7 +82,7 @@ def exploration(place: Workplace, iteration: int, instances: Sequence[Instance])
     collector = place.collector(iteration)
     experts: dict[str, Trajectory] = {}
     if place.plan(iteration).pairs and place.recipe.eto.preferences.level != "trajectory":
-        experts = {key: episode for key, (_, episode) in best_experts(place, iteration).items()}
+        experts = {key: episode for key, (_, episode) in best_expert_episodes(place, iteration).items()}
     recipe = place.recipe
     plans: list[EpisodePlan] = []
     for instance in instances:
@@ -503,7 +503,8 @@ def _of_episodes(place: Workplace, iteration: int, worlds: Worlds) -> Made:
     # The expert's rewards are those of the world, whatever scores the policy: each run plays it
     # anew, so that no scoring of another run could name its episodes.
     experts = {
-        expert.instance.key: StoredTrajectory(key, expert) for key, expert in best_experts(place, iteration).values()
+        expert.instance.key: StoredTrajectory(key, expert)
+        for key, expert in best_expert_episodes(place, iteration).values()
     }
     for instance, episodes in by_instance.items():
         check_wanted()

@@ -167,7 +167,9 @@ def funnel(place: Workplace, iteration: int) -> tuple[FunnelStage, ...]:
 
 
 def preference_record(place: Workplace, iteration: int) -> PreferenceRecord | None:
-    """Return the record of the pairs of an iteration; None if it makes no pairs."""
+    """Return the counts of an iteration's preference pairs and its training steps; None if it does
+    not train on pairs.
+    """
     if not place.plan(iteration).pairs:
         return None
     iteration_id, source_id = place.iteration_id(iteration), place.source_id(iteration)

@@ -208,7 +208,8 @@ class KVBuffer:
                 new[:, :, : old.shape[2]] = old
 
     def keep(self, rows: Sequence[int], size: int, num_columns: int) -> list[int]:
-        """Shrink to `size` rows that include the given ones, and return the new number of each.
+        """Shrink to `size` rows that include the given ones; return the new index of each, in their
+        order.
 
         Rows inside the new size stay; the others move into the gaps. Only the first `num_columns`
         columns are moved.
@@ -219,15 +220,15 @@ class KVBuffer:
         sources = [row for row in rows if row >= size]
         targets = [place for row, place in zip(rows, places, strict=True) if row >= size]
         for number, layer in enumerate(self._layers):
-            for numbers in layer:
-                numbers[targets, :, :num_columns] = numbers[sources, :, :num_columns]
+            for tensor in layer:
+                tensor[targets, :, :num_columns] = tensor[sources, :, :num_columns]
             self._layers[number] = layer[0][:size], layer[1][:size]
         self.rows = size
         return places
 
     def read(self, row: int, columns: slice | Tensor) -> tuple[Tensor, Tensor]:
-        """Return a copy of some columns of a row: two tensors [layers, heads, columns, head
-        size].
+        """Return copies of the keys and of the values in some columns of a row, each [layers,
+        heads, columns, head size]; the head sizes of the two may differ.
         """
         parts = []
         for part, size in enumerate((self.shape.key_size, self.shape.value_size)):

@@ -21,7 +21,8 @@ the episode itself: what followed more of them is right more often.
 _MOST_NOTED = 300_000
 _PAYS = 1.6
 """Tokens of a reply a step, on average, for which a step with drafts is worth its time."""
-_SKIPPED = 7
+_MOST_SKIPPED = 7
+"""How many steps without drafts there are at most before one with them."""
 _REMEMBERED = 8
 """About so many steps with drafts decide whether others follow."""
 
@@ -59,28 +60,31 @@ class Drafts:
 
     def __init__(self, length: int) -> None:
         self.length = length
-        self._after: dict[tuple[int, ...], tuple[int, ...]] = {}
-        self._mean = float(1 + length)
-        self._skipped = 0
+        self._continuations: dict[tuple[int, ...], tuple[int, ...]] = {}
+        # The most there can be, so that drafts are tried at first.
+        self._mean_tokens = float(1 + length)
+        self._steps_skipped = 0
 
     def due(self) -> bool:
         """Return whether the next step is to have drafts: where they do not pay, one step in some
         has, to see whether they do again.
         """
-        self._skipped = 0 if self._mean >= _PAYS or self._skipped == _SKIPPED else self._skipped + 1
-        return self._skipped == 0
+        self._steps_skipped = (
+            0 if self._mean_tokens >= _PAYS or self._steps_skipped == _MOST_SKIPPED else self._steps_skipped + 1
+        )
+        return self._steps_skipped == 0
 
     def update(self, mean: float) -> None:
         """Take note of how many tokens the replies had on average of a step with drafts."""
-        self._mean += (mean - self._mean) / _REMEMBERED
+        self._mean_tokens += (mean - self._mean_tokens) / _REMEMBERED
 
     def draft(self, history: History) -> Sequence[int]:
         """Return up to `length` tokens with which the reply may go on; none without a guess."""
         last = history.tokens[-_LONGER[0] :]
         for size in _LONGER:
-            if (guess := self._after.get(tuple(last[-size:]))) is not None:
+            if (guess := self._continuations.get(tuple(last[-size:]))) is not None:
                 return guess
-        return history.repeated(self.length) or self._after.get(tuple(last[-_PAIR:]), ())
+        return history.repeated(self.length) or self._continuations.get(tuple(last[-_PAIR:]), ())
 
     def note(self, history: History, start: int) -> None:
         """Remember a reply that begins at `start` of what was said."""
@@ -89,8 +93,8 @@ class Drafts:
             for at in range(max(start, size), len(tokens)):
                 key = tuple(tokens[at - size : at])
                 # At its end again, so that what is dropped was said longest ago.
-                self._after.pop(key, None)
-                self._after[key] = tuple(tokens[at : at + self.length])
-        if len(self._after) > _MOST_NOTED:
-            for key in list(islice(self._after, _MOST_NOTED // 4)):
-                del self._after[key]
+                self._continuations.pop(key, None)
+                self._continuations[key] = tuple(tokens[at : at + self.length])
+        if len(self._continuations) > _MOST_NOTED:
+            for key in list(islice(self._continuations, _MOST_NOTED // 4)):
+                del self._continuations[key]

@@ -92,7 +92,7 @@ def policy_row(
             raise DataFault(f"the reply {step.reply[:60]!r} has no log-probability for each of its tokens")
         # If the turn continues after this reply, the end of turn that was sampled is left out.
         before = sample.input_ids[trained_positions[0] - 1] if trained_positions else None
-        ids = step.token_ids if ends and not span.written else renderer.inner_ids(span, before)
+        ids = step.token_ids if ends and not span.is_external else renderer.inner_ids(span, before)
         reply_positions, trained_positions = trained_positions[: len(ids)], trained_positions[len(ids) :]
         if tuple(sample.input_ids[position] for position in reply_positions) != ids:
             raise DataFault(f"the reply {step.reply[:60]!r} is not rendered as the tokens that were sampled")
